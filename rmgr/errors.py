@@ -5,9 +5,9 @@ A message says what happened and to which id; `hint` says what to type next.
 
 from __future__ import annotations
 
-#: What parsers of text raise (`json`, `tomllib`) when they cannot read it. Numbers of thousands of digits are a plain ValueError, and
-#: what is nested thousands deep a RecursionError: neither is an error of the parser's own.
-UNREADABLE_TEXT = (ValueError, RecursionError, MemoryError)
+#: What parsers of text raise (`json`, `tomllib`) when they cannot read it. Numbers of thousands of digits are a plain ValueError, decimal
+#: ones whose exponent is no number of the machine an ArithmeticError, what is nested thousands deep a RecursionError.
+UNREADABLE_TEXT = (ValueError, ArithmeticError, RecursionError, MemoryError)
 
 
 class RmgrError(Exception):

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from rmgr.dev import cassandra as cassandra_server
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
 from rmgr.runner.host import dispositions
-from tests.harness import affected, costs, run_stages, second_goes
+from tests.harness import affected, costs, run_stages, second_goes, standing
 
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
@@ -40,6 +40,7 @@ _MOST_SHOWN = 20_000
 
 pytest_addoption = affected.pytest_addoption
 pytest_ignore_collect = affected.pytest_ignore_collect
+pytest_runtest_teardown = standing.pytest_runtest_teardown
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     second_goes.pytest_configure(config)
     run_stages.pytest_configure(config)
     costs.pytest_configure(config)
+    standing.pytest_configure(config)
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:

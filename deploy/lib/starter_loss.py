@@ -25,8 +25,8 @@ from typing import Any
 
 RMGR = Path(sys.executable).with_name("rmgr")  # of the same virtual environment
 PATIENCE_S = 120.0
-#: How long a Starter is looked for that holds something, and how long after it was stopped what it held is asked for (s).
-HELD_S, TOLD_S = 10.0, 0.3
+#: How long after a Starter was stopped what it held is asked for (s).
+TOLD_S = 0.3
 
 
 def rmgr(*words: str) -> Any:
@@ -58,19 +58,13 @@ def newest() -> int:
     return max((int(job["id"]) for job in rmgr("jobs", "--all")["jobs"]), default=0)
 
 
-def wait_until_done(job: str, part: float) -> None:
-    """Returns once `part` of the job's tasks are COMPLETED and others still run."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        found = [j for j in rmgr("jobs", "--all")["jobs"] if j["id"] == job]
-        if found:
-            counts = found[0]["counts"]
-            if found[0]["state"] in {"COMPLETED", "FAILED", "CANCELLED"}:
-                sys.exit(f"job {job} ended before a Starter could be killed; give its tasks a longer --delay")
-            if counts.get("COMPLETED", 0) >= part * sum(counts.values()) > 0 and counts.get("RUNNING", 0):
-                return
-        time.sleep(0.2)
-    sys.exit(f"job {job} did not get {part:.0%} done within {PATIENCE_S:.0f} s")
+def is_done(job: str, part: float) -> bool:
+    """Of the job's tasks `part` are COMPLETED; exits when all of them have ended."""
+    found = [j for j in rmgr("jobs", "--all")["jobs"] if j["id"] == job]
+    if found and found[0]["state"] in {"COMPLETED", "FAILED", "CANCELLED"}:
+        sys.exit(f"job {job} ended before a Starter could be killed; give its tasks a longer --delay")
+    counts = found[0]["counts"] if found else {}
+    return bool(counts.get("COMPLETED", 0) >= part * sum(counts.values()) > 0)
 
 
 def running(job: str) -> list[str]:
@@ -80,24 +74,27 @@ def running(job: str) -> list[str]:
 
 def kill(job: str, part: float, record: Path) -> None:
     """Sends SIGKILL to the Starter that runs most tasks of `job`, and writes down when and what it ran."""
-    wait_until_done(job, part)
-    end_s = time.monotonic() + HELD_S
-    while True:
-        held = running(job)
-        if not held:
-            sys.exit(f"no task of job {job} is running")
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_done(job, part):
+        if time.monotonic() > end_s:
+            sys.exit(f"job {job} did not get {part:.0%} done within {PATIENCE_S:.0f} s")
+        time.sleep(0.2)
+    end_s = time.monotonic() + PATIENCE_S
+    is_found = False
+    while not is_found:
+        while not (held := running(job)):  # tasks as long as these end together: the next ones have not begun
+            if time.monotonic() > end_s:
+                sys.exit(f"no task of job {job} was seen running for {PATIENCE_S:.0f} s")
+            is_done(job, part)
         node = Counter(held).most_common(1)[0][0]
         pid = next(int(n["pid"]) for n in rmgr("nodes")["nodes"] if n["id"] == node)
         os.kill(pid, signal.SIGSTOP)  # what it had on the way is told meanwhile: so it dies with work in its hands
-        is_found = False
         try:
             time.sleep(TOLD_S)
             held = running(job)
             is_found = node in held or time.monotonic() > end_s
         finally:
             os.kill(pid, signal.SIGKILL if is_found else signal.SIGCONT)
-        if is_found:
-            break
     killed_at = time.time()
     record.write_text(json.dumps({"job": job, "node": node, "pid": pid, "killed_at": killed_at}), encoding="utf-8")
     print(

@@ -94,8 +94,10 @@ def check_limit(limit: int) -> int:
     return limit
 
 
-def check_size(key: str, size: int) -> None:
-    """Raises `ValueTooLarge` over 5 GiB."""
+def check_size(key: str, size: int, largest: int | None = None) -> None:
+    """Raises `ValueTooLarge` over 5 GiB, or over the bound of whoever reads."""
+    if largest is not None and size > largest:
+        raise ValueTooLarge(f"the value of {key!r} has {size:,} bytes, and no more than {largest:,} are wanted")
     if size > MAX_VALUE_BYTES:
         raise ValueTooLarge(
             f"the value of {key!r} is over {MAX_VALUE_BYTES / 2**30:.3g} GiB ({size:,} bytes seen)",

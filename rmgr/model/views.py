@@ -5,9 +5,10 @@ Times are microseconds since the epoch (0 = not yet), rendered as ISO-8601 at th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from rmgr.model.base.states import Reason, State
 
@@ -20,8 +21,7 @@ class Level(StrEnum):
     PROBLEM = "problem"  #: it makes the cluster unhealthy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptView:
+class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of a task."""
 
     attempt: int
@@ -34,8 +34,7 @@ class AttemptView:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MovingView:
+class MovingView(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of moving a placed job. saves: it can save its state, and loses nothing.
 
     moves: how often a policy has moved it; most: so often one may, 0 = it does not say. Of several jobs: all save; all moves together.
@@ -46,8 +45,7 @@ class MovingView:
     most: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskView:
+class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     """One task; `index` is the number people see (the array index where there is one), `position` the dense one."""
 
     submission: int
@@ -76,8 +74,7 @@ class TaskView:
         return f"{self.submission}_{self.index}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """One submission, as `rmgr jobs` and `rmgr show` tell it."""
 
     id: int
@@ -91,7 +88,7 @@ class JobView:
     started_us: int = 0
     ended_us: int = 0
     exit_code: int | None = None
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
     nodes: tuple[str, ...] = ()
     tasks: int = 0
     priority: int = 0
@@ -107,20 +104,22 @@ class JobView:
     after: tuple[str, ...] = ()
     processes: int = 1  #: of one task, `cores` each
     expected_start_us: int = 0  #: as a placing policy promised, 0 = unknown
-    resources: dict[str, int] = field(default_factory=dict)  #: of one process, beside cores and memory
+    resources: dict[str, int] = msgspec.field(default_factory=dict)  #: of one process, beside cores and memory
     account: str = ""
     moving: MovingView | None = None  #: of placed work that has not ended
-    run_us: int = 0  #: run time of all attempts of its ended tasks (of pulled work without lost ones), each on `cores * processes` cores
+    #: Run time of all attempts of its ended tasks (of pulled work without lost ones), each on `cores * processes` cores; of one that shared
+    #: them in time, for how long it had them.
+    run_us: int = 0
     lost: int = 0  #: attempts of its ended tasks that were lost: with their node, its lease, a worker or data
     route: str = ""  #: its queue class: that its user named, or that a policy chose (for its first job that has one; the leader knows it)
-    asked: dict[str, Any] = field(default_factory=dict)  #: the rest of what was asked for, as in `show --json`, without what is usual
+    #: The rest of what was asked for, as in `show --json`, without what is usual.
+    asked: dict[str, Any] = msgspec.field(default_factory=dict)
     #: What its user and its account have used against their shares (core-seconds), by which its policy orders just now; None: it does not
     share: float | None = None
     account_share: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One node."""
 
     id: str
@@ -142,8 +141,9 @@ class NodeView:
     endpoint: str = ""
     seen_us: int = 0
     version: str = ""  #: rmgr version of its Starter
-    resources: dict[str, int] = field(default_factory=dict)  #: beside cores and memory, by name: how many it has, how many are in use
-    resources_used: dict[str, int] = field(default_factory=dict)
+    #: Beside cores and memory, by name: how many it has, how many are in use.
+    resources: dict[str, int] = msgspec.field(default_factory=dict)
+    resources_used: dict[str, int] = msgspec.field(default_factory=dict)
     trouble: str = ""  #: what keeps its Starter from taking work (`TroubleKind`), "" = nothing; `reason` says more
     until_us: int = 0  #: when it tries again by itself, 0 = when the cause is gone
     metrics: str = ""  #: host:port of its Starter's measurements and `/healthz`
@@ -155,8 +155,7 @@ class NodeView:
     late_switches: int = 0  #: those at which somebody did not stand still at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldView:
+class HeldView(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the ledger: cores of a node that are kept for a job until it starts. job: `42`, or `42_7` of several."""
 
     queue: str
@@ -167,8 +166,7 @@ class HeldView:
     expected_start_us: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromiseView:
+class PromiseView(msgspec.Struct, frozen=True, kw_only=True):
     """Cores that a job was promised by a connection reservation: `cores` in all, of which `held` are free for it already.
 
     job, waits_for: `42`, or `42_7` of several; waits_for: whose ends make the others free. expected_start_us: 0 = unknown.
@@ -181,8 +179,7 @@ class PromiseView:
     expected_start_us: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassView:
+class ClassView(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a queue class beside those of every queue.
 
     limits: of the class, in words. threshold: individual priority above which a job reserves. max_reservations: at a time, 0 = none.
@@ -200,8 +197,7 @@ class ClassView:
     is_known: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueView:
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """One queue; or a queue class (`of_class`), whose jobs are counted in the queue where they stand, too."""
 
     id: str
@@ -212,13 +208,12 @@ class QueueView:
     pending: int
     running: int
     held_tasks: int = 0
-    limits: dict[str, int | str] = field(default_factory=dict)
+    limits: dict[str, int | str] = msgspec.field(default_factory=dict)
     held: tuple[HeldView, ...] = ()
     of_class: ClassView | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderView:
+class LeaderView(msgspec.Struct, frozen=True, kw_only=True):
     """The leader."""
 
     id: str
@@ -231,8 +226,7 @@ class LeaderView:
     metrics: str = ""  #: host:port of its measurements and `/healthz`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultView:
+class FaultView(msgspec.Struct, frozen=True, kw_only=True):
     """A stage's policy that was skipped: it raised, slept, or asked for what cannot be. error: the last time's."""
 
     policy: str
@@ -240,8 +234,7 @@ class FaultView:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyView:
+class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
     """Policy that places in a partition, and its state."""
 
     partition: str
@@ -256,8 +249,7 @@ class PolicyView:
     age_s: float = 0.0  #: of the oldest load of those
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartView:
+class PartView(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the cluster that is not well. kind: zookeeper | store | leader | watchdogs | nodes | node | queue | partition.
 
     state: one word or two. fix: what to type. told: all of it in a sentence, "" = `reason` is one.
@@ -272,8 +264,7 @@ class PartView:
     told: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusView:
+class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     """Health and counts of the whole cluster."""
 
     healthy: bool
@@ -291,8 +282,7 @@ class StatusView:
     parts: tuple[PartView, ...] = ()  #: all that is not well, problems and warnings alike
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhyView:
+class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that keeps something waiting, or explains its end."""
 
     what: str
@@ -300,8 +290,7 @@ class WhyView:
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainView:
+class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
     """Explanation of a state. account, share, account_share: of what has not ended, as in `JobView`."""
 
     id: str
@@ -315,8 +304,7 @@ class ExplainView:
     account_share: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedView:
+class PlacedView(msgspec.Struct, frozen=True, kw_only=True):
     """One placed job as the leader's last pass left it.
 
     state: waiting | running | stopping | suspended. what, blocker: what it waits for (reservation, limit, node, order, ...), its id;
@@ -338,8 +326,7 @@ class PlacedView:
     served_us: int = 0  #: for how long it has had its cores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangSummary:
+class GangSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that share the nodes of a partition in time. generation: version of their record. reference: the node whose clock counts, ""
     = it cannot be read; error_us: of reading it. max_tqlb: so many slots at most from one turn of a job to its next."""
 
@@ -350,8 +337,7 @@ class GangSummary:
     error_us: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionView:
+class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
     """Placement in a partition. faults: (stage's policy, how often it was skipped, the last error)."""
 
     policy: str
@@ -365,30 +351,27 @@ class PartitionView:
     gang: GangSummary | None = None  #: None: no jobs share nodes in time there
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacingView:
+class PlacingView(msgspec.Struct, frozen=True, kw_only=True):
     """Knowledge of the placing leader: partitions by name, jobs by (submission, index), the ledger of what is held for whom, and classes.
 
     shares: what (partition, account, user) have used against their shares, (account, user), core-seconds; where a policy orders by it.
     """
 
-    partitions: dict[str, PartitionView] = field(default_factory=dict)
-    jobs: dict[tuple[int, int], PlacedView] = field(default_factory=dict)
+    partitions: dict[str, PartitionView] = msgspec.field(default_factory=dict)
+    jobs: dict[tuple[int, int], PlacedView] = msgspec.field(default_factory=dict)
     ledger: tuple[HeldView, ...] = ()
     classes: tuple[QueueView, ...] = ()
-    shares: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
+    shares: dict[tuple[str, str, str], tuple[float, float]] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareView:
+class ShareView(msgspec.Struct, frozen=True, kw_only=True):
     """Processes of a job on one node."""
 
     node: str
     processes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfView:
+class WhatIfView(msgspec.Struct, frozen=True, kw_only=True):
     """Place and time of a request if it were submitted now, runs end at their limits, and nothing else comes.
 
     start_us: 0 = nobody can say. nodes: the head first, () = nobody can say. at_once: it need not wait. reason: what it would wait for

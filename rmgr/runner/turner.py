@@ -47,7 +47,8 @@ _MOST_WAITING = 256
 class _Part:
     """since_ns: it runs since then. is_new: it was told to stop, and nobody has seen yet that it stands still.
 
-    is_awake: it is stopped, and something of it sleeps where no signal reaches. stopped: pids that were sent SIGSTOP.
+    is_awake: it is stopped, and something of it sleeps where no signal reaches; is_deep: so it was the last time that it was stopped.
+    stopped: pids that were sent SIGSTOP.
     """
 
     name: str
@@ -58,6 +59,7 @@ class _Part:
     has_begun: bool = False
     is_held: bool = False
     is_awake: bool = False
+    is_deep: bool = False
     until_ns: int = 0  #: it was let go until then
     since_ns: int = 0
     served_ns: int = 0
@@ -81,6 +83,11 @@ class _Part:
             send(pid, signal.SIGSTOP)
         self.stopped |= running
         return not running and set(below(self.spawner)) <= set(seen)  # who was born before his parent stopped is found at this look
+
+    def sleeps_deeply(self) -> bool:
+        """Nothing of it runs, and something waits in the kernel, where it will stop when it wakes."""
+        states = {pid: state_of(pid) for pid in below(self.spawner)}
+        return "R" not in states.values() and "D" in states.values()
 
     def go(self) -> None:
         """Continues all of it."""
@@ -204,20 +211,28 @@ class Turner:
             part.stop()
         waits = list(leaving)
         used: dict[str, int] = {}  # by those that are late
+        is_late = False
         while True:
             still_ones = [part for part in waits if part.is_still()]
             now = time.clock_gettime_ns(CLOCK)
             for part in still_ones:
                 waits.remove(part)
                 self._has_stopped(part, now)
+                part.is_deep = False
+            for part in [part for part in waits if part.is_deep and now - began > _LATE_NS and part.sleeps_deeply()]:
+                waits.remove(part)  # a second was given to it the last time
+                self._has_stopped(part, now)
+                part.is_awake = is_late = True
             if not waits or (used and now - began > _STUBBORN_NS):
                 break
             if now - began > _LATE_NS and not used:
                 used = {part.name: part.used_ns() for part in waits}
                 began = now - _LATE_NS  # this process may have stood still meanwhile: nobody's fault
             time.sleep(_POLL_S if not used else 0.005)
-        self._late += bool(used)
+        self._late += is_late or bool(used)
         computing = [part for part in waits if part.used_ns() - used[part.name] > _LITTLE_NS]
+        for part in waits:
+            self._send(Stubborn(part.name, part in computing))  # before its spawner can tell of its end
         while computing and time.clock_gettime_ns(CLOCK) - began < _STUBBORN_NS + _DYING_NS:
             for part in computing:
                 part.kill()
@@ -226,8 +241,7 @@ class Turner:
             time.sleep(0.002)
         for part in waits:
             self._has_stopped(part, time.clock_gettime_ns(CLOCK))
-            part.is_awake = part not in computing
-            self._send(Stubborn(part.name, not part.is_awake))
+            part.is_awake = part.is_deep = part not in computing
 
     @staticmethod
     def _has_stopped(part: _Part, now: int) -> None:

@@ -218,9 +218,11 @@ class WatchedStore(Store):
 
         return self._through(begin)
 
-    def fetch(self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+    def fetch(
+        self, key: str, path: str, *, largest: int, is_compared: bool = True, timeout_s: float = 30.0
+    ) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`."""
-        return self._through(lambda store: store.fetch(key, path, is_compared=is_compared, timeout_s=timeout_s))
+        return self._through(lambda store: store.fetch(key, path, largest=largest, is_compared=is_compared, timeout_s=timeout_s))
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`."""

@@ -92,10 +92,15 @@ class Usage(NamedTuple):
         past = max(now_us - self.at_us, 0)
         return int(self.core_us * 2.0 ** (-past / half_life_us)) if past else self.core_us
 
-    def charged(self, cpus: int, since_us: int, now_us: int, half_life_us: int) -> Usage:
-        """After a run of so many cores from `since_us` until `now_us`, each moment of it halved since as well."""
+    def charged(self, cpus: int, since_us: int, now_us: int, half_life_us: int, given_us: int | None = None) -> Usage:
+        """After a run of so many cores from `since_us` until `now_us`, each moment of it halved since as well.
+
+        given_us: so much of that time it had them, evenly spread; None: all of it.
+        """
         lasted = max(now_us - since_us, 0)
         worth = -math.expm1(-math.log(2.0) * lasted / half_life_us) * half_life_us / math.log(2.0)
+        if given_us is not None:
+            worth = worth * given_us / lasted if lasted else given_us
         return self._replace(core_us=self.decayed(now_us, half_life_us) + round(cpus * worth), at_us=now_us)
 
 
@@ -116,6 +121,7 @@ class Gang(NamedTuple):
     width: of the tree. leaves: its leaves from the left, cores of nodes. queues: (tree node, (job, adjacent entries) in order of service).
     front: (tree node, entries still to be served in this round, has completed a round in this phase) of every node that runs.
     late: (job, tree node, entries) that wait for the root's next round. next_round: newcomers to an empty queue do so.
+    memory_share: a job that asks for no memory counts as 1/so much of what its cores have of their node's; 0: it is not counted.
     """
 
     name: str
@@ -130,6 +136,7 @@ class Gang(NamedTuple):
     next_round: bool = False
     policy: str = ""
     partition: str = "default"
+    memory_share: int = 0
 
     @property
     def homes(self) -> dict[int, int]:

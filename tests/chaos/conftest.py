@@ -33,6 +33,29 @@ def chaos(breakable_zookeeper: ZooKeeperServer, tmp_path: Path, request: pytest.
         made.stop()
 
 
+@pytest.fixture(scope="module")
+def pair_of_module(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    """One cluster for all tests of a file that take `pair`."""
+    made = Chaos(tmp_path_factory.mktemp("pair"), guest_of=breakable_zookeeper.start())
+    try:
+        made.start(nodes=2, cores=2, watchdogs=1)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def pair(pair_of_module: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
+    """Two nodes of two cores, n1 and n2, with nothing on them; whatever the test has started beside them goes."""
+    made = pair_of_module
+    made.heal(n1=2, n2=2)
+    yield made
+    breakable_zookeeper.resume()
+    for name in {process.id for process in made.cluster.state.processes if process.role == "starter"} - {"n1", "n2"}:
+        if made.cluster.process(name).state != "dead":
+            made.cluster.kill(name)
+
+
 @pytest.fixture
 def lone(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
     """The same with a server of its own, whose data the test may take away."""

@@ -32,9 +32,8 @@ def fine(value: int) -> int:
     return value
 
 
-def test_poison_ends_alone_and_others_go_on(chaos: Chaos):
-    chaos.start(nodes=2, cores=2, watchdogs=1)
-    connection = chaos.connection()
+def test_poison_ends_alone_and_others_go_on(pair: Chaos):
+    connection = pair.connection()
     try:
         with Executor(connection=connection) as executor:
             bad = [executor.submit(crash, 1), executor.submit(leave, 1)]
@@ -47,21 +46,20 @@ def test_poison_ends_alone_and_others_go_on(chaos: Chaos):
                 assert caught.value.reason == reason
     finally:
         connection.close()
-    assert chaos.cluster.process("n1").state == "running"
+    assert pair.cluster.process("n1").state == "running"
 
 
-def test_a_gigabyte_of_output_and_a_task_that_ignores_sigterm_hurt_nobody(chaos: Chaos):
-    chaos.start(nodes=1, cores=2, watchdogs=1)
-    loud = chaos.rmgr("submit", "--parsable", "--", "sh", "-c", "head -c 1000000000 /dev/zero | tr '\\0' x")
-    stubborn = chaos.rmgr("submit", "--parsable", "--time", "1", "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
-    waited = chaos.rmgr("wait", loud.stdout.strip(), timeout=120)
+def test_a_gigabyte_of_output_and_a_task_that_ignores_sigterm_hurt_nobody(pair: Chaos):
+    loud = pair.rmgr("submit", "--parsable", "--", "sh", "-c", "head -c 1000000000 /dev/zero | tr '\\0' x")
+    stubborn = pair.rmgr("submit", "--parsable", "--time", "1", "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+    waited = pair.rmgr("wait", loud.stdout.strip(), timeout=120)
     assert waited.returncode == 0, waited.stderr
-    waited = chaos.rmgr("wait", stubborn.stdout.strip(), timeout=60)
+    waited = pair.rmgr("wait", stubborn.stdout.strip(), timeout=60)
     assert waited.returncode == 124, waited.stderr
-    shown = json.loads(chaos.rmgr("show", stubborn.stdout.strip(), "--json").stdout)
+    shown = json.loads(pair.rmgr("show", stubborn.stdout.strip(), "--json").stdout)
     assert shown["reason"] == "TIME_LIMIT"
-    chaos.submit(10, 0.0)
-    chaos.finish(within=60)
+    pair.submit(10, 0.0)
+    pair.finish(within=60)
 
 
 def test_a_flood_is_refused_at_the_cap_and_drains(chaos: Chaos):
@@ -91,10 +89,9 @@ def test_a_flood_is_refused_at_the_cap_and_drains(chaos: Chaos):
         connection.close()
 
 
-def test_oversized_requests_are_typed_errors_and_the_connection_stays(chaos: Chaos, monkeypatch: pytest.MonkeyPatch):
+def test_oversized_requests_are_typed_errors_and_the_connection_stays(pair: Chaos, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rmgr.client.values.pickling.MAX_VALUE_BYTES", 256 << 20)  # the true limit needs more memory than machines have
-    chaos.start(nodes=1, cores=2, watchdogs=1)
-    connection = chaos.connection()
+    connection = pair.connection()
     try:
         with Executor(connection=connection) as executor:
             with pytest.raises(ValueTooLarge):

@@ -68,8 +68,16 @@ class Starter:
     """A Starter without work: registers nodes, claims and completes blocks when told to."""
 
     def __init__(
-        self, coordinator: Coordinator, *nodes: str, key_id: str = "", partition: str = "default", cores: int = 2, freezer: str = ""
+        self,
+        coordinator: Coordinator,
+        *nodes: str,
+        key_id: str = "",
+        partition: str = "default",
+        cores: int = 2,
+        freezer: str = "",
+        memory_bytes: int = 0,
     ) -> None:
+        self.memory_bytes = memory_bytes
         self.partition = partition
         self.freezer = freezer
         self.cores = cores
@@ -90,7 +98,7 @@ class Starter:
                 incarnation=1 if old is None else old.incarnation + 1,
                 state=NodeState.UP,
                 guid=self.guid,
-                capacity=Capacity(cores=self.cores, memory_bytes=0),
+                capacity=Capacity(cores=self.cores, memory_bytes=self.memory_bytes),
                 attributes=NodeAttributes(partition=self.partition),
                 key_id=self.key_id,
                 freezer=self.freezer,
@@ -359,8 +367,12 @@ class Bench:
         for coordinator in self._opened:
             coordinator.close()
 
-    def starter(self, *nodes: str, key_id: str = "", partition: str = "default", cores: int = 2, freezer: str = "") -> Starter:
-        return Starter(self.connect(), *nodes, key_id=key_id, partition=partition, cores=cores, freezer=freezer)
+    def starter(
+        self, *nodes: str, key_id: str = "", partition: str = "default", cores: int = 2, freezer: str = "", memory_bytes: int = 0
+    ) -> Starter:
+        return Starter(
+            self.connect(), *nodes, key_id=key_id, partition=partition, cores=cores, freezer=freezer, memory_bytes=memory_bytes
+        )
 
     def count(self, metric: Any) -> float:
         return float(metric._value.get())

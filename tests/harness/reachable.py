@@ -50,11 +50,10 @@ def work_that_users_reach(*, also: Collection[str] = ()) -> Iterator[None]:
 
 def _environment(place: Path, also: Collection[str]) -> str:
     """Fills `place`; returns the interpreter. What only daemons import is found where it is: they are root."""
-    skip = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(home.ROOT / "rmgr", place / "root" / "rmgr", ignore=skip)
+    shutil.copytree(home.ROOT / "rmgr", place / "root" / "rmgr")  # with what is compiled: else each process compiles it all, for 0.4 s
     base = Path(sys.base_prefix)
     if not all(above.stat().st_mode & 0o001 for above in (base.resolve(), *base.resolve().parents)):
-        shutil.copytree(base, place / "base", symlinks=True, ignore=skip)
+        shutil.copytree(base, place / "base", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         base = place / "base"
     real = base / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     (place / "bin").mkdir()
@@ -63,11 +62,11 @@ def _environment(place: Path, also: Collection[str]) -> str:
     packages = place / "lib" / real.name / "site-packages"
     for module in (msgspec, cloudpickle):
         source = Path(module.__file__ or "").parent
-        shutil.copytree(source, packages / source.name, ignore=skip)
+        shutil.copytree(source, packages / source.name)
     for directory in dict.fromkeys(Path(sysconfig.get_paths()[kind]) for kind in ("purelib", "platlib")):
         for source in (found for name in also for found in directory.glob(f"{name}*")):
             if source.is_dir():
-                shutil.copytree(source, packages / source.name, ignore=skip, dirs_exist_ok=True)
+                shutil.copytree(source, packages / source.name, dirs_exist_ok=True)
             else:
                 shutil.copy2(source, packages / source.name)
     others = dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib"))

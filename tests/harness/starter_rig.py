@@ -20,6 +20,7 @@ from typing import Any, Self
 import cloudpickle
 import structlog
 
+from rmgr.adapters.host.cgroup import CgroupConfig
 from rmgr.adapters.rpc.ranks import handler_of
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.stores import open_store
@@ -105,16 +106,19 @@ class Rig:
             starter=StarterConfig(node=node, **own),
         )
 
-    def start(self, node: str = "n1", *, names: tuple[str, ...] | None = None, serves: bool = False, **options: Any) -> Running:
-        """A Starter in this process. serves: other Starters may ask it over gRPC."""
+    def start(
+        self, node: str = "n1", *, names: tuple[str, ...] | None = None, serves: bool = False, has_groups: bool = False, **options: Any
+    ) -> Running:
+        """A Starter in this process. serves: other Starters may ask it over gRPC. has_groups: it makes control groups where it can."""
         config = self.config(node, **options)
         coordinator = ZkCoordinator.connect(self.hosts, self.chroot, session_timeout_s=6.0)
         directory = Path(config.starter.work_dir)
         directory.mkdir(parents=True, exist_ok=True)
         log = structlog.get_logger().bind(role="starter")
         server = RpcServer("127.0.0.1:0") if serves else None
+        groups = CgroupConfig() if has_groups else None
         endpoint = server.endpoint if server is not None else "127.0.0.1:1"
-        parts = build(config, names or (node,), directory, coordinator, self.store, self.meta, log, endpoint=endpoint)
+        parts = build(config, names or (node,), directory, coordinator, self.store, self.meta, log, endpoint=endpoint, cgroups=groups)
         if server is not None:
             server.add_generic(handler_of(RanksAnswering(parts.starter)))
             server.start()

@@ -14,7 +14,7 @@ from rmgr.adapters.cassandra.calls import Calls
 from rmgr.adapters.cassandra.layout import chunk_place
 from rmgr.adapters.cassandra.rows import ValueManifest, manifest_of
 from rmgr.adapters.cassandra.statements import StatementRequest, ask
-from rmgr.adapters.store_rules import CallDeadline, about_of, data_lost, verify
+from rmgr.adapters.store_rules import CallDeadline, about_of, check_size, data_lost, verify
 from rmgr.coord.protocol.ports import About
 from rmgr.errors import DataLost, StoreUnavailable
 from rmgr.model.base.units import counted
@@ -60,13 +60,17 @@ class Reader:
             except Replaced:
                 deadline.check(doing)
 
-    def fetch(self, key: str, path: str, deadline: CallDeadline) -> tuple[bytes | None, bytes] | None:
-        """The value and its SHA-256; a chunked one is written to the new file `path`, and None. Raises: also OSError, without a file."""
+    def fetch(self, key: str, path: str, deadline: CallDeadline, *, largest: int) -> tuple[bytes | None, bytes] | None:
+        """The value and its SHA-256; a chunked one is written to the new file `path`, and None.
+
+        Raises: also ValueTooLarge above `largest` bytes, and OSError, without a file.
+        """
         doing = f"read {key!r}"
         while True:
             manifest = self.manifest(key, deadline, doing)
             if manifest is None:
                 return None
+            check_size(key, manifest.size, largest)
             if not manifest.chunks:
                 value = self._inline(key, manifest, deadline, doing)
                 return value, sha256(value).digest()

@@ -235,12 +235,13 @@ class CassandraStore(Store):
         key: str,
         path: str,
         *,
+        largest: int,
         is_compared: bool = True,  # noqa: ARG002 - it passes here anyway
         timeout_s: float = 30.0,
     ) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`. A value above 64 KiB becomes the file, four chunks at a time."""
         check_key(key)
-        return self._reader.fetch(key, path, CallDeadline(timeout_s))
+        return self._reader.fetch(key, path, CallDeadline(timeout_s), largest=largest)
 
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. One request a key, many at a time; then the chunks of values above 64 KiB, 4 MiB at a time."""

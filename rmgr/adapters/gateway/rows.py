@@ -326,18 +326,23 @@ def _value(head: tuple[int, Encoding] | None, *, large: bool = False) -> Any:
 
 
 def _row_messages(found: dict[str, tuple[bytes | None, About]]) -> Iterator[Any]:
-    message = pb.Rows()
-    size = 0
-    for key, (value, about) in found.items():
+    """Empties `found`: gRPC holds a message twice until its reader has it, and nothing of it is held here meanwhile."""
+    while found:
+        yield _row_message(found)
+
+
+def _row_message(found: dict[str, tuple[bytes | None, About]]) -> Any:
+    message, size = pb.Rows(), 0
+    for key in list(found):
+        value, about = found[key]
         weight = len(value or b"") + 4 * len(key) + len(about.note) + 128
         if size and size + weight > MESSAGE_BYTES:
-            yield message
-            message, size = pb.Rows(), 0
+            break
+        del found[key]
         told: dict[str, Any] = {"encoding": about.encoding.value, "size": about.size, "sha256": about.sha256, "note": about.note}
         message.rows.add(key=key, data=value or b"", large=value is None, **told)
         size += weight
-    if message.rows:
-        yield message
+    return message
 
 
 def _encoding(text: str) -> Encoding:

@@ -86,6 +86,11 @@ class SlotCgroup:
         """Its version 2 children can limit memory."""
         return self._has_memory
 
+    def processor_s(self, group: str) -> float:
+        """Processor time of all that has ever been in one of its groups (`w<n>`); 0 where the kernel does not count it."""
+        found = _read(self._unified / WORK / group / "cpu.stat") if self._unified is not None else ""
+        return int(found.split()[1]) / 1e6 if found.startswith("usage_usec ") else 0.0
+
     def v1(self, controller: str) -> str:
         """The slot's directory in a version 1 hierarchy, "" = none."""
         return str(self._v1.get(controller, ""))

@@ -1,4 +1,4 @@
-"""One selector thread for all sockets of a node's spawners and workers, and the framed, non-blocking ends of them.
+"""One selector thread for all sockets of a node's programs and workers, the framed, non-blocking ends of them, and how programs start.
 
 Receiving, decoding and calling back happen on the selector thread. Sending happens on the caller's thread as far as the
 socket takes it; the rest is kept and sent by the selector thread, and `backlog` tells how much that is.
@@ -14,11 +14,12 @@ import mmap
 import os
 import selectors
 import socket
+import subprocess
 import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rmgr.model.wire.stream import FrameError, FrameReader
 
@@ -34,6 +35,32 @@ def fail_stop(error: BaseException) -> None:
     """Ends this process: without the thread that hears of work a Starter is worse than a dead one (whose work is ended)."""
     traceback.print_exception(error)
     os._exit(70)
+
+
+def start_program(
+    argv: Callable[[int], list[str]], *, cwd: str, environ: Mapping[str, str], root: str
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts one of rmgr's programs, in a session of its own. Returns: (it, our end of the socket to it). Raises: OSError.
+
+    argv: by the descriptor of its end. root: the directory in which it finds the package, "" = among those of its interpreter.
+    """
+    ours, theirs = socket.socketpair()
+    path = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH", ""))))
+    try:
+        process = subprocess.Popen(
+            argv(theirs.fileno()),
+            stdin=subprocess.DEVNULL,
+            cwd=cwd,
+            env={**environ, "PYTHONPATH": path},
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return process, ours
 
 
 class Loop:

@@ -10,19 +10,19 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from rmgr.adapters.host import distrust, leftovers
 from rmgr.adapters.host.accounts import Account, live_output
 from rmgr.adapters.host.cgroup import SlotCgroup
-from rmgr.adapters.host.channel import Channel, Loop
+from rmgr.adapters.host.channel import Channel, Loop, start_program
 from rmgr.adapters.host.deaths import death_words, lost_words, lost_worker
 from rmgr.adapters.host.worker import Worker, WorkerListener, WorkerSpec
 from rmgr.model.base.states import Reason
@@ -32,6 +32,7 @@ from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import CommandBatch, CommandEnd, CommandStarted, WorkerGone
 from rmgr.runner.host import home
 from rmgr.runner.host.board import Board
+from rmgr.runner.host.contain import processor_seconds
 from rmgr.runner.host.kernel import OF_SPAWNERS
 from rmgr.runner.host.removal import remove_tree
 
@@ -128,21 +129,10 @@ class Slot:
         self._cgroup = group = place.cgroup_of(self.name)
         if group is not None and account is not None:
             group.give(account.uid, account.gid)
-        ours, theirs = socket.socketpair()
-        try:
-            self._process = subprocess.Popen(
-                self._command(python, theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-                cwd=self.directory if account is None else "/",
-                env=self._environ(python),
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        # An installed rmgr stands among packages built for this interpreter: another one has its own.
+        root = "" if python != home.PYTHON and home.ROOT.name.endswith("-packages") else str(home.ROOT)
+        cwd = str(self.directory) if account is None else "/"
+        self._process, ours = start_program(partial(self._command, python), cwd=cwd, environ=self._environ(), root=root)
         self.pid = self._process.pid
         leftovers.record_spawner(place.directory, self.name, pid=self.pid, marker=self.marker)
         if group is not None and account is None:
@@ -182,15 +172,12 @@ class Slot:
         }
         return [sys.executable, "-I", "-S", str(home.source("rmgr.runner.host.privileges")), json.dumps(plan)]
 
-    def _environ(self, python: str) -> dict[str, str]:
+    def _environ(self) -> dict[str, str]:
         environ = dict(self._place.environ)
         environ = (environ if self.account is None else self.account.environment(environ)) | {"RMGR_SLOT": self.marker}
         for name in OF_SPAWNERS:
             environ[f"RMGR_SPAWNER_{name}"] = environ.get(name, "")
         environ["PYTHONHASHSEED"] = str(self._place.hash_seed)
-        # An installed rmgr stands among packages built for this interpreter: another one has its own.
-        root = "" if python != home.PYTHON and home.ROOT.name.endswith("-packages") else str(home.ROOT)
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH", ""))))
         return environ
 
     # -- the Starter's side ------------------------------------------------------------------------------------------
@@ -204,6 +191,14 @@ class Slot:
     def freeze_file(self) -> str:
         """Stops its workers and isolated commands, "" = there is none."""
         return self._cgroup.freeze_file if self._cgroup is not None else ""
+
+    def processor_seconds(self, worker: Worker) -> tuple[float, float]:
+        """(processor time, time for which a processor was waited for) of a worker and of what it has started.
+
+        A control group counts also what is its child no more, and nobody's. Cost: as of the function of this name.
+        """
+        used_s, waited_s = processor_seconds(worker.pid)
+        return max(used_s, self._cgroup.processor_s(f"w{worker.number}") if self._cgroup is not None else 0.0), waited_s
 
     def start_worker(self, spec: WorkerSpec) -> Worker:
         """Forks a Python worker; tasks may be sent at once. `WorkerReady`, or `WorkerFailed` and `WorkerEnded`, follow."""

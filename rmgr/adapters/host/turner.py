@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rmgr.adapters.host import leftovers
-from rmgr.adapters.host.channel import Channel, Loop
+from rmgr.adapters.host.channel import Channel, Loop, start_program
 from rmgr.adapters.host.slot import Slot
 from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn, TurnerRestarted, TurnEvent
 from rmgr.model.wire import stream, turns
@@ -129,21 +127,8 @@ class Turner:
 
     def _start(self) -> None:
         self._started_s = time.monotonic()
-        ours, theirs = socket.socketpair()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rmgr.runner.turner", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                cwd="/",
-                env={**self._environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(home.ROOT), self._environ.get("PYTHONPATH", ""))))},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        argv = [sys.executable, "-P", "-m", "rmgr.runner.turner"]
+        self._process, ours = start_program(lambda fd: [*argv, str(fd)], cwd="/", environ=self._environ, root=str(home.ROOT))
         leftovers.record_spawner(self._directory, "turner", pid=self._process.pid, marker="")
         self._channel = Channel(self._loop, ours, turns.FromTurner, on_frames=self._on_frames, on_end=self._on_end)
         for part in self._parts.values():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from rmgr.adapters.host.slot import Slot
 from rmgr.adapters.host.worker import Worker
@@ -11,8 +12,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import CommandEnd, CommandStarted, Output, TaskEnd, WorkerGone
 
 
-@dataclass(frozen=True, slots=True)
-class SlotUp:
+class SlotUp(msgspec.Struct, frozen=True):
     """The slot's spawner obeys. features: what contains its work ("subreaper", "cgroup", "pids", "memory")."""
 
     slot: Slot
@@ -20,8 +20,7 @@ class SlotUp:
     features: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLost:
+class SlotLost(msgspec.Struct, frozen=True):
     """The slot's spawner is gone and all it ran is dead; open another slot. After an orderly `close` too (expected=True).
 
     running: seqs of commands that may have started (lost). unstarted: seqs of commands that had not. Its workers have
@@ -35,16 +34,14 @@ class SlotLost:
     expected: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(msgspec.Struct, frozen=True):
     """The worker's environment stands (tasks may be sent before that)."""
 
     slot: Slot
     worker: Worker
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFailed:
+class WorkerFailed(msgspec.Struct, frozen=True):
     """The worker's environment cannot be made; `WorkerEnded` follows with all its tasks as unstarted.
 
     error: pickled exception, b"" when the process crashed in it. initializer: it was the initializer that failed.
@@ -59,8 +56,7 @@ class WorkerFailed:
     err: Output
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnded:
+class WorkerEnded(msgspec.Struct, frozen=True):
     """A worker is dead and what it had started too.
 
     seq: the task that it ran, 0 = none; `reason`, exit_code, signal, detail are what its death means for that task.
@@ -83,8 +79,7 @@ class WorkerEnded:
     unstarted: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TasksEnded:
+class TasksEnded(msgspec.Struct, frozen=True):
     """Python tasks ended; each seq is reported once, whatever happens to its worker."""
 
     slot: Slot
@@ -92,8 +87,7 @@ class TasksEnded:
     ends: tuple[TaskEnd, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TasksReturned:
+class TasksReturned(msgspec.Struct, frozen=True):
     """Tasks or commands taken back before they began; answers each recall, with none at worst. reason: NONE, or LEASE_LOST.
 
     The tasks of one recall may come in two of these (what the worker was just about to begin comes later).
@@ -105,8 +99,7 @@ class TasksReturned:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerBlocked:
+class WorkerBlocked(msgspec.Struct, frozen=True):
     """Task `seq` waits for another task: its cores are free, the worker's unstarted tasks are coming back."""
 
     slot: Slot
@@ -114,8 +107,7 @@ class WorkerBlocked:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerUnblocking:
+class WorkerUnblocking(msgspec.Struct, frozen=True):
     """Task `seq` wants its cores back: answer with `worker.grant(seq)` when they are free."""
 
     slot: Slot
@@ -123,24 +115,21 @@ class WorkerUnblocking:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommandsStarted:
+class CommandsStarted(msgspec.Struct, frozen=True):
     """Commands that have been running for more than a few ms."""
 
     slot: Slot
     started: tuple[CommandStarted, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CommandsEnded:
+class CommandsEnded(msgspec.Struct, frozen=True):
     """Commands ended, in order."""
 
     slot: Slot
     ends: tuple[CommandEnd, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Surprised:
+class Surprised(msgspec.Struct, frozen=True):
     """Something to count and log (lease_kill, escaped, leftovers, output_capped, broken_frame, ...)."""
 
     slot: Slot
@@ -148,15 +137,13 @@ class Surprised:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class PartBegan:
+class PartBegan(msgspec.Struct, frozen=True):
     """The first slot of a part of a gang has begun: its work may start."""
 
     part: str
 
 
-@dataclass(frozen=True, slots=True)
-class PartsServed:
+class PartsServed(msgspec.Struct, frozen=True):
     """parts: (name, for how long it has had its cores in all (ns), in how many turns, whether it has them now).
 
     The rest as `model/wire/turns.py` has it, since the `NodeRunner` began: a turner that dies takes half a second of this along at most.
@@ -168,16 +155,14 @@ class PartsServed:
     out_of_turn_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartStubborn:
+class PartStubborn(msgspec.Struct, frozen=True):
     """The part did not stand still at the end of its turn. killed: it computed on; else it sleeps where no signal reaches it."""
 
     part: str
     killed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TurnerRestarted:
+class TurnerRestarted(msgspec.Struct, frozen=True):
     """The turner was dead, and another one goes on."""
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
 
 from rmgr.errors import UNREADABLE_TEXT, Unavailable
 from rmgr.model.base.states import Reason, State
@@ -28,7 +29,7 @@ from rmgr.model.views import (
 )
 from rmgr.v1 import views_pb2 as pb
 
-V = TypeVar("V")
+V = TypeVar("V", bound=msgspec.Struct)
 
 #: Which message carries which view.
 MESSAGES: dict[type[Any], type[Any]] = {
@@ -64,7 +65,7 @@ def to_message(view: Any) -> Any:
     """A view as its protobuf message."""
     kind = type(view)
     message = MESSAGES[kind]()
-    for field in dataclasses.fields(kind):
+    for field in msgspec.structs.fields(kind):
         value = getattr(view, field.name)
         if value is None:
             continue
@@ -92,7 +93,7 @@ def from_message(kind: type[V], message: Any) -> V:
 
 def _view(kind: type[V], message: Any) -> V:
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+    for field in msgspec.structs.fields(kind):
         hint = _HINTS[kind][field.name]
         if (kind, field.name) in JSON_FIELDS:
             values[field.name] = json.loads(getattr(message, f"{field.name}_json") or "{}")

@@ -249,16 +249,20 @@ class SqliteStore(Store):
             found |= {key: about_of(size, column, digest) for key, size, column, digest in batch}
         return found
 
-    def fetch(self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+    def fetch(
+        self, key: str, path: str, *, largest: int, is_compared: bool = True, timeout_s: float = 30.0
+    ) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
         check_key(key)
         deadline = CallDeadline(timeout_s)
-        row = self._select(key, deadline)
-        if row is not None and row.chunks and self._large.fetch(row, path, deadline, is_compared=is_compared):
-            return None, row.sha256
-        if row is None or row.chunks:  # replaced just now
-            return super().fetch(key, path, timeout_s=deadline.left_s()) if row is not None else None
-        return _whole(row), row.sha256
+        while (row := self._select(key, deadline)) is not None:
+            check_size(key, row.size, largest)
+            if not row.chunks:
+                return _whole(row), row.sha256
+            if self._large.fetch(row, path, deadline, is_compared=is_compared):
+                return None, row.sha256
+            deadline.check(f"read {key!r}")  # it was replaced just now
+        return None
 
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. One statement for every 256 keys; values above 512 KiB are read one by one from their files."""

@@ -38,6 +38,7 @@ def shape(view: GangView, slots: int) -> dict[str, Any]:
         "first_slot": record.slot,
         "width": record.width,
         "next_round": record.next_round,
+        "memory_share": record.memory_share,
         "leaves": [{"node": node, "cores": cores} for node, cores in record.leaves],
         "queues": [{"node": node, "jobs": [{"id": _label(job), "weight": weight} for job, weight in jobs]} for node, jobs in record.queues],
         "front": [{"node": node, "still_to_serve": own, "completed": done} for node, own, done in record.front],

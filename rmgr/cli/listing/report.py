@@ -94,7 +94,8 @@ def report(
 ) -> None:
     """Use of the cluster by work that has ended, its utilisation, and waits per queue.
 
-    Core time is the run time of all attempts times their cores (of pulled work without lost attempts). It and CPU time are spread evenly
+    Core time is the run time of all attempts times their cores (of pulled work without lost attempts); of jobs that share cores in time
+    it is the time in which they had them. It and CPU time are spread evenly
     from a submission's first start to its end, and cut at --since and --until; submissions, tasks and waits count when they ended.
     LOST counts attempts, FAILED tasks. UTIL is the share of the core time that the nodes known today have. Days are this machine's in
     tables, UTC in JSON and CSV. Cost: the whole history is read once (of one user with --user), two reads for each 500 submissions;

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import click
+import msgspec
 
 from rmgr.cli.display import shapes
 from rmgr.cli.display.columns import node_list, task_columns
@@ -128,7 +129,6 @@ def _explained_past(job: JobView) -> ExplainView:
 
 def _with_failures(session: Session, view: ExplainView, position: int | None) -> ExplainView:
     """Ends are explained by the tasks that failed: their node, exit code and error."""
-    from dataclasses import replace
 
     if view.state is not State.FAILED:
         return view
@@ -142,12 +142,11 @@ def _with_failures(session: Session, view: ExplainView, position: int | None) ->
     if len(failed) > _SHOWN_FAILURES:
         more = f"{len(failed) - _SHOWN_FAILURES} more: rmgr tasks {number} --state failed"
         told.append(WhyView(what="failed", id=str(number), detail=more))
-    return replace(view, why=(*view.why, *told))
+    return msgspec.structs.replace(view, why=(*view.why, *told))
 
 
 def _with_story(session: Session, view: ExplainView, position: int | None) -> ExplainView:
     """A task that runs is explained by what became of its checkpoints and of its claim, too."""
-    from dataclasses import replace
 
     from rmgr.coord.decisions.nowhere import CLAIM_WAS_GONE
 
@@ -164,7 +163,7 @@ def _with_story(session: Session, view: ExplainView, position: int | None) -> Ex
         others = [line for line in task.story if line not in claims]
         kinds = (("checkpoints", others), ("claim", claims))
         told += [WhyView(what=what, id=task.id, detail="; ".join(lines)) for what, lines in kinds if lines]
-    return replace(view, why=(*view.why, *told))
+    return msgspec.structs.replace(view, why=(*view.why, *told))
 
 
 def how_it_ended(task: TaskView) -> str:

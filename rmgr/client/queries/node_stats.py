@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from rmgr.errors import Unavailable
 from rmgr.model.views import NodeView
@@ -39,7 +40,7 @@ def with_stats(nodes: list[NodeView], via: str, credentials: Credentials | None)
         stats = answers.get(node.id) if node.endpoint else None
         if stats is not None:
             reason = node.reason or stats.reason
-            node = replace(  # noqa: PLW2901 - the same node, better known
+            node = msgspec.structs.replace(  # noqa: PLW2901 - the same node, better known
                 node,
                 load=stats.load,
                 running=stats.running,
@@ -52,5 +53,5 @@ def with_stats(nodes: list[NodeView], via: str, credentials: Credentials | None)
                 switches=stats.switches,
                 late_switches=stats.late_switches,
             )
-        measured.append(replace(node, seen_us=now) if node.endpoint else node)
+        measured.append(msgspec.structs.replace(node, seen_us=now) if node.endpoint else node)
     return measured

@@ -37,8 +37,7 @@ PAGE_FRAGMENTS = 180
 # -- reconcile actions -------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Resubmit:
+class Resubmit(msgspec.Struct, frozen=True):
     """A failed range is due: it waits again or ends, as the rule says."""
 
     first: int
@@ -46,8 +45,7 @@ class Resubmit:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropFailed:
+class DropFailed(msgspec.Struct, frozen=True):
     """A failed range of a cancelled submission ends CANCELLED."""
 
     first: int
@@ -55,54 +53,45 @@ class DropFailed:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class SweepPending:
+class SweepPending(msgspec.Struct, frozen=True):
     """Its waiting blocks are to be looked at: set aside, ended, or brought back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weigh:
+class Weigh(msgspec.Struct, frozen=True):
     """Look whether the submissions that it waits for have ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(msgspec.Struct, frozen=True):
     """Its owner went before it was released, and it has no task: it is cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndTail:
+class EndTail(msgspec.Struct, frozen=True):
     """Nothing will be added any more: its tail is declared complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(msgspec.Struct, frozen=True):
     """Every task is final: the summary goes to the history, the record becomes CLOSED."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """Its oldest fragments go to a page in the store."""
 
     first: int
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Collect:
+class Collect(msgspec.Struct, frozen=True):
     """Retention is over: its znodes and rows go."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(msgspec.Struct, frozen=True):
     """Its user's key was revoked: nothing of it starts any more. cancels: all of it ends. detail: for people."""
 
     cancels: bool
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class BreakOff:
+class BreakOff(msgspec.Struct, frozen=True):
     """More of its tasks have failed than its user allows: the rest is cancelled."""
 
 
@@ -112,8 +101,7 @@ ReconcileAction = Bar | BreakOff | Resubmit | DropFailed | SweepPending | Weigh 
 # -- facts --------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FailedSeen:
+class FailedSeen(msgspec.Struct, frozen=True):
     """A failed range as the keeper knows it. backoff_s: None until its record has been read."""
 
     first: int
@@ -149,8 +137,7 @@ class Facts:
     bar: Bar | None = None  #: what is asked of the work of its user, whose key was revoked since
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcilePlan:
+class ReconcilePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Actions for now, and when to ask again if nothing changes before (None: a change will tell)."""
 
     actions: tuple[ReconcileAction, ...]
@@ -214,23 +201,20 @@ def _page(facts: Facts, settings: ClusterSettings) -> Page | None:
 # -- blocks that stand in the wrong place ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SetBlockAside:
+class SetBlockAside(msgspec.Struct, frozen=True):
     """A waiting block of a held submission leaves the queue."""
 
     key: BlockKey
 
 
-@dataclass(frozen=True, slots=True)
-class BringBack:
+class BringBack(msgspec.Struct, frozen=True):
     """A block that was set aside waits again; only its first `take` tasks when `take` is not 0."""
 
     key: BlockKey
     take: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EndBlock:
+class EndBlock(msgspec.Struct, frozen=True):
     """A waiting block of a cancelled submission ends here."""
 
     key: BlockKey

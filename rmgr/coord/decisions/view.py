@@ -51,7 +51,7 @@ class Progress:
         self.ends = EndFold()
         self.exit_code: int | None = None  #: highest exit code of its tasks that were not cancelled
         self.cpu_us = 0
-        self.run_us = 0  #: of all attempts that ended by themselves, or were moved
+        self.run_us = 0  #: of all attempts that ended by themselves, or were moved; served time of those that shared their cores
         self.lost_us = 0  #: of those that were lost; each task of a lost block has the time of the block
         self.lost = 0  #: attempts that ended by a loss, not by themselves
         self.max_rss_kib = 0
@@ -169,10 +169,12 @@ class Progress:
         """What most outcomes have nothing of."""
         self.served_us += outcome.served_us
         self.turns += outcome.turns
+        had_us = outcome.served_us if outcome.turns else outcome.elapsed_us
+        self.run_us += had_us - outcome.elapsed_us
         if outcome.reason in _LOST:
             self.lost += 1
-            self.lost_us += outcome.elapsed_us
-            self.run_us -= outcome.elapsed_us
+            self.lost_us += had_us
+            self.run_us -= had_us
         for attempt in outcome.past:
             self._account_past(attempt)
         for name in outcome.helpers:

@@ -123,6 +123,7 @@ def assign_ops(job: Assigned) -> list[Op]:
             processes=processes,
             whole=bool(allocation.whole),
             gang=allocation.gang,
+            generation=allocation.generation,
         )
         ops.append(Create(paths.hold_of(node, key.submission, key.first, key.attempt), encode_record(hold)))
     ops += [Delete(paths.reserved_of(node, key.submission, key.first)) for node in job.reserved]

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol, Self
 
 from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat
-from rmgr.errors import RmgrError
+from rmgr.errors import RmgrError, ValueTooLarge
 
 
 class SessionState(StrEnum):
@@ -229,20 +229,26 @@ class Store(Protocol):
         key: str,
         path: str,  # noqa: ARG002 - only some adapters make a file
         *,
+        largest: int,
         is_compared: bool = True,  # noqa: ARG002
         timeout_s: float = 30.0,
     ) -> tuple[bytes | None, bytes] | None:
-        """A value for who wants large ones as a file: not copied where the store has it as a file of this machine.
+        """A value of up to `largest` bytes for who wants large ones as a file: not copied where the store has it as a file of this machine.
 
         is_compared: False: whoever reads the file compares its hash.
         Returns: (the value, or None: it is the file `path`, never to be changed; its SHA-256, which was compared), None when it is absent.
-        Raises: OSError (a full disk). There is no file then.
+        Raises: `errors.ValueTooLarge`; OSError (a full disk). There is no file then.
         """
-        found = self.get_noted(key, timeout_s=timeout_s)
+        found = self.get_noted_many([key], largest=largest, timeout_s=timeout_s).get(key)
+        if found is not None and found[0] is None:
+            raise ValueTooLarge(f"the value of {key!r} has {found[1].size:,} bytes, and no more than {largest:,} are wanted")
         return None if found is None else (found[0], found[1].sha256)
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
-        """Reads one value in chunks; the hash is checked as they pass and `DataLost` raised at the end if it differs."""
+        """Reads one value in chunks of up to 4 MiB, two of them in memory; who takes them counts, and stops where it is enough.
+
+        The hash is checked as they pass and `DataLost` raised at the end if it differs.
+        """
 
     def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
         """Size in bytes and encoding, without reading the value."""

@@ -275,7 +275,10 @@ def block_statement(
 
 def check_shape(key: BlockKey, record: Submission, allocation: Allocation | None = None) -> None:
     """Raises NotSealed unless the block asks for what the signed record asks for."""
-    asked = (record.request.cores, -(-record.request.memory_bytes // MIB))
+    memory_mib = -(-record.request.memory_bytes // MIB)
+    if allocation is not None and allocation.gang and not memory_mib:
+        memory_mib = allocation.memory_mib  # what the leader lets it have of its nodes
+    asked = (record.request.cores, memory_mib)
     if allocation is not None and record.rigid is not None and allocation.processes == record.rigid.processes:
         here = allocation.shares[0][1]  # of its processes: a placed job has the cores of its head
         asked = (asked[0] * here, asked[1] * here)

@@ -134,6 +134,8 @@ BOOK.add(
     late=many(row(_COUNT, _TREE_NODE, whole(1, 64)), LONG),
     next_round=flag,
     attempts=many(row(_COUNT, whole(1, MOST_ATTEMPTS), _COUNT), LONG),
+    set_us=_GANG_TIME,
+    memory_share=whole(0, 1_000_000),
 )
 BOOK.add(StarterEntry, guid=GUID, nodes=many(NAME, LONG), endpoint=WORD, host=WORD, pid=_PID)
 BOOK.add(SubmitterEntry, guid=GUID, host=WORD, pid=_PID, since_us=SPAN, user=optional(USER, ""))

@@ -324,6 +324,7 @@ BOOK.add(
     whole=many(whole(0, 1 << 31), LONG),
     seal=optional(BOOK.of(PlacingSeal)),
     gang=optional(NAME, ""),
+    generation=whole(0, 1 << 31),
 )
 BOOK.add(
     BlockData,
@@ -434,4 +435,5 @@ BOOK.add(
     processes=_COUNT,
     whole=flag,
     gang=optional(NAME, ""),
+    generation=whole(0, 1 << 31),
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+
+import msgspec
 
 from rmgr.coord.decisions.view import Progress, overall_state, running_count, state_counts
 from rmgr.coord.protocol import paths
@@ -149,7 +150,7 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
             continue
         mine = blocks.get(number, [])
         view = job_view(submission, progress, mine, waits.get(number), moved.get(number, ()), is_ownerless=number in snapshot.ownerless)
-        view = replace(view, route=routes[number]) if number in routes else view
+        view = msgspec.structs.replace(view, route=routes[number]) if number in routes else view
         views.append(with_turns(with_shares(view, snapshot, submission), mine, snapshot))
     return views
 
@@ -166,7 +167,10 @@ def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
             for (name, processes), cores in zip(block.allocation.helpers, block.allocation.cores[1:], strict=True):
                 helped[name].append((cores, processes * block.allocation.memory_mib * MIB))
     views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in sorted(snapshot.nodes.items())]
-    return [replace(view, resources_used=_at_most(others[view.id], view.resources)) if view.resources else view for view in views]
+    return [
+        msgspec.structs.replace(view, resources_used=_at_most(others[view.id], view.resources)) if view.resources else view
+        for view in views
+    ]
 
 
 def _count_others(snapshot: ClusterSnapshot, block: BlockOnNode, others: dict[str, Counter[str]]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+
+import msgspec
 
 from rmgr.coord.decisions.dependencies import SubmissionEnd
 from rmgr.coord.decisions.ends import EndFold
@@ -35,11 +36,10 @@ DELETES = 180
 def summary(submission: Submission, progress: Progress, *, now_us: int) -> JobView:
     """What the history keeps of an ended submission: all that `rmgr history` and `rmgr show` tell of it."""
     view = job_view(submission, progress, [])
-    return view if view.ended_us else replace(view, ended_us=now_us)
+    return view if view.ended_us else msgspec.structs.replace(view, ended_us=now_us)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept(JobView):
+class _Kept(JobView, frozen=True, kw_only=True):
     """A row of the history. began: as `Progress.began`; the view does not tell it of attempts whose times nobody knows."""
 
     began: bool = False
@@ -47,7 +47,7 @@ class _Kept(JobView):
 
 def history_rows(view: JobView, *, began: bool = False) -> list[tuple[str, bytes]]:
     """Store rows of a summary: for everyone, and by user (where the user's name can be part of a key)."""
-    data = encode_record(_Kept(**{field.name: getattr(view, field.name) for field in fields(view)}, began=began))
+    data = encode_record(_Kept(**msgspec.structs.asdict(view), began=began))
     rows = [(keys.history(view.id), data)]
     with suppress(UsageError):
         rows.append((keys.history_of_user(view.user, view.id), data))

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from rmgr.coord.decisions import liveness
 from rmgr.coord.views.nodes import nobody_up, nobody_up_anywhere, room_whys, state_words
@@ -259,7 +261,7 @@ def with_part(view: StatusView, part: PartView) -> StatusView:
     told = part.told or part.reason
     problems = (*view.problems, told) if part.level == Level.PROBLEM else view.problems
     warnings = (*view.warnings, told) if part.level == Level.WARNING else view.warnings
-    return replace(view, healthy=not problems, parts=(*view.parts, part), problems=problems, warnings=warnings)
+    return msgspec.structs.replace(view, healthy=not problems, parts=(*view.parts, part), problems=problems, warnings=warnings)
 
 
 def _on(record: NodeRecord) -> str:

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
+
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
+from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import counted, utc
+from rmgr.model.base.units import counted, format_size, utc
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.placing import Rigid, job_label
@@ -81,7 +84,9 @@ def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot | None = 
         shown, where = job_label(block.key.submission, block.key.first), ", ".join(block.nodes)
         view = None if snapshot is None else snapshot.placing.jobs.get((block.key.submission, block.key.first))
         if view is not None and view.turns and block.allocation is not None and block.allocation.gang:
-            whys.append(WhyView(what="gang", id=shown, detail=view.turns))
+            memory = block.allocation.memory_mib * MIB
+            limited = f"; a process has {format_size(memory)}" if memory else ""
+            whys.append(WhyView(what="gang", id=shown, detail=view.turns + limited))
         if block.stopping:
             whys.append(WhyView(what="stopping", id=shown, detail=f"it saves its state and gives up {where}: {block.stopping}"))
         elif block.is_suspended and not (view is not None and view.turns):
@@ -178,15 +183,21 @@ def with_turns(view: JobView, claimed: Sequence[BlockOnNode], snapshot: ClusterS
     ]
     if not placed:
         return view
-    return replace(view, slots=placed[0].slots, served_us=view.served_us + sum(one.served_us for one in placed))
+    memory = max(block.allocation.memory_mib * MIB for block in claimed if block.allocation is not None and block.allocation.gang)
+    return msgspec.structs.replace(
+        view,
+        slots=placed[0].slots,
+        served_us=view.served_us + sum(one.served_us for one in placed),
+        memory_bytes=view.memory_bytes or memory,  # who asked for none has a part of his nodes'
+    )
 
 
 def with_shares(view: V, snapshot: ClusterSnapshot, submission: Submission) -> V:
     """With its priority and account; and what that and its user have used against their shares, where its policy orders by it now."""
-    view = replace(view, priority=submission.priority, account=submission.account)
+    view = msgspec.structs.replace(view, priority=submission.priority, account=submission.account)
     queue = snapshot.settings.queue(submission.queue) if snapshot.placing.shares and not view.state.is_final else None
     found = None if queue is None else snapshot.placing.shares.get((queue.partition, submission.account, submission.user))
-    return view if found is None else replace(view, account_share=found[0], share=found[1])
+    return view if found is None else msgspec.structs.replace(view, account_share=found[0], share=found[1])
 
 
 def failed_policies(snapshot: ClusterSnapshot) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+
+import msgspec
 
 from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.decisions.view import claimed_state
@@ -141,7 +142,7 @@ def _running(
     state = claimed_state(is_starting=is_starting, is_stopping=bool(data.stopping))
     current = AttemptView(attempt=key.attempt, node=node, state=state)
     if state is not State.STARTING:
-        current = replace(current, started_us=data.claimed_us)
+        current = msgspec.structs.replace(current, started_us=data.claimed_us)
     return TaskView(
         submission=submission.id,
         index=number,

@@ -285,7 +285,7 @@ def build(
     deeds = None
     if credentials is not None and trust is not None:
         deeds = Deeds(trust, meta.cluster_id, credentials, settings=lambda: starter.settings)
-    caps = Caps.of(directory, user_bytes=own.work_cap_user_bytes, all_bytes=own.work_cap_bytes) if users is not None else None
+    caps = Caps.of(directory, user_bytes=own.work_cap_user_bytes, all_bytes=own.work_cap_bytes)
     shared = Shared(
         coordinator=coordinator,
         io=io,
@@ -305,7 +305,7 @@ def build(
         wake=nothing,
         environ=_way_to_the_cluster(config),
         output_cap=own.log_cap_bytes,
-        file_cap=caps.user_bytes if caps is not None else 0,
+        file_cap=caps.user_bytes,
         spool_cap=own.spool_cap_bytes,
         values_cap=own.values_cap_bytes,
         checkpoint_max_bytes=own.checkpoint_max_bytes,
@@ -351,7 +351,7 @@ def build(
         store_note=store_note,
     )
     starter.use_settings(settings)
-    if caps is not None:
+    if users is not None:
         WorkLimits(agents, directory, caps, after=mailbox.after, post=mailbox.put, log=log)
     return Parts(starter, io, runners, metrics, disk, files, peers)
 

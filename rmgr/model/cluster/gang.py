@@ -43,8 +43,10 @@ class GangRecord:
     and no reader acts on the record before it. width: of the tree. leaves: (node, cores), from the left.
     queues: (tree node, (job, adjacent entries) in order of service). front: (tree node, entries still to be served in this round, has
     completed a round in this phase) of every tree node that runs. late: (job, tree node, entries) that wait for the root's next round.
-    next_round: newcomers to an empty queue do so. attempts: (job, attempt, slots served before `slot`).
-    Jobs are the scheduler's ids (`model/tasks/placing.py`).
+    next_round: newcomers to an empty queue do so. attempts: (job, attempt, slots served before `slot`). memory_share: a job that asks for
+    no memory has 1/so much of what its cores have of their node's; 0: it is not counted.
+    Jobs are the scheduler's ids (`model/tasks/placing.py`). set_us: gang time when it was written, by which a leader that can ask no
+    reference goes on; 0 = nobody knew.
     """
 
     format: int = 1
@@ -60,4 +62,6 @@ class GangRecord:
     late: tuple[tuple[int, int, int], ...] = ()
     next_round: bool = False
     attempts: tuple[tuple[int, int, int], ...] = ()
+    set_us: int = 0
+    memory_share: int = 0
     newer: Newer = newer()

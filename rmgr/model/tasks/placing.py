@@ -76,7 +76,8 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     threads: cores of one process. memory_mib: of one process, 0 = not counted. started_us: when the leader placed it (its clock).
     planned_us: how long it was planned for, 0 = no limit. whole: of a job that has its nodes for itself: all cores of each node, in the
     order of `shares`; it has their other resources, too, but of the memory what it asked for. seal: of the leader who gave it, None in
-    an open cluster. gang: it runs in the slots that `/gangs/<gang>` gives it, and stands still in others; "" = in none.
+    an open cluster. gang: it runs in the slots that `/gangs/<gang>` gives it, and stands still in others; "" = in none. generation: of
+    that record, by which it was placed: an earlier one may have the attempt on other cores.
     """
 
     shares: tuple[tuple[str, int], ...]
@@ -87,6 +88,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     whole: tuple[int, ...] = ()
     seal: PlacingSeal | None = None
     gang: str = ""
+    generation: int = 0
 
     @property
     def cores(self) -> tuple[int, ...]:
@@ -114,7 +116,8 @@ class NodeHold:
     """`/holds/<node>/<submission>.<index>.<attempt>`: a job that runs elsewhere has these cores here; its Starter never pulls into them.
 
     head: the node that runs the job. key: name of its block there. The hold goes when that block is gone.
-    cores: of its processes; whole: it has all of the node's, and all other resources. gang: as that of the job's allocation.
+    cores: of its processes; whole: it has all of the node's, and all other resources. gang, generation: as those of the job's
+    allocation.
     """
 
     head: str
@@ -124,6 +127,7 @@ class NodeHold:
     processes: int = 0
     whole: bool = False
     gang: str = ""
+    generation: int = 0
     newer: Newer = newer()
 
 

@@ -14,7 +14,7 @@ MAX_FRAME = 64 * 1024 * 1024
 HEADER = 4
 #: What decoders raise: other bytes, text that is no UTF-8, keys that cannot be keys, fields that nobody knows and that are nested
 #: thousands deep. The other end may be a user's, and an error of another kind ends the thread that reads, or its whole process.
-UNREADABLE = (*UNREADABLE_TEXT, OverflowError, TypeError)
+UNREADABLE = (*UNREADABLE_TEXT, TypeError)
 #: Characters of what they say.
 _TOLD = 300
 #: Values of one frame, counted in frames of more than so many bytes: each byte may be a struct of a hundred bytes once it is decoded.
@@ -49,13 +49,16 @@ F = TypeVar("F")
 
 
 def is_crowded(data: bytes | memoryview, most: int = MAX_VALUES) -> bool:
-    """It has more than `most` values. What is no MessagePack is left to the decoder. Cost: 0.3 us a value, nothing is built."""
+    """It has more than `most` values, or says so. What else is no MessagePack is left to the decoder.
+
+    Cost: 0.3 us a value until what has come and what is announced are too many; nothing is built.
+    """
     at, left, seen = 0, 1, 0
     while left and at < len(data):
+        if seen + left > most:
+            return True
         head = data[at]
         at, left, seen = at + 1, left - 1, seen + 1
-        if seen > most:
-            return True
         if 0x80 <= head <= 0x8F:
             left += 2 * (head & 0x0F)
         elif 0x90 <= head <= 0x9F:

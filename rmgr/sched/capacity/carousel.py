@@ -17,32 +17,29 @@ ENDLESS = 1 << 60
 
 
 class Carousel:
-    """Attributes: tree, rotation; entries: loads in entries, by which tasks are allocated; jobs: loads in jobs, which the cap counts.
+    """Attributes: tree, rotation, and for each job its weight.
 
     Everybody who makes it from the same record gets the same slots. Cost: O(nodes of the tree).
     """
 
-    __slots__ = ("entries", "jobs", "leaves", "next_round", "origin_us", "rotation", "slot_us", "tree", "weights", "width")
+    __slots__ = ("_loads", "leaves", "memory_share", "next_round", "origin_us", "rotation", "slot_us", "tree", "weights", "width")
 
     def __init__(self, gang: Gang, closed: frozenset[int] = frozenset()) -> None:
         """closed: leaves on which nothing new is placed."""
         self.width, self.leaves, self.next_round = gang.width, gang.leaves, gang.next_round
-        self.slot_us, self.origin_us = gang.slot_us, gang.origin_us
+        self.slot_us, self.origin_us, self.memory_share = gang.slot_us, gang.origin_us, gang.memory_share
         count = sum(cores for _, cores in each_node(gang.leaves))
         self.tree = Tree(gang.width, count, closed)
         self.rotation = Rotation(self.tree, Newcomers.NEXT_ROUND if gang.next_round else Newcomers.THIS_ROUND)
         self.rotation.now = gang.slot
-        self.entries, self.jobs = Loads(self.tree), Loads(self.tree)
+        self._loads: tuple[Loads, Loads] | None = None
         self.weights: dict[int, int] = {}
         for node, entries in gang.queues:
             queue = RunQueue()
             for job_id, weight in entries:
                 queue.append(job_id, ENDLESS, weight)
-                if job_id not in self.weights:
-                    self.jobs.change(node, 1)
                 self.weights[job_id] = self.weights.get(job_id, 0) + weight
             self.rotation.fill(node, queue.close())
-            self.entries.change(node, sum(weight for _, weight in entries))
         self.rotation.stand(gang.front)
         for job_id, node, weight in gang.late:
             self.add(job_id, node, weight)
@@ -51,10 +48,29 @@ class Carousel:
         """An equal one that shares nothing that changes."""
         new = object.__new__(Carousel)
         new.width, new.leaves, new.next_round = self.width, self.leaves, self.next_round
-        new.slot_us, new.origin_us, new.tree = self.slot_us, self.origin_us, self.tree
+        new.slot_us, new.origin_us, new.tree, new.memory_share = self.slot_us, self.origin_us, self.tree, self.memory_share
         new.rotation, new.weights = self.rotation.copy(), dict(self.weights)
-        new.entries, new.jobs = self.entries.copy(), self.jobs.copy()
+        entries, jobs = self._counted()  # a copy is made to place jobs: they are counted once, not in each
+        new._loads = entries.copy(), jobs.copy()
         return new
+
+    @property
+    def entries(self) -> Loads:
+        """Loads in entries, by which tasks are allocated. Cost: the first time O(jobs x height x width): who reads slots needs none."""
+        return self._counted()[0]
+
+    @property
+    def jobs(self) -> Loads:
+        """Loads in jobs, which the cap counts. Cost: as `entries`."""
+        return self._counted()[1]
+
+    def _counted(self) -> tuple[Loads, Loads]:
+        if self._loads is None:
+            self._loads = entries, jobs = Loads(self.tree), Loads(self.tree)
+            for job_id, weight in self.weights.items():
+                entries.change(self.node_of(job_id), weight)
+                jobs.change(self.node_of(job_id), 1)
+        return self._loads
 
     def __contains__(self, job_id: int) -> bool:
         return job_id in self.weights
@@ -74,8 +90,9 @@ class Carousel:
     def add(self, job_id: int, node: int, weight: int, quanta: int = ENDLESS) -> None:
         """The job enters the queue of the tree node."""
         self.weights[job_id] = weight
-        self.entries.change(node, weight)
-        self.jobs.change(node, 1)
+        if self._loads is not None:
+            self.entries.change(node, weight)
+            self.jobs.change(node, 1)
         self.rotation.home.setdefault(job_id, node)
         self.rotation.add(job_id, node, quanta, weight)
 
@@ -84,8 +101,10 @@ class Carousel:
         node = self.node_of(job_id)
         self.rotation.remove(job_id)
         self.rotation.home.pop(job_id, None)
-        self.entries.change(node, -self.weights.pop(job_id))
-        self.jobs.change(node, -1)
+        weight = self.weights.pop(job_id)
+        if self._loads is not None:
+            self.entries.change(node, -weight)
+            self.jobs.change(node, -1)
 
     def given(self) -> dict[int, int]:
         """Slots that each job without an end has had since this was made of a record. Cost: O(nodes of the tree + jobs)."""
@@ -122,6 +141,7 @@ class Carousel:
             self.next_round,
             policy,
             partition,
+            self.memory_share,
         )
 
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Protocol
 
 from rmgr.sched.capacity.carousel import Carousel
-from rmgr.sched.job import Job, Placement, Running, nodes_of
+from rmgr.sched.job import Job, Node, Placement, Running, nodes_of
 from rmgr.sched.records import Gang
 
 #: Stands for a gang in a pool: a node that it has is nobody else's.
 OWNER = Job(id=0, submit_us=0, exclusive=True)
+
+
+def memory_on(job: Job, node: Node, count: int, share: int) -> int:
+    """Bytes of the node's memory that so many processes of the job count as: what they ask for, or its `share_of_memory`."""
+    if job.memory_bytes or not share:
+        return count * job.memory_bytes
+    return share_of_memory(node.memory_bytes, node.cores, node.cores if job.exclusive else count * job.threads, share)
+
+
+def share_of_memory(memory_bytes: int, cores: int, used: int, share: int) -> int:
+    """What a job that says nothing of memory has of a node's, on so many of its cores: 1/share (`Gang.memory_share`) of their part.
+
+    So jobs that say nothing have memory wherever they have cores.
+    """
+    return memory_bytes * used // (cores * share)
 
 
 class _Pool(Protocol):
@@ -22,12 +37,13 @@ class _Pool(Protocol):
 class GangBook:
     """`job_id in book`: it stands in a gang."""
 
-    __slots__ = ("_carousels", "_owned", "by_name", "of")
+    __slots__ = ("_carousels", "_given", "_owned", "by_name", "of")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Gang] = {}
         self.of: dict[int, str] = {}  #: job that runs, or is about to -> gang
         self._carousels: list[tuple[Gang, frozenset[int], Carousel]] = []  # derived, of the last records
+        self._given: tuple[Gang, int, dict[int, int]] | None = None  # derived, of the last question
         self._owned: dict[int, int] = {}  # node -> jobs of gangs that run there
 
     def __contains__(self, job_id: int) -> bool:
@@ -63,6 +79,14 @@ class GangBook:
     def remember(self, gang: Gang, closed: frozenset[int], carousel: Carousel) -> None:
         """This is what the record makes; nobody changes it from now on."""
         self._carousels = [*self._carousels[-1:], (gang, closed, carousel)]
+
+    def given(self, gang: Gang, slot: int) -> Mapping[int, int]:
+        """Job -> slots that the record gives it from its first one up to this. Cost: O(nodes of the tree), once a record and slot."""
+        if self._given is None or self._given[0] is not gang or self._given[1] != slot:
+            carousel = Carousel(gang)  # a remembered one may count from an earlier record
+            carousel.advance_to(slot)
+            self._given = gang, slot, carousel.given()
+        return self._given[2]
 
     def enter(self, pool: _Pool, run: Running) -> None:
         """One of its jobs runs: nodes that no gang had are taken."""

@@ -25,7 +25,7 @@ class Timetable:
     def __init__(self, record: GangRecord, node: str) -> None:
         """Raises: ValueError for a record that is no tree."""
         self.record = record
-        self._carousel = Carousel(_gang_of(record))
+        self._carousel = Carousel(numbered(record))
         self.names = {run_label(*task_of(job), attempt): job for job, attempt, _ in record.attempts}  #: of attempts -> the scheduler's id
         self._named = {job: name for name, job in self.names.items()}
         self._low = self._high = 0  # this node's leaves
@@ -91,8 +91,8 @@ class Timetable:
         return found
 
 
-def _gang_of(record: GangRecord) -> Gang:
-    """Its nodes are numbered from the left."""
+def numbered(record: GangRecord) -> Gang:
+    """The scheduler's record of a gang whose nodes are numbered from the left, of no partition."""
     return Gang(
         name=record.policy,
         slot_us=record.slot_us,
@@ -104,4 +104,5 @@ def _gang_of(record: GangRecord) -> Gang:
         front=record.front,
         late=record.late,
         next_round=record.next_round,
+        memory_share=record.memory_share,
     )

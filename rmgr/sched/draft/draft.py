@@ -11,7 +11,7 @@ over-commit a node, start a job twice, or break a promise that this pass or an e
 | `free_cores`, `idle_nodes`, `nodes`, `room(job, node, cores)` | what is free |
 | `promised(id)`, `holds()`, `held_for(id)` | promises |
 | `note_of(kind, id)`, `notes(kind)` | what the policy remembers |
-| `used_by(user)`, `usage()`, `gangs()` | other records |
+| `used_by(user)`, `usage()`, `uncharged(run, now_us)`, `gangs()` | other records |
 | `calls()`, `servers()`, `measurements(server)`, `learnt(...)`, `answered()` | calls that want a server, and what is known of servers |
 | `now_us`, `seed`, `partition` | of the pass |
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain, pairwise
 
 from rmgr.sched.capacity.carousel import Carousel, placed_in, stands_in, too_many_leaves
-from rmgr.sched.capacity.gangs import OWNER
+from rmgr.sched.capacity.gangs import OWNER, memory_on
 from rmgr.sched.capacity.holds import are_spans, each_node
 from rmgr.sched.draft.view import View
 from rmgr.sched.job import Job, Running, nodes_of
@@ -47,7 +47,7 @@ class Ganging(View):
         if not isinstance(stands, dict):
             return stands
         begun = [run for run in stands.values() if not self.has_place(run.job.id)]
-        lacking = self._lacks(stands, begun)
+        lacking = self._lacks(stands, begun, gang.memory_share)
         if lacking is not None:
             return self._never(lacking)
         more, pool = self._changes(), self._pool
@@ -144,9 +144,9 @@ class Ganging(View):
         lost = [run.job.id for run in self._members(gang.name) if run.job.id not in stands]
         return self._never(Why("gang", "job {} runs in it and is in no queue", (lost[0],))) if lost else stands
 
-    def _lacks(self, stands: dict[int, Running], begun: list[Running]) -> Why | None:
+    def _lacks(self, stands: dict[int, Running], begun: list[Running], share: int) -> Why | None:
         """Memory and other resources are there for all jobs of a node together, whoever's turn it is."""
-        if not any(run.job.memory_bytes or run.job.resources for run in begun):
+        if not any(share or run.job.memory_bytes or run.job.resources for run in begun):
             return None
         nodes = self._part.nodes
         memory: dict[int, int] = {}
@@ -156,7 +156,7 @@ class Ganging(View):
                 node = nodes.get(node_id)
                 if node is None:
                     continue
-                memory[node_id] = memory.get(node_id, 0) + count * run.job.memory_bytes
+                memory[node_id] = memory.get(node_id, 0) + memory_on(run.job, node, count, share)
                 if node.memory_bytes and memory[node_id] > node.memory_bytes:
                     return Why("gang", "the memory of node {} does not do for all jobs on it", (node_id,))
                 for name, number in run.job.resources:
@@ -179,6 +179,8 @@ def _malformed(gang: object) -> str | None:
         or type(gang.next_round) is not bool
     ):
         return "slots are longer than 0 us, and counted from 0"
+    if not _is_count(gang.memory_share):
+        return "a job's share of memory is a number of jobs"
     if not _is_count(gang.width, 2) or gang.width > 64 or not are_spans(gang.leaves, 1 << 20) or not gang.leaves:
         return "a tree has a width of 2 to 64, and leaves that are spans of nodes"
     if any(first > last or cores < 1 or first < 0 for first, last, cores in gang.leaves) or too_many_leaves(gang.leaves):

@@ -174,6 +174,10 @@ class View(Overlay):
         """What has been used in the whole cluster and is over, by user and account; what runs is in `running`."""
         return iter(sorted(self._part.usage.values()))
 
+    def uncharged(self, run: Running, now_us: int) -> tuple[int, int | None]:
+        """What `usage()` lacks of a run: since when, and for how long of that it had its cores (None: always)."""
+        return self._part.uncharged(run, now_us)
+
     def gangs(self) -> Iterator[Gang]:
         """By name."""
         return iter(sorted((self._part.gangs.by_name if self._more is None else self._more.gangs).values()))

@@ -2,7 +2,7 @@
 
 Algorithm:
 1. Use of a user in an account: core time (cores x us) of what has left its nodes and of what runs, each moment of it halved every
-   `half_life_us` since. Use of an account: the sum over its users.
+   `half_life_us` since; of a job that shares its cores in time the slots that it was given. Use of an account: the sum over its users.
 2. Jobs of the account with the smallest use / share first; in it, jobs of the user with the smallest use / share.
 3. At equal quotients of accounts their users stand beside each other; at equal quotients of users their jobs: by submit time, then job id.
 The order is made anew in each pass; what a pass starts counts from the next one on. Only what differs counts: without records of use (the
@@ -15,10 +15,10 @@ factors; size and age of a job do not count (`max_wait` does ageing).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Node, Running, charged_cores
@@ -27,6 +27,8 @@ from rmgr.sched.records import Usage
 from rmgr.sched.state.partition import Partition, arrival
 
 DAY_US = 86_400_000_000
+#: See `Partition.uncharged`.
+Uncharged: TypeAlias = Callable[[Running, int], tuple[int, int | None]]
 SECOND_US = 1_000_000
 
 
@@ -56,7 +58,7 @@ class FairShare:
     def _ranked(self, draft: Draft, waiting: Mapping[tuple[str, str], list[Job]]) -> Iterator[list[Job]]:
         """The jobs of each (account, user), the first to be served first; those of equals together, by arrival."""
         groups: dict[tuple[float, float], list[list[Job]]] = {}
-        for who, rank in self._quotients(waiting, draft.usage(), draft.running(), draft.nodes, draft.now_us).items():
+        for who, rank in self._quotients(waiting, draft.usage(), draft.running(), draft.nodes, draft.now_us, draft.uncharged).items():
             groups.setdefault(rank, []).append(waiting[who])
         for _, group in sorted(groups.items()):  # one after the other: a search that stops at the head pays for the first only
             yield group[0] if len(group) == 1 else sorted(chain.from_iterable(group), key=arrival)
@@ -68,7 +70,7 @@ class FairShare:
         """
         whose = {(job.account, job.user) for job in part.jobs.values()}
         whose.update((run.job.account, run.job.user) for run in part.running.values())
-        return self._quotients(whose, part.usage.values(), part.running.values(), part.nodes, now_us)
+        return self._quotients(whose, part.usage.values(), part.running.values(), part.nodes, now_us, part.uncharged)
 
     def _quotients(
         self,
@@ -77,8 +79,9 @@ class FairShare:
         running: Iterable[Running],
         nodes: Mapping[int, Node],
         now_us: int,
+        uncharged: Uncharged,
     ) -> dict[tuple[str, str], tuple[float, float]]:
-        by_account, by_user = self._used({account for account, _ in whose}, usage, running, nodes, now_us)
+        by_account, by_user = self._used({account for account, _ in whose}, usage, running, nodes, now_us, uncharged)
         shares, found = dict(self.shares), {}
         for account, user in whose:  # whole numbers divide correctly rounded: the same quotient in any process
             own = by_user.get((account, user), 0) / shares.get(f"{account}/{user}", 1)
@@ -86,7 +89,13 @@ class FairShare:
         return found
 
     def _used(
-        self, accounts: Container[str], usage: Iterable[Usage], running: Iterable[Running], nodes: Mapping[int, Node], now: int
+        self,
+        accounts: Container[str],
+        usage: Iterable[Usage],
+        running: Iterable[Running],
+        nodes: Mapping[int, Node],
+        now: int,
+        uncharged: Uncharged,
     ) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
         """Core time of these accounts and of their users. Whole numbers: their sum is the same in any order."""
         half_life = self.half_life_us
@@ -98,7 +107,8 @@ class FairShare:
         for run in running:
             if run.job.account in accounts:
                 who = (run.job.account, run.job.user)
-                use = Usage(run.job.user, run.job.account, 0, now).charged(charged_cores(run, nodes), run.start_us, now, half_life)
+                since_us, given_us = uncharged(run, now)
+                use = Usage(run.job.user, run.job.account, 0, now).charged(charged_cores(run, nodes), since_us, now, half_life, given_us)
                 by_user[who] = by_user.get(who, 0) + use.core_us
         by_account: dict[str, int] = {}
         for (account, _), core_us in by_user.items():

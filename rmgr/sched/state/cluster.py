@@ -33,7 +33,7 @@ from rmgr.sched.plan import (
     Why,
     of_tuple,
 )
-from rmgr.sched.records import Answered, Call, Limits, Maintenance, Server, Usage
+from rmgr.sched.records import Answered, Call, Gang, Limits, Maintenance, Server, Usage
 from rmgr.sched.state.partition import Partition
 from rmgr.sched.state.snapshot import Snapshot, records_of, restore
 
@@ -198,8 +198,8 @@ class ClusterState:
         run = part.running.get(job_id)
         if run is None or job_id in part.gangs:
             raise StateConflict(f"job {job_id} does not run by itself in partition {partition}")
-        part.suspend(run, now)
         self._charge(part, run, now)
+        part.suspend(run, now)
 
     def job_resumed(self, job_id: int, now: int, partition: str = "default") -> Running:
         """It goes on where it stood, with what was left of its limit. Raises: StateConflict unless it is suspended, its cores free."""
@@ -341,6 +341,10 @@ class ClusterState:
             case Reject(job_id, _, partition):
                 self.job_withdrawn(job_id, partition)
             case GangSet(gang):
+                old = part.gangs.by_name.get(gang.name) if self.usage_half_life_us else None
+                for job_id in old.homes if old is not None and old.origin_us == gang.origin_us else ():
+                    if job_id in part.running and part.gangs.of.get(job_id) == gang.name:
+                        self._charge(part, part.running[job_id], now, gang)
                 part.gangs.put(gang)
             case WakeAt():
                 pass  # the driver's own
@@ -406,15 +410,16 @@ class ClusterState:
             part.pinned.discard(job_id)
         run = part.running.get(job_id)
         if run is not None:
-            part.drop_running(run)
             if self.usage_half_life_us:
                 self._charge(part, run, now)
+            part.drop_running(run)
             return run
         if job_id not in part.suspended:
             raise StateConflict(f"job {job_id} does not run in partition {part.name}")
         return part.drop_suspended(job_id)
 
-    def _charge(self, part: Partition, run: Running, now: int | None) -> None:
+    def _charge(self, part: Partition, run: Running, now: int | None, until: Gang | None = None) -> None:
+        """until: the record that is set now, of a member of the one before it."""
         half_life = self.usage_half_life_us
         if not half_life:
             return
@@ -422,7 +427,8 @@ class ClusterState:
             raise ValueError(f"job {run.job.id} left its nodes: when? (now is needed where usage is kept)")
         who = (run.job.user, run.job.account)
         had = self.usage.get(who) or Usage(*who, 0, now)
-        self.usage[who] = had.charged(charged_cores(run, part.nodes), run.start_us, now, half_life)
+        since_us, given_us = part.uncharged(run, now, until)
+        self.usage[who] = had.charged(charged_cores(run, part.nodes), since_us, now, half_life, given_us)
 
     def _dequeue(self, part: Partition, job: Job) -> None:
         part.drop_job(job)

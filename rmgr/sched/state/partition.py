@@ -19,7 +19,7 @@ from rmgr.sched.capacity.pool_unit import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running, nodes_of
 from rmgr.sched.order import Key
 from rmgr.sched.plan import Why
-from rmgr.sched.records import Call, Hold, Limits, Maintenance, Server, Suspended, Usage, Used
+from rmgr.sched.records import Call, Gang, Hold, Limits, Maintenance, Server, Suspended, Usage, Used
 from rmgr.sched.state.call_records import CallRecords
 from rmgr.sched.state.waiting import SortedJobs
 
@@ -252,6 +252,22 @@ class Partition:
     def is_member(self, job_id: int) -> bool:
         """It has a place in a gang: it runs, or was asked to leave and has not yet."""
         return job_id in self.gangs and (job_id in self.running or job_id in self.stopping)
+
+    def uncharged(self, run: Running, now_us: int, until: Gang | None = None) -> tuple[int, int | None]:
+        """What records of use lack of a run: (since when, for how long of that it had its cores; None = always).
+
+        A member of a gang is charged the slots that its record gives it: up to the record's first slot with each new record (`until`),
+        then all that have begun. Nothing is known of them while the clock cannot be read.
+        """
+        name = self.gangs.of.get(run.job.id)
+        if name is None:
+            return run.start_us, None
+        gang = self.gangs.by_name[name]
+        if self.gang_shift_us is None:
+            return now_us, 0
+        begun = (now_us + self.gang_shift_us - gang.origin_us) // gang.slot_us + 1 if until is None else until.slot
+        given = self.gangs.given(gang, max(begun, gang.slot)).get(run.job.id, 0)
+        return gang.origin_us + gang.slot * gang.slot_us - self.gang_shift_us, given * gang.slot_us
 
     def step_aside(self, run: Running) -> None:
         """A member of a gang was asked to leave: it keeps its place, and its nodes stay the gang's, until it has left."""

@@ -16,7 +16,6 @@ from rmgr.adapters.access.errors import rebuild
 from rmgr.adapters.calls.links import VERSION
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import calls_pb2 as pb

@@ -47,6 +47,16 @@ def test_the_loop_of_a_starter_looks_at_no_file_that_users_name(rig: Rig, tmp_pa
     assert looked == []
 
 
+def test_a_file_of_holes_is_as_large_as_it_says_also_where_work_has_the_starters_rights(rig: Rig) -> None:
+    rig.start(work_cap_user_bytes=30 << 20)
+    number = rig.submit(Command(argv=("truncate", "-s", "3600M", "a"), output_files=(("k", "a"),)))
+    outcome = rig.outcomes(number, 1)[0]
+    assert outcome.reason is Reason.BAD_OUTPUT
+    assert "bytes, holes counted), and one that is stored has at most 30M" in outcome.error
+    fits = rig.submit(Command(argv=("truncate", "-s", "20M", "a"), output_files=(("k2", "a"),)))
+    assert rig.outcomes(fits, 1)[0].state is State.COMPLETED
+
+
 def test_an_end_that_cannot_be_taken_in_is_its_tasks_alone_and_cancels_go_on(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,9 +81,8 @@ def test_an_end_that_cannot_be_taken_in_is_its_tasks_alone_and_cancels_go_on(
     (tmp_path / "go").touch()
     assert rig.outcomes(waits, 1)[0].reason is Reason.EXIT_CODE, "what ran beside it was told"
     runs = rig.submit(Command(argv=("sleep", "600")), [b""] * 2, blocks=2)
-    blocks = eventually(lambda: [block for block in running.agent().blocks.values() if block.key.submission == runs and block.live])
-    eventually(lambda: sum(block.live for block in running.agent().blocks.values()) == 2, "both cores are free for them")
-    blocks = [block for block in running.agent().blocks.values() if block.key.submission == runs]
+    eventually(lambda: sum(block.live for block in list(running.agent().blocks.values())) == 2, "both cores are free for them")
+    blocks = [block for block in list(running.agent().blocks.values()) if block.key.submission == runs]
     for block in blocks:
         running.parts.starter.ask(lambda block=block: running.agent().cancel(block, None, "enough", 0))
     assert {outcome.state for outcome in rig.outcomes(runs, 2).values()} == {State.CANCELLED}

@@ -130,7 +130,7 @@ def test_an_end_that_cannot_be_written_down_is_its_tasks_alone(rig: Rig, monkeyp
     assert [ends[index].state for index in range(3)] == [State.COMPLETED, State.FAILED, State.COMPLETED]
     assert ends[1].reason is Reason.BAD_OUTPUT
     assert "UnicodeEncodeError" in ends[1].error
-    assert agent.is_empty
+    eventually(lambda: agent.is_empty, "it has heard that its outcomes are written")
 
 
 def kill_parent() -> Callable[[], None]:

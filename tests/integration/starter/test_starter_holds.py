@@ -49,7 +49,8 @@ def test_a_hold_takes_its_cores_when_they_are_free_and_gives_them_back_when_it_g
     rig.outcomes(first, 2)
     eventually(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the hold to have its cores")
     rig.outcomes(later, 3)  # on the third core
-    assert (agent.lanes.free_cores, agent.lanes.memory_mib - agent.lanes.free_memory_mib) == (1, 64)
+    lanes = agent.lanes
+    eventually(lambda: (lanes.free_cores, lanes.memory_mib - lanes.free_memory_mib) == (1, 64), "what the hold has, and no more, in use")
     wide = rig.submit(Command(argv=("true",)), cores=3)
     delete(rig, path)
     rig.outcomes(wide, 1)

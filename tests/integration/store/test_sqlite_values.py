@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
-from rmgr.adapters.store_rules import CHUNK_BYTES
+from rmgr.adapters.store_rules import CHUNK_BYTES, CallDeadline
 from rmgr.coord.protocol.ports import Encoding
-from rmgr.errors import DataLost, KeyExists, StoreUnavailable
+from rmgr.errors import DataLost, KeyExists, StoreUnavailable, ValueTooLarge
 from tests.harness.store_adapters import flip_bit, pattern, value_file
 
 LARGE = pattern(3 * CHUNK_BYTES + 5)
@@ -127,13 +127,13 @@ def test_a_value_becomes_a_file_without_a_copy_and_outlives_its_key(store: Sqlit
     store.put("k", LARGE)
     store.put("small", b"1")
     name = str(tmp_path / "second")
-    assert store.fetch("k", name) == (None, hashlib.sha256(LARGE).digest())
+    assert store.fetch("k", name, largest=1 << 30) == (None, hashlib.sha256(LARGE).digest())
     assert value_file(path, "k").samefile(name)  # type: ignore[union-attr]
     store.delete("k")
     store.sweep()
     assert Path(name).read_bytes() == LARGE
-    assert store.fetch("small", name) == (b"1", hashlib.sha256(b"1").digest())
-    assert store.fetch("absent", name) is None
+    assert store.fetch("small", name, largest=1 << 30) == (b"1", hashlib.sha256(b"1").digest())
+    assert store.fetch("absent", name, largest=1 << 30) is None
 
 
 def test_a_value_on_another_file_system_is_copied(store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,17 +142,38 @@ def test_a_value_on_another_file_system_is_copied(store: SqliteStore, tmp_path: 
 
     monkeypatch.setattr(os, "link", refuse)
     store.put("k", LARGE)
-    assert store.fetch("k", str(tmp_path / "copy")) == (None, hashlib.sha256(LARGE).digest())
+    assert store.fetch("k", str(tmp_path / "copy"), largest=1 << 30) == (None, hashlib.sha256(LARGE).digest())
     assert (tmp_path / "copy").read_bytes() == LARGE
     with pytest.raises(FileNotFoundError):
-        store.fetch("k", str(tmp_path / "no" / "where"))
+        store.fetch("k", str(tmp_path / "no" / "where"), largest=1 << 30)
+
+
+def test_a_value_that_is_replaced_while_it_is_fetched_is_the_new_one_and_bounded(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("k", LARGE)
+    select, later = store._select, [LARGE + b"x", LARGE + b"xyz"]
+
+    def replaced(key: str, deadline: CallDeadline) -> Any:
+        row = select(key, deadline)
+        if later:
+            store.put("k", later.pop(0))
+            assert row is not None
+            store._large._path(row.generation).unlink()  # as a sweep would
+        return row
+
+    monkeypatch.setattr(store, "_select", replaced)
+    with pytest.raises(ValueTooLarge):
+        store.fetch("k", str(tmp_path / "fetched"), largest=len(LARGE) + 1)
+    later.append(LARGE + b"!")
+    assert store.fetch("k", str(tmp_path / "fetched"), largest=len(LARGE) + 3) == (None, hashlib.sha256(LARGE + b"!").digest())
 
 
 def test_a_damaged_file_gets_no_second_name(store: SqliteStore, path: Path, tmp_path: Path) -> None:
     store.put("k", LARGE)
     flip_bit(value_file(path, "k"), len(LARGE) - 1)  # type: ignore[arg-type]
     with pytest.raises(DataLost):
-        store.fetch("k", str(tmp_path / "second"))
+        store.fetch("k", str(tmp_path / "second"), largest=1 << 30)
     assert not (tmp_path / "second").exists()
 
 
@@ -226,11 +247,11 @@ def test_a_value_that_is_fetched_by_who_compares_it_is_not_read(store: SqliteSto
     damaged = value_file(path, "k")
     assert damaged is not None
     flip_bit(damaged, 7)
-    assert store.fetch("k", str(tmp_path / "here"), is_compared=False) == (None, hashlib.sha256(LARGE).digest())
+    assert store.fetch("k", str(tmp_path / "here"), largest=1 << 30, is_compared=False) == (None, hashlib.sha256(LARGE).digest())
     with pytest.raises(DataLost, match="hash differs"):
-        store.fetch("k", str(tmp_path / "there"))
+        store.fetch("k", str(tmp_path / "there"), largest=1 << 30)
     damaged.chmod(0o600)
     os.truncate(damaged, 9)
     with pytest.raises(DataLost, match="9 of 1,"):
-        store.fetch("k", str(tmp_path / "again"), is_compared=False)
+        store.fetch("k", str(tmp_path / "again"), largest=1 << 30, is_compared=False)
     assert [name.exists() for name in (tmp_path / "here", tmp_path / "there", tmp_path / "again")] == [True, False, False]

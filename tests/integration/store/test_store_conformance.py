@@ -64,7 +64,7 @@ def test_a_value_comes_back_as_it_was(store: Store, size: int, tmp_path: Path) -
     value = pattern(size)
     store.put("k", value)
     file = tmp_path / "fetched"
-    fetched = store.fetch("k", str(file))
+    fetched = store.fetch("k", str(file), largest=size)
     assert fetched is not None
     assert (file.read_bytes() if fetched[0] is None else fetched[0], fetched[1]) == (value, sha256(value).digest())
     assert file.exists() == (fetched[0] is None)
@@ -73,6 +73,14 @@ def test_a_value_comes_back_as_it_was(store: Store, size: int, tmp_path: Path) -
     assert b"".join(store.stream("k") or ()) == value
     assert store.get_many(["k"]) == {"k": (value, Encoding.RAW)}
     assert store.usage() == (1, size)
+
+
+@pytest.mark.parametrize("size", [1000, CHUNK_BYTES + 1])
+def test_a_value_above_the_readers_bound_becomes_no_file(store: Store, size: int, tmp_path: Path) -> None:
+    store.put("k", pattern(size))
+    with pytest.raises(ValueTooLarge, match=f"'k' has {size:,} bytes"):
+        store.fetch("k", str(tmp_path / "fetched"), largest=size - 1)
+    assert not (tmp_path / "fetched").exists()
 
 
 @pytest.mark.parametrize("size", SIZES)

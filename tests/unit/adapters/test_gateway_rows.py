@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import uuid
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.gateway.parts import MESSAGE_BYTES
-from rmgr.adapters.gateway.rows import Rows
+from rmgr.adapters.gateway.rows import Rows, _row_messages
 from rmgr.v1 import gateway_pb2 as pb
 from tests.harness.memory_store import MemoryStore
 
@@ -57,6 +58,18 @@ def test_whatever_lies_there_a_call_holds_little_more_than_two_messages(sizes: l
     assert read(store, list(values)) == values
     assert store.most <= 2 * MESSAGE_BYTES
     assert store.trips <= trips
+
+
+def test_what_is_sent_is_held_here_no_more() -> None:
+    store, size = MemoryStore(uuid.uuid4().hex), MESSAGE_BYTES // 4
+    for number in range(8):
+        store.put(f"name/{number}", bytes(size))
+    found = store.get_noted_many([f"name/{number}" for number in range(8)], largest=size)
+    messages = _row_messages(found)
+    message = next(messages)
+    assert (len(message.rows), len(found)) == (3, 5)
+    assert sys.getrefcount(message) == 2, "it is nobody's but its taker's"
+    assert sum(len(one.rows) for one in messages) == 5
 
 
 def test_what_no_message_bears_is_left_to_be_read_in_parts() -> None:

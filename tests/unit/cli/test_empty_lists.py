@@ -5,9 +5,9 @@ from __future__ import annotations
 import getpass
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rmgr.adapters.sqlite.store import SqliteStore
@@ -53,7 +53,7 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "store.db"
     with SqliteStore(path) as store:
         for number, user in ((1, "ann"), (5, "ann"), (3, getpass.getuser())):
-            store.put_many(history_rows(replace(ENDED, id=number, user=user)))
+            store.put_many(history_rows(msgspec.structs.replace(ENDED, id=number, user=user)))
     return path
 
 

@@ -246,6 +246,15 @@ def test_days_and_windows_add_up_to_the_whole_to_the_microsecond() -> None:
     assert before.total.jobs + after.total.jobs == whole.total.jobs == 200
 
 
+def test_what_shared_its_cores_in_time_is_charged_for_what_it_had_of_them() -> None:
+    progress = Progress()
+    served = Outcome(0, State.COMPLETED, elapsed_us=4_000, served_us=1_000, turns=2)
+    lost = Outcome(1, State.FAILED, reason=Reason.NODE_LOST, elapsed_us=900, served_us=300, turns=1)
+    alone = Outcome(2, State.COMPLETED, elapsed_us=50)
+    progress.account(Fragment(node="n1", base_us=DAY0), (served, lost, alone))
+    assert (progress.run_us, progress.lost_us, progress.served_us) == (1_050, 300, 1_300)
+
+
 def test_lost_attempts_are_counted_with_the_time_that_they_ran() -> None:
     progress = Progress()
     progress.tail = Tail(next=2, complete=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from rmgr.cli.display.columns import nodes_or_reason
@@ -177,7 +178,7 @@ def test_a_waiting_job_says_what_it_waits_for_and_when_it_is_expected_to_start()
     told = explain(facts, 42, None)
     assert (told.why, told.expected_start_us) == ((WhyView(what="hold", id="41", detail=RESERVED),), 77)
     assert jobs(placed_snapshot(placing(waiting("begin"))))[0].reason == Reason.BEGIN_TIME
-    routed = explain(placed_snapshot(placing(replace(waiting(), route="ss8"))), 42, None).why[1]
+    routed = explain(placed_snapshot(placing(msgspec.structs.replace(waiting(), route="ss8"))), 42, None).why[1]
     assert (routed.what, routed.id) == ("class", "ss8")
 
 

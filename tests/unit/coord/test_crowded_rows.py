@@ -14,26 +14,28 @@ from rmgr.daemons.starter.core import arguments
 from rmgr.errors import DataLost
 from rmgr.model.tasks.block import MAX_TASKS
 
-_COUNT = 2_000_000
+#: Just below what a row, and a page, may say that they have: it is their values that have to be counted.
+_COUNT, _OF_PAGE = 990_000, 2_990_000
 _MOST_BYTES = 16 * 2**20
 
 
-def crowded(one: bytes) -> bytes:
+def crowded(one: bytes, count: int = _COUNT) -> bytes:
     """A MessagePack array of as many."""
-    return b"\xdd" + _COUNT.to_bytes(4, "big") + one * _COUNT
+    return b"\xdd" + count.to_bytes(4, "big") + one * count
 
 
 @pytest.mark.parametrize(
-    ("decode", "one"),
+    ("decode", "one", "count"),
     [
-        (records.decode_outcomes, b"\x91\x01"),
-        (records.decode_page, b"\x91\x01"),
-        (records.split_page, b"\x91\x01"),
-        (records.decode_payloads, b"\xc4\x00"),
+        (records.decode_outcomes, b"\x91\x01", _COUNT),
+        (records.decode_outcomes, b"\x91\x01", 2_000_000),  # says so itself
+        (records.decode_page, b"\x91\x01", _OF_PAGE),
+        (records.split_page, b"\x91\x01", _OF_PAGE),
+        (records.decode_payloads, b"\xc4\x00", 2_000_000),
     ],
 )
-def test_rows_of_tiny_values_are_refused_before_they_are_built(decode: Callable[[bytes], object], one: bytes) -> None:
-    row = crowded(one)
+def test_rows_of_tiny_values_are_refused_before_they_are_built(decode: Callable[[bytes], object], one: bytes, count: int) -> None:
+    row = crowded(one, count)
     tracemalloc.start()
     try:
         with pytest.raises(msgspec.DecodeError):

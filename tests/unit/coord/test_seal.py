@@ -42,7 +42,7 @@ from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import MAX_INLINE_BYTES, MAX_TASKS, BlockData, BlockKey, PastAttempt
 from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.placing import Allocation, Rigid
 from rmgr.model.tasks.submission import Command, Dependency, OnDisconnect, Phase, PythonEnvironment, Submission, Upload, Work
 
 RECORD = Submission(id=7, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
@@ -203,6 +203,16 @@ def test_a_block_may_ask_for_nothing_but_what_its_record_asks_for() -> None:
     for cores, memory in ((1, 3), (2, 0), (3, 3), (2, 4)):
         with pytest.raises(NotSealed, match="its submission for 2 and 3"):
             check_shape(replace(KEY, cores=cores, memory_mib=memory), record)
+
+
+def test_a_job_of_a_gang_that_asks_for_no_memory_has_what_its_leader_lets_it_have() -> None:
+    record = replace(RECORD, request=Request(), rigid=Rigid(processes=3))
+    gang = Allocation(shares=(("n1", 2), ("n2", 1)), threads=1, memory_mib=512, gang="default")
+    key = replace(KEY, cores=2, memory_mib=1024)
+    check_shape(key, record, gang)
+    for other, asked in ((msgspec.structs.replace(gang, gang=""), record), (gang, replace(record, request=Request(memory_bytes=1 << 20)))):
+        with pytest.raises(NotSealed, match="it asks for 2 cores and 1024 MiB"):
+            check_shape(key, asked, other)
 
 
 def test_a_seal_that_does_not_fit_its_block_is_cut_without_harm() -> None:

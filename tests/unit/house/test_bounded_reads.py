@@ -1,4 +1,7 @@
-"""Who reads the store for others says how much: `get_noted_many(largest=)`, `row_of`, a stream. Whole values are for those who own them."""
+"""Who reads the store for others says how much: `get_noted_many(largest=)`, `row_of`, `fetch(largest=)`, a stream, which comes in pieces.
+
+Whole values are for those who own them. No thread that owns a mailbox reads any.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,33 @@ MAY = {
 }
 
 
+#: Files of daemons with a mailbox that ask a store which they keep, and on whose thread. All others get it as the argument of a job.
+ELSEWHERE = {
+    "daemons/leader/core/calls.py": "it gives it to jobs, on threads of its own",
+    "daemons/service/written.py": "a thread of its own; at the start, before anything is served",
+    "daemons/starter/checkpoint/directories.py": "it gives it to the thread of a checkpoint",
+    "daemons/starter/checkpoint/helping.py": "the same, for another node",
+    "daemons/starter/checkpoint/parts.py": "the thread of a checkpoint",
+    "daemons/starter/core/io.py": "it gives it to jobs, on threads of its own; what `put_soon` begins waits for nothing, and reads nothing",
+    "daemons/starter/node/service.py": "the thread of a call",
+    "daemons/starter/staging/charged.py": "the store of a job",
+    "daemons/starter/staging/claims.py": "a job's",
+}
+
+
+def own_asks(source: str) -> list[int]:
+    """Lines where a store that is kept is asked for something, or given to a function."""
+    found = []
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        target = call.func.value if isinstance(call.func, ast.Attribute) else None
+        makes = ast.unparse(call.func).rpartition(".")[2].lstrip("_")[:1].isupper()
+        given = [] if makes else [*call.args, *(keyword.value for keyword in call.keywords)]
+        kept = [one for one in (target, *given) if isinstance(one, ast.Attribute) and one.attr in _STORES]
+        if any(not ast.unparse(one).startswith("config.") for one in kept):
+            found.append(call.lineno)
+    return found
+
+
 def whole_reads(source: str) -> list[int]:
     """Lines where a store is asked for a value of any size."""
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
@@ -29,6 +59,19 @@ def test_no_value_of_any_size_is_read_where_others_may_have_written_it() -> None
     wrong = {file: lines for file, lines in found.items() if lines and file not in MAY}
     assert not wrong, f"`procedures/bounded.py` reads within bounds: {wrong}"
     assert all(found[file] for file in MAY), "they read nothing whole any more"
+
+
+def test_no_owner_of_a_mailbox_reads_the_store_or_decodes_its_rows() -> None:
+    rooms = [ROOT / "rmgr" / "daemons" / room for room in ("leader", "service", "starter")]
+    found = {str(path.relative_to(ROOT / "rmgr")): own_asks(path.read_text()) for room in rooms for path in room.rglob("*.py")}
+    wrong = {file: lines for file, lines in found.items() if lines and file not in ELSEWHERE}
+    assert not wrong, f"a row has up to 64 MiB: a job reads it, on another thread (`StoreIO.run`, `Calls.store`): {wrong}"
+    assert all(found[file] for file in ELSEWHERE), "they ask nothing any more"
+
+
+def test_a_store_that_is_kept_and_asked_is_seen() -> None:
+    assert own_asks("x = self._store.get_noted_many(rows)\nfound = page_at(self._shared.store, 1, 2)\nrun(job, to=self.store)") == [1, 2, 3]
+    assert not own_asks("store.head(key)\nself.io = StoreIO(self.store)\nio.run(lambda store: store.head(key))\nmeet(config.cluster.store)")
 
 
 def test_a_whole_read_is_seen() -> None:

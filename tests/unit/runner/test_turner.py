@@ -227,20 +227,6 @@ def test_who_is_let_go_or_held_stays_so_when_a_turner_dies(bench: Bench) -> None
     assert bench.stretches("c")[-1].end < since
 
 
-#: Continues processes as soon as somebody stops them, before all other work of the machine.
-CONTINUE = """
-import os, signal, sys, time
-os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
-while True:
-    for pid in map(int, sys.argv[1:]):
-        try:
-            os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            sys.exit()
-    time.sleep(0.00005)
-"""
-
-
 def test_who_computes_on_is_killed_and_the_next_goes_on(tmp_path: Path) -> None:
     """Somebody outside continues him at once, again and again."""
     bench = Bench(tmp_path, Freezer.SIGNALS)
@@ -250,7 +236,7 @@ def test_who_computes_on_is_killed_and_the_next_goes_on(tmp_path: Path) -> None:
         bench.add("b")
         bench.runner.turner.rows(((now_ns(), ("a",)),))
         eventually(bench.has_run("a", times=1))
-        helper = psutil.Popen([sys.executable, "-c", CONTINUE, *map(str, bench.processes("a"))], stderr=-3)
+        helper = psutil.Popen([sys.executable, "-c", gang_ledger.CONTINUE, *map(str, bench.processes("a"))], stderr=-3)
         eventually(lambda: helper.poll() is not None or os.sched_getscheduler(helper.pid) == os.SCHED_RR)
         if helper.poll() is not None:
             pytest.skip("no process may go before others here")
@@ -261,6 +247,8 @@ def test_who_computes_on_is_killed_and_the_next_goes_on(tmp_path: Path) -> None:
         eventually(bench.has_run("b", times=1))
         assert bench.slots["a"].is_up, "his spawner tells of his end"
         eventually(lambda: any(isinstance(event, CommandsEnded) and event.slot is bench.slots["a"] for event in bench.take()))
+        seen = [type(event) for event in bench.take() if not isinstance(event, CommandsEnded) or event.slot is bench.slots["a"]]
+        assert seen.index(PartStubborn) < seen.index(CommandsEnded), "who hears of the end knows why"
     finally:
         if helper is not None:
             helper.kill()
@@ -287,6 +275,13 @@ def test_who_sleeps_too_deeply_is_left_and_stopped_when_he_wakes(bench: Bench) -
         bench.runner.turner.rows(((now_ns(), ("b",)),))
         eventually(lambda: PartStubborn("a", killed=False) in bench.take())
         eventually(bench.has_run("b", times=1))
+        bench.turns("a", "b", count=2000)
+        turns = bench.served().get("b", (0, 0))[1]
+        eventually(lambda: bench.served().get("b", (0, 0))[1] > turns + 5)
+        assert bench.take().count(PartStubborn("a", killed=False)) == 1, "a second is given to it once"
+        bench.runner.turner.rows(((now_ns(), ("b",)),))
+        before = bench.stretches("b")[-1].end
+        eventually(lambda: bench.stretches("b")[-1].end > before + 300 * MS)
         (place / "freezer.state").write_text("THAWED")
         stopped(bench, "a")
         assert bench.processes("a")
@@ -427,4 +422,15 @@ def test_the_ledger_sees_what_must_not_be(tmp_path: Path) -> None:
     assert not gang_ledger.overlaps([one, Stretch(100, 200, "2", "0", "n1")])
     assert not gang_ledger.overlaps([one, Stretch(0, 100, "2", "0", "n2")])
     assert not gang_ledger.overlaps([one, Stretch(0, 100, "1", "1", "n1")]), "ranks of one job"
-    assert gang_ledger.together([one, Stretch(50, 100, "1", "1", "n2")], "1") == pytest.approx(0.5)
+    tree = {
+        "quantum_seconds": 1e-7,
+        "origin_us": 0,
+        "clock": {"offset_us": 0},
+        "leaves": [{"node": "n1", "cores": 1}, {"node": "n2", "cores": 1}],
+        "matrix": [{"slot": 0, "cores": ["1", "1"]}, {"slot": 1, "cores": ["2", None]}],
+    }
+    assert gang_ledger.in_its_slots([one, Stretch(120, 180, "2", "0", "n1")], "1", tree) == 1.0
+    assert gang_ledger.in_its_slots([Stretch(80, 120, "2", "0", "n1")], "2", tree) == pytest.approx(0.5)
+    assert gang_ledger.in_its_slots([one, Stretch(120, 140, "1", "1", "n2")], "1", tree) == 0.0, "one of its processes ran beside them"
+    assert gang_ledger.in_its_slots([one, Stretch(120, 140, "1", "1", "n2")], "1", tree, until=110) == 1.0
+    assert gang_ledger.in_its_slots([one], "2", tree) == 0.0

@@ -130,6 +130,41 @@ def test_a_job_that_is_alone_on_its_nodes_is_charged_for_all_of_them() -> None:
     assert order_of(state, HOUR_US) == [4, 3]  # and afterwards
 
 
+def test_jobs_that_share_cores_in_time_are_charged_the_slots_that_they_were_given() -> None:
+    second = 1_000_000
+    state = ClusterState((Node(id=i) for i in range(2)), usage_half_life_us=1 << 60)
+    pipeline = (Stage(policy_named("dqt", {"quantum": "1s"})),)
+
+    def passes(at_s: int) -> None:
+        plan = run_pass(state, frozenset(Cause), now=at_s * second, seed=0, pipeline=pipeline)
+        assert plan.faults == ()
+        state.apply(plan, at_s * second)
+
+    def charged(at_s: int) -> dict[str, int]:
+        """Core seconds, of what has ended and what runs."""
+        found = FairShare(1 << 60).standing(state.partitions["default"], at_s * second)
+        return {user: round(own / second) for (_, user), (_, own) in found.items()}
+
+    state.gang_time("default", 500 * second)
+    for job_id in (1, 2):
+        arrive(state, job_id, f"a/{'uv'[job_id - 1]}", processes=2)
+    passes(0)
+    assert charged(40) == {"u": 42, "v": 40}  # 41 slots have begun, in turn, of two cores each
+    arrive(state, 3, "a/w", at_us=40 * second)
+    passes(40)  # another record: what the one before gave is kept
+    assert charged(40) == {"u": 42, "v": 40, "w": 0}
+    assert charged(70)["w"] in {10, 11}  # of one core
+    before = charged(70)
+    again = ClusterState.restored(state.snapshot(), usage_half_life_us=1 << 60)
+    assert FairShare(1 << 60).standing(again.partitions["default"], 70 * second).keys() == {("a", user) for user in "uvw"}
+    state.job_ended(1, now=70 * second)
+    own = {use.user: round(use.core_us / second) for use in state.usage.values()}
+    assert own["u"] == before["u"] == pytest.approx(60, abs=2)
+    state.gang_time("default", None, "nobody knows")
+    state.job_ended(2, now=90 * second)
+    assert {use.user: round(use.core_us / second) for use in state.usage.values()} == own  # what nobody could count is not charged
+
+
 def test_a_draw_falls_back_to_arrival_across_users_and_accounts() -> None:
     state = cluster()
     for job_id, who in ((3, "chem/ann"), (1, "phys/eve"), (2, "chem/bob"), (4, "phys/eve"), (5, "/")):

@@ -69,6 +69,20 @@ def test_rows_of_nodes_are_those_of_the_leaders_tree(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
+def test_loads_are_counted_when_somebody_places_by_them_and_are_the_same(seed: int) -> None:
+    carousel = grown(seed)
+    gang = carousel.record("dqt", "dqt", "default")
+    again = Carousel(gang)
+    again.advance_to(gang.slot + 20)
+    assert again._loads is None  # who reads slots pays nothing for them
+    carousel.remove(gang.jobs[0])
+    again.remove(gang.jobs[0])
+    for mine, other in ((carousel.entries, again.entries), (carousel.jobs, again.jobs)):
+        assert [(mine.lengths, mine.longest, mine.shortest, mine.apa)] == [(other.lengths, other.longest, other.shortest, other.apa)]
+    assert again.copy().entries.lengths == again.entries.lengths
+
+
+@pytest.mark.parametrize("seed", range(12))
 def test_who_reads_late_computes_the_same(seed: int) -> None:
     record = published(grown(seed))
     early, late = Timetable(record, "n3"), Timetable(record, "n3")

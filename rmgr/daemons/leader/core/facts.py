@@ -16,6 +16,7 @@ from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation, Rigid, job_id
 from rmgr.model.tasks.submission import Submission
+from rmgr.sched.capacity.gangs import share_of_memory
 from rmgr.sched.job import Job, Node, Placement, Running, spans_of
 from rmgr.sched.queue_class import QueueClass
 
@@ -168,24 +169,37 @@ def allocation_of(
     nodes: Mapping[str, NodeRecord] | None = None,
     *,
     gang: str = "",
+    generation: int = 0,
+    memory_share: int = 0,
 ) -> Allocation:
     """Nodes and ranks of a job that starts now; the first node is its head.
 
-    nodes: what they have, for one that gets all of it. gang: the partition in whose slots it runs, "" = in none.
+    nodes: what they have, for one that gets all of it, or a part of its memory. gang: the partition in whose slots it runs, "" = in none.
+    generation, memory_share: of that gang's record.
     """
     request, rigid = submission.request, submission.rigid or _PLAIN
     counts = [(names.name(node), processes) for first, last, processes in placement for node in range(first, last + 1)]
     if rigid.nodes:
         share, more = divmod(rigid.processes, rigid.nodes)
         counts = [(name, share + (at < more)) for at, (name, _) in enumerate(counts)]
+    memory_mib = -(-request.memory_bytes // MIB)
+    if memory_share and not memory_mib and nodes is not None:
+        has = [(nodes[name].capacity, count) for name, count in counts]
+        parts = [
+            share_of_memory(one.memory_bytes, one.cores, one.cores if rigid.exclusive else count * request.cores, memory_share) // count
+            for one, count in has
+            if one.memory_bytes
+        ]
+        memory_mib = max(1, min(parts) // MIB) if parts else 0
     return Allocation(
         shares=tuple(counts),
         threads=request.cores,
-        memory_mib=-(-request.memory_bytes // MIB),
+        memory_mib=memory_mib,
         started_us=now_us,
         planned_us=request.time_limit_us,
         whole=tuple(nodes[name].capacity.cores for name, _ in counts) if rigid.exclusive and nodes is not None else (),
         gang=gang,
+        generation=generation,
     )
 
 

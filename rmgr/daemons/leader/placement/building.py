@@ -22,6 +22,7 @@ from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation, job_id
 from rmgr.model.tasks.submission import Submission
 from rmgr.sched.capacity.carousel import leaves_of
+from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.job import Job, Node, Running, nodes_of
 from rmgr.sched.records import Gang, Suspended
 from rmgr.sched.state.cluster import ClusterState
@@ -236,7 +237,12 @@ def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node
         homes = {} if gang is None else gang.homes
         missing = tuple((job, 1) for job in there if job not in homes)
         if gang is None:
-            leaves = leaves_of({node.id: node for node in machine if node.partition == partition})
+            has = {node.id: node for node in machine if node.partition == partition}
+            if not has:  # all of them are gone: where its members stand
+                theirs = [run for run in members if run.job.partition == partition]
+                stand = [(at, count * run.job.threads) for run in theirs for at, count in each_node(run.placement)]
+                has = {at: Node(id=at, cores=cores, partition=partition) for at, cores in sorted(stand)}
+            leaves = leaves_of(has)
             gang = Gang("dqt", MOST_QUANTUM_US, 0, 0, 2, leaves, (), policy="dqt", partition=partition)
         if missing:
             queues = dict(gang.queues)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Protocol
+
+import msgspec
 
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.records.job_table import JobTable
@@ -47,11 +48,11 @@ def views_of(
         for queue in ladder:
             view = class_view(queue, partition, served.policies.get(partition, ""), is_open)
             assert view.of_class is not None
-            told = replace(view.of_class, is_known=True, chosen=_chosen(stages, partition, queue))
+            told = msgspec.structs.replace(view.of_class, is_known=True, chosen=_chosen(stages, partition, queue))
             if part is not None:
                 told = _told(job_table, part, queue, told, promised)
             where = (partition, queue.name)
-            views.append(replace(view, pending=waiting[where], running=running[where], of_class=told))
+            views.append(msgspec.structs.replace(view, pending=waiting[where], running=running[where], of_class=told))
     return tuple(views)
 
 
@@ -70,7 +71,7 @@ def _told(job_table: JobTable, part: Partition, queue: QueueClass, view: ClassVi
         if job_table.class_of(job) == queue.name
     ]
     fired = part.notes.get(ConnectionReservation.name, {}).get(fired_in(queue.name), {}).get(0, _NEVER)
-    return replace(view, promised=tuple(promised), fired=fired)
+    return msgspec.structs.replace(view, promised=tuple(promised), fired=fired)
 
 
 def _count(cores: Cores) -> int:

@@ -2,7 +2,7 @@
 
 Nodes turn without a leader. All that it adds is the next generation of the record, by which jobs come and go, and another reference for
 the clock when the Starter that had it is gone. Gang time goes on over that: it is this leader's own estimate, or (of a leader that has
-none) what has passed since the record was written.
+none) when the record was written, and what has passed since.
 """
 
 from __future__ import annotations
@@ -159,10 +159,10 @@ class GangKeeper:
         kept = self._kept.setdefault(partition, _Kept())
         if kept.clock is None:
             raise RuntimeError(f"the gang of partition {partition} has no clock")
-        data = encode_gang(gang, self._names, attempts, kept.clock, kept.record)
+        data = encode_gang(gang, self._names, attempts, kept.clock, kept.record, self.gang_now_us(partition))
         if len(data) > MAX_GANGS_BYTES:
             raise LimitReached(f"the record of the gang of partition {partition} has {len(data)} bytes, at most {MAX_GANGS_BYTES} are read")
-        before, kept.version = kept.version, 0 if kept.version is None else kept.version + 1
+        before, kept.version = kept.version, self.next_generation(partition)
         kept.data, kept.written_us, kept.is_due = data, machine.wall_us(), False
         kept.record = validity.decode(data, GangRecord, paths.gangs(partition))
         return partition, data, before
@@ -171,6 +171,11 @@ class GangKeeper:
         """The version of its record."""
         kept = self._kept.get(partition)
         return kept.version if kept is not None else None
+
+    def next_generation(self, partition: str) -> int:
+        """What the version of the next one will be."""
+        version = self.generation(partition)
+        return 0 if version is None else version + 1
 
     # -- what is shown -------------------------------------------------------------------------------------------------------
 
@@ -298,7 +303,8 @@ class GangKeeper:
         gang_us = self.gang_now_us(partition)
         if gang_us is None and kept.record is not None:
             record = kept.record
-            gang_us = record.origin_us + record.slot * record.slot_us + max(0, machine.wall_us() - kept.written_us)
+            least_us = record.origin_us + (record.slot - 1) * record.slot_us - LEAD_US
+            gang_us = max(record.set_us, least_us) + max(0, machine.wall_us() - kept.written_us)
         if gang_us is None:
             return
         offset_us = gang_us - machine.boottime_ns() // 1000 - reading.offset_us

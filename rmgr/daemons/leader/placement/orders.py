@@ -334,7 +334,7 @@ class PlanExecution:
         self._job_table.odd[waiting.name] = f"{type(error).__name__}: {error}"
         self._problem = self._problem or f"job {job} cannot be started"
 
-    def _chosen(self, start: Start, found: Stamped, now_us: int, gang: str) -> _Chosen | None:
+    def _chosen(self, start: Start, found: Stamped, now_us: int, gang: Gang | None) -> _Chosen | None:
         waiting = self._job_table.waiting.get(start.job_id)
         number, _ = task_of(start.job_id)
         submission = self._job_table.submissions.get(number)
@@ -345,7 +345,11 @@ class PlanExecution:
         fences = tuple((name, version) for name in names if (version := self._nodes.version_of(name)) is not None)
         if len(fences) < len(names) or not all(name in self._nodes.records for name in names):
             return None
-        allocation = allocation_of(submission, start.placement, self._names, now_us, self._nodes.records, gang=gang)
+        name, share = (gang.partition, gang.memory_share) if gang is not None else ("", 0)
+        generation = self._gangs.next_generation(name) if name else 0
+        allocation = allocation_of(
+            submission, start.placement, self._names, now_us, self._nodes.records, gang=name, generation=generation, memory_share=share
+        )
         running = place_ops.running_key(waiting.key, allocation)
         name = waiting.name if running is waiting.key else paths.block_name(running)
         return _Chosen(waiting, data, found.version, allocation, fences, self._nodes.records[allocation.head].incarnation, name)
@@ -354,14 +358,14 @@ class PlanExecution:
         """What starts, job by job, sealed together; None: it is not there any more, or what was wrong with it."""
         made: dict[int, Assigned | Exception | None] = {}
         chosen: dict[int, _Chosen] = {}
-        gangs = {job: one.partition for one in decisions if type(one) is GangSet for job in one.gang.homes}
+        gangs = {job: one.gang for one in decisions if type(one) is GangSet for job in one.gang.homes}
         for decision in decisions:
             if type(decision) is not Start or decision.job_id not in self._blocks:  # one that moves was not read
                 continue
             self._at, found, job = decision, self._blocks[decision.job_id], decision.job_id
             made[job] = None
             try:
-                one = None if found is None else self._chosen(decision, found, now_us, gangs.get(job, ""))
+                one = None if found is None else self._chosen(decision, found, now_us, gangs.get(job))
             except Exception as error:  # noqa: BLE001 - the boundary of one job: its block or record is to blame, not the policy
                 made[job] = error
             else:

@@ -15,6 +15,7 @@ from rmgr.model.base.units import spanned
 from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.sched.capacity.carousel import Carousel
 from rmgr.sched.capacity.holds import each_node
+from rmgr.sched.capacity.timetable import numbered
 from rmgr.sched.job import Node, Running, nodes_of
 from rmgr.sched.records import Gang
 
@@ -22,8 +23,13 @@ from rmgr.sched.records import Gang
 _JOB, _LEAF, _REST = 80, 40, 2048
 
 
-def encode_gang(gang: Gang, names: Names, attempts: Mapping[int, int], clock: GangClock, before: GangRecord | None) -> bytes:
-    """attempts: of its jobs. One that has none yet, or no more, has empty slots. before: the record that this one replaces."""
+def encode_gang(
+    gang: Gang, names: Names, attempts: Mapping[int, int], clock: GangClock, before: GangRecord | None, set_us: int | None = None
+) -> bytes:
+    """attempts: of its jobs. One that has none yet, or no more, has empty slots. before: the record that this one replaces.
+
+    set_us: gang time now, None = nobody knows.
+    """
     served = served_until(before, gang.slot) if before is not None and before.origin_us == gang.origin_us else {}
     return encode_record(
         GangRecord(
@@ -38,35 +44,25 @@ def encode_gang(gang: Gang, names: Names, attempts: Mapping[int, int], clock: Ga
             front=gang.front,
             late=gang.late,
             next_round=gang.next_round,
+            memory_share=gang.memory_share,
             attempts=tuple((job, attempts[job], served.get((job, attempts[job]), 0)) for job in gang.jobs if job in attempts),
+            set_us=set_us or 0,
         )
     )
 
 
 def served_until(record: GangRecord, slot: int) -> dict[tuple[int, int], int]:
     """(Job, attempt) -> slots that it was given before this one, as every reader of the record has it."""
-    carousel = Carousel(gang_of(record, "", Names()))
+    carousel = Carousel(numbered(record))
     carousel.advance_to(slot)
     given = carousel.given()
     return {(job, attempt): served + given.get(job, 0) for job, attempt, served in record.attempts}
 
 
 def gang_of(record: GangRecord, partition: str, names: Names) -> Gang:
-    """The scheduler's record."""
-    return Gang(
-        name=record.policy,
-        slot_us=record.slot_us,
-        origin_us=record.origin_us,
-        slot=record.slot,
-        width=record.width,
-        leaves=tuple((names.id(node), names.id(node), cores) for node, cores in record.leaves),
-        queues=record.queues,
-        front=record.front,
-        late=record.late,
-        next_round=record.next_round,
-        policy=record.policy,
-        partition=partition,
-    )
+    """The scheduler's record, with the leader's numbers of its nodes."""
+    leaves = tuple((names.id(node), names.id(node), cores) for node, cores in record.leaves)
+    return numbered(record)._replace(leaves=leaves, policy=record.policy, partition=partition)
 
 
 class MemberTurn(NamedTuple):

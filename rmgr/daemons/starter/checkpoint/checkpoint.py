@@ -50,6 +50,8 @@ _COPIES, _COPY_PAUSE_S = 4, 0.3
 #: Pause before a store that is away is tried again, once the job has ended.
 _STORE_PAUSE_S = 1.0
 _LONGEST_WHY = 250
+#: How often the turner says for how long jobs were served.
+_SERVED_S = 0.5
 
 
 class Checkpoints:
@@ -57,6 +59,7 @@ class Checkpoints:
 
     Args:
         directory: in which each job gets a directory of its own. over: takes a block that was given up off the node.
+        let_go: of a gang, for so many us: it runs whoever's turn it is. served_us: of a gang, for how long it has had its cores.
         reread: takes a block from what its znode says. on_unstartable: is called with a block that cannot be started, and why.
     """
 
@@ -71,9 +74,11 @@ class Checkpoints:
         over: Callable[[ClaimedBlock], None],
         on_unstartable: Callable[[ClaimedBlock, FetchFailure], None],
         let_go: Callable[[ClaimedBlock, int], None],
+        served_us: Callable[[ClaimedBlock], int | None],
         log: Log,
     ) -> None:
         self.let_go = let_go
+        self._served_us = served_us
         self._node = node
         self._tree = tree
         self._shared = shared
@@ -171,14 +176,19 @@ class Checkpoints:
         every_us = rigid_of(block).checkpoint_every_us
         if every_us > 0 and rigid_of(block).restart != FROM_START and block not in self._timed:
             self._timed.add(block)
-            self._tree.after(every_us / 1e6, partial(self._due, block))
+            self._tree.after(every_us / 1e6, partial(self._due, block, every_us))
 
-    def _due(self, block: ClaimedBlock) -> None:
+    def _due(self, block: ClaimedBlock, at_us: int) -> None:
+        """at_us: of served time, where its job shares its cores in time: it is asked then, and again so much later."""
         if block not in self._timed:
+            return
+        served_us, every_us = self._served_us(block), rigid_of(block).checkpoint_every_us
+        if served_us is not None and served_us < at_us:
+            self._tree.after(max((at_us - served_us) / 1e6, _SERVED_S), partial(self._due, block, at_us))
             return
         if block.live and block not in self._open:
             self._begin(self._case(block, "periodic", rigid_of(block).checkpoint_grace_us))
-        self._tree.after(rigid_of(block).checkpoint_every_us / 1e6, partial(self._due, block))
+        self._tree.after(every_us / 1e6, partial(self._due, block, (served_us or 0) + every_us))
 
     # -- measuring and asking --------------------------------------------------------------------------------------------------
 

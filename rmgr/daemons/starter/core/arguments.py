@@ -14,7 +14,7 @@ from typing import Any, overload
 
 import msgspec
 
-from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Store
 from rmgr.coord.protocol.records import UNREADABLE, decode_payloads
 from rmgr.coord.protocol.skew import array_length
 from rmgr.errors import DataLost, RowGone
@@ -114,7 +114,7 @@ def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str
     """
     path = str(directory / f"arguments-{machine.guid()}")
     try:
-        found = store.fetch(key, path)
+        found = store.fetch(key, path, largest=MAX_VALUE_BYTES)
     except OSError:  # a full disk, say: they are in memory
         whole = store.get_noted_many([key], largest=IN_MEMORY_BYTES).get(key)
         if whole is not None and whole[0] is None:

@@ -1,6 +1,7 @@
 """Work with the data store and with files on a few threads; what came of it arrives as a message of the mailbox.
 
 Jobs are taken in turns of their users, and one whose user has nothing under way does not wait for others' long ones: a helper comes.
+A job may never end (it reads from a file server that hangs): one user holds some of the threads, never all.
 
 While the store is away every job is tried once (so that it can move what it holds to disk) and then waits; one of them is
 tried now and then, and when that succeeds all go on. Nothing is dropped, `pending_bytes` tells how much waits. Whatever
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 #: Threads that come when large outputs wait for one, or a user whom others keep waiting, and go when there was nothing for them for so
 #: long (s): a disk syncs sixteen files together in little more than the time of one, and each of these jobs does nothing but wait for that.
 _HELPERS, _HELPER_REST_S = 12, 5.0
+#: Threads that one user may hold, and helpers that come besides those for who holds none: a file server that hangs gives no thread back.
+_MOST_OF_ONE, _NEWCOMERS = 12, 48
 #: How long the answer to what was begun without a thread is waited for: then a thread writes it, and sees what is wrong.
 _ANSWER_S = 5.0
 
@@ -65,10 +68,12 @@ class _Turns:
         self._of.setdefault(job.user, deque()).appendleft(job)
         self._count += 1
 
-    def take(self, user: str | None = None) -> _Job:
-        """The next job, of `user` where one is given. Raises: KeyError, StopIteration where there is none."""
-        if user is None:
-            user = "" if "" in self._of else next(iter(self._of))
+    def next(self, under_way: Mapping[str, int]) -> str | None:
+        """Whose job is next; nobody's who holds as many threads as one may (under_way: of each)."""
+        return "" if "" in self._of else next((user for user in self._of if under_way[user] < _MOST_OF_ONE), None)
+
+    def take(self, user: str) -> _Job:
+        """The next job of a user who waits here."""
         jobs = self._of[user]
         job = jobs.popleft()
         self._count -= 1
@@ -80,7 +85,7 @@ class _Turns:
 
     def newcomer(self, *served: Container[str]) -> str | None:
         """The first user who waits here and is in none of these."""
-        return next((user for user in self._of if user and not any(user in some for some in served)), None)
+        return next((user for user in self._of if not any(user in some for some in served)), None)
 
     def clear(self) -> None:
         """Drops all."""
@@ -169,7 +174,7 @@ class StoreIO:
             self._arrived.notify()
             if is_synced and len(self._jobs) > self._waiting and self.down_since_s is None:
                 self._help()
-            elif user:
+            elif user or self._busy >= len(self._threads):
                 self._help_newcomers()
 
     def begin(
@@ -230,10 +235,10 @@ class StoreIO:
         for thread in threads:
             thread.join(max(0.0, deadline_s - machine.monotonic()))
 
-    def _help(self) -> None:
+    def _help(self, most: int = _HELPERS) -> None:
         """One more thread takes a job: one that rests, else a new one if there may be another. Under the lock."""
         self._helping.notify()
-        if len(self._jobs) + len(self._long) > self._waiting + self._resting and len(self._helpers) < _HELPERS:
+        if len(self._jobs) + len(self._long) > self._waiting + self._resting and len(self._helpers) < most:
             helper = machine.Thread(target=self._work, args=(_HELPER_REST_S,), name="store-helper", daemon=True)
             try:
                 helper.start()
@@ -281,16 +286,14 @@ class StoreIO:
         """The next job, and whether it was parked; None at the end, or where there is none and nobody waits."""
         with self._arrived:
             while not self._closing.is_set():
-                if self._long and (not self._long_busy or (not self._jobs and self._long_busy < self._most_long)):
-                    return self._begun_now(self._long.take()), False
-                if self._jobs:
-                    return self._begun_now(self._jobs.take()), False
-                wait_s = None
-                if self._parked and not self._is_trying:
-                    wait_s = self._retry_s - machine.monotonic()
-                    if wait_s <= 0:
-                        self._is_trying = True
-                        return self._begun_now(self._parked.popleft()), True
+                user, long_user = self._jobs.next(self._under_way), self._long.next(self._under_way)
+                if long_user is not None and (not self._long_busy or (user is None and self._long_busy < self._most_long)):
+                    return self._begun_now(self._long.take(long_user)), False
+                if user is not None:
+                    return self._begun_now(self._jobs.take(user)), False
+                wait_s = self._retries_in_s()
+                if wait_s is not None and wait_s <= 0:
+                    return self._retried(), True
                 if not waits:
                     return None
                 self._waiting += 1
@@ -301,17 +304,38 @@ class StoreIO:
     def _take_to_help(self, rest_s: float) -> tuple[_Job, bool] | None:
         """The next job for a helper, a short one or a newcomer's; None, which ends it: there was none for so long."""
         with self._arrived:
-            self._resting += 1
-            self._helping.wait_for(lambda: self._jobs or self._long.newcomer(self._under_way) or self._closing.is_set(), rest_s)
-            self._resting -= 1
-            if not self._closing.is_set():
-                for waiting in (self._jobs, self._long):
-                    if (user := waiting.newcomer(self._under_way)) is not None:
-                        return self._begun_now(waiting.take(user)), False
-                if self._jobs:
-                    return self._begun_now(self._jobs.take()), False
+            end_s = machine.monotonic() + rest_s
+            while not self._closing.is_set():
+                if (found := self._helps()) is not None:
+                    waiting, user = found
+                    return self._begun_now(waiting.take(user)), False
+                wait_s = self._retries_in_s()
+                if wait_s is not None and wait_s <= 0:  # all other threads may hang
+                    return self._retried(), True
+                left_s = end_s - machine.monotonic()
+                if left_s <= 0:
+                    break
+                self._resting += 1
+                self._helping.wait(left_s if wait_s is None else min(left_s, wait_s))
+                self._resting -= 1
             self._helpers.discard(threading.current_thread())
         return None
+
+    def _retries_in_s(self) -> float | None:
+        """When one that met a store that was away is tried again; None: none waits for it, or one is on its way."""
+        return self._retry_s - machine.monotonic() if self._parked and not self._is_trying else None
+
+    def _retried(self) -> _Job:
+        self._is_trying = True
+        return self._begun_now(self._parked.popleft())
+
+    def _helps(self) -> tuple[_Turns, str] | None:
+        """What a helper takes: a newcomer's job, else a short one."""
+        for waiting in (self._jobs, self._long):
+            if (user := waiting.newcomer(self._under_way)) is not None:
+                return waiting, user
+        user = self._jobs.next(self._under_way)
+        return None if user is None else (self._jobs, user)
 
     def _begun_now(self, job: _Job) -> _Job:
         self._busy += 1
@@ -330,7 +354,7 @@ class StoreIO:
             user = self._jobs.newcomer(self._under_way, self._helped)
         if user is not None:
             self._helped.add(user)
-            self._help()
+            self._help(_HELPERS + _NEWCOMERS)
 
     def _stopped(self, job: _Job) -> None:
         self._busy -= 1

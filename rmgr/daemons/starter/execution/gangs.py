@@ -21,11 +21,11 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.starter.health.watch import WatchedZnode
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.gang import GangRecord
+from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.placing import run_label
 from rmgr.runtime import machine
-from rmgr.runtime.gang_clock import OWN, ClockReader, ClockReading
+from rmgr.runtime.gang_clock import OWN, ClockReader
 from rmgr.sched.capacity.timetable import SlotRow, Timetable
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.records import Info
     from rmgr.daemons.starter.execution.lanes import Lanes
     from rmgr.model.tasks.block import BlockKey
+    from rmgr.model.tasks.placing import Allocation, NodeHold
     from rmgr.runtime.logger import Log
 
 #: The turner knows the rows of so long at least, and of so many slots: it goes on while its Starter stands still.
@@ -52,6 +53,10 @@ _OUT_OF_TURN_US = 60_000_000
 #: Clocks that differ by less are not worth new rows.
 _DRIFT_US = 500
 _LOOK_S = 1.0
+#: A clock that could not be read for so long is told of.
+_SILENT_S = 3.0
+#: Why an attempt ended that the turner had to kill.
+OVERRAN = "it computed on for a second after the end of its turn, and was killed"
 #: Whose cores of a node all its gangs' are, in its lanes.
 _OURS = "gangs"
 
@@ -74,6 +79,7 @@ class _Part:
     slot: Slot
     has_begun: bool = False
     is_over_limit: bool = False  #: and was told so
+    was_killed: bool = False  #: by the turner
     served_us: int = 0
     turns: int = 0
 
@@ -83,6 +89,8 @@ class _Gang:
     """What is known of the gang of a partition.
 
     rows: from the present one on; goal_us: up to which they are being computed; is_due: the turner is to be told.
+    ahead_us: of gang time before this machine's boot clock, give or take error_us, None = no clock could be read yet. It stands while the
+    clock that counts from now on cannot be read: gang time goes on when it changes hands.
     """
 
     name: str
@@ -93,9 +101,13 @@ class _Gang:
     rows: list[SlotRow] = field(default_factory=list)
     goal_us: int = 0
     is_due: bool = False
-    sent_with: ClockReading | None = None
+    ahead_us: int | None = None
+    error_us: int = 0
+    sent_us: int | None = None  #: what `ahead_us` was when the turner was told
     error: str = ""
     endpoint_of: tuple[str, int] = ("", 0)  #: the reference whose record is being read, or was
+    follows: tuple[str, int] = ("", 0)  #: the one that `clock` asks
+    tells_s: float = math.inf  #: when it is told that this one cannot be read
 
 
 class Gangs:
@@ -103,7 +115,7 @@ class Gangs:
 
     Args:
         held: parts here of attempts whose script runs elsewhere, and their gangs. over_limit: is told of an attempt whose script runs here
-        and that was served for as long as it may be.
+        and that was served for as long as it may be. killed: of a part that the turner has killed.
         open_clock: makes what reads the clock of another machine.
     """
 
@@ -114,6 +126,7 @@ class Gangs:
         *,
         held: Callable[[], Iterable[tuple[str, str]]],
         over_limit: Callable[[ClaimedBlock], None],
+        killed: Callable[[str], None],
         open_clock: Callable[[Callable[[], None]], ClockReader],
         metrics: StarterMetrics,
         log: Log,
@@ -123,20 +136,25 @@ class Gangs:
         self._tree = tree
         self._held = held
         self._over_limit = over_limit
+        self._killed = killed
         self._open_clock = open_clock
         self._log = log
         self._parts: dict[str, _Part] = {}
         self._gangs: dict[str, _Gang] = {}
+        self._suspended: set[str] = set()  # parts, also while they have no slot
         self.switches = self.late_switches = 0
         self._told = (0, 0, 0)  # switches, late ones, ns out of turn
 
     # -- what jobs ask -----------------------------------------------------------------------------------------------------
 
-    def seat(self, gang: str, part: str, info: Info) -> Slot | None:
+    def seat(self, placed: Allocation | NodeHold, part: str, info: Info) -> Slot | None:
         """The slot in which the part stands still until its first turn; None: not yet. Raises: OSError when no slot can be opened."""
+        gang = placed.gang
+        if any(other.gang != gang for other in self._parts.values()):
+            return None  # of a partition that the node was in before: two trees would give a core to two jobs
         found = self._gang(gang)
-        if found.table is None or (cores := found.table.cores_of(part)) is None:
-            return None  # the record that names it is on its way
+        if found.table is None or found.version < placed.generation or (cores := found.table.cores_of(part)) is None:
+            return None  # the record that has placed it is on its way; one before, whose other starts came through, may say other cores
         lanes = self._node.lanes
         if not lanes.keep(_OURS, lanes.cores, 0):
             return None  # what was pulled ends first
@@ -148,6 +166,8 @@ class Gangs:
             if known is not None:
                 lanes.runner.turner.drop(part)
             lanes.runner.turner.add(part, slot)
+            if part in self._suspended:
+                lanes.runner.turner.hold(part, on=True)
             self._parts[part] = _Part(name=part, gang=gang, slot=slot)
             found.is_due = True
             self._tree.wake()
@@ -163,6 +183,11 @@ class Gangs:
         found = self._parts.get(part)
         return (found.served_us, found.turns) if found is not None else (0, 0)
 
+    def was_killed(self, part: str) -> bool:
+        """It computed on after its turn."""
+        found = self._parts.get(part)
+        return found is not None and found.was_killed
+
     def let_go(self, part: str, for_us: int) -> None:
         """Runs out of its turn, because it is to end or to save its state; for a minute at most."""
         if part in self._parts:
@@ -171,13 +196,13 @@ class Gangs:
 
     def hold(self, part: str, *, on: bool) -> None:
         """Somebody has suspended it: its turns pass idle until he resumes it."""
+        (self._suspended.add if on else self._suspended.discard)(part)
         if part in self._parts:
             self._node.lanes.runner.turner.hold(part, on)
 
     def clock_error_us(self) -> int | None:
         """By how much the slots of this node may be beside those of others; None: no clock is read."""
-        known = [reading.error_us for gang in self._gangs.values() if (reading := self._reading(gang)) is not None]
-        return max(known, default=None)
+        return max((gang.error_us for gang in self._gangs.values() if gang.ahead_us is not None), default=None)
 
     # -- facts ---------------------------------------------------------------------------------------------------------------
 
@@ -200,7 +225,10 @@ class Gangs:
                     if (found := self._parts.get(part)) is not None:
                         found.served_us, found.turns = served_ns // 1000, turns
             case PartStubborn():
-                why = "it computed on at the end of its turn, and was killed" if event.killed else "it does not stop at the end of its turn"
+                why = OVERRAN if event.killed else "it waits in the kernel at the end of its turn: it is stopped when it wakes"
+                if event.killed and (found := self._parts.get(event.part)) is not None:
+                    found.was_killed = True
+                    self._killed(event.part)
                 self._log.warning("part_stubborn", name=event.part, why=why)
             case TurnerRestarted():
                 self._log.warning("turner_restarted", node=self._node.name)
@@ -231,6 +259,7 @@ class Gangs:
                 del self._parts[name]
                 lanes.runner.turner.drop(name)
                 lanes.unseat(name)
+        self._suspended &= wanted.keys() | self._parts.keys()
         if not self._parts:
             lanes.keep(_OURS, 0, 0)
         for name, block in heads.items():
@@ -292,6 +321,10 @@ class Gangs:
                 gang.error = words
                 self._log.error("gang_not_readable", gang=gang.name, version=found.version, error=words)
             return
+        if gang.table is None or gang.table.record.origin_us != record.origin_us:  # another tree, which may count by any clock
+            gang.rows, gang.ahead_us = [], None
+        if gang.table is None or gang.table.record.clock != record.clock:
+            gang.tells_s = machine.monotonic() + _SILENT_S
         first_us = table.start_us(record.slot)
         gang.rows = [row for row in gang.rows if row.start_us < first_us]
         gang.version, gang.table, gang.error, gang.is_due = found.version, table, "", True
@@ -320,41 +353,36 @@ class Gangs:
             record = None
         if record is not None and record.endpoint:
             gang.clock.follow(*asked, record.endpoint)
+            gang.follows = asked
         else:
             gang.endpoint_of = ("", 0)
             self._tree.after(_LOOK_S, partial(self._find_clock, gang))
 
-    def _reading(self, gang: _Gang) -> ClockReading | None:
-        """How far the reference's boot clock is ahead of this machine's."""
-        if gang.table is None:
-            return None
-        return OWN if gang.table.record.clock.node == self._node.name else gang.clock.reading
+    def _ahead_us(self, gang: _Gang, clock: GangClock) -> int | None:
+        """How far gang time is ahead of this machine's boot clock, by the reference or as it was known before."""
+        reading = gang.clock.reading if gang.follows == (clock.node, clock.incarnation) else None
+        if (clock.node, clock.incarnation) == (self._node.name, self._node.incarnation):
+            reading = OWN
+        if reading is not None:
+            gang.ahead_us, gang.error_us, gang.tells_s = reading.offset_us + clock.offset_us, reading.error_us, math.inf
+        elif machine.monotonic() >= gang.tells_s:
+            gang.tells_s = math.inf
+            what = "its slots are counted as before" if gang.ahead_us is not None else "nothing of it runs here before that"
+            self._log.warning("gang_clock_not_read", gang=gang.name, target=clock.node, why=what, error=gang.clock.problem)
+        return gang.ahead_us
 
     # -- rows ----------------------------------------------------------------------------------------------------------------
 
     def _send_rows(self) -> bool:
-        """The rows of all gangs of the node, which there is only one of but for a change of partitions; where something is new.
-
-        False: more of them are to be computed.
-        """
-        ahead: dict[str, int] = {}  # gang -> of gang time before this machine's boot clock, us
-        is_due, is_ahead = False, True
-        for gang in self._gangs.values():
-            reading, table = self._reading(gang), gang.table
-            if reading is None or table is None:
-                continue
-            ahead[gang.name] = ahead_us = reading.offset_us + table.record.clock.offset_us
-            is_ahead = self._extend(gang, table, machine.boottime_ns() // 1000 + ahead_us) and is_ahead
-            if gang.sent_with is None or abs(gang.sent_with.offset_us - reading.offset_us) > _DRIFT_US:
-                gang.sent_with, gang.is_due = reading, True
-            is_due = is_due or gang.is_due
-        if not is_due or not self._parts:
-            return is_ahead
-        rows: list[tuple[int, tuple[str, ...]]] = []
-        for name, ahead_us in ahead.items():
-            self._gangs[name].is_due = False
-            rows += [((row.start_us - ahead_us) * 1000, row.parts) for row in _changes(self._gangs[name].rows)]
-        self._node.lanes.runner.turner.rows(tuple(sorted(rows)))
+        """The rows of the gang that has the node, where something is new. False: more of them are to be computed."""
+        gang = next((self._gangs[part.gang] for part in self._parts.values()), None)
+        if gang is None or gang.table is None or (ahead_us := self._ahead_us(gang, gang.table.record.clock)) is None:
+            return True
+        is_ahead = self._extend(gang, gang.table, machine.boottime_ns() // 1000 + ahead_us)
+        if gang.is_due or gang.sent_us is None or abs(gang.sent_us - ahead_us) > _DRIFT_US:
+            gang.sent_us, gang.is_due = ahead_us, False
+            rows = [((row.start_us - ahead_us) * 1000, row.parts) for row in _changes(gang.rows)]
+            self._node.lanes.runner.turner.rows(tuple(rows))
         return is_ahead
 
     @staticmethod

@@ -70,6 +70,7 @@ class HeldPart:
     life: str = ""  #: of the node, when it was taken
     incarnation: int = 0
     fates: dict[int, str] = field(default_factory=dict)  #: seq of a program that ran its processes -> what became of them all
+    killed: str = ""  #: why the turner has killed what runs in it
     starved: set[int] = field(default_factory=set)  #: of these: those that used more memory than they have
 
     def suits(self, head: str, cores: int) -> bool:
@@ -82,7 +83,7 @@ class HeldPart:
         if not self.is_ready or end.reason not in OWN_FAILURES - {Reason.EXIT_CODE}:
             self.fates[end.seq] = ""
             return
-        fate = end.detail
+        fate = self.killed or end.detail
         if end.reason is Reason.SIGNAL and not fate:
             fate = lost_words(death_words(-end.signal))
         if end.reason is Reason.OUT_OF_MEMORY and self.record is not None:
@@ -282,7 +283,7 @@ class HeldParts:
         self._reservations.make_room(hold.submission, hold.index)
         if part:
             cores = 0
-            if self._gangs.seat(record.gang, part, info) is None:
+            if self._gangs.seat(record, part, info) is None:
                 return False
         lane = lanes.open_for(info, None, cores, memory_mib, needs, part=part)
         if lane is not None and not lane.slot.has_home:  # the others begin at once, and could not wait for another one

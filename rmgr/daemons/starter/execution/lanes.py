@@ -24,7 +24,6 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
 from rmgr.model.base.resources import Needs, lent_variables, needs_of
 from rmgr.model.base.states import Reason
-from rmgr.runner.host.contain import processor_seconds
 from rmgr.runtime import machine
 
 #: Idle workers of other kinds that a slot keeps warm.
@@ -502,7 +501,7 @@ class Lanes:
 
     @staticmethod
     def _processor_s(lane: WorkerLane) -> tuple[float, float]:
-        return processor_seconds(lane.worker.pid) if lane.worker is not None else (0.0, 0.0)
+        return lane.slot.processor_seconds(lane.worker) if lane.worker is not None else (0.0, 0.0)
 
     def grant(self) -> None:
         """Gives those that wait what has become free."""

@@ -25,7 +25,7 @@ from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
 from rmgr.daemons.starter.checkpoint.helping import HelperParts
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.execution.gangs import Gangs
+from rmgr.daemons.starter.execution.gangs import OVERRAN, Gangs
 from rmgr.daemons.starter.execution.holds import HeldParts
 from rmgr.daemons.starter.execution.reservations import Reservations
 from rmgr.daemons.starter.jobs.barrier import Barriers
@@ -60,6 +60,8 @@ _SUSPEND_S = 10.0
 _SHAPES = 64
 #: Pause after a block could not be read.
 _PAUSE_S = 0.5
+#: How a spawner tells the end of what the turner has killed.
+_KILLED = frozenset({Reason.SIGNAL, Reason.WORKER_LOST})
 #: Ends that want of memory on another node of a job is the cause of, where there was such.
 _STARVING = frozenset({Reason.OUT_OF_MEMORY, Reason.EXIT_CODE, Reason.SIGNAL, Reason.EXCEPTION})
 
@@ -110,8 +112,9 @@ class Jobs:
         self._log = log
         self.reservations = Reservations(node, self, tree, log=log)
         self.gangs = Gangs(
-            node, tree, held=self._held_parts, over_limit=self._over_limit, open_clock=shared.open_clock, metrics=shared.metrics, log=log
-        )
+            node, tree, held=self._held_parts, over_limit=self._over_limit, killed=self._overran, open_clock=shared.open_clock,
+            metrics=shared.metrics, log=log,
+        )  # fmt: skip
         self.holds = HeldParts(
             node, tree, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations, on_missing=on_missing,
             gangs=self.gangs,
@@ -119,7 +122,7 @@ class Jobs:
         self.barriers = Barriers(node, self, tree, shared, log)
         self.verdicts = Verdicts(node, self, tree, shared, log)
         self.checkpoints = Checkpoints(
-            node, tree, saving, reread=reread, directory=directory, over=over, log=log, let_go=self.let_go,
+            node, tree, saving, reread=reread, directory=directory, over=over, log=log, let_go=self.let_go, served_us=self._served_us,
             on_unstartable=lambda block, failure: on_unstartable(block, block.take_ready(), failure),
         )
         self.helped = HelperParts(self.holds, shared.io.store, node.name, saving.seals, saving.charge_of)
@@ -356,7 +359,7 @@ class Jobs:
                 hold=f"{key.submission}.{key.first}.{key.attempt}",
                 uid=account.uid if account is not None else -1,
                 on_starved=lambda: self._tree.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
-                takes_turns=bool(allocation.gang),
+                clock=(lambda: (self._served_us(block) or 0) / 1e6) if allocation.gang else machine.monotonic,
             )
         if account is not None:  # last: nothing is made where he could have put something else
             hand_over(place, account)
@@ -414,7 +417,7 @@ class Jobs:
             self._node.return_unstarted(block)
             return False
         part = self.gangs.label(block)
-        if part and allocation is not None and not block.is_revoked and self.gangs.seat(allocation.gang, part, block.info) is None:
+        if part and allocation is not None and not block.is_revoked and self.gangs.seat(allocation, part, block.info) is None:
             return False
         if not self.checkpoints.restores.is_here(block) or not self.barriers.may_start(block) or (part and not self.gangs.has_begun(part)):
             return False
@@ -431,6 +434,8 @@ class Jobs:
         ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
         if part := self.gangs.label(block):
             ending.served_us, ending.turns = self.gangs.served_us(part)
+            if self.gangs.was_killed(part) and ending.reason in _KILLED:
+                ending.reason, ending.error = Reason.SIGNAL, OVERRAN
         place = self._places.get(block.key)
         if place is not None and ending.reason in _STARVING and not place.exists():
             ending.reason, ending.error = Reason.NODE_LOST, f"the job's directory was removed on node {self._node.name} ({ending.error})"
@@ -459,8 +464,16 @@ class Jobs:
             self.gangs.let_go(part, for_us)
             self.suspend(block, resume=True, out_of_turn_us=max(1, for_us))
 
+    def _served_us(self, block: ClaimedBlock) -> int | None:
+        part = self.gangs.label(block)
+        return self.gangs.served_us(part)[0] if part else None
+
     def _held_parts(self) -> list[tuple[str, str]]:
         return [(hold.name, hold.record.gang) for hold in self.holds if hold.record is not None and hold.record.gang]
+
+    def _overran(self, part: str) -> None:
+        if (hold := self.holds.get(part)) is not None:
+            hold.killed = OVERRAN
 
     def _over_limit(self, block: ClaimedBlock) -> None:
         self._node.stop_tasks(block, None, Reason.TIME_LIMIT, block.info.record.grace_us)

@@ -30,19 +30,18 @@ from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.checkpoint.helping import HelperParts
+    from rmgr.daemons.starter.execution.gangs import Gangs
     from rmgr.daemons.starter.execution.holds import HeldPart, HeldParts
 
 _CHUNK = 64 * 1024
 #: How long the program that runs ranks may take to listen.
 _CONNECT_S, _CONNECT_PAUSE_S = 15.0, 0.01
-#: The same, and for the first line of a connection, where parts of the job stand still between their turns: they take no part of it then.
-_TURNS_S = 600.0
 #: How long it may take until it is known why a node's processes are gone.
 _WORDS_S = 5.0
 #: Pause of a door that has no descriptor for who comes.
 _NO_ROOM_S = 0.2
-#: Longest first line of a connection, and how long it may take.
-_LINE_BYTES, _LINE_S = 4096, 20.0
+#: Longest first line of a connection, how long it may take, and how often it is looked whether that is over.
+_LINE_BYTES, _LINE_S, _LOOK_S = 4096, 20.0, 0.5
 #: Connections that a job may have for each other node, and beside that.
 _LINKS_EACH, _LINKS_MORE = 4, 64
 
@@ -55,6 +54,7 @@ class RankJobs(Protocol):
 
     holds: HeldParts
     helped: HelperParts
+    gangs: Gangs
 
 
 class RankNode(Protocol):
@@ -111,7 +111,11 @@ class RanksAnswering:
         if found is None or found.place is None:
             raise NotFound(f"the job has no cores on node {node} any more")
         takes_turns = found.record is not None and bool(found.record.gang)
-        end_s = machine.monotonic() + (_TURNS_S if takes_turns else _CONNECT_S)
+
+        def clock() -> float:  # the program cannot be quick while it stands still between its turns
+            return agent.jobs.gangs.served_us(hold)[0] / 1e6 if takes_turns else machine.monotonic()
+
+        end_s = clock() + _CONNECT_S
         account = found.info.account if found.info is not None else None
         seq = found.seq
         user = account.uid if account is not None else os.getuid()
@@ -123,7 +127,7 @@ class RanksAnswering:
                     raise PermissionDenied(f"what listens for the job on node {node} is not its user's")
                 return SocketLink(link, last_words=lambda: self._last_words(node, found, seq))
             except OSError as error:
-                if machine.monotonic() > end_s or not found.is_ready:
+                if clock() > end_s or not found.is_ready:
                     raise Unavailable(f"node {node} does not start processes: {error.strerror}") from None
                 machine.sleep(_CONNECT_PAUSE_S)
 
@@ -244,7 +248,7 @@ class Door:
         endpoint_of: where the Starter of such a node was when it was ready ("": it was not). Called on any thread; ZooKeeper, which may
             be away, is not asked.
         hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
-        takes_turns: the job stands still between its turns.
+        clock: in seconds, by which the job's side has to be quick: it stands still while a job stands still between its turns.
         on_starved: called (on any thread) when ranks elsewhere were ended for want of memory.
     A connection says {"node": "n2"} in its first line; frames of runner/ranks/ranks.py follow.
     """
@@ -259,10 +263,10 @@ class Door:
         hold: str,
         uid: int = -1,
         on_starved: Callable[[], None] = lambda: None,
-        takes_turns: bool = False,
+        clock: Callable[[], float] = machine.monotonic,
     ) -> None:
         self._peers = peers
-        self._line_s = _TURNS_S if takes_turns else _LINE_S
+        self._clock = clock
         self._endpoint_of = endpoint_of
         self._closed = threading.Event()
         self._losses: dict[str, tuple[float, str]] = {}
@@ -369,13 +373,17 @@ class Door:
 
     def _node_of(self, link: socket.socket) -> str:
         """For which node a connection is, "" if it ended before it said so. Raises: NotFound; OSError."""
-        line, end_s = b"", machine.monotonic() + self._line_s
+        line, end_s = b"", self._clock() + _LINE_S
         while not line.endswith(b"\n"):
-            link.settimeout(max(0.001, end_s - machine.monotonic()))
-            byte = link.recv(1)
-            if not byte or len(line) > _LINE_BYTES or machine.monotonic() > end_s:
+            left_s = end_s - self._clock()
+            if left_s <= 0 or len(line) > _LINE_BYTES:
                 return ""
-            line += byte
+            link.settimeout(min(left_s, _LOOK_S))
+            with contextlib.suppress(TimeoutError):
+                byte = link.recv(1)
+                if not byte:
+                    return ""
+                line += byte
         link.settimeout(None)
         node = node_in(line)
         if node not in self._nodes:

@@ -19,7 +19,7 @@ from rmgr.daemons.starter.staging.ahead import INLINE_INPUT, encode_call
 from rmgr.daemons.starter.staging.inputs import Input, Inputs
 from rmgr.daemons.starter.staging.stage_files import inside, make_way, plain, to_file
 from rmgr.daemons.starter.staging.want import FoundInputs, Want
-from rmgr.errors import NotFound
+from rmgr.errors import NotFound, ValueTooLarge
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedInput
@@ -121,9 +121,14 @@ class TaskFiles:
             Path(files[-1]).write_bytes(found_in.data)
         elif self._accounts is not None:
             to_file(store, user_key, found_in, files[-1], share)  # handed over to its user; what is fetched may be the store's own
-        elif (found := store.fetch(found_in.row, files[-1], is_compared=False)) is None:
-            raise NotFound(f"the value of the input key {user_key!r} is gone")
         else:
+            try:
+                found = store.fetch(found_in.row, files[-1], largest=found_in.size, is_compared=False)
+            except ValueTooLarge:  # another one by now: its room is taken as it comes
+                to_file(store, user_key, found_in, files[-1], share)
+                return KeyedInput(pickled=found_in.pickled, path=files[-1])
+            if found is None:
+                raise NotFound(f"the value of the input key {user_key!r} is gone")
             found_in.check(user_key, found[1])
             if found[0] is None:
                 return KeyedInput(pickled=found_in.pickled, path=files[-1], sha256=found[1], key=user_key)

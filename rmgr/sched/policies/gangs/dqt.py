@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rmgr.sched.capacity.carousel import Carousel, leaves_of, placed_in
+from rmgr.sched.capacity.gangs import memory_on
 from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import PLAIN, Job, nodes_of
@@ -93,7 +94,17 @@ class Dqt:
             if carousel.weights:
                 return carousel
         leaves = leaves_of(draft.nodes)
-        fresh = Gang(self.name, self.quantum_us, now_us, 0, self.width, leaves, (), next_round=self.newcomers is Newcomers.NEXT_ROUND)
+        fresh = Gang(
+            self.name,
+            self.quantum_us,
+            now_us,
+            0,
+            self.width,
+            leaves,
+            (),
+            next_round=self.newcomers is Newcomers.NEXT_ROUND,
+            memory_share=self.most_jobs,
+        )
         return draft.carousel(fresh, _closed(leaves, draft, closed_nodes)).copy()
 
     # -- who comes ----------------------------------------------------------------------------------------------------------------
@@ -174,6 +185,7 @@ class _Room:
     def __init__(self, draft: Draft, carousel: Carousel, name: str, most_jobs: int) -> None:
         self._draft, self._carousel, self._name, self._most = draft, carousel, name, most_jobs
         self._shut = sum(node.closed for node in draft.nodes.values())
+        self._counts_memory = bool(carousel.memory_share) and any(node.memory_bytes for node in draft.nodes.values())
         self._shareable: frozenset[int] | None = None
         self._memory: dict[int, int] | None = None
         self._others: dict[tuple[int, str], int] = {}
@@ -192,7 +204,7 @@ class _Room:
 
     def _fits_anywhere(self, job: Job) -> bool:
         """Only cores count for it, and every open node is there for it."""
-        return job.shape is PLAIN and len(self.nodes()) + self._shut == len(self._draft.nodes)
+        return job.shape is PLAIN and not self._counts_memory and len(self.nodes()) + self._shut == len(self._draft.nodes)
 
     def has(self, job: Job, node: int) -> bool:
         """The tree node may take it now."""
@@ -207,13 +219,13 @@ class _Room:
         placement = placed_in(job, self._carousel.leaves, tree.span(node), draft.nodes)
         if placement is None:
             return False
-        if job.memory_bytes or job.resources:
+        if job.memory_bytes or job.resources or self._counts_memory:
             self._count()
             assert self._memory is not None
             for first, last, count in placement:
                 for at in range(first, last + 1):
                     has = draft.nodes[at]
-                    if has.memory_bytes and self._memory.get(at, 0) + count * job.memory_bytes > has.memory_bytes:
+                    if has.memory_bytes and self._memory.get(at, 0) + self._memory_on(job, at, count) > has.memory_bytes:
                         return False
                     if any(self._others.get((at, name), 0) + count * n > dict(has.resources).get(name, 0) for name, n in job.resources):
                         return False
@@ -243,7 +255,7 @@ class _Room:
 
     def take(self, job: Job, node: int) -> None:
         """The job has entered this tree node."""
-        if job.memory_bytes or job.resources:
+        if job.memory_bytes or job.resources or self._counts_memory:
             self._count()
             placement = placed_in(job, self._carousel.leaves, self._carousel.tree.span(node), self._draft.nodes)
             if placement is not None:
@@ -256,11 +268,15 @@ class _Room:
                 if run.job.id in self._carousel:
                     self._add(run.job, run.placement)
 
+    def _memory_on(self, job: Job, node: int, count: int) -> int:
+        known = self._draft.nodes.get(node)
+        return 0 if known is None else memory_on(job, known, count, self._carousel.memory_share)
+
     def _add(self, job: Job, placement: Cores) -> None:
         assert self._memory is not None
         for first, last, count in placement:
             for at in range(first, last + 1):
-                self._memory[at] = self._memory.get(at, 0) + count * job.memory_bytes
+                self._memory[at] = self._memory.get(at, 0) + self._memory_on(job, at, count)
                 for name, number in job.resources:
                     self._others[at, name] = self._others.get((at, name), 0) + count * number
 

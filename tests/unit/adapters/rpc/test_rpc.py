@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from rmgr.adapters.rpc.convert import JSON_FIELDS, MESSAGES, from_message, to_message
@@ -37,7 +37,7 @@ NODE = NodeView(id="n1", state="up", cores=2, cores_used=1, memory_bytes=1 << 40
 QUEUE = QueueView(
     id="q", partition="p", dispatch="pull", policy="", state="open", pending=1, running=2, limits={"max_cores": 4, "state": "open"}
 )
-CLASS = dataclasses.replace(
+CLASS = msgspec.structs.replace(
     QUEUE,
     of_class=ClassView(limits="CPUs <= 8", threshold=20, max_reservations=1, fired=(1, 0, 2), promised=(PromiseView(job="7", cores=4),)),
 )
@@ -47,18 +47,18 @@ STATUS = StatusView(
 )
 EXPLAIN = ExplainView(id="42", state=State.INITIAL, reason="RESOURCES", why=(WhyView(what="node", id="n1", detail="busy"),))
 TRIAL = WhatIfView(start_us=5, nodes=(ShareView(node="n1", processes=2), ShareView(node="n2", processes=1)), at_once=True, route="ss8")
-HELD = dataclasses.replace(QUEUE, held=(HeldView(queue="q", job="42_7", node="n1", cores=2, since_us=1, expected_start_us=2),))
-PLACING = dataclasses.replace(
+HELD = msgspec.structs.replace(QUEUE, held=(HeldView(queue="q", job="42_7", node="n1", cores=2, since_us=1, expected_start_us=2),))
+PLACING = msgspec.structs.replace(
     STATUS, policies=(PolicyView(partition="p", policy="easy", faults=(FaultView(policy="x", count=2, error="e"),)),)
 )
 
 
 class Answers:
     def jobs(self, ids, *, ended, user, caller):
-        return [dataclasses.replace(JOB, id=number) for number in ids or (42,)]
+        return [msgspec.structs.replace(JOB, id=number) for number in ids or (42,)]
 
     def nodes(self):
-        return [NODE, dataclasses.replace(NODE, id="n2", load=0.0)]
+        return [NODE, msgspec.structs.replace(NODE, id="n2", load=0.0)]
 
     def queues(self):
         return [QUEUE]
@@ -69,10 +69,10 @@ class Answers:
     def explain(self, submission, index, *, caller):
         if submission == 1:
             raise NotFound("no submission 1", hint="rmgr jobs -a")
-        return dataclasses.replace(EXPLAIN, id=f"{submission}_{index}")
+        return msgspec.structs.replace(EXPLAIN, id=f"{submission}_{index}")
 
     def what_if(self, record):
-        return dataclasses.replace(TRIAL, reason=record.decode())
+        return msgspec.structs.replace(TRIAL, reason=record.decode())
 
     def logs(self, submission, index, *, attempt, stream, follow, offsets, is_active, caller):
         assert is_active()
@@ -110,7 +110,7 @@ def test_a_view_survives_the_wire(view):
 
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_every_field_of_a_view_has_its_field_in_the_message(kind):
-    fields = {f"{field.name}_json" if (kind, field.name) in JSON_FIELDS else field.name for field in dataclasses.fields(kind)}
+    fields = {f"{field.name}_json" if (kind, field.name) in JSON_FIELDS else field.name for field in msgspec.structs.fields(kind)}
     assert fields == {field.name for field in MESSAGES[kind].DESCRIPTOR.fields}
 
 
@@ -123,7 +123,7 @@ def test_questions_to_the_leader(server):
         assert client.status() == STATUS
         assert client.explain(42, 0).id == "42_0"
         assert client.explain(42).id == "42_None"
-        assert client.what_if(b"{}") == dataclasses.replace(TRIAL, reason="{}")
+        assert client.what_if(b"{}") == msgspec.structs.replace(TRIAL, reason="{}")
 
 
 def test_without_the_library_the_leader_answers_the_same(server):

@@ -320,7 +320,8 @@ def test_what_is_of_all_everybody_reads_and_secrets_nobody() -> None:
     for kind, path in (
         ("get", paths.META), ("get", paths.CONFIG), ("get", paths.EPOCH), ("get", paths.node("n1")), ("children", paths.NODES),
         ("children", paths.SUBS), ("children", paths.subs_bucket(42)), ("children", paths.pending("default")),
-        ("children", paths.running_node("n1")), ("stat", paths.inbox("n1", "g")), ("get", paths.token("ab")), ("children", "/"),
+        ("get", paths.gangs("default")), ("children", paths.running_node("n1")),
+        ("stat", paths.inbox("n1", "g")), ("get", paths.token("ab")), ("children", "/"),
     ):  # fmt: skip
         check_read(BEN, kind, path, owner_of)
     for path in (paths.JOINS, paths.join("a"), paths.secret("starter"), paths.inbox("n1", "g")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -283,6 +283,58 @@ def test_who_has_nothing_under_way_does_not_wait_for_the_long_jobs_of_another(is
     assert len(begun) <= 6, "two threads, a helper for each who came later; and what the last of them takes then"
     gate.set()
     eventually(lambda: len(messages) == 41)
+    eventually(lambda: work.is_idle)
+    work.close()
+
+
+def test_who_writes_to_a_file_server_that_hangs_holds_some_threads_and_others_go_on() -> None:
+    messages: deque[Callable[[], None]] = deque()
+    work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append)
+    gate, begun = threading.Event(), list[str]()
+
+    def hangs(_store: Any, user: str) -> None:
+        begun.append(user)
+        assert gate.wait(60)
+
+    crooked = [f"crook{number}" for number in range(4)]
+    for user in crooked:
+        for number in range(40):
+            work.run(partial(hangs, user=user), lambda _: None, user=user, is_synced=number % 2 == 0, is_long=number % 3 == 0)
+    eventually(lambda: set(crooked) <= set(begun))
+    done: list[str] = []
+    for number in range(30):
+        for user in ("", "ann", "bob"):
+            work.run(lambda _, user=user: done.append(user), lambda _: None, user=user, is_long=number % 2 == 0)  # type: ignore[misc]
+    eventually(lambda: len(done) == 90)
+    assert max(Counter(begun).values()) <= 12, Counter(begun)
+    gate.set()
+    eventually(lambda: len(messages) == 4 * 40 + 90)
+    eventually(lambda: work.is_idle)
+    work.close()
+
+
+def test_what_waits_for_the_store_is_tried_again_also_where_all_other_threads_hang() -> None:
+    store = MemoryStore(uuid.uuid4().hex)
+    messages: deque[Callable[[], None]] = deque()
+    work = StoreIO(store, messages.append, threads=1)
+    gate, begun, is_away, done = threading.Event(), threading.Event(), [True], list[bytes]()
+
+    def hangs(_store: Any) -> None:
+        begun.set()
+        assert gate.wait(60)
+
+    def reads(_store: Any) -> None:
+        if is_away:
+            raise StoreUnavailable("away")
+        done.append(b"read")
+
+    work.run(hangs, lambda _: None, user="crook")
+    assert begun.wait(60)
+    work.run(reads, lambda _: None, user="ann")
+    eventually(lambda: work.down_since_s is not None)
+    is_away.clear()
+    eventually(lambda: done)
+    gate.set()
     eventually(lambda: work.is_idle)
     work.close()
 

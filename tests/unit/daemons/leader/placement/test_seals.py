@@ -26,6 +26,7 @@ OTHERS: dict[str, Any] = {
     "whole": (8, 9),
     "seal": None,
     "gang": "default",
+    "generation": 4,
 }
 
 

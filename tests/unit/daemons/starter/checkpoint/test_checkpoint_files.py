@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -266,3 +267,22 @@ def test_each_node_counts_for_what_it_has_changed() -> None:
         "d": ("", True), "new/file": ("x", False),
     }  # fmt: skip
     assert [one.path for one in united([[entry("a", "file")], [entry("a", is_dir=True), entry("a/b", "x")]])] == ["a"]
+
+
+def test_a_list_of_a_great_many_small_things_is_refused_before_it_is_decoded() -> None:
+    entry, most = b'{"path":"a"}', files.MOST_VALUES
+    assert len(files.decode_files(b"[" + b",".join([entry] * 1000) + b"]")) == 1000
+    pieces = b",".join([b'["",0,0]'] * (most // 4 + 9))
+    for data in (b"[" + b",".join([entry] * (most // 2 + 9)) + b"]", b'[{"path":"a","rows":[' + pieces + b"]}]"):
+        assert len(data) < files.MOST_LIST_BYTES
+        began_s = time.process_time()
+        with pytest.raises(DataLost, match="more than rmgr ever writes"):
+            files.decode_files(data)
+        assert time.process_time() - began_s < 0.3, "decoding it takes a second"
+
+
+def test_a_list_that_nobody_could_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_VALUES", 20)
+    files.encode_files(tuple(FileEntry(path=f"{at}") for at in range(5)))
+    with pytest.raises(ValueTooLarge, match="put small files into one"):
+        files.encode_files(tuple(FileEntry(path=f"{at}") for at in range(11)))

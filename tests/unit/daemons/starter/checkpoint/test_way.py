@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rmgr.daemons.starter.checkpoint.way import (
     CheckpointStep,
     next_step,
 )
+from rmgr.model.tasks.placing import Rigid
 
 P, K, E, F = CheckpointPhase, CheckpointKind, CheckpointEvent, CheckpointEffect
 STOPS = (K.STOP, K.POLICY, K.PREEMPT)
@@ -103,8 +105,9 @@ REACHABLE = reachable()
 
 def test_production_has_a_method_for_each_effect_and_runs_the_table() -> None:
     some = Checkpoints(
-        Mock(), Mock(), Mock(), reread=Mock(), directory=Path("/nonexistent"), over=Mock(), on_unstartable=Mock(), let_go=Mock(), log=Mock()
-    )
+        Mock(), Mock(), Mock(), reread=Mock(), directory=Path("/nonexistent"), over=Mock(), on_unstartable=Mock(), let_go=Mock(),
+        served_us=Mock(), log=Mock(),
+    )  # fmt: skip
     assert set(some._effects) == set(F)
     seen: list[tuple[CheckpointEffect, Any]] = []
     for effect in F:
@@ -119,6 +122,36 @@ def test_production_has_a_method_for_each_effect_and_runs_the_table() -> None:
     assert seen == [(F.MEASURE, ""), (F.REFUSE, "too large")]
     assert case.is_over
     assert block not in some._open
+
+
+def test_periodic_checkpoints_of_a_job_that_shares_its_cores_count_served_time() -> None:
+    timers: list[tuple[float, Callable[[], None]]] = []
+    tree = Mock(after=lambda delay_s, call: timers.append((delay_s, call)))
+    served_us: list[int | None] = [0]
+    some = Checkpoints(
+        Mock(), tree, Mock(), reread=Mock(), directory=Path("/nonexistent"), over=Mock(), on_unstartable=Mock(), let_go=Mock(),
+        served_us=lambda _block: served_us[0], log=Mock(),
+    )  # fmt: skip
+    begun: list[OpenCheckpoint] = []
+    some._begin = begun.append  # type: ignore[method-assign]
+    some._case = Mock()  # type: ignore[method-assign]
+    block = Mock(live=True)
+    block.info.record.rigid = Rigid(checkpoint=True, checkpoint_every_us=10_000_000)
+    some.started(block)
+
+    def wakes(now_served_us: int | None) -> tuple[int, float]:
+        served_us[0] = now_served_us
+        _, call = timers.pop()
+        call()
+        return len(begun), timers[-1][0]
+
+    assert timers[0][0] == 10
+    assert wakes(4_000_000) == (0, 6)
+    assert wakes(9_900_000) == (0, 0.5)
+    assert wakes(10_200_000) == (1, 10)
+    assert wakes(15_200_000) == (1, 5)
+    assert wakes(20_200_000) == (2, 10)
+    assert wakes(None) == (3, 10)  # the time on the wall, where it has its cores for itself
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,9 @@ class FakeSlot:
         self.is_up, self.uses = True, 0
         self.workers: list[FakeWorker] = []
 
+    def processor_seconds(self, _worker: FakeWorker) -> tuple[float, float]:
+        return 0.0, 0.0
+
     def start_worker(self, _spec: WorkerSpec) -> FakeWorker:
         self.workers.append(FakeWorker())
         return self.workers[-1]
@@ -277,7 +280,7 @@ def test_pieces_of_other_resources_are_kept_for_somebody_too_as_they_come_free()
 def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Processor seconds by pid, those waited for by its negative, and the clock (0)."""
     spent = {0: 1000.0}
-    monkeypatch.setattr("rmgr.daemons.starter.execution.lanes.processor_seconds", lambda pid: (spent.get(pid, 0.0), spent.get(-pid, 0.0)))
+    monkeypatch.setattr(FakeSlot, "processor_seconds", lambda _, worker: (spent.get(worker.pid, 0.0), spent.get(-worker.pid, 0.0)))
     monkeypatch.setattr("rmgr.daemons.starter.execution.lanes.machine.monotonic", lambda: spent[0])
     return spent
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from rmgr.adapters.host.workevents import PartBegan, PartsServed
+from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import encode_record
@@ -18,7 +18,7 @@ from rmgr.daemons.starter.execution.gangs import AHEAD_US, Gangs
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.placing import job_id, run_label
+from rmgr.model.tasks.placing import NodeHold, job_id, run_label
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReading
 
@@ -30,6 +30,7 @@ ONE_PART, TWO_PART = run_label(1, 0, 1), run_label(2, 0, 3)
 class Turner:
     def __init__(self) -> None:
         self.parts: list[str] = []
+        self.held: dict[str, bool] = {}
         self.told: tuple[tuple[int, tuple[str, ...]], ...] = ()
         self.times = 0
 
@@ -38,6 +39,11 @@ class Turner:
 
     def drop(self, part: str) -> None:
         self.parts.remove(part)
+        self.held.pop(part, None)
+
+    def hold(self, part: str, on: bool) -> None:
+        assert part in self.parts
+        self.held[part] = on
 
     def rows(self, rows: tuple[tuple[int, tuple[str, ...]], ...]) -> None:
         self.told, self.times = rows, self.times + 1
@@ -53,6 +59,7 @@ class Lanes:
         self.turner = Turner()
         self.kept = 0
         self.is_free = True
+        self.slots: dict[str, str] = {}
 
     def keep(self, _whose: str, cores: int, _memory_mib: int) -> bool:
         self.kept = cores
@@ -60,7 +67,7 @@ class Lanes:
 
     def seat(self, part: str, _info: object, first: int, cores: int) -> str:
         assert (first, cores) == (0, 1)
-        return f"slot of {part}"
+        return self.slots.setdefault(part, f"slot of {part}")
 
     def unseat(self, part: str) -> None:
         assert part
@@ -70,12 +77,15 @@ class Lanes:
 
 
 class Clock:
-    reading: ClockReading | None = None
+    problem = "nobody answers"
 
     def __init__(self) -> None:
         self.followed: list[tuple[str, int, str]] = []
+        self.reading: ClockReading | None = None
 
     def follow(self, *target: Any) -> None:
+        if self.followed and self.followed[-1][:2] != target[:2]:
+            self.reading = None
         self.followed.append(target)
 
     def close(self) -> None:
@@ -95,19 +105,24 @@ class Here:
         self.watches: list[Callable[[], None]] = []
         self.held: list[tuple[str, str]] = []
         self.settled = 0
+        self.killed: list[str] = []
+        self.log = Mock()
         self.gangs = Gangs(
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             held=lambda: self.held,
             over_limit=lambda _block: None,
+            killed=self.killed.append,
             open_clock=lambda _told: self.clock,  # type: ignore[arg-type,return-value]
             metrics=StarterMetrics(),
-            log=Mock(),
+            log=self.log,
         )
-        node = NodeRecord(
-            node="n1", incarnation=4, state=NodeState.UP, guid="g", capacity=Capacity(cores=1, memory_bytes=1), endpoint="h:1"
-        )
-        self.znodes[paths.node("n1")] = Stamped(encode_record(node), Stat(0, 0, 0, 0, 0, 0, 0))
+        self.register("n1", 4, "h:1")
+
+    def register(self, name: str, incarnation: int, endpoint: str) -> None:
+        capacity = Capacity(cores=1, memory_bytes=1)
+        node = NodeRecord(node=name, incarnation=incarnation, state=NodeState.UP, guid="g", capacity=capacity, endpoint=endpoint)
+        self.znodes[paths.node(name)] = Stamped(encode_record(node), Stat(0, 0, 0, 0, 0, 0, 0))
 
     def get(self, path: str, watch: Callable[[], None] | None = None, **_: Any) -> Future[Stamped | None]:
         future: Future[Stamped | None] = Future()
@@ -129,16 +144,17 @@ class Here:
     def wake(self) -> None:
         pass
 
-    def publish(self, data: bytes, version: int) -> None:
-        self.znodes[paths.gangs("default")] = Stamped(data, Stat(version, 0, 0, 0, 0, 0, 0))
+    def publish(self, data: bytes, version: int, partition: str = "default") -> None:
+        self.znodes[paths.gangs(partition)] = Stamped(data, Stat(version, 0, 0, 0, 0, 0, 0))
         watches, self.watches = self.watches, []
         for watch in watches:
             watch()
 
-    def take(self, *parts: str) -> None:
-        self.held = [(part, "default") for part in parts]
+    def take(self, *parts: str, partition: str = "default", generation: int = 0) -> None:
+        self.held = [one for one in self.held if one[1] != partition] + [(part, partition) for part in parts]
         for part in parts:
-            self.gangs.seat("default", part, None)  # type: ignore[arg-type]
+            placed = NodeHold(head="n1", key="k", cores=1, gang=partition, generation=generation)
+            self.gangs.seat(placed, part, None)  # type: ignore[arg-type]
         self.settle()
 
     def settle(self) -> None:
@@ -153,7 +169,9 @@ class Here:
         return [((start // 1000 + offset_us - self.origin_us) // QUANTUM_US, parts) for start, parts in self.lanes.turner.told]
 
 
-def record(here: Here, slot: int, queue: tuple[int, ...] = (ONE, TWO), incarnation: int = 4) -> bytes:
+def record(
+    here: Here, slot: int, queue: tuple[int, ...] = (ONE, TWO), incarnation: int = 4, clock: str = "n1", offset_us: int = 5
+) -> bytes:
     """One queue at the root of a tree of two leaves."""
     made = GangRecord(
         policy="dqt",
@@ -162,7 +180,7 @@ def record(here: Here, slot: int, queue: tuple[int, ...] = (ONE, TWO), incarnati
         slot=slot,
         width=2,
         leaves=(("n1", 1), ("n2", 1)),
-        clock=GangClock(node="n1", incarnation=incarnation, offset_us=5),
+        clock=GangClock(node=clock, incarnation=incarnation, offset_us=offset_us),
         queues=((0, tuple((job, 1) for job in queue)),),
         attempts=tuple((job, {ONE: 1, TWO: 3}[job], 0) for job in queue),
     )
@@ -206,6 +224,16 @@ def test_a_part_is_not_seated_before_its_record_is_there_or_while_pulled_work_en
     assert here.gangs.has_begun(ONE_PART)
 
 
+def test_a_part_waits_for_the_generation_that_has_placed_it(here: Here) -> None:
+    here.publish(record(here, 12), 3)
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.take(ONE_PART, generation=4)
+    assert here.lanes.turner.parts == [], "the one that is here may have it on other cores"
+    here.publish(record(here, 14), 5)
+    here.take(ONE_PART, generation=4)
+    assert here.lanes.turner.parts == [ONE_PART]
+
+
 def test_a_generation_holds_from_its_first_slot_on(here: Here) -> None:
     here.publish(record(here, 12), 0)
     here.clock.reading = ClockReading(1_000_000_000, 40, 0)
@@ -244,6 +272,72 @@ def test_another_reference_is_followed_and_a_small_drift_is_not_told(here: Here)
     assert here.lanes.turner.times == times + 1
     here.publish(record(here, 14, incarnation=5), 1)
     assert here.clock.followed[-1] == ("n1", 5, "h:1")
+
+
+def test_slots_are_counted_as_before_until_another_reference_has_been_read(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.publish(record(here, 12), 0)
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.take(ONE_PART, TWO_PART)
+    here.publish(record(here, 30, (TWO,), clock="n3", offset_us=777_000_000), 1)  # nobody knows yet where n3 is
+    here.settle()
+    assert here.rows()[-1] == (29, (TWO_PART,)), "the next generation holds, in the time that was known"
+    here.register("n3", 4, "h:3")
+    monkeypatch.setattr("rmgr.daemons.starter.execution.gangs._SILENT_S", 0.0)
+    here.publish(record(here, 40, (ONE,), clock="n3", offset_us=777_000_001), 2)
+    assert here.clock.followed[-1] == ("n3", 4, "h:3")
+    for _ in range(2):
+        here.settle()
+    assert here.rows()[-1][1] == (ONE_PART,)
+    assert here.gangs.clock_error_us() == 40
+    (told,) = [call.kwargs for call in here.log.warning.call_args_list if call.args == ("gang_clock_not_read",)]
+    assert (told["target"], told["error"]) == ("n3", "nobody answers")
+    times = here.lanes.turner.times
+    here.clock.reading = ClockReading(223_000_004, 90, 0)
+    here.settle()
+    assert here.gangs.clock_error_us() == 90
+    assert here.lanes.turner.times == times, "it is as far ahead as it was"
+
+
+def test_the_gang_of_one_partition_has_the_node_until_its_last_part_has_left(here: Here) -> None:
+    here.publish(record(here, 12, (ONE,)), 0)
+    here.publish(record(here, 12, (TWO,)), 0, "other")
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.take(ONE_PART)
+    here.take(TWO_PART, partition="other")
+    assert here.lanes.turner.parts == [ONE_PART]
+    assert {parts for _, parts in here.rows()} == {(ONE_PART,)}
+    here.take()
+    assert here.lanes.turner.parts == []
+    here.take(TWO_PART, partition="other")
+    assert here.lanes.turner.parts == [TWO_PART]
+    assert {parts for _, parts in here.rows()} == {(TWO_PART,)}
+
+
+def test_a_part_that_gets_another_slot_stays_suspended_until_it_is_resumed(here: Here) -> None:
+    here.publish(record(here, 12), 0)
+    here.take(ONE_PART)
+    here.gangs.hold(ONE_PART, on=True)
+    here.lanes.slots[ONE_PART] = "another slot, for the first one was lost"
+    here.take(ONE_PART)
+    assert here.lanes.turner.held == {ONE_PART: True}
+    here.gangs.hold(ONE_PART, on=False)
+    here.lanes.slots[ONE_PART] = "a third one"
+    here.take(ONE_PART)
+    assert here.lanes.turner.held == {}
+    here.held = [(TWO_PART, "default")]
+    here.settle()
+    here.gangs.hold(TWO_PART, on=True)
+    here.take(TWO_PART)
+    assert here.lanes.turner.held == {TWO_PART: True}, "also when it is suspended before it has a slot"
+
+
+def test_who_was_killed_by_the_turner_is_known_and_who_sleeps_is_another(here: Here) -> None:
+    here.publish(record(here, 12), 0)
+    here.take(ONE_PART, TWO_PART)
+    here.gangs.take(PartStubborn(ONE_PART, killed=True))
+    here.gangs.take(PartStubborn(TWO_PART, killed=False))
+    assert (here.gangs.was_killed(ONE_PART), here.gangs.was_killed(TWO_PART)) == (True, False)
+    assert here.killed == [ONE_PART]
 
 
 def test_what_is_over_leaves_and_gives_the_cores_back(here: Here) -> None:

@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from rmgr.daemons.starter.jobs import ranks as starter_ranks
-from rmgr.daemons.starter.jobs.ranks import Door, Places
+from rmgr.daemons.starter.jobs.ranks import Door, Places, RanksAnswering, SocketLink
+from rmgr.errors import Unavailable
 from rmgr.runner.ranks import ranks
 from tests.harness.waiting import eventually
 
@@ -87,6 +89,57 @@ def test_a_connection_that_never_says_for_which_node_it_is_ends(door: Door, tmp_
     trickles.sendall(b"{")
     assert words(silent) == words(trickles) == b""
     eventually(lambda: not door._links, "they are given back")
+
+
+def test_what_a_connection_may_take_is_time_in_which_its_job_runs(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starter_ranks, "_LINE_S", 0.2)
+    monkeypatch.setattr(starter_ranks, "_LOOK_S", 0.05)
+    served_s = 100.0
+    door = Door(
+        tmp_path / "door", nodes, nodes=frozenset({"n2"}), endpoint_of=lambda _node: "here:1", hold="1.0.1", clock=lambda: served_s
+    )
+    try:
+        slow, silent = (ranks.connect(str(tmp_path / "door")) for _ in range(2))
+        slow.sendall(b"{")
+        silent.settimeout(1)  # five times as long as it may take
+        with pytest.raises(TimeoutError):
+            silent.recv(1)
+        slow.sendall(b'"node": "n2"}\n')
+        eventually(lambda: nodes.launched == 1, "the one that stood still is served")
+        served_s += 0.3
+        assert words(silent) == b""
+        slow.close()
+        eventually(lambda: not door._links, "both are given back")
+    finally:
+        door.close()
+
+
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_who_stands_still_may_take_his_time_to_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_turns: bool) -> None:
+    monkeypatch.setattr(starter_ranks, "_CONNECT_S", 0.2)
+    hold = Mock(place=tmp_path, is_ready=True, info=None, seq=1)
+    hold.record.gang = "default" if takes_turns else ""
+    served_us = [7_000_000]
+    jobs = Mock(**{"holds.get.return_value": hold, "gangs.served_us": lambda _part: (served_us[0], 3)})
+    answering = RanksAnswering(Mock(agents={"n2": Mock(jobs=jobs)}, ask=lambda question, _timeout_s: question()))
+    if not takes_turns:
+        with pytest.raises(Unavailable, match="does not start processes"):
+            answering.launch("n2", "1.0.1")
+        return
+    found: list[object] = []
+    asking = threading.Thread(target=lambda: found.append(answering.launch("n2", "1.0.1")), daemon=True)
+    asking.start()
+    asking.join(1)
+    assert asking.is_alive()  # five times as long as it may take
+    with ranks.listen(str(tmp_path / "ranks")):
+        asking.join(60)
+        assert [type(link) for link in found] == [SocketLink]
+        found[0].close()  # type: ignore[attr-defined]
+    os.unlink(tmp_path / "ranks")
+    served_us[0] = 0
+    jobs.gangs.served_us = lambda _part: (served_us.append(served_us.pop() + 50_000) or served_us[0], 3)  # type: ignore[func-returns-value]
+    with pytest.raises(Unavailable, match="does not start processes"):
+        answering.launch("n2", "1.0.1")
 
 
 @pytest.mark.parametrize("line", [b"[" * 4000, b'{"node": ' + b"9" * 4000 + b"}", b"\xff\xfe", b"[]", b"{}"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import uuid
 from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,3 +59,22 @@ def test_what_listens_by_the_name_of_a_job_must_be_its_users() -> None:
     starter.found = None
     with pytest.raises(NotFound):
         answering.attach(7, 0, caller=somebody("anna"))
+
+
+def test_time_in_which_a_job_stood_still_is_none_in_which_nobody_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaps = count(0, 1000)
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(leaps)))
+    name = terminal.address(f"/nowhere/{uuid.uuid4()}")
+    found: list[socket.socket | None] = []
+    waits = threading.Thread(target=lambda: found.append(terminal._arrival(name)), daemon=True)
+    waits.start()
+    waits.join(0.5)
+    assert waits.is_alive()
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(name)
+        waits.join(60)
+    (came,) = found
+    assert came is not None
+    came.close()
+    monkeypatch.setattr(terminal, "_ARRIVE_S", 0.2)
+    assert terminal._arrival(name) is None

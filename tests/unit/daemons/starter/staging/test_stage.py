@@ -28,11 +28,13 @@ from rmgr.daemons.starter.staging import stage as starter_stage
 from rmgr.daemons.starter.staging.inputs import Input, Inputs
 from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.daemons.starter.staging.stage_files import to_file
+from rmgr.daemons.starter.staging.task_files import TaskFiles
+from rmgr.daemons.starter.staging.want import FoundInputs, Want
 from rmgr.errors import PermissionDenied, ValueTooLarge
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Submission, Upload, Work
+from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
+from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Upload, Work
 from tests.harness.memory_store import MemoryStore
 
 MIB = 1024 * 1024
@@ -275,3 +277,20 @@ def test_a_value_that_grows_after_it_was_looked_at_takes_room_for_what_it_is(tmp
     store.put(keys.named("in"), bytes(32 * MIB))
     with pytest.raises((NoRoom, ValueTooLarge)):
         to_file(store, keys.named("in"), Input(row=keys.named("in"), size=1000), str(path), share)
+
+
+def test_an_input_that_was_replaced_by_a_larger_one_takes_room_for_what_it_is(tmp_path: Path) -> None:
+    store, room = MemoryStore(uuid.uuid4().hex), StagingRoom(20 * MIB)
+    store.put(keys.named("in"), bytes(8 * MIB))
+    files = TaskFiles(Inputs(None), Uploads(tmp_path / "uploads", room=room), tmp_path / "stage", None)  # type: ignore[arg-type]
+    key = BlockKey(priority=0, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0)
+    block = ClaimedBlock.claimed("n1", "q", key, BlockData())
+    record = Submission(id=1, name="x", user="ann", queue="q", work=Work.PYTHON, python=PythonEnvironment())
+    block.info = Info(record, QueueSpec(name="q"), None)
+    want = Want(block, 0, Wish(), KeyedPayload(inputs=("in",), outputs=()), 0)
+    found = FoundInputs([Input(row=keys.named("in"), size=1000)])
+    staged = files.make(store, block, 0, want.wish, want, found)
+    assert room.used_bytes >= Path(staged.files[0]).stat().st_size == 8 * MIB
+    store.put(keys.named("in"), bytes(32 * MIB))
+    with pytest.raises(NoRoom):
+        files.make(store, block, 0, want.wish, want, found)
