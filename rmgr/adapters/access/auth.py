@@ -53,8 +53,6 @@ METHODS: dict[str, frozenset[Role]] = {
     **{f"/rmgr.v1.Metaserver/{name}": frozenset({Role.SUBMITTER}) for name in ("Report", "Pick")},
     "/rmgr.v1.Metaserver/Servers": _ASKERS,
     **{f"/rmgr.v1.Calls/{name}": frozenset({Role.SERVER}) for name in ("Serve", "Take", "Give")},
-    **{f"/rmgr.v1.Calls/{name}": _PEOPLE for name in ("Call", "End", "Functions", "Servers", "Explain")},
-    **{f"/rmgr.v1.Metaserver/{name}": frozenset({Role.SUBMITTER}) for name in ("Report", "Pick", "Servers")},
     "/rmgr.v1.Join/Redeem": frozenset({Role.JOIN}),
     "/rmgr.v1.Join/Renew": _DAEMONS,
     **{f"/grpc.health.v1.Health/{name}": frozenset(Role) for name in ("Check", "Watch", "List")},

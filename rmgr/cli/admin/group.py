@@ -11,6 +11,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init-store": ("admin.store:init_store", "Make the data store, or bring its schema to this release"),
     "add-node": ("admin.nodes:add_node", "Invite a machine: prints the one command to type there"),
     "add-user": ("admin.users:add_user", "Make credentials for a person"),
+    "add-server": ("admin.users:add_server", "Make credentials for a server of calls"),
     "export-events": ("admin.events:export_events", "The scheduler's log of a leader, to be replayed"),
     "identities": ("admin.nodes:identities", "Who is known to the cluster, and who was revoked"),
     "revoke": ("admin.nodes:revoke", "Believe a node or a user no longer"),

@@ -1,4 +1,4 @@
-"""`rmgr admin add-user`: credentials for a person."""
+"""`rmgr admin add-user`, `add-server`: credentials for a person, and for a server of calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rmgr.cli.admin.authority import authority_option, open_authority
+from rmgr.cli.admin.authority import as_admin, authority_option, open_authority
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.errors import UsageError
@@ -60,3 +60,43 @@ def add_user(
     sys.stdout.write(f"{role} {name}: credentials in {place}\n")
     session.note(_DIRECT.format(role=role, name=name) if direct else f"{name} comes through a gateway: --gateway HOST:PORT or RMGR_GATEWAY")
     session.note(f"hand it over as a secret (tar czf - -C {place} .); in ~/.config/rmgr/bundle of {name} rmgr finds it by itself")
+
+
+@command(
+    "add-server",
+    examples="""\
+    rmgr admin add-server j90
+    rmgr admin add-server j90 --days 90 --out /mnt/usb/j90""",
+    exits="0 made, 2 a name that cannot be one, or a place that is taken, 4 not the admin's directory, 5 ZooKeeper cannot be reached",
+)
+@click.argument("name")
+@click.option("--days", type=click.IntRange(1, 3650), default=730, metavar="N", help="how long they are valid  [730]")
+@click.option("--out", metavar="DIR", help="where they go  [AUTHORITY/bundles/server-NAME]")
+@authority_option
+def add_server(session: Session, name: str, days: int, out: str | None, authority: str | None) -> None:
+    """Makes credentials for a server of calls (rmgr server --name NAME): a directory to hand over.
+
+    They open its stream to gateways, and nothing else: it knows no secret of ZooKeeper, and may not call, submit or read. The cluster
+    knows its key from now on: rmgr admin revoke NAME ends its streams.
+    """
+    from rmgr.adapters.identity.credentials import Credentials, write_files
+    from rmgr.adapters.identity.pki import issue
+    from rmgr.adapters.identity.trust import publish
+    from rmgr.cli.display.render import emit
+    from rmgr.runner.host.removal import remove_tree
+
+    ca, where = open_authority(session, authority)
+    as_admin(session, authority)
+    coordinator = session.coordinator()
+    place = Path(out).expanduser() if out else where / "bundles" / f"{Role.SERVER}-{check_name(name)}"
+    write_files(place, issue(ca, check_name(name), Role.SERVER, days=days, zookeeper=False))
+    try:
+        publish(coordinator, Credentials.load(place, roles=(Role.SERVER,)))
+    except BaseException:
+        remove_tree(place)  # nobody could revoke a key that the cluster does not know
+        raise
+    if session.json:
+        emit({"name": name, "role": Role.SERVER, "bundle": str(place)})
+        return
+    sys.stdout.write(f"server {name}: credentials in {place}\n")
+    session.note(f"hand it over as a secret (tar czf - -C {place} .), and start there: rmgr server --name {name} --security-dir DIR")

@@ -183,7 +183,8 @@ def _serve(
     files.mkdir(mode=0o700)
     slots = own.slots or len(os.sched_getaffinity(0))
     environ = {**_ONE_THREAD, "RMGR_CALL_MOPS": repr(offer.mops)}
-    work = Work(runner, slots, environ=environ, sys_path=(offer.directory,), python=own.python, log=log)
+    calls = tuple(dict.fromkeys(function.call for function in offer.functions))
+    work = Work(runner, slots, calls=calls, environ=environ, sys_path=(offer.directory,), python=own.python, log=log)
     load = LoadMeter(slots, os.cpu_count() or 1, machine.monotonic(), busy_s=machine_busy_s, own_s=work.processor_s)
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the server's loop", on_progress=notifier.beat).start()

@@ -1,7 +1,8 @@
 """The slots of a server: each a spawner with one Python worker, as on a node, which runs one call at a time.
 
-A worker is kept from call to call as long as the next one has the same limit of memory: its modules are loaded. What a call leaves behind
-(processes, threads) ends it before the next one. A call that has not begun when its worker ends is begun again in another one.
+A worker is started ahead, with the modules of all functions, and kept from call to call as long as the next one has the same limit of
+memory. What a call leaves behind (processes, threads) ends it before the next one. A call that has not begun when its worker ends is begun
+again in another one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import os
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rmgr.adapters.host.process import NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.adapters.host.workevents import (
@@ -92,16 +93,25 @@ class Work:
     """All slots of a server. One thread uses it.
 
     Args:
-        runner: whose slots they are; its events go to `take_in`. count: of slots. environ: of workers. sys_path: where functions are.
+        runner: whose slots they are; its events go to `take_in`. count: of slots. calls: what workers import, as module:callable.
+        environ: of workers. sys_path: where functions are.
         python: interpreter of workers, "" = this one.
     """
 
     def __init__(
-        self, runner: NodeRunner, count: int, *, environ: Mapping[str, str], sys_path: Sequence[str], log: Log, python: str = ""
+        self,
+        runner: NodeRunner,
+        count: int,
+        *,
+        calls: Sequence[str],
+        environ: Mapping[str, str],
+        sys_path: Sequence[str],
+        log: Log,
+        python: str = "",
     ) -> None:
         self._runner = runner
-        self._environ = dict(environ)
-        self._sys_path = tuple(sys_path)
+        initializer = pickle.dumps((served.warm, (tuple(calls),)), 5)
+        self._spec = WorkerSpec(environ=dict(environ), sys_path=tuple(sys_path), initializer=initializer)
         self._log = log
         self._python = python
         self._seats = [_Seat(number) for number in range(count)]
@@ -180,6 +190,7 @@ class Work:
     def _open(self, seat: _Seat) -> None:
         try:
             seat.slot = self._runner.open_slot(seat.number, python=self._python)
+            seat.worker = seat.slot.start_worker(self._spec)
         except OSError as error:
             self._lost(seat, str(error))
 
@@ -196,7 +207,7 @@ class Work:
         run, slot = seat.run, seat.slot
         assert run is not None
         assert slot is not None
-        spec = WorkerSpec(environ=self._environ, sys_path=self._sys_path, memory_bytes=run.memory_bytes)
+        spec = replace(self._spec, memory_bytes=run.memory_bytes)
         worker = seat.worker
         if worker is None or worker.is_leaving or worker.spec != spec:
             if worker is not None and not worker.is_leaving:
@@ -262,6 +273,8 @@ class Work:
         seat = self._seat_of(event.worker)
         if seat is not None:
             seat.worker = None
+            if event.worker.is_ready and seat.slot is not None and not seat.slot.is_lost:
+                seat.worker = seat.slot.start_worker(self._spec)  # for the next call
         seat = next((seat for seat in self._seats if seat.seq and seat.seq in (event.seq, *event.unstarted)), None)
         if seat is None or seat.run is None:
             return []

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -130,6 +131,15 @@ def load(reference: str) -> Callable[..., object]:
     if not callable(found):
         raise TypeError(f"{reference} is a {type(found).__name__}, and cannot be called")
     return found  # type: ignore[no-any-return]
+
+
+def warm(calls: Sequence[str]) -> None:
+    """Imports what the calls of a worker need, before the first one comes; what cannot be imported is that call's own trouble."""
+    for reference in calls:
+        with suppress(Exception):
+            load(reference)
+    with suppress(ImportError):
+        importlib.import_module("numpy")
 
 
 def measured_mops() -> float:

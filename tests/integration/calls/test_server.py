@@ -297,7 +297,7 @@ def test_a_function_is_killed_at_its_time_limit(shared: Rig, function: str) -> N
 def test_a_call_is_killed_at_its_deadline(shared: Rig) -> None:
     one = shared.gateway.offer("sleep", packed("sleep", 60.0), left_s=1.5)
     assert one.ended() == "TIMEOUT"
-    assert "its deadline has passed" in one.outcome.error
+    assert "its deadline" in one.outcome.error
 
 
 def test_a_call_is_cancelled_while_it_runs_and_before_it_comes(shared: Rig) -> None:
