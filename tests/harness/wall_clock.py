@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import runpy
 import sys
-from pathlib import Path
 
 
 def main() -> None:
-    sys.path[0] = str(Path(__file__).parents[2])
+    sys.path[0] = ""  # as `python -m` has it, in place of this file's directory
     from rmgr.runtime import machine
 
     ahead_s = float(sys.argv[1])
