@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+import msgspec
+
 from rmgr.coord.views.health import with_part
 from rmgr.daemons.leader.core.doors import LoopTimers, StoreCalls
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
@@ -80,7 +82,7 @@ class LeaderCalls:
                 servers=len(able),
                 age_s=max((server.age_s for server in able), default=0.0),
             )
-            view = replace(view, policies=(*view.policies, mine))
+            view = msgspec.structs.replace(view, policies=(*view.policies, mine))
         if not problem:
             return view
         fix = f"rmgr policy set NAME --partition {CALLS}"
