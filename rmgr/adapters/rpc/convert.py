@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar, get_args, get_type_hints
 
-import msgspec
-
 from rmgr.errors import UNREADABLE_TEXT, Unavailable
 from rmgr.model.base.states import Reason, State
 from rmgr.model.views import (
@@ -29,7 +27,7 @@ from rmgr.model.views import (
 )
 from rmgr.v1 import views_pb2 as pb
 
-V = TypeVar("V", bound=msgspec.Struct)
+V = TypeVar("V")
 
 #: Which message carries which view.
 MESSAGES: dict[type[Any], type[Any]] = {
@@ -52,19 +50,20 @@ MESSAGES: dict[type[Any], type[Any]] = {
 }
 #: Fields that travel as JSON text because their shape is open.
 JSON_FIELDS = {(JobView, "asked"), (StatusView, "zookeeper"), (StatusView, "store")}
+_CARRIED: dict[type[Any], type[Any]] = dict(MESSAGES)  # and others, by `carry`
 _HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in MESSAGES}
 
 
 def carry(messages: dict[type[Any], type[Any]]) -> None:
     """Other nouns travel in these messages, too; at import, by those who need them: most commands load no messages of calls."""
-    MESSAGES.update(messages)
+    _CARRIED.update(messages)
     _HINTS.update({kind: get_type_hints(kind) for kind in messages})
 
 
 def to_message(view: Any) -> Any:
     """A view as its protobuf message."""
     kind = type(view)
-    message = MESSAGES[kind]()
+    message = _CARRIED[kind]()
     for name in _HINTS[kind]:
         value = getattr(view, name)
         if value is None:
@@ -72,10 +71,10 @@ def to_message(view: Any) -> Any:
         if (kind, name) in JSON_FIELDS:
             setattr(message, f"{name}_json", json.dumps(value, sort_keys=True))
         elif isinstance(value, tuple):
-            getattr(message, name).extend(to_message(item) if type(item) in MESSAGES else item for item in value)
+            getattr(message, name).extend(to_message(item) if type(item) in _CARRIED else item for item in value)
         elif isinstance(value, dict):
             getattr(message, name).update(_strings(kind, name, value))
-        elif type(value) in MESSAGES:
+        elif type(value) in _CARRIED:
             getattr(message, name).CopyFrom(to_message(value))
         else:
             setattr(message, name, str(value) if isinstance(value, State | Reason) else value)
@@ -85,13 +84,14 @@ def to_message(view: Any) -> Any:
 def from_message(kind: type[V], message: Any) -> V:
     """A protobuf message as its view; unknown fields of a newer peer are ignored. Raises Unavailable: a known one cannot be read."""
     try:
-        return _view(kind, message)
+        made: V = _view(kind, message)
+        return made
     except UNREADABLE_TEXT as error:  # of a word that this release does not know, too
         hint = "rmgr version, here and where the leader runs"
         raise Unavailable(f"a {kind.__name__} of the leader cannot be read: {error}", hint=hint) from None
 
 
-def _view(kind: type[V], message: Any) -> V:
+def _view(kind: type[Any], message: Any) -> Any:
     values: dict[str, Any] = {}
     for name, hint in _HINTS[kind].items():
         if (kind, name) in JSON_FIELDS:
@@ -100,7 +100,7 @@ def _view(kind: type[V], message: Any) -> V:
             inner = next(part for part in get_args(hint) if part is not type(None))
             present = message.HasField(name)
             raw = getattr(message, name)
-            values[name] = (from_message(inner, raw) if inner in MESSAGES else raw) if present else None
+            values[name] = (from_message(inner, raw) if inner in _CARRIED else raw) if present else None
         else:
             values[name] = _plain(kind, name, hint, getattr(message, name))
     return kind(**values)
@@ -112,7 +112,7 @@ def _plain(kind: type[Any], name: str, hint: Any, raw: Any) -> Any:
     origin = getattr(hint, "__origin__", None)
     if origin is tuple:
         inner = get_args(hint)[0]
-        return tuple(from_message(inner, item) if inner in MESSAGES else item for item in raw)
+        return tuple(from_message(inner, item) if inner in _CARRIED else item for item in raw)
     if origin is dict:
         return {
             key: int(value) if isinstance(value, str) and value.lstrip("-").isdigit() and (kind, name) == (QueueView, "limits") else value

@@ -14,7 +14,6 @@ No clock and no lock of its own: `now_us` is passed in, never descending, and th
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,8 @@ from math import isfinite
 import msgspec
 
 from rmgr.coord.calls.lives import OVER_US
-from rmgr.errors import UNREADABLE_TEXT
+from rmgr.errors import ConfigError
+from rmgr.model.calls.sent import decode_interface
 from rmgr.model.cluster.servers import (
     CALLS,
     REFRESH_US,
@@ -137,7 +137,7 @@ class Life:
         self.leaving = "leaving" in states
         silent = bool(states) and not self.stream and all(now_us - word.heard_us >= OVER_US for word in self.words.values())
         self.over = self.over or "closed" in states or silent
-        self.offered = tuple(name for name in sorted(map(function_of, self.about.functions)) if name not in self.odd)
+        self.offered = tuple(name for name in sorted(map(function_of, self.about.functions)) if name and name not in self.odd)
 
 
 class ServerBook:
@@ -331,9 +331,8 @@ def _runs_beside(older: Life, newer: Life) -> bool:
 def function_of(interface: bytes) -> str:
     """`name@version` of an interface in canonical JSON; "" for what is none."""
     try:
-        table = json.loads(interface)
-        return f"{table['name']}@{table['version']}"
-    except (*UNREADABLE_TEXT, KeyError, TypeError):
+        return decode_interface(interface).key
+    except ConfigError:
         return ""
 
 

@@ -18,13 +18,16 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
+from rmgr.model.calls.interface import interface_of
+from rmgr.model.calls.sent import encode_interface
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.servers import Candidate, GatewayReport, Pick, PickRequest, ServerLoad, ServerReport, ServersView
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
-FUNCTION = b'{"name":"linsolve","version":1}'
+TABLE = {"name": "linsolve", "version": 1, "arguments": ["inout b float64[n]"], "operations": "n"}
+FUNCTION = encode_interface(interface_of(TABLE, "here"))
 
 
 class Gateway:

@@ -25,6 +25,7 @@ EXEMPT = {
     "adapters/gateway/rows.py": _GRPC,
     "adapters/gateway/server.py": _GRPC,
     "adapters/rpc/join.py": _GRPC,
+    "adapters/rpc/metaserver.py": _GRPC,
     "adapters/rpc/ranks.py": _GRPC,
     "adapters/terminals/terminal.py": _GRPC,
     "adapters/terminals/tunnel.py": _GRPC,

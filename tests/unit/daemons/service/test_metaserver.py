@@ -14,6 +14,8 @@ import pytest
 
 from rmgr.daemons.service.metaserver import BENCH_US, Metaserver
 from rmgr.daemons.service.server_book import KEPT_US, UNMEASURED
+from rmgr.model.calls.interface import interface_of
+from rmgr.model.calls.sent import encode_interface
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import (
     CALLS,
@@ -37,8 +39,9 @@ G, H = "g:1", "h:1"
 OPERATIONS, BYTES = 144_720_000, 2_889_600
 
 
-def interface(name: str = "linsolve", version: int = 1, out: str = "x") -> bytes:
-    return json.dumps({"name": name, "version": version, "out": out}).encode()
+def interface(name: str = "linsolve", out: str = "x") -> bytes:
+    arguments = ["in A float64[n,n]", f"out {out} float64[n]"]
+    return encode_interface(interface_of({"name": name, "version": 1, "arguments": arguments, "operations": "n**3"}, "here"))
 
 
 class Lines:
