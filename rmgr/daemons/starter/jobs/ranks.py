@@ -263,10 +263,10 @@ class Door:
         hold: str,
         uid: int = -1,
         on_starved: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = machine.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._peers = peers
-        self._clock = clock
+        self._clock = clock or machine.monotonic
         self._endpoint_of = endpoint_of
         self._closed = threading.Event()
         self._losses: dict[str, tuple[float, str]] = {}
