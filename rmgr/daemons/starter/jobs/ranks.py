@@ -249,6 +249,7 @@ class Door:
             be away, is not asked.
         hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
         clock: in seconds, by which the job's side has to be quick: it stands still while a job stands still between its turns.
+            None: as time passes.
         on_starved: called (on any thread) when ranks elsewhere were ended for want of memory.
     A connection says {"node": "n2"} in its first line; frames of runner/ranks/ranks.py follow.
     """
