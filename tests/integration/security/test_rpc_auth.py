@@ -26,6 +26,7 @@ from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.pki import issue, issue_server
 from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.rpc.metaserver import handler_of as picks
 from rmgr.adapters.rpc.ranks import handler_of
 from rmgr.adapters.rpc.server import OPTIONS, LeaderClient, NodeClient, RpcServer, fail
 from rmgr.adapters.rpc.use import handler_of as uses
@@ -33,6 +34,7 @@ from rmgr.adapters.terminals.terminal import handler_of as terminals
 from rmgr.adapters.terminals.tunnel import Tunnels
 from rmgr.errors import NotConnected, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
+from rmgr.v1.calls_pb2_grpc import CallsServicer, add_CallsServicer_to_server
 from tests.harness.bundles import session_bundles
 from tests.harness.gateways import OpenGate
 from tests.harness.memory import MemoryCoordinator
@@ -93,6 +95,32 @@ class AnyUse:
         raise NotFound(f"{caller.user} asks")
 
 
+class AnyMetaserver:
+    def report(self, report: Any) -> Any:
+        raise Unavailable(f"{report.gateway} reports")
+
+    def pick(self, asked: Any) -> Any:
+        raise Unavailable(f"{asked.gateway} asks")
+
+    def servers(self, name: str) -> Any:
+        raise NotFound(name)
+
+
+class AnyCalls(CallsServicer):
+    """Has every method and carries none out."""
+
+    def __init__(self, server: RpcServer) -> None:
+        self._server = server
+        add_CallsServicer_to_server(self, self)
+
+    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
+        for handler in handlers:
+            self._server.add_generic(handler)
+
+    def add_registered_method_handlers(self, *_: object) -> None:
+        pass
+
+
 class Town:
     """One server with every service, in the role of each daemon in turn: what is allowed is the table's matter alone."""
 
@@ -111,8 +139,9 @@ class Town:
         self.sessions = Sessions(self.gate, is_revoked=lambda key_id: key_id in self.revoked)
         tunnels = Tunnels(AnyForwarder())  # type: ignore[arg-type]
         own = (rpc_join.handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()), tunnels.handler, uses(AnyUse()))
-        for handler in (self.sessions.handler, Rows(self.gate).handler, *own):
+        for handler in (self.sessions.handler, Rows(self.gate).handler, *own, picks(AnyMetaserver())):
             self.server.add_generic(handler)
+        AnyCalls(self.server)
         if not forward:
             self.server.add_leader(Answers())
             self.server.add_node(Answers())
