@@ -254,6 +254,7 @@ class GatewayLine:
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
         self._bulk: grpc.Channel | None = None
+        self._bulk_stub: Any = None
         self._heard_s = math.inf
         self._is_up = False
         self._lock = threading.Lock()
@@ -442,7 +443,8 @@ class GatewayLine:
         with self._lock:
             if self._bulk is None:
                 self._bulk = open_channel(self.endpoint, self._credentials, Role.SUBMITTER, _OPTIONS)
-            return calls_pb2_grpc.CallsStub(self._bulk)
+                self._bulk_stub = calls_pb2_grpc.CallsStub(self._bulk)
+            return self._bulk_stub
 
     def _begun(self, key: bytes) -> _Transfer:
         transfer = _Transfer()
