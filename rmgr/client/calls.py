@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,10 @@ class CallFuture(Future[Any]):
         self.timing = Timing()
         self._call: _Call | None = None
 
+    def is_of(self, call: _Call) -> None:
+        """The call whose result it is."""
+        self._call = call
+
     def cancel(self) -> bool:
         """Gives it up: the server kills it. False for one that has ended."""
         if not super().cancel():
@@ -120,14 +124,14 @@ class Caller:
         if not self.gateways:
             hint = "name it: --gateway HOST:PORT or RMGR_GATEWAY; or start one: rmgr dev --servers 2"
             raise NotConnected("calls go through a gateway, and none is configured", hint=hint)
-        self.guid = os.urandom(16)
+        self.guid = bytes.fromhex(machine.guid())
         self.user = user_name()
         self.numbers = Numbers()
         self._credentials = credentials_of(config)
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._clients: dict[str, CallsClient] = {}
         self._interfaces: dict[str, tuple[float, Interface]] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Executor | None = None
 
     def call(self, name: str, *arguments: Any, timeout: float | None = None) -> Any:
         """Calls and waits. Raises: as `rmgr.call`."""
@@ -139,15 +143,15 @@ class Caller:
         """Calls on a thread; more than `AT_ONCE` wait. Arguments are checked, and taken as they are, here and now."""
         future = CallFuture()
         made = self._made(future, name, arguments, timeout)
-        with self._lock:
+        with self.lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="rmgr-calls")
+                self._pool = machine.pool(AT_ONCE, "rmgr-calls")
             self._pool.submit(made.run)
         return future
 
     def close(self) -> None:
         """Lets go; calls under way end as lost. Idempotent."""
-        with self._lock:
+        with self.lock:
             clients, self._clients = list(self._clients.values()), {}
             pool, self._pool = self._pool, None
         for client in clients:
@@ -160,7 +164,7 @@ class Caller:
     def client(self, turn: int = 0) -> CallsClient:
         """The gateway whose turn it is."""
         endpoint = self.gateways[turn % len(self.gateways)]
-        with self._lock:
+        with self.lock:
             if endpoint not in self._clients:
                 self._clients[endpoint] = CallsClient(endpoint, user=self.user, credentials=self._credentials)
             return self._clients[endpoint]
@@ -209,7 +213,7 @@ class Caller:
         began_s = machine.monotonic()
         interface = self.interface(name, deadline_s=limit_s)
         made = _Call(self, future, interface, arguments, began_s, limit_s)
-        future._call = made  # noqa: SLF001 - the two are one
+        future.is_of(made)
         return made
 
 
@@ -229,7 +233,7 @@ class _Call:
         self._refusal: RmgrError | None = None
         self._answer: bytearray = bytearray()
         self._named_s = 0.0
-        with caller._lock:  # noqa: SLF001 - numbers are of all its calls
+        with caller.lock:
             number = caller.numbers.take()
         self.id = CallId(caller.user, caller.guid.hex(), number)
 
@@ -260,7 +264,7 @@ class _Call:
         finally:
             if self._attempt is not None:
                 self._attempt.close()
-            with self._caller._lock:  # noqa: SLF001
+            with self._caller.lock:
                 self._caller.numbers.close(self.id.number)
 
     def _decided(self) -> Ending:
@@ -286,7 +290,7 @@ class _Call:
         if self._attempt is not None:
             self._attempt.close()
         caller = self._caller
-        with caller._lock:  # noqa: SLF001
+        with caller.lock:
             lowest = caller.numbers.lowest
         message = pb.CallAsk(
             version=VERSION,

@@ -93,8 +93,8 @@ def test_the_fragments_add_up_although_a_starter_died(cluster: DevCluster, tmp_p
 
 
 def test_the_eigenvalues_are_right_although_a_starter_died_and_points_are_missing(cluster: DevCluster, tmp_path: Path) -> None:
-    job = newest_job(cluster) + 1
-    application = Application(cluster, tmp_path / "out", "eigen.py", "--progress", "--delay", "1.5", "--cells", "24")
+    job = newest_job(cluster) + 1  # of four rounds: a Starter is found and killed, by four commands, while three are to come
+    application = Application(cluster, tmp_path / "out", "eigen.py", "--progress", "--delay", "6", "--cells", "24")
     told = kill_the_busiest_starter(cluster, tmp_path / "fault", done=0.2, nth=job)
     ended = application.end()
     revive(cluster, told)

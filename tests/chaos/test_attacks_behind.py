@@ -76,11 +76,11 @@ def ended(made: Besieged, number: int, *reasons: Reason, count: int = 1) -> None
 
 def bad_outputs(made: Besieged, *paths: str, script: str = "true", tasks: int = 6) -> None:
     """Files of these names are refused when they are asked for, or end their tasks BAD_OUTPUT."""
+    numbers = []
     for path in paths:
-        try:
-            number = made.attack(sh(script, output_files=(("m/out", path),)), [b""] * tasks)
-        except UsageError:
-            continue
+        with contextlib.suppress(UsageError):
+            numbers.append(made.attack(sh(script, output_files=(("m/out", path),)), [b""] * tasks))
+    for number in numbers:
         ended(made, number, Reason.BAD_OUTPUT, count=tasks)
 
 
@@ -114,16 +114,16 @@ NO_KEYS = {
 
 def arguments_that_are_no_keys(made: Besieged) -> None:
     function = made.function(os.getpid)
-    for payload in NO_KEYS.values():
-        number = made.attack(function, [payload], data={"keyed": True, "payloads": (payload,)})
+    numbers = [made.attack(function, [payload], data={"keyed": True, "payloads": (payload,)}) for payload in NO_KEYS.values()]
+    for number in numbers:
         ended(made, number, Reason.UNTRUSTED, Reason.DATA_LOST)
 
 
 def rows_that_hold_no_keys(made: Besieged) -> None:
     function = made.function(os.getpid)
     rows = [msgspec.msgpack.encode([payload] * 3) for payload in NO_KEYS.values()]
-    for row in (*rows, b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b"\xc1"):
-        number = made.attack(function, [b"x"] * 3, data={"keyed": True}, row=row)
+    rows += [b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b"\xc1"]
+    for number in [made.attack(function, [b"x"] * 3, data={"keyed": True}, row=row) for row in rows]:
         ended(made, number, Reason.UNTRUSTED, Reason.DATA_LOST, count=3)
 
 
@@ -269,8 +269,9 @@ def a_specification_of_millions(made: Besieged) -> None:
 
 
 def a_specification_of_nothing(made: Besieged) -> None:
-    for text in (b"[" * 100_000, b'{"command":' + b"[" * 50_000, b"\xff\xfe", b'{"command":{"argv":["\\ud800"]}}', b"", b"7" * 5000):
-        [outcome] = made.outcomes(made.attack(None, spec_sha256=made.row_of("file", text)))
+    texts = (b"[" * 100_000, b'{"command":' + b"[" * 50_000, b"\xff\xfe", b'{"command":{"argv":["\\ud800"]}}', b"", b"7" * 5000)
+    for number in [made.attack(None, spec_sha256=made.row_of("file", text)) for text in texts]:
+        [outcome] = made.outcomes(number)
         assert outcome.state is State.FAILED, outcome
 
 

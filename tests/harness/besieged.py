@@ -237,8 +237,8 @@ class Besieged:
         """All of hers can be cancelled and is gone; every node takes work; no daemon has been started again."""
         self.rmgr("cancel", "all")
         self.until("her work is gone", lambda: not self.hers())
-        for node in NODES:
-            number = self.attack(Command(argv=("true",)), request=Request(features=(node,)))
+        numbers = {node: self.attack(Command(argv=("true",)), request=Request(features=(node,))) for node in NODES}
+        for node, number in numbers.items():
             [outcome] = self.outcomes(number)
             assert outcome.state.value == "COMPLETED", (node, outcome)
         for name, pid in self.daemons.items():

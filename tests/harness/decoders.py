@@ -38,7 +38,7 @@ from rmgr.daemons.starter.jobs import ranks as starter_ranks
 from rmgr.dev import keeper, record
 from rmgr.errors import ConfigError, DataLost, NotFound, PermissionDenied, UsageError, WrongCluster
 from rmgr.errors import Unavailable as Unreachable
-from rmgr.model.calls import arrays, interface
+from rmgr.model.calls import arrays, interface, sent
 from rmgr.model.cluster.node import Drain, InboxOrder, Meta, NodeRecord, StarterEntry, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
 from rmgr.model.tasks.block import BlockData, KeyedPayload
@@ -417,6 +417,14 @@ DECODERS = (
         raises=(ConfigError,),
         form=Form.TOML,
         sample=b'[[function]]\nname = "f"\ncall = "m:f"\narguments = ["in A float64[n,2*n]"]\noperations = "2/3*n**3 + log2(n)"\n',
+    ),
+    Decoder(
+        name="the interface of a function",
+        module="model/calls/sent.py",
+        decode=sent.decode_interface,
+        raises=(ConfigError,),
+        form=Form.JSON,
+        kind=dict,
     ),
     Decoder(
         name="values of a call",

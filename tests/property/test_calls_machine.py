@@ -3,7 +3,7 @@ delays, repeats and reorders messages, kills and stops servers and gateways, and
 
 After every step:
 - an id is executed at most once in a life, and one that is not idempotent at most once in all;
-- what ended as never sent, or never run, never runs;
+- what ended as never sent, or never run, never runs; nor does what a life has heard that nobody wants;
 - an answer is that of its own call;
 - every call has ended once its deadline is there.
 At the end all heals, and every call must end, one that nothing happened to with its result.
@@ -80,10 +80,7 @@ class World:
             self.start_server(name)
         self.executions: Counter[tuple[CallId, Life]] = Counter()
         self.touched: set[CallId] = set()  #: something happened to it
-        self.mark()
-
-    def mark(self) -> None:
-        """What now is in the air is of no harm."""
+        self.closed: set[tuple[CallId, Life]] = set()  #: that life has heard that nobody wants it, before it began
 
     # -- the client's driver --------------------------------------------------------------------------------------------------
 
@@ -163,6 +160,8 @@ class World:
 
     def asked(self, message: Message) -> None:
         ask = message.ask
+        for server in list(self.servers.values()):
+            self.hear(server)
         reached = {server.life: server for server in self.servers.values()}
         if ask.to is not None:
             known = ask.to in reached
@@ -184,6 +183,8 @@ class World:
         ledger, call = server.ledger, message.call
         if message.kind == "ack":
             ledger.acknowledged(call, self.now)
+            if (call, server.life) not in self.executions:
+                self.closed.add((call, server.life))
         elif message.kind == "pieces":
             if ledger.fetched(call, message.attempt):
                 server.payload[call] = message.why
@@ -210,6 +211,12 @@ class World:
         life = Life(name, self.started)
         assert self.lives.hello(life, self.now)
         self.servers[name] = Server(life, Ledger(most_waiting=3, per_user=2, kept_bytes=25))
+
+    def hear(self, server: Server) -> None:
+        """One that was silent for too long is over, and is told to begin another life."""
+        if not server.is_stopped and not self.lives.heard(server.life, self.now):
+            self.touched.update(self.calls)
+            self.start_server(server.life.server)
 
     def obey(self, server: Server) -> None:
         for order in server.ledger.orders():
@@ -242,18 +249,17 @@ class World:
     def pass_time(self, lasted_us: int, *, hears: bool) -> None:
         """hears: servers and clients hear each other meanwhile."""
         self.now += lasted_us
+        for server in list(self.servers.values()) if hears else ():
+            self.hear(server)
         for server in self.servers.values():
             if server.is_stopped:
                 continue
-            if hears:
-                self.lives.heard(server.life, self.now)
             for call, (gateway, _) in server.ways.items():
                 if hears and self.gateways[gateway[0]] == gateway[1] and self.streams[call] == gateway:
                     server.ledger.heard(call, self.now)
             server.ledger.due(self.now)
             self.obey(server)
-        if not hears:
-            self.touched.update(self.calls)
+        self.touched.update(call for call, calling in self.calls.items() if not hears or self.now >= calling.deadline_us)
         self.tick()
 
 
@@ -341,6 +347,7 @@ class Calls(RuleBasedStateMachine):
     @invariant()
     def what_is_told_never_to_have_run_never_runs(self) -> None:
         assert not {call for call, _ in self.world.executions} & self.never
+        assert not self.world.executions.keys() & self.world.closed
 
     @invariant()
     def every_call_ends_within_its_deadline(self) -> None:

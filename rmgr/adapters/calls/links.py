@@ -192,6 +192,8 @@ class Links:
         with self._lock:
             before_s = time.monotonic() - KEEP_S
             self._gone = {life: link for life, link in self._gone.items() if link.heard_s > before_s}
+            for link in self._live.values():  # else one that is here counts as unheard
+                self._lives.heard(Life(link.name, link.life), round(link.heard_s * 1e6))
             self._lives.forget(_now_us())
             return list(self._gone.values())
 

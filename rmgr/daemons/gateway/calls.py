@@ -55,7 +55,7 @@ LEADER_S, AGAIN_S = 1.0, 1.0
 _LOAD_S = 1.0
 #: How often it is looked whether servers have come or gone; and whether loads have come.
 _LOOK_S, _POLL_S = 0.25, 0.01
-_MOST_INTERFACES = 10_000
+_MOST_INTERFACES, _SIZES_CHARACTERS = 10_000, 65_536
 #: A silent life is told of so often, whatever the refresh, so that others know in time.
 _LIVES_S = 5.0
 
@@ -126,7 +126,7 @@ class Calls:
             who = caller.user or "nobody in particular"
             raise PermissionDenied(f"{interface.key} is not for {who}", hint="ask who runs its servers: `users` of the function")
         try:
-            known = json.loads(sizes or "{}")
+            known = json.loads(sizes or "{}") if len(sizes) <= _SIZES_CHARACTERS else None
         except UNREADABLE_TEXT:
             known = None
         if not isinstance(known, dict) or not all(type(value) in (int, float) for value in known.values()):

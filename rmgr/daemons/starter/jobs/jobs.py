@@ -359,7 +359,7 @@ class Jobs:
                 hold=f"{key.submission}.{key.first}.{key.attempt}",
                 uid=account.uid if account is not None else -1,
                 on_starved=lambda: self._tree.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
-                clock=(lambda: (self._served_us(block) or 0) / 1e6) if allocation.gang else machine.monotonic,
+                clock=(lambda: (self._served_us(block) or 0) / 1e6) if allocation.gang else None,
             )
         if account is not None:  # last: nothing is made where he could have put something else
             hand_over(place, account)

@@ -249,6 +249,7 @@ class Door:
             be away, is not asked.
         hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
         clock: in seconds, by which the job's side has to be quick: it stands still while a job stands still between its turns.
+            None: as time passes.
         on_starved: called (on any thread) when ranks elsewhere were ended for want of memory.
     A connection says {"node": "n2"} in its first line; frames of runner/ranks/ranks.py follow.
     """
@@ -263,10 +264,10 @@ class Door:
         hold: str,
         uid: int = -1,
         on_starved: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = machine.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._peers = peers
-        self._clock = clock
+        self._clock = clock or machine.monotonic
         self._endpoint_of = endpoint_of
         self._closed = threading.Event()
         self._losses: dict[str, tuple[float, str]] = {}

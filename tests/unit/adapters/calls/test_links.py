@@ -1,0 +1,41 @@
+"""Lives of servers at one gateway: who is here is heard, however long nobody asks."""
+
+from __future__ import annotations
+
+from rmgr.adapters.calls.links import Links, ServerLink
+from rmgr.coord.calls.ledger import Life
+from rmgr.coord.calls.lives import OVER_US, Standing
+
+
+def link(name: str, life: int) -> ServerLink:
+    return ServerLink(name, "", life, 1, 100.0, True, (), 10)
+
+
+def test_a_server_that_keeps_its_stream_is_heard_although_nobody_asks_for_a_minute() -> None:
+    links = Links(lambda: None)
+    assert links._enter(link("s1", 7)) == ""
+    life = Life("s1", 7)
+    links._lives._heard[life] -= OVER_US + 1  # the hello was a minute ago
+    assert links.gone() == []
+    assert links.standing(life) is Standing.HEARD
+    assert links._enter(link("s1", 7)) == "", "its stream broke, and it comes back"
+
+
+def test_a_life_whose_stream_is_gone_is_over_once_its_server_begins_another() -> None:
+    links = Links(lambda: None)
+    first = link("s1", 7)
+    links._enter(first)
+    links._leave(first)
+    assert links.standing(Life("s1", 7)) is Standing.HEARD
+    assert [one.life for one in links.gone()] == [7]
+    assert links._enter(link("s1", 8)) == ""
+    assert links.standing(Life("s1", 7)) is Standing.OVER
+    assert "begin another life" in links._enter(link("s1", 7)) or "another server" in links._enter(link("s1", 7))
+
+
+def test_measured_transfers_count_from_64_kib_on() -> None:
+    one = link("s1", 7)
+    one.transferred(64 * 1024 - 1, 1.0)
+    assert one.link.bytes_per_s == 0.0
+    one.transferred(1 << 20, 0.5)
+    assert one.link.bytes_per_s == 2 * (1 << 20)
