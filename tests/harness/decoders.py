@@ -424,7 +424,7 @@ DECODERS = (
         decode=sent.decode_interface,
         raises=(ConfigError,),
         form=Form.JSON,
-        kind=dict,
+        sample=b'{"arguments":["in n int"],"idempotent":false,"name":"f","operations":"n","version":1}',
     ),
     Decoder(
         name="values of a call",

@@ -35,7 +35,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.pipeline.catalogue import call_policy_named
 from rmgr.sched.pipeline.stages import stage_for_calls
-from rmgr.sched.plan import Plan, Send
+from rmgr.sched.plan import Plan, Send, Why
 from rmgr.sched.policies.servers.choosing import Choosing, Option
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.predictors.forecast import throughput_of
@@ -193,7 +193,7 @@ class Metaserver:
                 server=sent.to,
                 life=one.life,
                 policy=self._policy_words(now_us),
-                why=str(sent.why),
+                why=_words(sent.why),
                 computing_s=option.forecast.computing_s,
                 transfer_s=option.forecast.transfer_s,
             )
@@ -293,7 +293,7 @@ class Metaserver:
             found,
             server=sent.to,
             life=able[sent.to][0].life,
-            why=str(sent.why),
+            why=_words(sent.why),
             computing_s=chosen.computing_s,
             transfer_s=chosen.transfer_s,
         )
@@ -385,13 +385,18 @@ class Metaserver:
 def _none_able(asked: PickRequest, notes: Mapping[str, str], unknown: tuple[str, ...]) -> str:
     """Why no candidate can have the call."""
     if not asked.servers:
-        return "server: no server offers it"
+        return "no server offers it"
     if unknown:
-        return f"server: {', '.join(unknown)} not reported here yet"
-    return "server: " + "; ".join(f"{name}: {why}" for name, why in notes.items())
+        return f"{', '.join(unknown)} not reported here yet"
+    return "; ".join(f"{name}: {why}" for name, why in notes.items())
 
 
-def _said(why: object, plan: Plan) -> str:
+def _said(why: Why | None, plan: Plan) -> str:
     if plan.faults:
-        return f"policy: {plan.faults[0].policy} failed: {plan.faults[0].error[:_MOST_CHARACTERS]}"
-    return str(why) if why is not None else "policy: it has picked no server"
+        return f"{plan.faults[0].policy} failed: {plan.faults[0].error[:_MOST_CHARACTERS]}"
+    return _words(why) if why is not None else "the policy has picked no server"
+
+
+def _words(why: Why) -> str:
+    """Its sentence: the policy is told beside it."""
+    return why.agreed.format(*why.facts)

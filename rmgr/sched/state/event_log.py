@@ -9,6 +9,7 @@
 ```
 - Line 1: whose log. `state`: the records at the beginning (fields of `Snapshot`). `carried_out`: `at once` (a simulation: each decision is
   a fact the moment it was made) or `as told` (a leader: what came of a decision is told as a fact, `job_started` and so on).
+- `about`: of whom it is; `lost` there: requests of gateways before it that no log of calls has.
 - `at`: microseconds, never descending. `fact`: a method of `ClusterState` with its arguments by name.
 - `because` may say why: `failed`, `repaired`, `drained`, `undrained`, `maintenance`, `cancelled`. A `job_ended` without it completed; with
   `failed` or `maintenance` it was lost with its node; a `job_withdrawn` without `cancelled` was refused.

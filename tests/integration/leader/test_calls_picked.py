@@ -135,6 +135,7 @@ def test_picks_survive_another_policy_and_another_leader_and_replay(
     assert (told["policy"], told["servers"], told["passes"]) == ("loth+l", 2, 10)
     assert "loth+l in partition calls; 2 servers" in sh("status").out
 
+    rebuilt = [cluster.log_tail(name, 100_000).count("placing_rebuilt") for name in ("w1", "w2")]
     with ThreadPoolExecutor(4) as pool:
         burst = [pool.submit(gateway.pick) for _ in range(20)]
         sh.ok("policy", "set", "rr", "--partition", "calls")
@@ -143,6 +144,7 @@ def test_picks_survive_another_policy_and_another_leader_and_replay(
         found = [pick.result(60) for pick in burst]
     assert {pick.server for pick in found} == {"s1", "s2"}  # none is lost
     assert {pick.policy for pick in found[20:]} == {"rr"}
+    assert rebuilt == [cluster.log_tail(name, 100_000).count("placing_rebuilt") for name in ("w1", "w2")]
     turn = [gateway.pick().server for _ in range(4)]
     assert turn[:2] == turn[2:]
     assert set(turn) == {"s1", "s2"}

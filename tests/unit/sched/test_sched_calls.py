@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.errors import ConfigError, StateConflict
+from rmgr.errors import ConfigError, NotFound, StateConflict
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
@@ -242,6 +242,24 @@ def test_loth_and_its_corrections_on_the_printed_system(name: str, chosen: list[
     state.server_changed(server("B", 40e6, 0, 1.08e6, at_us=refreshed))
     state.call_submitted(call(9))
     assert picks(state, name) == ["B"]  # measured again: what was sent before counts no more
+
+
+def test_calls_that_a_load_came_too_early_for_are_told_with_it() -> None:
+    state = state_of(server("A", at_us=1, sent=2), server("B", load=1.5, at_us=1), calls=2)
+    assert picks(state, "loth") == ["A", "A"]
+    state = state_of(server("A", at_us=1, sent=2), server("B", load=1.5, at_us=1), calls=3)
+    assert picks(state, "loth+l") == ["B", "A", "B"]  # 2, 2.5, 3
+    assert state.snapshot() == ClusterState.restored(state.snapshot()).snapshot()
+
+
+def test_a_server_that_left_is_gone_with_its_measurements() -> None:
+    state = state_of(server("A"), server("B", load=9), calls=0)
+    state.server_left("A", "calls")
+    state.call_submitted(call(1))
+    assert picks(state, "loth") == ["B"]
+    assert [one.name for one in state.snapshot().measured] == ["B"]
+    with pytest.raises(NotFound, match="no server A in partition calls"):
+        state.server_left("A", "calls")
 
 
 def test_predictions_travel_with_the_call() -> None:

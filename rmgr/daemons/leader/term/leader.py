@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 from rmgr.coord.decisions.liveness import MassLoss
@@ -29,6 +30,7 @@ from rmgr.daemons.leader.term.requests import RequestKeeper
 from rmgr.errors import WrongCluster
 from rmgr.model.cluster.node import EpochRecord, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.servers import CALLS
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReader
@@ -133,7 +135,7 @@ class Leader:
         if wanted - self._ensured:
             self._ensure(wanted)
         self.server_calls.settings_read(self.settings)
-        if self.settings != before:
+        if _of_jobs(self.settings) != _of_jobs(before):
             self.submissions.reconsider()
             self.placer.settings_changed()
 
@@ -211,3 +213,8 @@ class Leader:
             ownerless=self.submissions.ownerless(),
             waiting={item.number: sum(seen.count for seen in item.failed.values()) for item in known if item.failed},
         )
+
+
+def _of_jobs(settings: ClusterSettings) -> ClusterSettings:
+    """Without what is of calls: another policy there rebuilds nothing that jobs are placed by."""
+    return replace(settings, pipelines=tuple(spec for spec in settings.pipelines if spec.partition != CALLS))

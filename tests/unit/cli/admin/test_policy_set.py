@@ -208,3 +208,17 @@ def test_a_queue_in_the_partition_of_calls_is_refused(capsys: Captured, tmp_path
     file.write_text('[queues.default]\n[pipelines.calls]\npolicy = "easy"\n')
     assert run(["config", "check", str(file)]) == 2
     assert "easy places jobs, it chooses no servers for calls" in capsys.readouterr().err
+
+
+def test_a_policy_is_checked_for_the_partition_that_it_would_be_set_in(cluster: Cluster, capsys: Captured) -> None:
+    assert run(["policy", "check", "--partition", "calls"]) == 0
+    assert capsys.readouterr().out == "(calls): loth+l\n"
+    assert run(["policy", "check", "easy", "--partition", "calls"]) == 2
+    assert "easy places jobs, it chooses no servers for calls" in capsys.readouterr().err
+    assert run(["policy", "check", "loth", "--partition", "default"]) == 2
+    assert "loth chooses servers for calls, it places no jobs" in capsys.readouterr().err
+    assert run(["policy", "check", "rr", "--partition", "calls", "--worlds", "3"]) == 0
+    assert "every law holds" in capsys.readouterr().out
+    assert run(["policy", "check", "--partition", "default", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["queues"]) == ["default", "batch"]
+    assert cluster.writes == 0

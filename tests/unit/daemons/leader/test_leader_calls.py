@@ -80,7 +80,7 @@ def test_who_does_not_lead_or_does_not_know_its_settings_yet_refuses(calls: Lead
     with pytest.raises(Unavailable, match="has just begun to lead"):
         answering.pick(PickRequest(gateway="g:1", function="", operations=1, bytes=1))
     calls.settings_read(settings())
-    assert answering.pick(PickRequest(gateway="g:1", function="", operations=1, bytes=1)).why == "server: no server offers it"
+    assert answering.pick(PickRequest(gateway="g:1", function="", operations=1, bytes=1)).why == "no server offers it"
     assert metrics.call_picks.labels("none")._value.get() == 1
 
 

@@ -203,9 +203,9 @@ def test_what_answers_show_of_speed_is_learnt() -> None:
 
 def test_a_call_that_nobody_can_have_goes_nowhere_and_nothing_of_it_stays() -> None:
     world = World()
-    assert world.pick() == Pick(epoch=7, policy="loth+l", why="server: no server offers it")
+    assert world.pick() == Pick(epoch=7, policy="loth+l", why="no server offers it")
     world.report(server("s1", functions=(interface("other"),)))
-    assert world.pick("s1").why == "server: s1: it does not offer linsolve@1"
+    assert world.pick("s1").why == "s1: it does not offer linsolve@1"
     assert world.waiting() == 0
     assert world.picks(1) == [""]
 
@@ -225,7 +225,7 @@ def test_a_new_life_begins_with_nothing_assigned() -> None:
     world.report(server("s1"), server("s2", 2))
     assert world.picks(2, "s1", "s2") == ["s1", "s1"]
     world.report(server("s1", state="closed"), server("s1", life=2), server("s2", 2))
-    assert world.pick("s1").why == "server: s1: closed: its process has ended"
+    assert world.pick("s1").why == "s1: closed: its process has ended"
     again = world.pick("s1/2", "s2")
     assert (again.server, again.life) == ("s1", 2)
     assert world.server("s1", 2).assigned == 1
@@ -238,7 +238,7 @@ def test_a_successor_takes_the_name_of_a_life_that_another_gateway_still_holds()
     world.report(server("s1", life=2), gateway=H)
     assert world.server("s1").state == "closed"
     assert world.pick("s1/2", gateway=H).life == 2
-    assert world.pick("s1").why == "server: s1: closed: a newer process is called s1"
+    assert world.pick("s1").why == "s1: closed: a newer process is called s1"
 
 
 def test_two_servers_of_a_name_are_found_out_and_the_first_keeps_it() -> None:
