@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rmgr.adapters.calls.serving import LoadNow
 
-#: Processor time is counted in hundredths of a second: over less than this nothing is said of it.
-_LEAST_S = 0.5
+#: Over less than this nothing is said of other work: what starts a server is busy, too, and processor time is counted in hundredths of a second.
+_LEAST_S = 2.0
 
 
 class LoadMeter:
