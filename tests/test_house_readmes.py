@@ -17,6 +17,7 @@ ROOMS = {
     "rmgr/coord",
     "rmgr/daemons/gateway",
     "rmgr/daemons/leader",
+    "rmgr/daemons/server",
     "rmgr/daemons/starter",
     "rmgr/procedures",
     "rmgr/runner",

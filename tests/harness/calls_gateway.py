@@ -73,6 +73,10 @@ class PlayedStream:
     def is_leaving(self) -> bool:
         return any(one.WhichOneof("what") == "leaving" for one in list(self.messages))
 
+    def said_over(self) -> bool:
+        """It ended with the word that this life is over."""
+        return bool(self.messages) and self.messages[-1].WhichOneof("what") == "over"
+
 
 class PlayedGateway:
     """A context manager. port: 0 = any."""

@@ -52,7 +52,10 @@ _GIVERS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a server says of itself at each gateway; see `calls.proto`. functions: canonical JSON of each interface."""
+    """What a server says of itself at each gateway; see `calls.proto`.
+
+    functions: canonical JSON of each interface. users: (name@version, who may call it), of those that not everybody may.
+    """
 
     name: str
     site: str
@@ -62,6 +65,7 @@ class Hello:
     mops_declared: bool
     functions: tuple[bytes, ...]
     most_waiting: int
+    users: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +222,7 @@ class Lines:
         self._watch.start()
 
     def close(self, timeout_s: float) -> None:
-        """Says goodbye: each stream ends in good order, within `timeout_s` in all. Idempotent."""
+        """Says that this life is over, so nothing may run any more; the streams end in good order within `timeout_s`. Idempotent."""
         self._closing.set()
         end_s = time.monotonic() + timeout_s
         for line in self.lines:
@@ -254,6 +258,7 @@ class GatewayLine:
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
         self._bulk: grpc.Channel | None = None
+        self._bulk_stub: Any = None
         self._heard_s = math.inf
         self._is_up = False
         self._lock = threading.Lock()
@@ -312,8 +317,9 @@ class GatewayLine:
             one.cancel()
 
     def hang_up(self) -> None:
-        """Ends the stream from this side; the gateway ends it from its own."""
+        """Says that this life is over, and ends the stream from this side; the gateway ends it from its own."""
         self._closing.set()
+        self._out.put(pb.FromServer(over=True))
         self._out.put(None)
 
     def close(self, timeout_s: float) -> None:
@@ -369,8 +375,9 @@ class GatewayLine:
 
     def _said(self, out: queue.SimpleQueue[Any]) -> Iterator[Any]:
         """What goes into the stream; gRPC takes it on a thread of its own."""
-        hello = {name: getattr(self._hello, name) for name in Hello.__slots__}
-        yield pb.FromServer(hello=pb.ServerHello(version=VERSION, **hello))
+        hello = {name: getattr(self._hello, name) for name in Hello.__slots__ if name != "users"}
+        users = [pb.FunctionUsers(function=function, users=users) for function, users in self._hello.users]
+        yield pb.FromServer(hello=pb.ServerHello(version=VERSION, users=users, **hello))
         while True:
             try:
                 message = out.get(timeout=BEAT_S)
@@ -442,7 +449,8 @@ class GatewayLine:
         with self._lock:
             if self._bulk is None:
                 self._bulk = open_channel(self.endpoint, self._credentials, Role.SUBMITTER, _OPTIONS)
-            return calls_pb2_grpc.CallsStub(self._bulk)
+                self._bulk_stub = calls_pb2_grpc.CallsStub(self._bulk)
+            return self._bulk_stub
 
     def _begun(self, key: bytes) -> _Transfer:
         transfer = _Transfer()

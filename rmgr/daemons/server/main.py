@@ -222,6 +222,7 @@ def _serve(
         mops_declared=offer.mops_declared,
         functions=tuple(encode_interface(function.interface) for function in offer.functions),
         most_waiting=own.most_waiting,
+        users=tuple((function.interface.key, function.users) for function in offer.functions if function.users),
     )
     lines = Lines(endpoints, hello, credentials, mailbox.put, takes=own.most_waiting + slots)
     metrics.gateways.set_function(lambda: server.gateways)
@@ -251,8 +252,8 @@ def _serve(
     finally:
         notifier.stopping()
         guard.stop()
-        lines.close(_GOODBYE_S)
         work.close()
+        lines.close(_GOODBYE_S)
         end_metrics()
         signals.restore()
         remove_tree(files)

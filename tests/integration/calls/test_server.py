@@ -95,6 +95,7 @@ FUNCTIONS = "".join(
         ("hangs", "hangs", '["in n int", "out m int"]', 'time = "1s"'),
         ("raises", "raises", '["in n int", "out m int"]', ""),
         ("length", "length", '["in data bytes", "out same bytes"]', ""),
+        ("bobs", "length", '["in data bytes", "out same bytes"]', 'users = ["bob"]'),
     )
 )
 
@@ -168,7 +169,8 @@ def test_it_says_hello_and_tells_its_load(shared: Rig) -> None:
     hello = shared.gateway.stream().hello
     assert (hello.name, hello.slots, hello.mops, hello.mops_declared, hello.most_waiting) == ("s1", 2, 100.0, True, 100)
     assert hello.life
-    assert len(hello.functions) == 12
+    assert len(hello.functions) == 13
+    assert [(one.function, list(one.users)) for one in hello.users] == [("bobs@1", ["bob"])]
     load = shared.load()
     assert (load.running, load.waiting) == (0, 0)
     assert load.other >= 0.0
@@ -316,6 +318,7 @@ def test_what_it_does_not_offer_is_refused(shared: Rig) -> None:
     assert shared.gateway.offer("nothing", b"x").verdict() == "REFUSED"
     assert shared.gateway.offer("add", b"x", version=9).verdict() == "REFUSED"
     assert shared.gateway.offer("add", b"", size=(1 << 30) + 1).verdict() == "BARRED"
+    assert shared.gateway.offer("bobs", packed("bobs", b"x")).verdict() == "BARRED", "it is not for ann"
 
 
 def test_arguments_that_are_none_fail_the_call_alone(shared: Rig) -> None:
@@ -382,6 +385,7 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> Non
         assert running.ended() == "OK"
         assert rig.server.wait() == 0
         eventually(lambda: stream.is_over)
+        assert stream.said_over()
         assert not list((tmp_path / "spool").glob("*/*"))
 
 
@@ -392,6 +396,7 @@ def test_sigterm_ends_within_its_grace(tmp_path: Path) -> None:
         rig.server.signal(signal.SIGTERM)
         assert rig.server.wait() == 0
         assert not running.is_answered.is_set()
+        assert rig.gateway.stream().said_over()
 
 
 def test_a_gateway_that_is_killed_comes_back_and_the_same_call_is_the_same(tmp_path: Path) -> None:
