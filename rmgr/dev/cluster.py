@@ -20,6 +20,8 @@ from typing import Self
 
 import psutil
 
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.views.snapshot import ClusterSnapshot
@@ -229,6 +231,8 @@ class DevCluster:
 
     def start_server(self, name: str, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
         """Starts a server of calls that offers the shipped functions; returns its pid. It dials until the gateway is there."""
+        if self.security is not None:  # as `rmgr admin add-server` does: a key that the cluster knows can be revoked
+            publish(self.coordinator, Credentials.load(self.security.bundle(Role.SERVER, name), roles=(Role.SERVER,)))
         arguments = ["--name", name, "--dial", self.state.gateway, "--spool", str(self.directory / "work" / name)]
         return self._spawn("server", name, [*arguments, *options], environment or {})
 

@@ -482,7 +482,10 @@ class Relay:
 
     def _end(self, request: Any, context: grpc.ServicerContext) -> Any:
         user = caller_of(context).user
-        self._bounds.spend(user)
+        try:
+            self._bounds.spend(user)
+        except RmgrError as error:
+            return fail(context, error)
         links = self.links.all()
         for link in links:
             link.tell(closed=pb.Closed(user=user, guid=request.guid, lowest=request.lowest, numbers=request.acknowledged))
