@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rmgr.adapters.calls.serving import LoadNow
 
-#: Over less than this nothing is said of other work: what starts a server is busy, too, and processor time is counted in hundredths of a second.
+#: Over less than this nothing is said of other work: while a server starts, much is busy for a moment.
 _LEAST_S = 2.0
 
 
