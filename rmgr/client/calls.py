@@ -132,6 +132,8 @@ class Caller:
         self._clients: dict[str, CallsClient] = {}
         self._interfaces: dict[str, tuple[float, Interface]] = {}
         self._pool: Executor | None = None
+        self.under_way: set[_Call] = set()
+        self.is_closed = False
 
     def call(self, name: str, *arguments: Any, timeout: float | None = None) -> Any:
         """Calls and waits. Raises: as `rmgr.call`."""
@@ -150,14 +152,18 @@ class Caller:
         return future
 
     def close(self) -> None:
-        """Lets go; calls under way end as lost. Idempotent."""
+        """Lets go; calls under way are cancelled. Idempotent."""
+        with self.lock:
+            self.is_closed = True
+            under_way, pool, self._pool = list(self.under_way), self._pool, None
+        for call in under_way:
+            call.put(Cancel())
+        if pool is not None:
+            pool.shutdown(wait=True)  # each tells its server first, within the deadline of that request
         with self.lock:
             clients, self._clients = list(self._clients.values()), {}
-            pool, self._pool = self._pool, None
         for client in clients:
             client.close()
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
 
     # -- questions ---------------------------------------------------------------------------------------------------------------
 
@@ -213,6 +219,10 @@ class Caller:
         began_s = machine.monotonic()
         interface = self.interface(name, deadline_s=limit_s)
         made = _Call(self, future, interface, arguments, began_s, limit_s)
+        with self.lock:
+            if self.is_closed:
+                raise NotConnected("these calls were closed", hint="make another Caller")
+            self.under_way.add(made)
         future.is_of(made)
         return made
 
@@ -265,6 +275,7 @@ class _Call:
             if self._attempt is not None:
                 self._attempt.close()
             with self._caller.lock:
+                self._caller.under_way.discard(self)
                 self._caller.numbers.close(self.id.number)
 
     def _decided(self) -> Ending:

@@ -451,7 +451,7 @@ class Relay:
             return  # the server broke off: the client asks again, and the answer is kept there
         finally:
             given.done.set()
-        if link is not None:
+        if link is not None and in_s > 0:  # else its answer was there before this RPC, or clocks disagree: nothing was measured
             link.transferred(one.ask.bytes + outcome.bytes, in_s + out_s)
         with suppress(StopIteration, grpc.RpcError), self._stalls.waited(one.context):
             if next(one.requests).acknowledged and link is not None:

@@ -153,3 +153,13 @@ def test_a_policy_that_is_swapped_in_a_burst_loses_nothing(world: Called, caller
         futures += [caller.call_async("nap", 0.0) for _ in range(8)]
         assert shell(world, "policy", "set", policy, "--partition", "calls").returncode == 0
     assert [future.result(120) for future in futures] == [0.0] * 40
+
+
+def test_closing_ends_the_calls_that_are_under_way_and_those_that_wait(world: Called) -> None:
+    with world.caller() as closing:
+        before = world.executions("wait_for")
+        futures = [closing.call_async("wait_for", str(world.directory / "never")) for _ in range(70)]
+        eventually(lambda: world.executions("wait_for") - before, "some run")
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(30)
