@@ -192,7 +192,8 @@ def on_lines(made: Besieged, seed: int) -> int:
             with contextlib.suppress(OSError, RmgrError):
                 open_line = dial(record.line, credentials=made.credentials, key_id=record.key_id, loop=loop, on_message=_deaf, on_end=_deaf)
                 for data in messages:
-                    open_line._sock.send(data)
+                    with open_line._lock:  # its loop reads: TLS on two threads at once ends the process
+                        open_line._sock.send(data)
                     sent += 1
                 if at % 3:
                     open_line.close()
