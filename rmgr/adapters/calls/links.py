@@ -30,6 +30,8 @@ from rmgr.v1 import calls_pb2 as pb
 VERSION = 1
 #: Both ends of a stream say something at least so often; a silence of so long ends it.
 BEAT_S, SILENT_S = 2.0, 10.0
+#: Bulk without a piece for so long is ended.
+STALLED_S = 30.0
 #: What is known of a server that has gone is kept for so long.
 KEEP_S = 3600.0
 #: Of a message with bulk.

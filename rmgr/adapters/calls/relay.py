@@ -26,7 +26,7 @@ from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.errors import fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.stalls import Stalls
-from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, VERSION, Links, ServerLink
+from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, STALLED_S, VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life
 from rmgr.coord.calls.lives import Standing
 from rmgr.errors import RmgrError, UsageError, VersionMismatch
@@ -34,8 +34,6 @@ from rmgr.v1 import calls_pb2 as pb
 
 #: Calls under way through one gateway; each holds up to three threads.
 MAX_CALLS = 256
-#: A stream without a piece for so long is ended.
-STALLED_S = 30.0
 #: A server says at once whether it takes a call; one that does not is passed over.
 VERDICT_S = 5.0
 #: How often a call that waits for room looks again, beside being told of changes.
@@ -63,8 +61,8 @@ class Choosing(Protocol):
     def understood(self, caller: Caller, ask: Any) -> Wanted | Any:
         """What a `pb.CallAsk` wants; None: nobody offers it; a `pb.NoneNow`: another interface. Raises: UsageError, PermissionDenied."""
 
-    def offers(self, wanted: Wanted, link: ServerLink) -> bool:
-        """The server offers this function, just so."""
+    def offering(self, wanted: Wanted) -> Sequence[ServerLink]:
+        """The servers that offer this function, just so, by name."""
 
     def pick(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> tuple[Any, Sequence[Any]]:
         """(`pb.PickReply`, trace steps 1 to 5). Never raises: without a leader it picks by itself."""
@@ -364,11 +362,8 @@ class Relay:
             seen = self._changes
             links = [
                 link
-                for link in self.links.all()
-                if link.life not in ask.without
-                and link not in full
-                and not link.is_leaving
-                and self._choosing.offers(wanted, link)
+                for link in self._choosing.offering(wanted)
+                if link.life not in ask.without and link not in full and not link.is_leaving
             ]
             pick, trace = self._choosing.pick(wanted, one.caller.user, links) if links else (pb.PickReply(), ())
             link = next((link for link in links if link.name == pick.server), None)

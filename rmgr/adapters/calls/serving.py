@@ -24,7 +24,7 @@ import grpc
 
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.access.errors import rebuild
-from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, VERSION
+from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, STALLED_S, VERSION
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.coord.calls.ledger import CallId
@@ -33,8 +33,6 @@ from rmgr.runner.host.writing import write_whole
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
 
-#: Bulk without a piece for so long is ended.
-STALLED_S = 30.0
 #: Between two tries to reach a gateway, at most.
 _SLOWEST_S = 0.7
 _FIRST_S = 0.05

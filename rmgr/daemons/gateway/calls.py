@@ -141,10 +141,10 @@ class Calls:
         named = [users for link in found[1] if (users := link.users.get(key))] if found is not None else []
         return frozenset.intersection(*named) if named else None
 
-    def offers(self, wanted: Wanted, link: ServerLink) -> bool:
-        """See `relay.Choosing`."""
+    def offering(self, wanted: Wanted) -> Sequence[ServerLink]:
+        """See `relay.Choosing`. Cost: O(functions of all servers), once a pick."""
         found = self._offered().get(wanted.function)
-        return found is not None and link in found[1]
+        return () if found is None else found[1]
 
     def functions(self, request: Any) -> Any:
         """See `relay.Choosing`. Every interface by name and version; those that are not offered say why."""

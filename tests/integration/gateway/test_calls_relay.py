@@ -26,10 +26,10 @@ class Chosen:
 
     def understood(self, caller: Any, ask: Any) -> Wanted | None:
         wanted = Wanted(f"{ask.function}@1", 1, ask.bytes)
-        return wanted if any(self.offers(wanted, link) for link in self.links()) else None
+        return wanted if self.offering(wanted) else None
 
-    def offers(self, wanted: Wanted, link: ServerLink) -> bool:
-        return wanted.function.partition("@")[0].encode() in link.functions
+    def offering(self, wanted: Wanted) -> Sequence[ServerLink]:
+        return [link for link in self.links() if wanted.function.partition("@")[0].encode() in link.functions]
 
     def pick(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> tuple[Any, Sequence[Any]]:
         return pb.PickReply(server=links[0].name, life=links[0].life), (pb.TraceStep(step=1, name="monitor"),)
