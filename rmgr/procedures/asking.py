@@ -23,7 +23,7 @@ from rmgr.errors import (
     Unavailable,
 )
 from rmgr.model.tasks.block import MOST_TASKS
-from rmgr.model.tasks.request import CancelRequest, StopRequest, indices_of
+from rmgr.model.tasks.request import CancelRequest, StopRequest, TaskRanges
 from rmgr.runtime import machine
 
 _Request = TypeVar("_Request", CancelRequest, StopRequest)
@@ -37,19 +37,19 @@ _RANGES = 500
 
 def ask_to_cancel(
     coordinator: Coordinator, submission: int, ranges: Sequence[tuple[int, int]], *, detail: str, deadline_s: float
-) -> set[int]:
-    """Those of the waiting tasks that the leader has taken out of their queue.
+) -> list[tuple[int, int]]:
+    """Ranges (first, count) of those of the waiting tasks that the leader has taken out of their queue.
 
     Args: ranges: (first, count). deadline_s: monotonic.
     Raises: DeadlineExceeded when no leader has answered (it does it when one leads), CoordinationUnavailable, what went wrong there.
     """
-    ended: set[int] = set()
+    ended: list[tuple[int, int]] = []
     for at in range(0, len(ranges), _RANGES):
         request = CancelRequest(submission=submission, tasks=tuple(ranges[at : at + _RANGES]), detail=detail)
         answer = _ask(coordinator, request, deadline_s, _NO_LEADER)
         if answer.error:
             raise RmgrError(answer.error)
-        ended.update(indices_of(answer.ended, MOST_TASKS))
+        ended.extend(TaskRanges(answer.ended, MOST_TASKS).ranges())
     return ended
 
 

@@ -170,7 +170,8 @@ def _cancel(reason: str) -> Change:
 
 
 def _cancel_tasks(session: Session, target: Target, reason: str, changes: Changes) -> None:
-    from rmgr.model.tasks.request import ranges_of
+    from rmgr.model.tasks.block import MOST_TASKS
+    from rmgr.model.tasks.request import TaskRanges, ranges_of
     from rmgr.procedures.cancelling import cancel_tasks
     from rmgr.procedures.snapshot import read_progress
 
@@ -183,10 +184,11 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
     positions = positions_of(session, number, target.tasks, total=read[1].total)
     open_ = [position for position in positions if read[1].state_of(position) is None]
     end_s = time.monotonic() + timeout_s
-    ended = set(cancel_tasks(coordinator, number, ranges_of(open_), detail=reason, running=True, deadline_s=end_s))
+    ended = TaskRanges(cancel_tasks(coordinator, number, ranges_of(open_), detail=reason, running=True, deadline_s=end_s), MOST_TASKS)
     for id_, position in zip(target.ids, positions, strict=True):
         state = read[1].state_of(position)
-        changes.add([id_], _always(f"it has ended {state}" if state else "" if position in ended else "it has ended meanwhile"))
+        late = "" if ended.covers(position, position + 1) else "it has ended meanwhile"
+        changes.add([id_], _always(f"it has ended {state}" if state else late))
 
 
 def check_owner(session: Session, record: Submission) -> None:

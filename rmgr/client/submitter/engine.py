@@ -36,7 +36,8 @@ from rmgr.coord.validity import records as validity
 from rmgr.errors import NotConnected, NotFound, RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.request import ranges_of
+from rmgr.model.tasks.block import MOST_TASKS
+from rmgr.model.tasks.request import indices_of, ranges_of
 from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.procedures import cancelling
 from rmgr.procedures.bootstrap import require_store
@@ -178,9 +179,10 @@ class Engine:
     def cancel_tasks(self, number: int, indices: Sequence[int], *, reason: str, running: bool, timeout_s: float) -> list[int]:
         """See `ports.SubmitterPort`."""
         self.check_usable()
-        return cancelling.cancel_tasks(
+        ended = cancelling.cancel_tasks(
             self.coordinator, number, ranges_of(indices), detail=reason, running=running, deadline_s=machine.monotonic() + timeout_s
         )
+        return indices_of(ended, MOST_TASKS)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """See `ports.SubmitterPort`."""

@@ -99,6 +99,10 @@ class TaskRanges:
             at = stop
         self.count = sum(self._stops) - sum(self._firsts)
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """(first, count), in order, none beside another."""
+        return [(first, stop - first) for first, stop in zip(self._firsts, self._stops, strict=True)]
+
     def within(self, first: int, end: int) -> list[int]:
         """Those from `first` to below `end`. Cost: O(log ranges + end - first)."""
         found: list[int] = []

@@ -23,7 +23,7 @@ from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.errors import RmgrError
-from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopRequest, ranges_of
+from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopRequest
 from rmgr.model.tasks.submission import Tail
 from rmgr.procedures.cancelling import cancel_tasks
 from rmgr.runtime import machine
@@ -126,5 +126,4 @@ def _cancel(coordinator: Coordinator, request: CancelRequest) -> tuple[tuple[int
     tail = Tail() if found is None else validity.tail(found, request.submission)
     asked = [(first, min(count, tail.next - first)) for first, count in request.tasks]
     end = machine.monotonic() + _WORK_S
-    done = cancel_tasks(coordinator, request.submission, asked, detail=request.detail, running=False, deadline_s=end, may_ask=False)
-    return ranges_of(done)
+    return cancel_tasks(coordinator, request.submission, asked, detail=request.detail, running=False, deadline_s=end, may_ask=False)
