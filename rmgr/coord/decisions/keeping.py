@@ -32,6 +32,8 @@ PATIENCE_S = 30.0
 GONE_S = 10.0
 #: Fragments that leave ZooKeeper in one multi (at most 190 beside the other operations).
 PAGE_FRAGMENTS = 180
+#: Bytes of fragments in ZooKeeper above which a page is written though they are few: a cancelled million has 50 MB of them.
+PAGE_BYTES = 4 << 20
 
 
 # -- reconcile actions -------------------------------------------------------------------------------------------------------------------
@@ -116,8 +118,8 @@ class Facts:
     """All that decides what a submission needs. Times named `_s` are the keeper's own monotonic seconds.
 
     final: tasks with a final state; failures: those that FAILED. applied: the first fragment that is not known yet. base: the first
-    that is in ZooKeeper. active_s: when something of it changed last. ended_s: when it was first seen ended (None: it is not).
-    gone_s: since when its owner's entry is known to be missing (None: it is there).
+    that is in ZooKeeper; fragment_bytes: of all there. active_s: when something of it changed last. ended_s: when it was first seen
+    ended (None: it is not). gone_s: since when its owner's entry is known to be missing (None: it is there).
     swept: nothing of it stood where it should not when its blocks were last looked at. sweep_s: when to look next.
     """
 
@@ -128,6 +130,7 @@ class Facts:
     failed: tuple[FailedSeen, ...] = ()
     applied: int = 0
     base: int = 0
+    fragment_bytes: int = 0
     owner_alive: bool = False
     active_s: float = -math.inf
     ended_s: float | None = None
@@ -154,7 +157,10 @@ def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) 
     submission = facts.submission
     if submission.phase is Phase.CLOSED:
         left_us = submission.closed_us + settings.retention_us - now_us
-        return ReconcilePlan(actions=(Collect(),)) if left_us <= 0 else ReconcilePlan(actions=(), again_s=now_s + left_us / 1e6)
+        if left_us <= 0:
+            return ReconcilePlan(actions=(Collect(),))
+        page = _page(facts, settings)
+        return ReconcilePlan(actions=() if page is None else (page,), again_s=now_s + left_us / 1e6)
     asks: list[tuple[float, ReconcileAction]] = [*_failed(facts), *_ends(facts, settings)]
     if facts.bar is not None and is_to_be_barred(submission, facts.bar):
         asks.append((now_s, facts.bar))
@@ -194,8 +200,9 @@ def _ends(facts: Facts, settings: ClusterSettings) -> Iterable[tuple[float, Reco
 
 
 def _page(facts: Facts, settings: ClusterSettings) -> Page | None:
-    most = settings.max_fragments * (2 if facts.owner_alive else 1)
-    return Page(facts.base, PAGE_FRAGMENTS) if facts.applied - facts.base > max(most, PAGE_FRAGMENTS) else None
+    times, count = 2 if facts.owner_alive else 1, facts.applied - facts.base
+    is_much = count > settings.max_fragments * times or facts.fragment_bytes > PAGE_BYTES * times
+    return Page(facts.base, PAGE_FRAGMENTS) if is_much and count > PAGE_FRAGMENTS else None
 
 
 # -- blocks that stand in the wrong place ------------------------------------------------------------------------------------

@@ -174,6 +174,16 @@ def test_old_fragments_are_paged_out_by_the_owner_first() -> None:
     assert plan(replace(known, owner_alive=False, active_s=100.0)).actions == (Page(10, 180),)
 
 
+def test_few_fragments_that_are_large_are_paged_out_too_and_those_of_ended_work() -> None:
+    known = facts(owner_alive=True, applied=181, fragment_bytes=(8 << 20) + 1)
+    assert plan(known).actions == (Page(0, 180),)
+    assert plan(replace(known, fragment_bytes=8 << 20)).actions == ()
+    assert plan(replace(known, applied=180)).actions == ()
+    ended = replace(known, submission=a_submission(phase=Phase.CLOSED, closed_us=10**15))
+    assert plan(ended).actions == (Page(0, 180),)
+    assert plan(replace(ended, fragment_bytes=0)).actions == ()
+
+
 def test_a_dependent_submission_is_weighed_and_one_held_by_its_user_is_not() -> None:
     waiting = facts(submission=a_submission(phase=Phase.HELD, reason=Reason.DEPENDENCY), owner_alive=True)
     assert plan(waiting).actions == (Weigh(),)

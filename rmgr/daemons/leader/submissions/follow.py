@@ -262,6 +262,7 @@ class Followed:
             failed=tuple(self.failed.values()),
             applied=self.progress.next_fragment,
             base=self.paged.base,
+            fragment_bytes=self.fragment_bytes,
             owner_alive=owner_alive,
             active_s=self.active_s,
             ended_s=self.ended_s,
