@@ -214,12 +214,16 @@ class Links:
             return self._lives.standing(life, _now_us())
 
     def heard_elsewhere(self, life: Life, ago_us: int, *, is_over: bool) -> None:
-        """Another gateway knows so."""
+        """Another gateway knows so. A life that is over and has its stream here all the same is told to begin another."""
         with self._lock:
-            if is_over:
-                self._lives.over(life, _now_us())
-            else:
+            if not is_over:
                 self._lives.heard(life, _now_us() - ago_us)
+                return
+            self._lives.over(life, _now_us())
+            link = self._live.get(life.server)
+        if link is not None and link.life == life.number and not link.is_over:
+            link.tell(welcome=pb.ServerWelcome(version=VERSION, refused=_given_up(life.server), over=True))
+            link.out.put(None)
 
     def served(self, requests: Iterator[Any], context: grpc.ServicerContext, identity: str, gateway: str) -> Iterator[Any]:
         """What a server is told, while its stream lasts: the body of `Serve`.
@@ -234,7 +238,8 @@ class Links:
         welcome = pb.ServerWelcome(version=VERSION, gateway=gateway)
         refusal = self._enter(link)
         if refusal:
-            yield pb.ToServer(welcome=pb.ServerWelcome(version=VERSION, gateway=gateway, refused=refusal))
+            is_over = self.standing(Life(link.name, link.life)) is Standing.OVER
+            yield pb.ToServer(welcome=pb.ServerWelcome(version=VERSION, gateway=gateway, refused=refusal, over=is_over))
             return
         if not context.add_callback(lambda: link.out.put(None)):
             self._leave(link)
@@ -299,7 +304,7 @@ class Links:
             if known is not None and known.life != link.life and time.monotonic() - known.heard_s < SILENT_S:
                 return f"another server {link.name} is here (site {known.site or '-'}): a name is of one server"
             if not self._lives.hello(Life(link.name, link.life), _now_us()):
-                return f"server {link.name} was silent for too long: what it had is given up, and it has to begin another life"
+                return _given_up(link.name)
             self._live[link.name] = link
             self._gone.pop(Life(link.name, link.life), None)
         if known is not None:
@@ -329,6 +334,10 @@ class Links:
         for one in list(link.tries.values()):
             one.lost()
         self._changed()
+
+
+def _given_up(name: str) -> str:
+    return f"server {name} was silent for too long: what it had is given up, and it has to begin another life"
 
 
 def _now_us() -> int:

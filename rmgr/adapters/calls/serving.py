@@ -111,6 +111,14 @@ class Parted:
 
 
 @dataclass(frozen=True, slots=True)
+class Outlived:
+    """Gateways have given this life up: whoever serves on begins another."""
+
+    line: GatewayLine
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """The gateway wants to know the load."""
 
@@ -176,7 +184,7 @@ class Given:
     trouble: str = ""
 
 
-LineEvent: TypeAlias = Joined | Parted | Asked | Offered | Cancelled | Orphaned | Acknowledged | Taken | Given
+LineEvent: TypeAlias = Joined | Parted | Outlived | Asked | Offered | Cancelled | Orphaned | Acknowledged | Taken | Given
 
 
 class _Transfer:
@@ -389,6 +397,9 @@ class GatewayLine:
         """Passes it on to the owner; why the gateway refuses this server, "" = it does not."""
         match message.WhichOneof("what"):
             case "welcome":
+                if message.welcome.over:
+                    self._closing.set()  # this life does not come back
+                    self._tell(Outlived(self, message.welcome.refused))
                 if message.welcome.refused:
                     return f"it refuses this server: {message.welcome.refused}"
                 self._is_up = True

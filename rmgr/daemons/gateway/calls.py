@@ -56,7 +56,7 @@ _LOAD_S = 1.0
 #: How often it is looked whether servers have come or gone; and whether loads have come.
 _LOOK_S, _POLL_S = 0.25, 0.01
 _MOST_INTERFACES, _SIZES_CHARACTERS = 10_000, 65_536
-#: A silent life is told of so often, whatever the refresh, so that others know in time.
+#: Reports go out so often, whatever the refresh: whoever reports no more hears nothing any more (`server_book.FRESH_US`).
 _LIVES_S = 5.0
 
 
@@ -327,7 +327,7 @@ class Calls:
                 looked_s = now_s
                 self._look()
                 reported_s = now_s
-            elif self._standing() != self._told or (self.relay.links.gone() and now_s - reported_s >= _LIVES_S):
+            elif self._standing() != self._told or now_s - reported_s >= _LIVES_S:
                 self._report()
                 reported_s = now_s
 

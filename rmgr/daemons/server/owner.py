@@ -28,6 +28,7 @@ from rmgr.adapters.calls.serving import (
     LineEvent,
     Offered,
     Orphaned,
+    Outlived,
     Parted,
     Taken,
 )
@@ -169,6 +170,7 @@ class Server:
         self._told: dict[str, str] = {}  #: by gateway: why it was away, when that was last said
         self._looks_s = machine.monotonic()
         self.leaves_s = math.inf  #: until then what is here may end
+        self.is_outlived = False  #: gateways have given this life up
 
     # -- what others look at
 
@@ -213,7 +215,7 @@ class Server:
             self._look(now_s)
         self._begin(now_s)
         self._load.changed(now_s, self.running + self.waiting)
-        return not (self.is_leaving and (now_s >= self.leaves_s or self._is_done()))
+        return not (self.is_outlived or (self.is_leaving and (now_s >= self.leaves_s or self._is_done())))
 
     def _take_in(self, message: Message, now_s: float) -> None:
         match message:
@@ -245,6 +247,9 @@ class Server:
                     message.line.leaving()
             case Parted():
                 self._on_parted(message)
+            case Outlived():
+                self.is_outlived = True
+                self._log.warning("life_given_up", endpoint=message.line.endpoint, why=message.why)
             case Stop():
                 self._on_stop(now_s)
         self._obey()

@@ -33,6 +33,19 @@ def test_a_life_whose_stream_is_gone_is_over_once_its_server_begins_another() ->
     assert "begin another life" in links._enter(link("s1", 7)) or "another server" in links._enter(link("s1", 7))
 
 
+def test_a_life_that_is_over_elsewhere_and_is_here_all_the_same_is_told_to_begin_another() -> None:
+    links = Links(lambda: None)
+    one = link("s1", 7)
+    links._enter(one)
+    links.heard_elsewhere(Life("s1", 6), 0, is_over=True)
+    assert one.out.empty(), "another life"
+    links.heard_elsewhere(Life("s1", 7), 0, is_over=True)
+    told = one.out.get_nowait()
+    assert told.welcome.over
+    assert "begin another life" in told.welcome.refused
+    assert one.out.get_nowait() is None, "its stream ends"
+
+
 def test_measured_transfers_count_from_64_kib_on() -> None:
     one = link("s1", 7)
     one.transferred(64 * 1024 - 1, 1.0)

@@ -16,6 +16,7 @@ from rmgr.adapters.calls.serving import (
     Joined,
     Offered,
     Orphaned,
+    Outlived,
     Parted,
     Taken,
 )
@@ -347,6 +348,12 @@ def test_it_leaves_when_what_it_has_is_done_and_given(bench: Bench) -> None:
     bench.end()
     assert bench.turn(), "the answer is on its way"
     assert not bench.turn(Given(key, is_taken=True))
+
+
+def test_a_life_that_gateways_have_given_up_ends_at_once(bench: Bench) -> None:
+    bench.offer(1)
+    assert not bench.turn(Outlived(bench.line, "it was silent for too long"))
+    assert bench.server.is_outlived
 
 
 def test_it_leaves_at_the_end_of_its_grace(tmp_path: Path) -> None:
