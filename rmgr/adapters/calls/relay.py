@@ -315,6 +315,10 @@ class Relay:
 
     def _tried(self, one: _Try) -> Iterator[Any]:
         """One try from its question to its last message."""
+        life = Life(one.ask.bound_server, one.ask.bound_life)
+        if life.number and self.links.find(life) is None:  # also where nobody offers its function any more
+            yield self._over(life)
+            return
         wanted = yield from self._understood(one)
         if wanted is None:
             return

@@ -163,6 +163,11 @@ def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world:
     [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=77), lambda: [b"x"]).messages()
     assert message.over.kind == pb.Over.ELSEWHERE
     assert successor.offers == []
+    for server in (one, successor):
+        server.close()
+    eventually(lambda: len(world.relay.links) == 0, "nobody offers it")
+    [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=two.life), lambda: [b"x"]).messages()
+    assert message.over.kind == pb.Over.ENDED
 
 
 def test_a_server_that_dies_with_a_call_is_told_at_once_and_one_whose_client_goes_hears_of_it(world: World) -> None:
