@@ -49,6 +49,8 @@ from rmgr.runtime.mailbox import Mailbox
 
 #: How often the loop looks at what has become late.
 _LOOK_S = 1.0
+#: Reasons that are told why a gateway is away, until it is back.
+_MOST_TOLD = 10
 #: The longest text of an error or traceback that travels.
 _MOST_TEXT = 64 * 1024
 _KINDS = {
@@ -167,7 +169,7 @@ class Server:
         self._count = 0
         self._used_bytes = 0
         self._up: dict[GatewayLine, None] = {}
-        self._told: dict[str, str] = {}  #: by gateway: why it was away, when that was last said
+        self._told: dict[str, set[str]] = {}  #: by gateway: why it is away, as it was said since it went
         self._looks_s = machine.monotonic()
         self.leaves_s = math.inf  #: until then what is here may end
         self.is_outlived = False  #: gateways have given this life up
@@ -469,8 +471,9 @@ class Server:
     def _on_parted(self, parted: Parted) -> None:
         line = parted.line
         self._up.pop(line, None)
-        if parted.was_up or self._told.get(line.endpoint) != parted.why:
-            self._told[line.endpoint] = parted.why
+        told = self._told.setdefault(line.endpoint, set())
+        if parted.why not in told and len(told) < _MOST_TOLD:  # two tries a second
+            told.add(parted.why)
             self._log.warning("gateway_away", endpoint=line.endpoint, why=parted.why)
         for call in self._calls.values():
             if call.line is line:
