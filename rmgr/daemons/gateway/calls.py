@@ -209,6 +209,7 @@ class Calls:
         began_s = machine.perf_counter()
         found = self._picked(self._request(wanted, user, links))
         took_s = machine.perf_counter() - began_s
+        failpoint("calls.picked")
         self._metrics.picks.labels("gateway" if found.degraded else "leader").inc()
         return pick_to_message(found), self._trace(wanted, links, found, took_s)
 
