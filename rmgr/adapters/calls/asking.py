@@ -11,10 +11,11 @@ import grpc
 
 from rmgr.adapters.access.auth import USER_KEY, open_channel
 from rmgr.adapters.access.errors import rebuild
-from rmgr.adapters.calls.links import PIECE_BYTES, SILENT_S
+from rmgr.adapters.calls.links import SILENT_S
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.errors import Unavailable
+from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc

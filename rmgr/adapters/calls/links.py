@@ -25,6 +25,9 @@ import grpc
 from rmgr.coord.calls.ledger import Life
 from rmgr.coord.calls.lives import Lives, Standing
 from rmgr.errors import RmgrError, UsageError, VersionMismatch
+from rmgr.model.base.ids import check_name
+from rmgr.model.calls.arrays import PIECE_BYTES
+from rmgr.model.calls.interface import ALL_BYTES, MOST_BYTES, MOST_FUNCTIONS
 from rmgr.v1 import calls_pb2 as pb
 
 VERSION = 1
@@ -34,12 +37,12 @@ BEAT_S, SILENT_S = 2.0, 10.0
 STALLED_S = 30.0
 #: What is known of a server that has gone is kept for so long.
 KEEP_S = 3600.0
-#: Of a message with bulk.
-PIECE_BYTES = 1 << 20
 #: A probe is at most so large, and takes at most this part of a link; without an older measurement it has so many bytes.
 PROBE_BYTES, PROBE_PART, FIRST_PROBE_BYTES = 256 * 1024, 0.01, 64 * 1024
 #: Only what takes long enough to be measured says how fast a link is.
 MEASURED_BYTES = 64 * 1024
+#: More slots than a machine can have are a mistake.
+MOST_SLOTS = 10_000
 #: Messages to one server that it has not taken: far more than its waiting calls can be.
 _MOST_UNSENT = 10_000
 
@@ -280,8 +283,10 @@ class Links:
         if hello.version != VERSION:
             words = f"server {hello.name or '?'} speaks version {hello.version} of calls, this gateway {VERSION}"
             raise VersionMismatch(words, hint="rmgr version")
-        if not hello.name or not hello.life or not hello.slots or not 0 <= hello.mops < math.inf:
-            raise UsageError(f"server {hello.name!r} says hello without name, life, slots or speed")
+        check_name("server", hello.name[:100])
+        wrong = _crooked(hello)
+        if wrong:
+            raise UsageError(f"server {hello.name} says hello with {wrong}")
         if identity and identity != hello.name:
             raise UsageError(f"server {hello.name} has a certificate of {identity}", hint=f"rmgr server --name {identity}")
         return ServerLink(
@@ -334,6 +339,24 @@ class Links:
         for one in list(link.tries.values()):
             one.lost()
         self._changed()
+
+
+def _crooked(hello: Any) -> str:
+    """What of a hello cannot be, "" where all can. What passes here is kept, reported every 5 s and shown."""
+    if not hello.life:
+        return "no life"
+    if not 1 <= hello.slots <= MOST_SLOTS:
+        return f"{hello.slots:,} slots: 1 to {MOST_SLOTS:,} can be"
+    if not 0 < hello.mops < math.inf:
+        return f"a speed of {hello.mops} million operations a second"
+    if len(hello.site) > 64 or not hello.site.isprintable():
+        return f"site {hello.site[:64]!r}: at most 64 printable characters"
+    if len(hello.functions) > MOST_FUNCTIONS:
+        return f"{len(hello.functions):,} functions: {MOST_FUNCTIONS:,} are the most"
+    largest, count = max(map(len, hello.functions), default=0), sum(map(len, hello.functions))
+    if largest > MOST_BYTES or count > ALL_BYTES:
+        return f"interfaces of {count:,} bytes, the largest of {largest:,}: {ALL_BYTES:,} and {MOST_BYTES:,} are the most"
+    return ""
 
 
 def _given_up(name: str) -> str:

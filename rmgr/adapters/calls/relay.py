@@ -26,10 +26,11 @@ from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.errors import fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.stalls import Stalls
-from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, STALLED_S, VERSION, Links, ServerLink
+from rmgr.adapters.calls.links import BEAT_S, SILENT_S, STALLED_S, VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life
 from rmgr.coord.calls.lives import Standing
 from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionMismatch
+from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb
 
 #: Calls under way through one gateway; each holds up to three threads.
@@ -242,7 +243,8 @@ class Relay:
                 began_s = time.monotonic()
                 with self._stalls.waited(one.context):
                     message = next(one.requests)
-                one.client_s += time.monotonic() - began_s
+                if one.sent_s:
+                    one.client_s += time.monotonic() - began_s
                 data = message.data
                 left -= len(data)
                 if not data or len(data) > PIECE_BYTES or left < 0:

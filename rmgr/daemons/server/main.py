@@ -23,15 +23,13 @@ from rmgr.adapters.host.process import CgroupConfig, NodeRunner
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.config import Config, ServerConfig
 from rmgr.daemons.server.load import LoadMeter, machine_busy_s
-from rmgr.daemons.server.metrics import ServerMetrics
-from rmgr.daemons.server.owner import Message, Server, ServerLimits, Stop, Worked
+from rmgr.daemons.server.owner import Message, Server, ServerLimits, ServerMetrics, Stop, Worked
 from rmgr.daemons.server.work import Work
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.errors import ConfigError, NotConnected, StateConflict
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.units import counted
-from rmgr.model.calls.interface import Function, read_functions
-from rmgr.model.calls.sent import encode_interface
+from rmgr.model.calls.interface import Function, encode_interface, read_functions
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
 from rmgr.runner.host.removal import remove_tree

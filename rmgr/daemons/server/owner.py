@@ -17,6 +17,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
+from prometheus_client.metrics import Counter, Gauge
+from prometheus_client.registry import CollectorRegistry
+
 from rmgr.adapters.calls.serving import (
     Acknowledged,
     Asked,
@@ -36,11 +39,9 @@ from rmgr.adapters.host.workevents import NodeEvent
 from rmgr.coord.calls import ledger as book
 from rmgr.coord.calls.ledger import CallId, Ending, Ledger, Refused
 from rmgr.daemons.server.load import LoadMeter
-from rmgr.daemons.server.metrics import ServerMetrics
 from rmgr.daemons.server.work import Ended, Run, Work
 from rmgr.model.base.units import format_size
-from rmgr.model.calls.interface import Function
-from rmgr.model.calls.sent import encode_interface
+from rmgr.model.calls.interface import Function, encode_interface
 from rmgr.runner.host.removal import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
@@ -125,6 +126,26 @@ class Worked:
 
 
 Message: TypeAlias = LineEvent | Stop | Worked
+
+
+class ServerMetrics:
+    """Of one life, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.gateways = Gauge("rmgr_server_gateways", "gateways that have its stream", registry=registry)
+        self.running = Gauge("rmgr_server_running", "calls in slots", registry=registry)
+        self.waiting = Gauge("rmgr_server_waiting", "calls without a slot yet", registry=registry)
+        self.spool_bytes = Gauge("rmgr_server_spool_bytes", "arguments and answers on disk", registry=registry)
+        self._counters = {
+            "offers": Counter("rmgr_server_offers", "offered calls by what was said", ["kind"], registry=registry),
+            "calls": Counter("rmgr_server_calls", "calls that ended, by outcome", ["kind"], registry=registry),
+        }
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """One more."""
+        self._counters[what].labels(kind).inc(amount)
 
 
 class Server:

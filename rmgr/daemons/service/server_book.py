@@ -15,16 +15,14 @@ No clock and no lock of its own: `now_us` is passed in, never descending, and th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import isfinite
 
 import msgspec
 
 from rmgr.coord.calls.lives import OVER_US
-from rmgr.errors import ConfigError
-from rmgr.model.calls.sent import decode_interface
+from rmgr.model.calls.interface import Interface, offers, readable
 from rmgr.model.cluster.servers import (
     CALLS,
     REFRESH_US,
@@ -144,7 +142,7 @@ class Life:
         self.leaving = "leaving" in states
         silent = bool(states) and all(now_us - word.hears_us(now_us) >= OVER_US for word in self.words.values())
         self.over = self.over or "closed" in states or silent
-        self.offered = tuple(name for name in sorted(map(function_of, self.about.functions)) if name and name not in self.odd)
+        self.offered = tuple(name for name in _keys(self.about.functions) if name not in self.odd)
 
 
 class ServerBook:
@@ -270,19 +268,18 @@ class ServerBook:
         return gone
 
     def _judge_functions(self, now_us: int) -> None:
-        """Of several interfaces under one name@version that of most servers counts, of equals that of the lowest server's name."""
-        offered: dict[str, dict[bytes, list[Life]]] = {}
+        """Which functions of a server are odd: another interface counts (`interface.offers`, by names of servers)."""
         judged: list[Life] = []
+        holders: list[tuple[Life, tuple[bytes, ...]]] = []
         for one in sorted(self._every(), key=lambda one: (one.name, one.first_us, one.life)):
             if one.odd:
                 one.odd = ()
                 judged.append(one)
-            for interface in one.about.functions if one.stream and not one.over else ():
-                offered.setdefault(function_of(interface), {}).setdefault(interface, []).append(one)
-        for function, interfaces in offered.items():
-            right = max(interfaces.values(), key=len)
-            for others in interfaces.values():
-                for one in others if others is not right else ():
+            if one.stream and not one.over:
+                holders.append((one, one.about.functions))
+        for function, (_, *others) in offers(holders).items():
+            for _, lives in others:
+                for one in lives:
                     one.odd = (*one.odd, function)
                     judged.append(one)
         for one in judged:
@@ -322,7 +319,7 @@ class ServerBook:
             assigned=len(one.sent_us),
             life=one.life,
             links=links,
-            functions=tuple(sorted(map(function_of, about.functions))),
+            functions=tuple(_keys(about.functions)),
             why=why,
         )
 
@@ -332,13 +329,9 @@ def _runs_beside(older: Life, newer: Life) -> bool:
     return older.first_us <= newer.first_us < older.measured_us
 
 
-@lru_cache(maxsize=4096)
-def function_of(interface: bytes) -> str:
-    """`name@version` of an interface in canonical JSON; "" for what is none."""
-    try:
-        return decode_interface(interface).key
-    except ConfigError:
-        return ""
+def _keys(functions: Iterable[bytes]) -> list[str]:
+    """`name@version` of each interface that can be read, in order."""
+    return sorted(one.key for text in functions if isinstance(one := readable(text), Interface))
 
 
 def is_rate(value: float) -> bool:
@@ -351,5 +344,5 @@ def _unfit(server: ServerReport) -> str:
     load = server.load or ServerLoad()
     numbers = {name: getattr(load, name) for name in ("other", "mean_load", "arrivals_per_s", "service_s", "service_cv")}
     numbers |= {name: getattr(server, name) for name in ("mops", "bytes_per_s", "round_trip_s")}
-    wrong = next((name for name, value in numbers.items() if not (isfinite(value) and value >= 0)), "")
+    wrong = next((name for name, value in numbers.items() if not (isfinite(value) and (value > 0 if name == "mops" else value >= 0))), "")
     return f"its report has {wrong} = {numbers[wrong]}" if wrong else ""

@@ -14,8 +14,7 @@ import pytest
 
 from rmgr.model.calls import arrays
 from rmgr.model.calls.arguments import fit_inputs
-from rmgr.model.calls.interface import Interface, read_functions
-from rmgr.model.calls.sent import decode_interface
+from rmgr.model.calls.interface import Interface, decode_interface, read_functions
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.calls_gateway import PlayedGateway, ServerProcess, executions
 from tests.harness.waiting import eventually

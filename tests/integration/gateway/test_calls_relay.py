@@ -12,10 +12,11 @@ import pytest
 
 from rmgr.adapters.access.errors import rebuild
 from rmgr.adapters.calls.asking import CallsClient
-from rmgr.adapters.calls.links import PIECE_BYTES, VERSION, ServerLink
+from rmgr.adapters.calls.links import VERSION, ServerLink
 from rmgr.adapters.calls.relay import Relay, Wanted
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.errors import NotFound, RmgrError, StateConflict
+from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.played_server import PlayedServer, echoed
 from tests.harness.waiting import eventually
@@ -215,7 +216,7 @@ def test_cancelling_and_acknowledging_reach_every_server(world: World) -> None:
 
 
 def test_a_link_is_measured_by_probes_and_by_what_passes(world: World) -> None:
-    server = world.played("s1")
+    server = world.played("s1", work=lambda _offer, data: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=len(data)), data))
     link = world.relay.links.all()[0]
     eventually(lambda: link.link.bytes_per_s > 0, "the probe of its hello")
     assert link.link.round_trip_s > 0

@@ -22,8 +22,7 @@ from rmgr.adapters.calls.serving import (
 )
 from rmgr.coord.calls.ledger import ABSENT_US, KEPT_US, CallId
 from rmgr.daemons.server.load import LoadMeter
-from rmgr.daemons.server.metrics import ServerMetrics
-from rmgr.daemons.server.owner import Server, ServerLimits, Stop, Worked
+from rmgr.daemons.server.owner import Server, ServerLimits, ServerMetrics, Stop, Worked
 from rmgr.daemons.server.work import Ended, Run
 from rmgr.model.calls.interface import read_functions
 from rmgr.runtime import machine

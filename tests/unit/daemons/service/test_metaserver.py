@@ -14,8 +14,7 @@ import pytest
 
 from rmgr.daemons.service.metaserver import BENCH_US, Metaserver
 from rmgr.daemons.service.server_book import FRESH_US, KEPT_US, UNMEASURED
-from rmgr.model.calls.interface import interface_of
-from rmgr.model.calls.sent import encode_interface
+from rmgr.model.calls.interface import encode_interface, interface_of
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import (
     CALLS,
@@ -305,8 +304,9 @@ def test_another_interface_under_the_same_version_is_odd() -> None:
     assert world.server("s1").state == "open"
 
 
-@pytest.mark.parametrize("field_", ["mops", "bytes_per_s"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize(
+    ("field_", "value"), [("mops", 0.0), *((name, value) for name in ("mops", "bytes_per_s") for value in (math.nan, math.inf, -1.0))]
+)
 def test_a_report_that_nothing_can_be_computed_with_makes_its_server_odd(field_: str, value: float) -> None:
     world = World()
     world.report(msgspec.structs.replace(server("s1"), **{field_: value}), server("s2", 9))
