@@ -77,8 +77,7 @@ _TERMS = (
 @click.argument("function_names", nargs=-1, metavar="[FUNCTION]...")
 def functions(session: Session, function_names: tuple[str, ...]) -> None:
     """Functions that servers offer: version, arguments, what a call costs, whether it may run twice, and the servers."""
-    from rmgr.model.calls.interface import function_line
-    from rmgr.model.calls.sent import decode_interface
+    from rmgr.model.calls.interface import decode_interface, function_line
 
     caller = _caller(session)
     found: list[tuple[Any, Interface | None]] = []

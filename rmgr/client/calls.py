@@ -47,8 +47,7 @@ from rmgr.coord.calls.lives import Standing
 from rmgr.errors import CallFailed, CallLost, LimitReached, NoServer, NotConnected, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.calls import arrays
 from rmgr.model.calls.arguments import Fitting, fit_inputs, fit_outputs
-from rmgr.model.calls.interface import Interface
-from rmgr.model.calls.sent import LENGTHS, decode_interface
+from rmgr.model.calls.interface import LENGTHS, Interface, decode_interface
 from rmgr.runtime import machine
 from rmgr.v1 import calls_pb2 as pb
 

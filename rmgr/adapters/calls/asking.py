@@ -11,10 +11,11 @@ import grpc
 
 from rmgr.adapters.access.auth import USER_KEY, open_channel
 from rmgr.adapters.access.errors import rebuild
-from rmgr.adapters.calls.links import PIECE_BYTES, SILENT_S
+from rmgr.adapters.calls.links import SILENT_S
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.errors import Unavailable
+from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
@@ -64,21 +65,16 @@ class CallsClient:
 
 
 class Attempt:
-    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. A silence of 10 s ends it.
-
-    Attributes:
-        has_sent: the server may have some of the arguments.
-    """
+    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. A silence of 10 s ends it."""
 
     def __init__(
         self, stub: Any, metadata: Sequence[tuple[str, str]], ask: Any, arguments: Callable[[], Iterable[bytes]], endpoint: str
     ) -> None:
-        self.has_sent = False
         self._ask = ask
         self._arguments = arguments
         self._endpoint = endpoint
         self._changed = threading.Condition()
-        self._is_named = self._has_answer = self._is_over = False
+        self._is_named = self._is_known = self._has_answer = self._is_over = False
         self._call = stub.Call(self._sent(), metadata=metadata)
         self._guard = _Silence(SILENT_S, self._call.cancel)
 
@@ -88,7 +84,7 @@ class Attempt:
             for message in self._call:
                 self._guard.heard()
                 if message.WhichOneof("what") == "named":
-                    self._let(named=True)
+                    self._let(named=True, known=message.named.known)
                 if not message.beat:
                     yield message
         except grpc.RpcError as error:
@@ -108,9 +104,10 @@ class Attempt:
         self._let(over=True)
         self._call.cancel()
 
-    def _let(self, *, named: bool = False, answer: bool = False, over: bool = False) -> None:
+    def _let(self, *, named: bool = False, known: bool = False, answer: bool = False, over: bool = False) -> None:
         with self._changed:
             self._is_named |= named
+            self._is_known |= known
             self._has_answer |= answer
             self._is_over |= over
             self._changed.notify_all()
@@ -122,8 +119,7 @@ class Attempt:
             self._changed.wait_for(lambda: self._is_named or self._is_over)
             if not self._is_named or self._is_over:
                 return
-            self.has_sent = True
-        for data in self._arguments():
+        for data in () if self._is_known else self._arguments():
             if len(data) > PIECE_BYTES:
                 raise ValueError(f"a piece of {len(data)} bytes")
             yield pb.FromCaller(data=data)

@@ -26,10 +26,11 @@ from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.errors import fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.stalls import Stalls
-from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, STALLED_S, VERSION, Links, ServerLink
+from rmgr.adapters.calls.links import BEAT_S, SILENT_S, STALLED_S, VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life
 from rmgr.coord.calls.lives import Standing
-from rmgr.errors import RmgrError, UsageError, VersionMismatch
+from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionMismatch
+from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb
 
 #: Calls under way through one gateway; each holds up to three threads.
@@ -214,15 +215,25 @@ class Relay:
         return None, None
 
     def _take(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        link, one = self._link_of(request.key, context)
-        if link is None or one is None:
-            yield from self._probed(request.key, context)
-            return
+        try:
+            yield from self._stalls.watched(context, self._taken(request.key, context))
+        except RmgrError as error:
+            fail(context, error)
+
+    def _taken(self, key: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
+        """What lies there for this key. Raises: NotFound, StateConflict; UsageError for a client that broke off."""
+        _, one = self._link_of(key, context)
+        if one is None:
+            probes = (link.probe_pieces(key) for link in self._of(context))
+            pieces = next((found for found in probes if found is not None), None)
+            if pieces is None:
+                raise NotFound("nothing is there for this key: its call has gone elsewhere or ended, or it was told to another server")
+            return pieces
         with one.changed:
             if one.taker is not None or one.has_ended:
-                return  # once: the pieces are gone
+                raise StateConflict("these arguments were taken before: they are not kept")
             one.taker = context
-        yield from self._stalls.watched(context, self._arguments(one))
+        return self._arguments(one)
 
     def _arguments(self, one: _Try) -> Iterator[Any]:
         """Reads what the client sends, on the thread that sends it on."""
@@ -232,7 +243,8 @@ class Relay:
                 began_s = time.monotonic()
                 with self._stalls.waited(one.context):
                     message = next(one.requests)
-                one.client_s += time.monotonic() - began_s
+                if one.sent_s:
+                    one.client_s += time.monotonic() - began_s
                 data = message.data
                 left -= len(data)
                 if not data or len(data) > PIECE_BYTES or left < 0:
@@ -243,13 +255,6 @@ class Relay:
         except (StopIteration, grpc.RpcError, UsageError) as error:
             one.put("cut")
             raise UsageError(f"the client of this call went away in the middle of its arguments ({type(error).__name__})") from None
-
-    def _probed(self, key: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
-        for link in self._of(context):
-            pieces = link.probe_pieces(key)
-            if pieces is not None:
-                yield from pieces
-                return
 
     def _of(self, context: grpc.ServicerContext) -> list[ServerLink]:
         identity = caller_of(context).identity
@@ -312,6 +317,10 @@ class Relay:
 
     def _tried(self, one: _Try) -> Iterator[Any]:
         """One try from its question to its last message."""
+        life = Life(one.ask.bound_server, one.ask.bound_life)
+        if life.number and self.links.find(life) is None:  # also where nobody offers its function any more
+            yield self._over(life)
+            return
         wanted = yield from self._understood(one)
         if wanted is None:
             return
@@ -415,6 +424,10 @@ class Relay:
                 if event.kind not in _TAKES:
                     link.tries.pop(one.key, None)
                 return event
+            if isinstance(event, _Given):  # it has overtaken the word that the server has this call: they travel on two connections
+                one.events.appendleft(event)
+                one.is_known = True
+                return pb.Verdict(key=one.key, kind=pb.Verdict.JOINED)
             if event is None or event in ("lost", "gone"):
                 link.tries.pop(one.key, None)
                 return None

@@ -1,7 +1,7 @@
 """The server of calls: named functions of a TOML file, run for clients that come through gateways.
 
-It dials its gateways and opens no port; it needs neither ZooKeeper nor a store. A *life* is one process of it: a random number that every
-gateway is told, within which no call is executed twice (`owner.py`).
+It dials its gateways and opens no port; it needs neither ZooKeeper nor a store. A *life* is a random number that every gateway is told,
+within which no call is executed twice (`owner.py`). A process lives once, and anew after all gateways had lost it for a minute.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from rmgr.adapters.host.process import CgroupConfig, NodeRunner
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.config import Config, ServerConfig
 from rmgr.daemons.server.load import LoadMeter, machine_busy_s
-from rmgr.daemons.server.metrics import ServerMetrics
-from rmgr.daemons.server.owner import Message, Server, ServerLimits, Stop, Worked
+from rmgr.daemons.server.owner import Message, Server, ServerLimits, ServerMetrics, Stop, Worked
 from rmgr.daemons.server.work import Work
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.errors import ConfigError, NotConnected, StateConflict
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.units import counted
-from rmgr.model.calls.interface import Function, read_functions
-from rmgr.model.calls.sent import encode_interface
+from rmgr.model.calls.interface import Function, encode_interface, read_functions
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
 from rmgr.runner.host.removal import remove_tree
@@ -84,7 +82,15 @@ def run(config: Config, *, insecure: bool = False) -> int:
     log = logs.setup(config.log, "server", name=name)
     spool = spool_directory(own, name)
     offer = look(own)
-    return _serve(config, name, endpoints, spool, offer, log, credentials)
+    notifier = Notifier.from_environment()
+    try:
+        while _lived(config, name, endpoints, spool, offer, log, credentials, notifier):
+            pass
+    finally:
+        notifier.close()
+    log.info("server_stopped")
+    sys.stderr.flush()
+    return 0
 
 
 def gateways_of(config: Config) -> tuple[str, ...]:
@@ -167,9 +173,17 @@ def _runner(spool: Path, name: str, mailbox: Mailbox[Message]) -> NodeRunner:
         ) from None
 
 
-def _serve(
-    config: Config, name: str, endpoints: Sequence[str], spool: Path, offer: Offer, log: Log, credentials: Credentials | None
-) -> int:
+def _lived(
+    config: Config,
+    name: str,
+    endpoints: Sequence[str],
+    spool: Path,
+    offer: Offer,
+    log: Log,
+    credentials: Credentials | None,
+    notifier: Notifier,
+) -> bool:
+    """One life; nothing of it is left. Returns: another one is to begin."""
     own = config.server
     life = int(machine.random_hex(8), 16) or 1
     mailbox: Mailbox[Message] = Mailbox()
@@ -186,7 +200,6 @@ def _serve(
     calls = tuple(dict.fromkeys(function.call for function in offer.functions))
     work = Work(runner, slots, calls=calls, environ=environ, sys_path=(offer.directory,), python=own.python, log=log)
     load = LoadMeter(slots, os.cpu_count() or 1, machine.monotonic(), busy_s=machine_busy_s, own_s=work.processor_s)
-    notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the server's loop", on_progress=notifier.beat).start()
     limits = ServerLimits(
         most_waiting=own.most_waiting,
@@ -250,14 +263,13 @@ def _serve(
     try:
         run_loop(server)
     finally:
-        notifier.stopping()
+        goes_on = server.is_outlived and not server.is_leaving
+        if not goes_on:
+            notifier.stopping()
         guard.stop()
         work.close()
         lines.close(_GOODBYE_S)
         end_metrics()
         signals.restore()
         remove_tree(files)
-        notifier.close()
-    log.info("server_stopped")
-    sys.stderr.flush()
-    return 0
+    return goes_on

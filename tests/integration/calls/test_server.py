@@ -14,8 +14,7 @@ import pytest
 
 from rmgr.model.calls import arrays
 from rmgr.model.calls.arguments import fit_inputs
-from rmgr.model.calls.interface import Interface, read_functions
-from rmgr.model.calls.sent import decode_interface
+from rmgr.model.calls.interface import Interface, decode_interface, read_functions
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.calls_gateway import PlayedGateway, ServerProcess, executions
 from tests.harness.waiting import eventually
@@ -426,6 +425,25 @@ def test_a_gateway_that_says_nothing_is_left_and_dialled_again(tmp_path: Path) -
         rig.gateway.stream(2)
         assert any("said nothing for 10 s" in line["why"] for line in rig.server.lines("gateway_away"))
         assert first.beats() >= 2
+
+
+def test_a_life_that_gateways_have_given_up_ends_what_it_has_and_another_begins(tmp_path: Path) -> None:
+    with Rig(tmp_path, slots=1) as rig:
+        running = rig.gateway.offer("sleep", packed("sleep", 600.0))
+        eventually(lambda: rig.ran("sleep"))
+        first = rig.gateway.stream()
+        rig.gateway.tell(welcome=pb.ServerWelcome(version=1, refused="it was silent for too long", over=True))
+        second = rig.gateway.stream(2)
+        assert second.hello.life != first.hello.life
+        assert second.hello.name == first.hello.name
+        assert first.is_over
+        one = rig.gateway.offer("sleep", packed("sleep", 0.0))
+        assert one.ended() == "OK"
+        assert not running.is_answered.is_set()
+        lives = [line.split()[2] for line in executions(rig.executions)]
+        assert lives == [f"{stream.hello.life:016x}" for stream in (first, second)]
+        rig.server.signal(signal.SIGTERM)
+        assert rig.server.wait() == 0
 
 
 # -- at the start ------------------------------------------------------------------------------------------------------------------

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import grpc
 import pytest
 
+from rmgr.adapters.access.errors import rebuild
 from rmgr.adapters.calls.asking import CallsClient
-from rmgr.adapters.calls.links import PIECE_BYTES, VERSION, ServerLink
+from rmgr.adapters.calls.links import VERSION, ServerLink
 from rmgr.adapters.calls.relay import Relay, Wanted
 from rmgr.adapters.rpc.server import RpcServer
+from rmgr.errors import NotFound, RmgrError, StateConflict
+from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb
-from tests.harness.played_server import PlayedServer
+from tests.harness.played_server import PlayedServer, echoed
 from tests.harness.waiting import eventually
 
 
@@ -160,6 +164,11 @@ def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world:
     [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=77), lambda: [b"x"]).messages()
     assert message.over.kind == pb.Over.ELSEWHERE
     assert successor.offers == []
+    for server in (one, successor):
+        server.close()
+    eventually(lambda: len(world.relay.links) == 0, "nobody offers it")
+    [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=two.life), lambda: [b"x"]).messages()
+    assert message.over.kind == pb.Over.ENDED
 
 
 def test_a_server_that_dies_with_a_call_is_told_at_once_and_one_whose_client_goes_hears_of_it(world: World) -> None:
@@ -207,7 +216,7 @@ def test_cancelling_and_acknowledging_reach_every_server(world: World) -> None:
 
 
 def test_a_link_is_measured_by_probes_and_by_what_passes(world: World) -> None:
-    server = world.played("s1")
+    server = world.played("s1", work=lambda _offer, data: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=len(data)), data))
     link = world.relay.links.all()[0]
     eventually(lambda: link.link.bytes_per_s > 0, "the probe of its hello")
     assert link.link.round_trip_s > 0
@@ -215,6 +224,45 @@ def test_a_link_is_measured_by_probes_and_by_what_passes(world: World) -> None:
     world.called(os.urandom(2 * PIECE_BYTES))
     eventually(lambda: link.link.at_s > before.at_s, "measured by the call")
     assert len(server.taken) == 1
+
+
+def refusal(call: Callable[[], object]) -> RmgrError:
+    with pytest.raises(grpc.RpcError) as failed:
+        call()
+    return rebuild(failed.value, "gateway")
+
+
+def test_keys_that_are_nobodys_or_were_used_are_errors_and_take_nothing(world: World) -> None:
+    keys: list[bytes] = []
+    again: list[RmgrError] = []
+
+    def work(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        keys.append(offer.key)
+        again.append(refusal(lambda: server.take(offer.key)))
+        return echoed(offer, arguments)
+
+    server = world.played("s1", work=work)
+    assert isinstance(refusal(lambda: server.take(b"k" * 16)), NotFound)
+    assert not server.give(b"k" * 16, pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), b"1")
+    assert world.called(b"x")[1] == b"x"
+    assert isinstance(again[0], StateConflict), "once: the pieces are gone"
+    assert isinstance(refusal(lambda: server.take(keys[0])), NotFound), "its call has ended"
+    assert not server.give(keys[0], pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), b"1")
+
+
+def test_an_answer_that_overtakes_the_word_that_its_server_has_the_call_is_not_lost(world: World) -> None:
+    server = world.played("s1")
+    server.verdicts = [-1]  # none
+    given = threading.Thread(
+        target=lambda: server.give(
+            eventually(lambda: server.offers, "offered")[0].key, pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), b"1"
+        )
+    )
+    given.start()
+    kinds, answer = world.called(b"x" * 10 * PIECE_BYTES, bound_server="s1", bound_life=server.life)
+    given.join(30)
+    assert (kinds, answer) == (["named", "outcome", "data"], b"1")
+    eventually(lambda: any(m.WhichOneof("what") == "closed" for m in server.heard), "acknowledged, without arguments that nobody wants")
 
 
 def test_a_second_server_of_a_name_is_refused_while_the_first_is_heard(world: World) -> None:

@@ -18,8 +18,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
-from rmgr.model.calls.interface import interface_of
-from rmgr.model.calls.sent import encode_interface
+from rmgr.model.calls.interface import encode_interface, interface_of
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.servers import Candidate, GatewayReport, Pick, PickRequest, ServerLoad, ServerReport, ServersView
