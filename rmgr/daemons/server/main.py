@@ -54,6 +54,8 @@ STALL_S = 30.0
 _LOOK_S = 120.0
 #: At the end: so long for the streams to end in good order.
 _GOODBYE_S = 2.0
+#: From the end of the grace until the process is gone: slots that are killed, and the goodbye.
+_CLOSE_S = 10.0
 #: For libraries that count cores by themselves: a slot is one core.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SHIPPED = home.source("rmgr.runner.python.shipped").with_suffix(".toml")
@@ -77,6 +79,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
         answer are no reason to end: they are dialled again.
     """
     own = config.server
+    notifier = Notifier.from_environment()  # before anything is started that must not speak in its name
     credentials = credentials_of(config, Role.SERVER)
     check_exposure(credentials, listen="127.0.0.1", metrics=own.metrics, insecure=insecure)
     name = check_name("server", own.name or socket.gethostname().partition(".")[0])
@@ -84,7 +87,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
     log = logs.setup(config.log, "server", name=name)
     spool = spool_directory(own, name)
     offer = look(own)
-    return _serve(config, name, endpoints, spool, offer, log, credentials)
+    return _serve(config, name, endpoints, spool, offer, log, credentials, notifier)
 
 
 def gateways_of(config: Config) -> tuple[str, ...]:
@@ -168,7 +171,14 @@ def _runner(spool: Path, name: str, mailbox: Mailbox[Message]) -> NodeRunner:
 
 
 def _serve(
-    config: Config, name: str, endpoints: Sequence[str], spool: Path, offer: Offer, log: Log, credentials: Credentials | None
+    config: Config,
+    name: str,
+    endpoints: Sequence[str],
+    spool: Path,
+    offer: Offer,
+    log: Log,
+    credentials: Credentials | None,
+    notifier: Notifier,
 ) -> int:
     own = config.server
     life = int(machine.random_hex(8), 16) or 1
@@ -186,7 +196,6 @@ def _serve(
     calls = tuple(dict.fromkeys(function.call for function in offer.functions))
     work = Work(runner, slots, calls=calls, environ=environ, sys_path=(offer.directory,), python=own.python, log=log)
     load = LoadMeter(slots, os.cpu_count() or 1, machine.monotonic(), busy_s=machine_busy_s, own_s=work.processor_s)
-    notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the server's loop", on_progress=notifier.beat).start()
     limits = ServerLimits(
         most_waiting=own.most_waiting,
@@ -198,6 +207,8 @@ def _serve(
 
     def progress() -> None:
         guard.progress()
+        if server.is_leaving:
+            notifier.stopping(within_s=own.stop_grace_s + _CLOSE_S)
         if notifier.is_on:
             notifier.tell(f"{counted(server.gateways, 'gateway')}; {server.running} running, {server.waiting} waiting")
 
