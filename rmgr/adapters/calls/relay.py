@@ -47,11 +47,12 @@ _REFUSALS = frozenset({pb.Verdict.REFUSED, pb.Verdict.BARRED})
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked for, as the gateway understands it. function: name@version. bytes: both ways."""
+    """What is asked for, as the gateway understands it. function: name@version. bytes: both ways. sizes: `n=600`, for people."""
 
     function: str
     operations: int
     bytes: int
+    sizes: str = ""
     took_s: float = 0.0  #: to understand it
 
 
@@ -70,8 +71,8 @@ class Choosing(Protocol):
     def forwarding(self, count: int) -> None:
         """So many bytes of arguments are about to go to a server. May block, for tests."""
 
-    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
-        """A call has its answer."""
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, out_s: float, pick: Any) -> None:
+        """A call has its answer. took_s: since its server was named; out_s: of it, the way of the answer to the client."""
 
     def functions(self, request: Any) -> Any:
         """`pb.FunctionsReply`."""
@@ -325,8 +326,10 @@ class Relay:
         while True:
             event = one.take(min(BEAT_S, max(0.0, one.left_s)))
             if isinstance(event, _Given):
+                given_s = time.monotonic()
                 yield from self._answered(one, event)
-                self._choosing.ended(wanted, link, event.outcome, time.monotonic() - began_s, pick)
+                ended_s = time.monotonic()
+                self._choosing.ended(wanted, link, event.outcome, ended_s - began_s, ended_s - given_s, pick)
                 return
             if event == "gone":
                 return

@@ -117,6 +117,7 @@ def test_the_shell_lists_calls_traces_and_explains(world: Called, tmp_path: Path
     called = shell(world, "call", "linsolve", "A.npy", "b.npy", "-o", "x.npy", "--trace", cwd=tmp_path)
     assert (called.returncode, called.stdout) == (0, ""), called.stderr
     assert np.load(tmp_path / "x.npy").tolist() == [1.0, 0.5, 0.25]
+    assert " n=3: " in called.stderr, called.stderr
     names = [line.split()[:2] for line in called.stderr.splitlines()]
     wanted = ["monitor", "links", "request", "proxy", "scheduler", "forward"]
     assert names == [[str(at), name] for at, name in enumerate(wanted, 1)]

@@ -37,7 +37,7 @@ class Chosen:
     def forwarding(self, count: int) -> None:
         pass
 
-    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, out_s: float, pick: Any) -> None:
         self.ends.append((link.name, outcome.kind))
 
     def functions(self, request: Any) -> Any:
