@@ -80,6 +80,7 @@ class StarterConfig:
     node: str = ""  #: default: the host name
     nodes: int = 1  #: virtual nodes that this process stands for, at most `MAX_NODES`
     cores: int = 0  #: 0 = all of the machine
+    call_cores: int = 0  #: of each node's cores: no work is pulled or placed there, a server of calls beside this Starter has them
     memory_bytes: int = 0  #: 0 = all of the machine
     partition: str = "default"
     site: str = ""
@@ -354,6 +355,8 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
         if hint is float:
             return float(value)
         if hint is str and isinstance(value, str):
+            if (kind, key) == (StarterConfig, "partition"):
+                _refuse_calls(value)
             return value
         if hint == dict[str, int]:
             return checked_resources(_pairs(value))
@@ -368,6 +371,16 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
     except (TypeError, OverflowError, UsageError) as error:
         raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
     raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected")
+
+
+def _refuse_calls(partition: str) -> None:
+    from rmgr.model.cluster.servers import CALLS  # clients need nothing of it
+
+    if partition == CALLS:
+        raise UsageError(
+            f"partition {CALLS} is for calls of functions, and has servers instead of nodes",
+            hint="leave it out, or another name; rmgr server serves calls, and [starter] call_cores = K keeps cores for it on this machine",
+        )
 
 
 def _pairs(value: Any) -> list[tuple[str, int]]:

@@ -39,9 +39,9 @@ class CallsClient:
         """`pb.FunctionsReply`. Raises: Unavailable; what the gateway refuses, as from all that follow."""
         return self._asked(self._stub.Functions, pb.FunctionsRequest(name=name))
 
-    def servers(self, name: str = "") -> Any:
+    def servers(self, name: str = "", *, timeout_s: float = _ANSWER_S) -> Any:
         """`pb.ServersReply`."""
-        return self._asked(self._stub.Servers, pb.ServersRequest(name=name))
+        return self._asked(self._stub.Servers, pb.ServersRequest(name=name), timeout_s)
 
     def explain(self, function: str, version: int, sizes: str) -> Any:
         """`pb.PickReply` with all terms. sizes: JSON."""
@@ -56,9 +56,9 @@ class CallsClient:
         """Begins a try. arguments: pieces of at most 1 MiB, asked for once the server is named."""
         return Attempt(self._stub, self._metadata, ask, arguments, self.endpoint)
 
-    def _asked(self, method: Callable[..., Any], request: Any) -> Any:
+    def _asked(self, method: Callable[..., Any], request: Any, timeout_s: float = _ANSWER_S) -> Any:
         try:
-            return method(request, timeout=_ANSWER_S, metadata=self._metadata)
+            return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise rebuild(error, self.endpoint) from None
 
