@@ -123,6 +123,10 @@ class WatchdogConfig:
     resync_s: float = 20.0  #: full comparison of memory and znodes
 
 
+#: Bounds of `[submitter] refresh_s`.
+REFRESH_S = 1.0, 3600.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitterConfig:
     """A Submitter gateway (section [submitter])."""
@@ -131,7 +135,7 @@ class SubmitterConfig:
     metrics: str = "127.0.0.1"  #: as a Starter's; 9730
     calls: bool = True  #: passes calls of functions on to servers
     site: str = ""  #: the network from which servers are reached
-    refresh_s: float = 10.0  #: how often servers are asked for their load, and links measured; 1 s to 1 h
+    refresh_s: float = 10.0  #: how often servers are asked for their load, and links measured: `REFRESH_S`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +349,10 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
     hint = get_type_hints(kind)[key]
     try:
         if key.endswith("_s") and hint is float:
-            return parse_duration_us(value) / 1e6 if isinstance(value, str) else duration_us_of(value) / 1e6
+            seconds = parse_duration_us(value) / 1e6 if isinstance(value, str) else duration_us_of(value) / 1e6
+            if (kind, key) == (SubmitterConfig, "refresh_s") and not REFRESH_S[0] <= seconds <= REFRESH_S[1]:
+                raise UsageError("servers are asked every 1 s to 1 h", hint="refresh_s = 10")
+            return seconds
         if key.endswith("_bytes"):
             return parse_size(value) if isinstance(value, str) else size_of(value)
         if hint is bool:
