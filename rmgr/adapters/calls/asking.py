@@ -14,7 +14,7 @@ from rmgr.adapters.access.errors import rebuild
 from rmgr.adapters.calls.links import PIECE_BYTES, SILENT_S
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.errors import Unavailable
+from rmgr.errors import NoServer, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
@@ -60,6 +60,9 @@ class CallsClient:
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                told = f"the gateway at {self.endpoint} passes no calls on ([submitter] calls = false there)"
+                raise NoServer(told, hint="name another one: --gateway HOST:PORT or RMGR_GATEWAY") from None
             raise rebuild(error, self.endpoint) from None
 
 

@@ -170,6 +170,7 @@ def _with_calls(session: Session, view: StatusView) -> StatusView:
     if view.leader is not None or not config.cluster.gateway:
         return view
     from rmgr.client.calls import Caller
+    from rmgr.coord.views.health import of_servers
     from rmgr.model.cluster.servers import CALLS
 
     caller = Caller(config)
@@ -184,6 +185,8 @@ def _with_calls(session: Session, view: StatusView) -> StatusView:
         return view
     age_s = max((server.age_s for server in able), default=0.0)
     mine = PolicyView(partition=CALLS, policy=told.policy, servers=len(able), age_s=age_s, degraded=told.degraded)
+    if able:
+        view = of_servers(view)
     return msgspec.structs.replace(view, policies=(*view.policies, mine))
 
 
