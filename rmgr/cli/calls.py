@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.errors import NotFound, UsageError
-from rmgr.model.base.units import format_duration
+from rmgr.model.base.units import counted, format_duration
 
 if TYPE_CHECKING:
     from rmgr.client.calls import Caller, CallFuture
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 _EXITS = "0 ok, 3 no such server or function, 5 no gateway can be reached"
 #: Arrays of so many numbers are printed whole; larger ones by numpy's rules, and left out of JSON.
 _MOST_SHOWN = 1000
+#: Servers of which it is told why they are not open; `rmgr servers NAME` tells it of each.
+_MOST_TOLD = 8
+#: How a file of numpy begins.
+_NPY = b"\x93NUMPY"
 _OUTPUT = "where an output goes: arrays as .npy, all else as it is; once for each, in order"
 
 
@@ -45,7 +50,7 @@ _SERVERS = (
     Column(name="AGE", text=lambda s: _age(s.age_s), order=lambda s: s.age_s, right=True),
     Column(name="ASSIGNED", text=lambda s: str(s.assigned), order=lambda s: s.assigned, right=True),
     Column(name="LIFE", text=lambda s: f"{s.life:x}", default=False),
-    Column(name="WHY", text=lambda s: s.why),
+    Column(name="WHY", text=lambda s: s.why, default=False),
 )
 _LINKS = (
     Column(name="GATEWAY", text=lambda k: k.gateway, is_id=True),
@@ -136,10 +141,12 @@ def servers(session: Session, server_names: tuple[str, ...], layout: Layout, wat
             session.note("no server is there; start one: rmgr server --functions FILE.toml, or rmgr dev --servers 2")
         if reply.degraded:
             session.note("no leader answers: the gateway picks servers by itself, as far as it knows them")
+        for server in () if server_names else [server for server in shown if server.why][:_MOST_TOLD]:
+            session.note(f"{server.name} is {server.state}: {printable(server.why)}")
         for server in shown if server_names else ():
             sys.stdout.write(f"\n{paint(server.name, 'bold', sys.stdout)} offers {', '.join(server.functions) or 'nothing'}\n")
             if server.why:
-                sys.stdout.write(f"{printable(server.why)}\n")
+                sys.stdout.write(f"{folded(printable(f'{server.state}: {server.why}'), sys.stdout)}\n")
             if server.links:
                 table(server.links, _LINKS, Layout(header=layout.header))
 
@@ -151,7 +158,7 @@ def servers(session: Session, server_names: tuple[str, ...], layout: Layout, wat
     examples="""\
     rmgr call echo hello
     rmgr call linsolve A.npy b.npy -o x.npy     arrays from files, the answer into one
-    rmgr call linpack --n 600                   a size that no array has is an option of its name
+    rmgr call model --operations 50000000 hi    an argument that is a number may be an option of its name
     rmgr call linsolve A.npy b.npy --trace      where its time goes, step by step
     rmgr call --explain linpack --n 600         which server would get it, and why; sends nothing
     rmgr call linsolve@1 A.npy b.npy --timeout 60s""",
@@ -179,8 +186,9 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
         return
     arguments = _arguments(interface, given, options)
     if len(outputs) > len(interface.outputs):
-        count = len(interface.outputs)
-        raise UsageError(f"{interface.key} has {count} outputs, not {len(outputs)}", hint=f"rmgr functions {interface.name}")
+        has = counted(len(interface.outputs), "output")
+        raise UsageError(f"{interface.key} has {has}, not {len(outputs)}", hint=f"rmgr functions {interface.name}")
+    _check_places(outputs)
     began_s = time.monotonic()
     future = caller.call_async(interface.key, *arguments, timeout=session.timeout_s or None)
     try:
@@ -234,7 +242,7 @@ def _arguments(interface: Interface, given: Sequence[str], options: dict[str, st
             word = next(rest, None)
         if word is None:
             raise UsageError(
-                f"{interface.key} takes {len(interface.inputs)} arguments, and {argument.name} is missing: {argument}",
+                f"{interface.key} takes {counted(len(interface.inputs), 'argument')}, and {argument.name} is missing: {argument}",
                 hint=f"rmgr functions {interface.name}",
             )
         values.append(_value(argument, word))
@@ -265,12 +273,27 @@ def _value(argument: Argument, word: str) -> Any:
 def _array(name: str, word: str) -> Any:
     import numpy as np
 
+    how = "numpy.save(FILE, array) writes one"
     try:
+        with open(word, "rb") as file:
+            if file.read(len(_NPY)) != _NPY:
+                raise UsageError(f"{name}: {word} is no .npy file", hint=how)
         return np.load(word, allow_pickle=False, mmap_mode="r")
     except OSError as error:
-        raise UsageError(f"{name}: {word} cannot be read: {error.strerror or error}", hint="numpy.save(FILE, array) writes one") from None
+        raise UsageError(f"{name}: {word} cannot be read: {error.strerror or error}", hint=how) from None
     except ValueError as error:
-        raise UsageError(f"{name}: {word} is no .npy file: {error}", hint="numpy.save(FILE, array) writes one") from None
+        if "object" in str(error):  # numpy's own words say how to unpickle it
+            hint = "objects do not travel: give it a type of numbers, with astype"
+            raise UsageError(f"{name}: {word} is an array of objects", hint=hint) from None
+        raise UsageError(f"{name}: {word} is no whole .npy file: {error}", hint=how) from None
+
+
+def _check_places(outputs: Sequence[str]) -> None:
+    """Before a call whose answer would find no place. Raises: UsageError."""
+    for output in outputs:
+        above = Path(output).absolute().parent
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise UsageError(f"-o {output}: {'nothing can be written in' if above.is_dir() else 'there is no directory'} {above}")
 
 
 def _file(path: str) -> bytes:
@@ -295,6 +318,8 @@ def _explain(session: Session, caller: Caller, interface: Interface, given: Sequ
             sizes[name] = json.loads(text)
         except ValueError:
             raise UsageError(f"--{name} {text}: a number is needed") from None
+        if name not in interface.sizes:
+            raise UsageError(f"{interface.key} has no size {name}", hint=f"sizes: {', '.join(interface.sizes) or 'none'}")
     interface.cost(sizes)  # says what is missing
     pick = caller.asked(lambda client: client.explain(interface.name, interface.version, json.dumps(sizes)))
     if session.json:
@@ -329,7 +354,7 @@ def _print(name: str, value: Any) -> None:
     if isinstance(value, bytes):
         sys.stdout.write(head)
         sys.stdout.flush()
-        sys.stdout.buffer.write(value)
+        sys.stdout.buffer.write(value + b"\n" if sys.stdout.isatty() and not value.endswith(b"\n") else value)
         sys.stdout.buffer.flush()
         return
     sys.stdout.write(f"{head}{printable(value) if isinstance(value, str) else value}\n")

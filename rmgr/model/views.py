@@ -153,6 +153,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     clock_error_us: int | None = None  #: of the clock by which slots are counted, None: no jobs take turns there
     switches: int = 0  #: boundaries of slots at which its Starter has stopped or continued somebody
     late_switches: int = 0  #: those at which somebody did not stand still at once
+    call_cores: int = 0  #: that it has beside `cores`, kept for a server of calls
 
 
 class HeldView(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +248,7 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
     max_tqlb: int = 0  #: so many slots at most from one turn of a job to its next
     servers: int | None = None  #: that can have calls; None: it places jobs
     age_s: float = 0.0  #: of the oldest load of those
+    degraded: bool = False  #: no leader answers: gateways pick servers by themselves
 
 
 class PartView(msgspec.Struct, frozen=True, kw_only=True):

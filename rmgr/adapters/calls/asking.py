@@ -14,7 +14,7 @@ from rmgr.adapters.access.errors import rebuild
 from rmgr.adapters.calls.links import SILENT_S
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.errors import Unavailable
+from rmgr.errors import NoServer, Unavailable
 from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import calls_pb2 as pb
@@ -40,9 +40,9 @@ class CallsClient:
         """`pb.FunctionsReply`. Raises: Unavailable; what the gateway refuses, as from all that follow."""
         return self._asked(self._stub.Functions, pb.FunctionsRequest(name=name))
 
-    def servers(self, name: str = "") -> Any:
+    def servers(self, name: str = "", *, timeout_s: float = _ANSWER_S) -> Any:
         """`pb.ServersReply`."""
-        return self._asked(self._stub.Servers, pb.ServersRequest(name=name))
+        return self._asked(self._stub.Servers, pb.ServersRequest(name=name), timeout_s)
 
     def explain(self, function: str, version: int, sizes: str) -> Any:
         """`pb.PickReply` with all terms. sizes: JSON."""
@@ -57,10 +57,13 @@ class CallsClient:
         """Begins a try. arguments: pieces of at most 1 MiB, asked for once the server is named."""
         return Attempt(self._stub, self._metadata, ask, arguments, self.endpoint)
 
-    def _asked(self, method: Callable[..., Any], request: Any) -> Any:
+    def _asked(self, method: Callable[..., Any], request: Any, timeout_s: float = _ANSWER_S) -> Any:
         try:
-            return method(request, timeout=_ANSWER_S, metadata=self._metadata)
+            return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                told = f"the gateway at {self.endpoint} passes no calls on ([submitter] calls = false there)"
+                raise NoServer(told, hint="name another one: --gateway HOST:PORT or RMGR_GATEWAY") from None
             raise rebuild(error, self.endpoint) from None
 
 

@@ -39,6 +39,8 @@ MAX_CALLS = 256
 VERDICT_S = 5.0
 #: How often a call that waits for room looks again, beside being told of changes.
 _LOOK_S = 1.0
+#: A server to whom a call comes with less than this left may bar it because its time is over.
+_OVER_S = 0.1
 _LONGEST_S = 7 * 86400.0
 
 
@@ -48,11 +50,12 @@ _REFUSALS = frozenset({pb.Verdict.REFUSED, pb.Verdict.BARRED})
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked for, as the gateway understands it. function: name@version. bytes: both ways."""
+    """What is asked for, as the gateway understands it. function: name@version. bytes: both ways. sizes: `n=600`, for people."""
 
     function: str
     operations: int
     bytes: int
+    sizes: str = ""
     took_s: float = 0.0  #: to understand it
 
 
@@ -71,8 +74,8 @@ class Choosing(Protocol):
     def forwarding(self, count: int) -> None:
         """So many bytes of arguments are about to go to a server. May block, for tests."""
 
-    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
-        """A call has its answer."""
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, out_s: float, pick: Any) -> None:
+        """A call has its answer. took_s: since its server was named; out_s: of it, the way of the answer to the client."""
 
     def functions(self, request: Any) -> Any:
         """`pb.FunctionsReply`."""
@@ -334,8 +337,10 @@ class Relay:
         while True:
             event = one.take(min(BEAT_S, max(0.0, one.left_s)))
             if isinstance(event, _Given):
+                given_s = time.monotonic()
                 yield from self._answered(one, event)
-                self._choosing.ended(wanted, link, event.outcome, time.monotonic() - began_s, pick)
+                ended_s = time.monotonic()
+                self._choosing.ended(wanted, link, event.outcome, ended_s - began_s, ended_s - given_s, pick)
                 return
             if event == "gone":
                 return
@@ -362,26 +367,32 @@ class Relay:
         return None
 
     def _accepted(self, one: _Try, wanted: Wanted) -> Generator[Any, None, _Accepted | None]:
-        """Offers the call until a server takes it. Returns (its link, the pick, the trace), None when the try has ended."""
+        """Offers the call until a server takes it. Returns (its link, the pick, the trace), None when the try has ended.
+
+        Raises: UsageError where each server that offers its function has barred it, as one that is too large is.
+        """
         ask = one.ask
         if ask.bound_life:
             return (yield from self._bound(one))
         full: list[ServerLink] = []
+        barred: dict[int, str] = {}  # life -> why it takes no attempt of this call
         while True:
             seen = self._changes
-            links = [
-                link
-                for link in self._choosing.offering(wanted)
-                if link.life not in ask.without and link not in full and not link.is_leaving
-            ]
+            offering = self._choosing.offering(wanted)
+            links = [link for link in offering if link.life not in ask.without and link not in full and not link.is_leaving]
             pick, trace = self._choosing.pick(wanted, one.caller.user, links) if links else (pb.PickReply(), ())
             link = next((link for link in links if link.name == pick.server), None)
             if link is not None:
                 verdict = self._offer(one, link, wanted)
                 if verdict is not None and verdict.kind in _TAKES:
                     return link, pick, trace
+                if verdict is not None and verdict.kind == pb.Verdict.BARRED:
+                    barred[link.life] = verdict.reason
                 full.append(link)  # it has refused this attempt, which must not be offered there again
                 continue
+            if barred and one.left_s > _OVER_S and all(link.life in barred for link in offering):
+                why = next(iter(barred.values()))
+                raise UsageError(f"no server takes this call of {wanted.function}: {why}", hint="rmgr functions; rmgr servers")
             yield from self._paused(one, _LOOK_S, seen)  # a server that gets room, or a new one, is asked by the next attempt
             reason = pick.why or (f"every server of {wanted.function} is full" if full else f"no server takes {wanted.function} now")
             yield pb.ToCaller(none=pb.NoneNow(kind=pb.NoneNow.FULL, reason=reason))

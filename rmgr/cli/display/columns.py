@@ -163,6 +163,7 @@ def node_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="FREEZER", text=lambda n: n.freezer, default=False),
         Column(name="CLOCK", text=_clock_error, order=lambda n: n.clock_error_us or 0, right=True, default=False),
         Column(name="LATE", text=lambda n: f"{n.late_switches}/{n.switches}" if n.switches else "", right=True, default=False),
+        Column(name="CALLCORES", text=lambda n: str(n.call_cores or ""), order=lambda n: n.call_cores, right=True, default=False),
     )
 
 

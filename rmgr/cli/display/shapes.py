@@ -198,6 +198,7 @@ def node(view: NodeView) -> dict[str, Any]:
         "clock_error_us": view.clock_error_us,
         "switches": view.switches,
         "late_switches": view.late_switches,
+        "call_cores": view.call_cores,
     }
 
 
@@ -269,7 +270,7 @@ def policy(view: PolicyView) -> dict[str, Any]:
         "faults": [{"policy": fault.policy, "count": fault.count, "error": fault.error} for fault in view.faults],
         "problem": view.problem,
         **({"generation": view.generation, "max_tqlb": view.max_tqlb} if view.generation is not None else {}),
-        **({"servers": view.servers, "age": view.age_s} if view.servers is not None else {}),
+        **({"servers": view.servers, "age": view.age_s, "degraded": view.degraded} if view.servers is not None else {}),
     }
 
 

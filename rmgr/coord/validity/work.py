@@ -193,7 +193,7 @@ BOOK.add(
     resources=RESOURCES,
 )
 BOOK.add(Capacity, cores=whole(0, 1 << 31), memory_bytes=whole(0, 1 << 62), resources=mapping(text(255, 1), _COUNT, 1000))
-BOOK.add(NodeAttributes, partition=text(255, 1), site=WORD, speed=real(0.0, 1e12), features=FEATURES)
+BOOK.add(NodeAttributes, partition=text(255, 1), site=WORD, speed=real(0.0, 1e12), features=FEATURES, call_cores=whole(0, 1 << 31))
 BOOK.add(Dependency, condition=member(Condition), submission=NUMBER)
 BOOK.add(Upload, name=_BELOW, sha256=SHA256, is_dir=flag)
 BOOK.add(

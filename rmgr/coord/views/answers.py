@@ -223,6 +223,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Bloc
         site=record.attributes.site,
         speed=record.attributes.speed,
         features=record.attributes.features,
+        call_cores=record.attributes.call_cores,
         endpoint=record.endpoint if alive else "",
         seen_us=record.registered_us if alive else 0,  # when a dead one was last alive is not recorded
         version=record.version,

@@ -56,6 +56,8 @@ _LOAD_S = 1.0
 #: How often it is looked whether servers have come or gone; and whether loads have come.
 _LOOK_S, _POLL_S = 0.25, 0.01
 _SIZES_CHARACTERS = 65_536
+#: Of the sizes of a call, so many characters are shown.
+_SIZES_SHOWN = 200
 #: Reports go out so often, whatever the refresh: whoever reports no more hears nothing any more (`server_book.FRESH_US`).
 _LIVES_S = 5.0
 _LONGEST_S = 1e12
@@ -122,7 +124,7 @@ class Calls:
 
     def _wanted(self, caller: Caller, interface: Interface, sizes: str) -> Wanted:
         allowed = self._users(interface.key)
-        if allowed is not None and caller.user not in allowed and not caller.is_operator():
+        if allowed is not None and caller.user not in allowed:  # its servers refuse operators, too
             who = caller.user or "nobody in particular"
             raise PermissionDenied(f"{interface.key} is not for {who}", hint="ask who runs its servers: `users` of the function")
         try:
@@ -133,7 +135,8 @@ class Calls:
             raise UsageError(f"the sizes of a call of {interface.key} cannot be read")
         lengths = known.pop(LENGTHS, 0)
         cost = interface.cost(known, lengths=max(0, int(lengths)) if math.isfinite(lengths) else 0)
-        return Wanted(interface.key, cost.operations, cost.bytes)
+        sizes = ", ".join(f"{name}={known[name]}" for name in interface.sizes)
+        return Wanted(interface.key, cost.operations, cost.bytes, sizes=sizes[:_SIZES_SHOWN])
 
     def _users(self, key: str) -> frozenset[str] | None:
         """Who may call it, None = everybody: a call may come to any of its servers, so all that name somebody must name the caller."""
@@ -252,10 +255,11 @@ class Calls:
         predicted = f"{found.computing_s:.3f} s + {found.transfer_s:.3f} s predicted"
         chosen = f"{found.policy}: {found.server}, {predicted}" if found.server else found.why
         took_us = round(took_s * 1e6)
+        sizes = f"{wanted.sizes}: " if wanted.sizes else ""
         steps = (
             ("monitor", self._looked_s * 1e6, f"load of {counted(len(links), 'server')}, {age_s:.1f} s old"),
             ("links", self._linked_s * 1e6, f"{rates or 'not measured'}, {link_age_s:.1f} s old"),
-            ("request", wanted.took_s * 1e6, f"{wanted.operations:,} operations, {wanted.bytes:,} bytes"),
+            ("request", wanted.took_s * 1e6, f"{sizes}{wanted.operations:,} operations, {wanted.bytes:,} bytes"),
             ("proxy", max(0, took_us - found.took_us), who),
             ("scheduler", found.took_us, chosen),
         )
@@ -268,11 +272,12 @@ class Calls:
         failpoint("calls.forward")
         self._metrics.call_bytes.inc(count)
 
-    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, out_s: float, pick: Any) -> None:
         """See `relay.Choosing`."""
         self._metrics.calls.labels(pb.CallOutcome.Kind.Name(outcome.kind).lower()).inc()
-        for part, took_us in (("in", outcome.in_us), ("waited", outcome.waited_us), ("ran", outcome.ran_us)):
-            self._metrics.call_seconds.labels(part).observe(took_us / 1e6)
+        parts = (("in", outcome.in_us / 1e6), ("waited", outcome.waited_us / 1e6), ("ran", outcome.ran_us / 1e6), ("out", out_s))
+        for part, part_s in parts:
+            self._metrics.call_seconds.labels(part).observe(part_s)
         if outcome.kind == pb.CallOutcome.OK:
             rate, took_us = link.link.bytes_per_s, round(took_s * 1e6)
             ran_us = min(outcome.ran_us, took_us)  # whatever the server says

@@ -33,7 +33,7 @@ class GatewayMetrics:
         self.calls = Counter("rmgr_calls", "calls of functions on servers by outcome", ["outcome"], registry=registry)
         self.call_bytes = Counter("rmgr_call_argument_bytes", "bytes of arguments passed on to servers", registry=registry)
         self.call_seconds = Histogram(
-            "rmgr_call_seconds", "seconds of calls by part: in, waited, ran", ["part"], buckets=_BUCKETS, registry=registry
+            "rmgr_call_seconds", "seconds of calls by part: in, waited, ran, out", ["part"], buckets=_BUCKETS, registry=registry
         )
         self.picks = Counter("rmgr_call_picks", "servers picked, by leader or (where none answers) gateway", ["by"], registry=registry)
         self._server_load = Gauge("rmgr_call_server_load", "calls that run and wait, and other work", ["server"], registry=registry)

@@ -52,6 +52,8 @@ STALL_S = 30.0
 _LOOK_S = 120.0
 #: At the end: so long for the streams to end in good order.
 _GOODBYE_S = 2.0
+#: From the end of the grace until the process is gone: slots that are killed, and the goodbye.
+_CLOSE_S = 10.0
 #: For libraries that count cores by themselves: a slot is one core.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SHIPPED = home.source("rmgr.runner.python.shipped").with_suffix(".toml")
@@ -75,6 +77,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
         answer are no reason to end: they are dialled again.
     """
     own = config.server
+    notifier = Notifier.from_environment()  # before anything is started that must not speak in its name
     credentials = credentials_of(config, Role.SERVER)
     check_exposure(credentials, listen="127.0.0.1", metrics=own.metrics, insecure=insecure)
     name = check_name("server", own.name or socket.gethostname().partition(".")[0])
@@ -82,7 +85,6 @@ def run(config: Config, *, insecure: bool = False) -> int:
     log = logs.setup(config.log, "server", name=name)
     spool = spool_directory(own, name)
     offer = look(own)
-    notifier = Notifier.from_environment()
     try:
         while _lived(config, name, endpoints, spool, offer, log, credentials, notifier):
             pass
@@ -211,6 +213,8 @@ def _lived(
 
     def progress() -> None:
         guard.progress()
+        if server.is_leaving:
+            notifier.stopping(within_s=own.stop_grace_s + _CLOSE_S)
         if notifier.is_on:
             notifier.tell(f"{counted(server.gateways, 'gateway')}; {server.running} running, {server.waiting} waiting")
 

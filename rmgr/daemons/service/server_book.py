@@ -211,7 +211,7 @@ class ServerBook:
         if one.over:
             return "closed", "its process has ended"
         if not one.has_stream(now_us):
-            return "away", f"no gateway has a connection of it since {(now_us - one.seen_us) / 1e6:.0f} s"
+            return "away", f"no gateway has had its stream for {(now_us - one.seen_us) / 1e6:.0f} s"
         if ruling is not None and ruling is not one:
             if _runs_beside(ruling, one):
                 return "odd", f"another server is called {one.name}: life {ruling.life:016x}, site {ruling.about.site or '?'}"
@@ -319,7 +319,7 @@ class ServerBook:
             assigned=len(one.sent_us),
             life=one.life,
             links=links,
-            functions=tuple(_keys(about.functions)),
+            functions=one.offered,
             why=why,
         )
 

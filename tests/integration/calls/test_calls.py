@@ -117,6 +117,7 @@ def test_the_shell_lists_calls_traces_and_explains(world: Called, tmp_path: Path
     called = shell(world, "call", "linsolve", "A.npy", "b.npy", "-o", "x.npy", "--trace", cwd=tmp_path)
     assert (called.returncode, called.stdout) == (0, ""), called.stderr
     assert np.load(tmp_path / "x.npy").tolist() == [1.0, 0.5, 0.25]
+    assert " n=3: " in called.stderr, called.stderr
     names = [line.split()[:2] for line in called.stderr.splitlines()]
     wanted = ["monitor", "links", "request", "proxy", "scheduler", "forward"]
     assert names == [[str(at), name] for at, name in enumerate(wanted, 1)]
@@ -136,6 +137,10 @@ def test_the_shell_lists_calls_traces_and_explains(world: Called, tmp_path: Path
         (("call", "nap"), 2, "seconds"),
         (("call", "nap", "1", "2"), 2, "does not take 2"),
         (("call", "linsolve", "none.npy", "none.npy"), 2, "none.npy"),
+        (("call", "linsolve", "README.md", "README.md"), 2, "A: README.md is no .npy file"),
+        (("call", "nap", "1", "-o", "nowhere/x"), 2, "there is no directory"),
+        (("call", "--explain", "nap", "--weeks", "1"), 2, "nap@1 has no size weeks"),
+        (("call", "alices", "0"), 4, "alices@1 is not for"),
         (("call", "fail", "luck"), 1, "no luck here"),
         (("call", "nap", "60", "--timeout", "8s"), 6, "in time"),
         (("servers", "s7"), 3, "s1, s2"),

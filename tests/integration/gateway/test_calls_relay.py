@@ -15,7 +15,7 @@ from rmgr.adapters.calls.asking import CallsClient
 from rmgr.adapters.calls.links import VERSION, ServerLink
 from rmgr.adapters.calls.relay import Relay, Wanted
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.errors import NotFound, RmgrError, StateConflict
+from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError
 from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.played_server import PlayedServer, echoed
@@ -41,7 +41,7 @@ class Chosen:
     def forwarding(self, count: int) -> None:
         pass
 
-    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, out_s: float, pick: Any) -> None:
         self.ends.append((link.name, outcome.kind))
 
     def functions(self, request: Any) -> Any:
@@ -148,6 +148,17 @@ def test_a_life_that_refuses_a_call_that_is_bound_to_it_is_told_to_the_client(wo
     assert (message.verdict.kind, message.verdict.life) == (pb.Verdict.BARRED, server.life)
     assert world.called(b"x", number=1, attempt=2, without=[server.life])[1] == b"x"
     assert (len(server.taken), len(other.taken)) == (0, 1)
+
+
+def test_a_call_that_every_server_bars_is_refused_with_their_reason_and_waits_where_one_may_take_it(world: World) -> None:
+    first, second = world.played("s1"), world.played("s2")
+    first.verdicts = second.verdicts = [pb.Verdict.BARRED, pb.Verdict.BARRED]
+    with pytest.raises(UsageError, match="no server takes this call of echo@1: as the test wants it"):
+        list(world.client().attempt(world.ask(1), lambda: [b"x"]).messages())
+    assert (len(first.taken), len(second.taken)) == (0, 0)
+    first.verdicts, second.verdicts = [pb.Verdict.BARRED], [pb.Verdict.REFUSED]
+    [message] = world.client().attempt(world.ask(1), lambda: [b"x"]).messages()
+    assert message.none.kind == pb.NoneNow.FULL
 
 
 def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world: World) -> None:

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "systemctl daemon-reload": "it installs services on a machine",
     "rmgr admin init --cluster": "it makes the authority of machines that are not here: tests/integration/install/test_machines.py",
     "rmgr admin add-node": "machines of a cluster of one's own: tests/integration/install/test_machines.py",
+    "systemctl edit rmgr-server": "it installs a service on a machine",
     "docker compose": "containers: tests/compose/run.sh",
     "RMGR_GATEWAY=127.0.0.1:7071": "containers: tests/compose/run.sh",
     "rmgr sim sweep": "traces that are not here, and minutes of processor: tests/papers and tests/unit/sim",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -27,6 +28,7 @@ class WatchedZnode(Generic[V]):
         ask: reads it with a watch, e.g. `lambda watch: coordinator.get(path, watch=watch)`.
         tell: gets what was read, in the owner's thread, also when nothing has changed.
         post, after: into the owner's mailbox, at once and later.
+        resync_s: how often it is read without a hint; inf: never, its owner calls `look` when a change was missed.
     """
 
     def __init__(
@@ -59,6 +61,11 @@ class WatchedZnode(Generic[V]):
         self.stop()
         self._generation += 1
         self._read()
+
+    def look(self) -> None:
+        """Reads it now: something may have changed."""
+        if self.is_on:
+            self._read()
 
     def stop(self) -> None:
         """Looks no more."""
@@ -102,6 +109,6 @@ class WatchedZnode(Generic[V]):
             self._tell(value)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._after(pause_s, partial(self._resync, generation))
+        self._timer = self._after(pause_s, partial(self._resync, generation)) if pause_s < math.inf else None
         if self._again:
             self._read()

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -111,6 +112,7 @@ class Starter:
         self._renewed_s: float | None = None  #: None = no exclusive work is here
         self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
+        self._hold_counts: dict[str, tuple[int, int]] = {}  #: by node: holds ever made, and those that stand, when they were last counted
         self._watches = self._make_watches()
         self._idle_watch = self._watch(lambda watch: coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0)
 
@@ -342,16 +344,24 @@ class Starter:
 
     def _watch_holds(self, node: str) -> WatchedZnode[Any]:
         holds = self.agents[node].jobs.holds
-        return self._watch(lambda watch: self._coordinator.children(paths.hold(node), watch=watch), holds.seen)
+        return self._watch(lambda watch: self._coordinator.children(paths.hold(node), watch=watch), holds.seen, resync_s=math.inf)
 
     def _on_hold_place(self, node: str, found: Stamped | None) -> None:
-        """The leader makes the parent of a node's holds with the first one; its children are watched once it is there."""
+        """The leader makes the parent of a node's holds with the first one; its children are watched once it is there.
+
+        A hold is made and deleted, never changed: while their parent counts as many as before no watch was lost, and none is read again.
+        """
         watched = self._hold_watches[node]
         if found is None:
             watched.stop()
             self.agents[node].jobs.holds.seen(None)
-        elif not watched.is_on:
+            return
+        counts = found.stat.creates, found.stat.children
+        if not watched.is_on:
             watched.start()
+        elif counts != self._hold_counts.get(node):
+            watched.look()
+        self._hold_counts[node] = counts
 
     def _on_record(self, node: str, found: Stamped | None) -> None:
         """Makes the paper's check: has this Starter been declared dead meanwhile?"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import threading
 import uuid
 from collections import Counter, deque
@@ -402,11 +403,11 @@ def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: 
 class Source:
     """Something to watch, driven by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: float) -> None:
         self.asked: list[tuple[Callable[[], None], Future[int]]] = []
         self.told: list[int] = []
         self.later: list[Callable[[], None]] = []
-        self.watched = WatchedZnode(self.ask, self.told.append, post=lambda call: call(), after=self.after)
+        self.watched = WatchedZnode(self.ask, self.told.append, post=lambda call: call(), after=self.after, **options)
 
     def ask(self, watch: Callable[[], None]) -> Future[int]:
         future: Future[int] = Future()
@@ -457,6 +458,20 @@ def test_a_failed_reading_is_tried_again_and_an_old_one_is_ignored() -> None:
     assert source.told == [8]
     source.watched.stop()
     assert not source.watched.is_on
+
+
+def test_what_is_never_read_without_a_hint_is_read_when_its_owner_asks() -> None:
+    source = Source(resync_s=math.inf)
+    source.watched.look()
+    assert not source.asked, "it does not watch yet"
+    source.watched.start()
+    source.asked[0][1].set_result(1)
+    assert not source.later, "nothing is due"
+    source.watched.look()
+    source.asked[1][1].set_exception(CoordinationUnavailable("away"))
+    source.later.pop()()  # what failed is tried again all the same
+    source.asked[2][1].set_result(2)
+    assert source.told == [1, 2]
 
 
 # -- disk ----------------------------------------------------------------------------------------------------------------------------------
