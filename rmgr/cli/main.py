@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import io
 import os
@@ -15,7 +14,7 @@ import click
 
 from rmgr.cli import IS_PROGRAM
 from rmgr.cli.session import errors
-from rmgr.cli.session.command import TableGroup, global_options, load
+from rmgr.cli.session.command import TableGroup, global_options, load, near
 from rmgr.cli.session.context import Session
 
 #: section -> name -> (module:function, what it does). A command stands here when it exists.
@@ -117,11 +116,11 @@ class _Table(TableGroup):
         if (below := _BELOW.get(tuple(args[:2]))) is not None:  # type: ignore[arg-type]  # of two words
             return " ".join(args[:2]), load(below), args[2:]
         if name not in _COMMANDS and not name.startswith("-"):
-            from rmgr.cli.words.foreign import command_for
+            from rmgr.cli.words.foreign import advice_for, command_for
 
-            meant = command_for(args) or " ".join(f"rmgr {close}" for close in difflib.get_close_matches(name, _COMMANDS, 1))
+            meant = command_for(args) or " ".join(f"rmgr {close}" for close in near(name, _COMMANDS, 1))
             error = click.UsageError(f"there is no command {name!r}", ctx)
-            raise errors.with_hint(error, f"did you mean: {meant}" if meant else "rmgr --help lists the commands")
+            raise errors.with_hint(error, advice_for(args) or (f"did you mean: {meant}" if meant else "rmgr --help lists the commands"))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
