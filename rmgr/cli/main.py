@@ -72,6 +72,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("doctor.command:doctor", "What is wrong, and how to mend it"),
         "bench": ("bench:bench", "Measure: tasks, latency, shell, backlog, sim, pass"),
         "completion": ("completion:completion", "Completion for bash, zsh or fish"),
+        "help": ("session.topics:help_topic", "A command; or what states, reasons and words mean"),
         "version": ("session.version:version", "Versions of rmgr, Python and the protocol"),
     },
 }
@@ -81,6 +82,8 @@ _INSIDE = {
     "ranks": ("submit.ranks:ranks", "One process a rank, on all nodes of this job"),
     "agent": ("submit.ranks:agent", "Run a command on a node of this job"),
 }
+#: What `rmgr help` explains beside commands.
+_TOPICS = {"states", "reasons", "words"}
 #: Commands below one whose other words are ids.
 _BELOW = {("history", "purge"): "listing.history_purge:purge"}
 _COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
@@ -193,11 +196,16 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _asked_for_help(argv: Sequence[str]) -> list[str]:
-    """`help [CMD]...` and `--version`, as other programs have them, are `[CMD]... --help` and `version`."""
+    """`help [CMD]...` and `--version`, as other programs have them, are `[CMD]... --help` and `version`; topics are not commands."""
     words = list(argv)
-    if words[:1] == ["help"]:
+    if words[:1] == ["help"] and not _is_topic(next((word for word in words[1:] if not word.startswith("-")), "")):
         return [*(word for word in words[1:] if not word.startswith("-")), "--help"]
     return ["version", *words[1:]] if words[:1] == ["--version"] else words
+
+
+def _is_topic(word: str) -> bool:
+    """It is what `rmgr help` explains beside commands, or nearly."""
+    return word in _TOPICS or (word not in _COMMANDS and bool(near(word, _TOPICS, 1)))
 
 
 def _width(argv: Sequence[str]) -> int | None:
