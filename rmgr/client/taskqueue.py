@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
 from types import ModuleType
@@ -20,7 +20,8 @@ from typing import Any, Self
 from rmgr.client.completion import as_completed
 from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.dropped import when_dropped
-from rmgr.client.futures import Future
+from rmgr.client.futures import Future, Futures
+from rmgr.client.notebook import card
 from rmgr.client.output import FollowsOutput
 from rmgr.client.ports import HandlePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
@@ -44,6 +45,8 @@ from rmgr.procedures.admission import admit
 
 #: Calls that `map` adds at a time, and bytes of their arguments, about: the first run while the rest is still being pickled.
 _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
+#: Characters of a value in an error.
+_MOST_SHOWN = 60
 #: How often a wait without news looks whether the cluster still answers.
 _TICK_S = 1.0
 _open_queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
@@ -228,6 +231,11 @@ class TaskQueue(FollowsOutput):
             return f"<rmgr.TaskQueue {where}: unused>"
         return f"<rmgr.TaskQueue {self.name} {where}: {self._tasks.ended} task{'s' * (len(self) != 1)} ended{', closed' * self.is_closed}>"
 
+    def _repr_html_(self) -> str:
+        name = "" if self._tasks.handle is None else self.name
+        more = (f"function {self._function_name}", "closed" * self.is_closed)
+        return card("TaskQueue", name, self.connection.where, self._tasks.progress, *more)
+
     # -- submitting
 
     def submit(
@@ -260,6 +268,7 @@ class TaskQueue(FollowsOutput):
         """
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
+        _check_keys(inputs, outputs, resubmit)
         check_names(inputs, outputs)
         record = self._record
         replace = self._overwrite if overwrite is None else overwrite
@@ -309,6 +318,9 @@ class TaskQueue(FollowsOutput):
             function: the queue's own (or None, or its id); tasks of another function may stand in the same queue too.
             chunksize: accepted for likeness with `Executor.map`; tasks travel in blocks anyway.
         """
+        if not (function is None or isinstance(function, str) or callable(function)):
+            told = f"map takes a function first, and this is a {type(function).__name__}"
+            raise UsageError(told, hint="queue.map(None, range(3)) calls the queue's own function, queue.map(f, range(3)) another one")
         if not iterables:
             raise UsageError("map needs at least one iterable", hint="queue.map(function, range(1000))")
         if chunksize < 1:
@@ -319,7 +331,7 @@ class TaskQueue(FollowsOutput):
             if digest != spec.function:
                 spec = TaskSpec(function=digest, resubmit=spec.resubmit, retries=spec.retries)
         name = self._function_name if function is None or isinstance(function, str) else name_of(function)
-        futures: list[Future] = []
+        futures = Futures()
         calls = zip(*iterables, strict=False)
         payloads = (dump_call(args, {}, name) for args in calls)
         while batch := _some(payloads):
@@ -370,7 +382,7 @@ class TaskQueue(FollowsOutput):
 
     def futures(self) -> list[Future]:
         """Futures of the tasks that have not ended; of all tasks after `attach`. In order."""
-        return [self.future(index) for index in range(len(self))] if self._attached else self._tasks.unfinished()
+        return Futures(map(self.future, range(len(self))) if self._attached else self._tasks.unfinished())
 
     def future(self, index: int) -> Future:
         """The future of task `index`. Raises NotFound; also when it has ended, unless the queue was attached to."""
@@ -464,6 +476,23 @@ class TaskQueue(FollowsOutput):
         except Exception:
             if kind is None:
                 raise
+
+
+def _check_keys(inputs: object, outputs: object, resubmit: object) -> None:
+    """Raises UsageError for arguments of a call in place of keys."""
+    for value in (inputs, outputs):
+        if not isinstance(value, Iterable) or any(not isinstance(key, str) for key in (value if isinstance(value, Sized) else ())):
+            told = f"submit takes keys of the data store, and {_shown(value)} is none"
+            raise UsageError(told, hint="plain arguments: queue.submit_call(3), or queue.map(None, range(3))")
+    if resubmit is not None and not isinstance(resubmit, bool):
+        told = f"submit takes keys of the data store; resubmit = {_shown(resubmit)} is not True or False"
+        raise UsageError(told, hint="plain arguments: queue.submit_call(1, 2, 3)")
+
+
+def _shown(value: object) -> str:
+    """A value for an error: a large one by its type."""
+    text = repr(value) if isinstance(value, int | float | str | list | tuple | dict | set) else f"a {type(value).__name__}"
+    return text if len(text) <= _MOST_SHOWN else f"a {type(value).__name__}"
 
 
 def _some(payloads: Iterator[Payload]) -> list[Payload]:

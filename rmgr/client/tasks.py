@@ -80,9 +80,22 @@ class Tasks:
     @property
     def ended(self) -> str:
         """`3 of 8`: how many have ended, for people."""
+        counts = self.progress
+        return "0 of 0" if counts is None else f"{counts.final} of {counts.total}"
+
+    @property
+    def progress(self) -> Counts | None:
+        """How far it is, as known here; None while it has no submission. Never raises."""
         handle = self.handle
-        total = 0 if handle is None else max(handle.view.next_index, handle.view.progress.total)
-        return f"{0 if handle is None else handle.view.progress.final} of {total}"
+        if handle is None:
+            return None
+        progress = handle.view.progress
+        return Counts(
+            total=max(handle.view.next_index, progress.total),
+            final=progress.final,
+            failed=progress.counts[State.FAILED],
+            cancelled=progress.counts[State.CANCELLED],
+        )
 
     @property
     def request(self) -> Request | None:
@@ -266,16 +279,9 @@ class Tasks:
 
     def counts(self) -> Counts:
         """How many there are, and how they stand. Raises when nothing more will come."""
-        handle = self.handle
-        if handle is None:
-            return Counts(total=0, final=0, failed=0, cancelled=0)
-        progress = handle.view.progress
-        counts = Counts(
-            total=max(handle.view.next_index, progress.total),
-            final=progress.final,
-            failed=progress.counts[State.FAILED],
-            cancelled=progress.counts[State.CANCELLED],
-        )
+        counts = self.progress
+        if counts is None:
+            return Counts(total=0, final=0)
         if self.dead is not None and counts.final < counts.total:
             raise self.dead
         if not self.connection.is_usable:

@@ -70,8 +70,10 @@ def this_python(_session: Session) -> Checks:
     yield CheckResult(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
     from importlib import metadata
 
+    from rmgr.runtime.release import DISTRIBUTION
+
     try:
-        required = [one for one in metadata.requires("rmgr") or () if "extra ==" not in one]
+        required = [one for one in metadata.requires(DISTRIBUTION) or () if "extra ==" not in one]
     except metadata.PackageNotFoundError:
         required = []  # it runs from a source tree that is not installed
     problems = []
@@ -87,7 +89,7 @@ def this_python(_session: Session) -> Checks:
             problems.append(f"{package} {found} is too old, it must be {oldest[1]} at least")
         elif newer and _numbers(found) >= _numbers(newer[1]):
             problems.append(f"{package} {found} is too new, it must be before {newer[1]}")
-    fix = "install rmgr again into this environment: pip install --upgrade rmgr" if problems else ""
+    fix = "install rmgr again into this environment, from its checkout: pip install --upgrade ." if problems else ""
     yield CheckResult(name="packages", ok=not problems, detail="; ".join(problems) or f"{len(required)} packages are as required", fix=fix)
 
 

@@ -26,6 +26,10 @@ TAIL_LINES = 10
 
 def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) -> None:
     """On stderr: which task failed, where, how, its last lines, and what to type next. Nothing when all is well."""
+    if item.is_not_taken:
+        detail = item.past.detail if item.past is not None else item.submission.reason_detail if item.submission is not None else ""
+        session.note(f"{item.number} was not needed: {detail}")
+        return
     if item.past is not None:
         if item.past.state is not State.COMPLETED:
             session.note(f"{item.number} ended {item.past.state} ({item.past.reason}); rmgr history {item.number}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.cli.sending.host import engine_of
 from rmgr.cli.words.exits import exit_code_of, highest
+from rmgr.coord.decisions.dependencies import is_branch_not_taken
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.base.states import State
 from rmgr.model.tasks.array import parse_array
@@ -121,8 +122,17 @@ class AwaitedSubmission:
         return max(bad, key=lambda end: (end.code, -end.position)) if bad else None
 
     @property
+    def is_not_taken(self) -> bool:
+        """It was to run after a failure that did not come."""
+        if self.past is not None:
+            return is_branch_not_taken(self.past.reason, self.past.detail)
+        return self.submission is not None and is_branch_not_taken(self.submission.reason, self.submission.reason_detail)
+
+    @property
     def code(self) -> int:
         """Exit code for it."""
+        if self.is_not_taken:
+            return 0
         if self.past is not None:
             return exit_code_of(self.past.state, self.past.reason, self.past.exit_code)
         if not self.ends:

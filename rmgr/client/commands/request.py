@@ -65,6 +65,7 @@ class CommandOptions:
     account: str = ""
     partition: str = ""
     rigid: Rigid | None = None
+    slurm_env: bool = False
 
     def check(self) -> None:
         """Raises UsageError for options that contradict each other."""

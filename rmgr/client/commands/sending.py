@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from rmgr.client.commands.checks import (
     read_facts,
     waiting_blocks,
 )
-from rmgr.client.commands.request import CommandRequest, command_of, output_key, payloads_of
+from rmgr.client.commands.request import CommandOptions, CommandRequest, command_of, output_key, payloads_of
 from rmgr.client.commands.shipping import script_sha256, ship_script, ship_stdin, ship_uploads
 from rmgr.errors import RmgrError, SubmitUnknown
 from rmgr.model.base.states import Reason
@@ -74,6 +76,8 @@ def prepare(host: CommandHost, request: CommandRequest, facts: AdmissionFacts | 
     draft = _draft(host, request)
     facts = facts or read_facts(host)
     draft = admit(draft, facts.settings, facts.nodes, partition=options.partition, tasks=len(payloads))
+    if options.slurm_env and draft.command is not None:
+        draft = replace(draft, command=replace(draft.command, env=slurm_variables(draft, options, len(payloads)) | draft.command.env))
     if options.time_us == 0:
         limit_us = draft.request.time_limit_us
         own = f"; queue {draft.queue} gives it its own: {format_duration(limit_us / 1e6)}" if limit_us else ": it runs until it ends"
@@ -82,6 +86,28 @@ def prepare(host: CommandHost, request: CommandRequest, facts: AdmissionFacts | 
     check_inputs(host, [key for key, _ in options.inputs])
     check_outputs(host, draft, len(payloads))
     return CheckedRequest(record=draft, payloads=payloads, settings=facts.settings, request=request)
+
+
+def slurm_variables(record: Submission, options: CommandOptions, tasks: int) -> dict[str, str]:
+    """What `--slurm-env` adds to the variables of a command here: a node makes the others (`runner/host/slurm.py`)."""
+    from rmgr.runner.host.slurm import FLAG
+
+    found = {
+        FLAG: "1",
+        "SLURM_SUBMIT_DIR": os.getcwd(),
+        "SLURM_SUBMIT_HOST": socket.gethostname(),
+        "SLURM_JOB_PARTITION": record.queue,
+        "SLURM_JOB_USER": record.user,
+    }
+    if record.account:
+        found["SLURM_JOB_ACCOUNT"] = record.account
+    if options.array or options.each_line:
+        parts = parse_array(options.array).parts if options.array else (range(tasks),)
+        found["SLURM_ARRAY_TASK_COUNT"] = str(tasks)
+        found["SLURM_ARRAY_TASK_MIN"] = str(min(part[0] for part in parts))
+        found["SLURM_ARRAY_TASK_MAX"] = str(max(part[-1] for part in parts))
+        found["SLURM_ARRAY_TASK_STEP"] = str(parts[0].step)
+    return found
 
 
 def _draft(host: CommandHost, request: CommandRequest) -> Submission:

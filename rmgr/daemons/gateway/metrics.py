@@ -18,7 +18,7 @@ class GatewayMetrics:
         registry = self.registry
         self.sessions = Gauge("rmgr_gateway_sessions", "sessions of clients", registry=registry)
         self.connected = Gauge("rmgr_gateway_zookeeper_connected", "1 while ZooKeeper answers this gateway", registry=registry)
-        self.refused_connections = Gauge("rmgr_refused_connections", "connections not let in, of who begins too many", registry=registry)
+        self.refused_connections = Gauge("rmgr_refused_connections", "connections refused to callers with too many", registry=registry)
         self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
         self._counters = {
             "sessions": Counter("rmgr_gateway_sessions_events", "sessions by what became of them", ["kind"], registry=registry),

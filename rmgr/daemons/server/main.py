@@ -137,7 +137,7 @@ def look(config: ServerConfig) -> Offer:
     needs = [one.name for one in interfaces if any(argument.shape is not None for argument in one.arguments)]
     if not found.numpy and (needs or not config.speed):
         what = f"arrays (function {needs[0]})" if needs else "a measurement of the speed"
-        hint = 'pip install "rmgr[calls]"' + ("" if needs else ", or give --speed MOPS")
+        hint = "pip install 'numpy>=1.24'" + ("" if needs else ", or give --speed MOPS")
         raise ConfigError(f"{what} need numpy, which {config.python or 'this Python'} does not have", hint=hint)
     for function in functions:
         if function.call in found.troubles:

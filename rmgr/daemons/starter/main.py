@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -267,6 +268,8 @@ def build(
         starter.on_fenced(node)
 
     room = StagingRoom(own.staging_cap_bytes, own.staging_cap_user_bytes or (own.staging_cap_bytes * 3 // 4 if users is not None else 0))
+    metrics.disk_bytes.set_function(lambda: shutil.disk_usage(directory).total)
+    metrics.disk_free_bytes.set_function(lambda: shutil.disk_usage(directory).free)
     metrics.staged_bytes.set_function(lambda: room.used_bytes)
     metrics.values_bytes.set_function(lambda: shared.rows.in_memory_bytes + sum(agent.stager.held_bytes for agent in agents.values()))
 

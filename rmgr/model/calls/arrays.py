@@ -49,7 +49,7 @@ def numpy_of(what: str) -> Any:
     try:
         import numpy as np
     except ImportError:
-        raise UsageError(f"{what} needs numpy, which is not installed here", hint="pip install 'rmgr[calls]'") from None
+        raise UsageError(f"{what} needs numpy, which is not installed here", hint="pip install 'numpy>=1.24'") from None
     return np
 
 

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
+from rmgr.runner.host import slurm
 from rmgr.runner.host.contain import ControlGroup, state_of
 from rmgr.runner.host.dispositions import PYTHONS_OWN
 from rmgr.runner.host.environment import command_environment, shared_variables, umask_of
@@ -258,6 +259,8 @@ class Launcher:
         """What all commands of a batch share is made once."""
         self._batch = None
         self._base = self._shared | shared_variables(batch.shape, self._node)
+        if slurm.FLAG in batch.shape.environ:
+            self._base["PATH"] = slurm.furnish(self._directory) + os.pathsep + self._base.get("PATH", os.defpath)
         first = batch.items[0].seq
         self._stdin = batch.stdin_path or os.devnull
         self._script = []

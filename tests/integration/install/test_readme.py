@@ -19,7 +19,7 @@ from rmgr.cli.main import cli
 from tests.places import ROOT
 
 #: In the order in which their blocks run.
-DOCUMENTS = ("README.md", "rmgr/docs/guide.md", "deploy/README.md")
+DOCUMENTS = ("README.md", "rmgr/docs/guide.md", "rmgr/docs/slurm.md", "deploy/README.md")
 #: A block that contains this is not run, and why. Its `rmgr` commands must exist, with these options.
 ELSEWHERE = {
     "deploy/quickstart.sh": "it installs packages, and takes a minute: tests/chaos/test_applications.py runs what it runs",
