@@ -20,7 +20,6 @@ from rmgr.client.values.scattered import Payload
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
-from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.procedures.removal import delete_pointers
@@ -83,11 +82,6 @@ class Tasks:
         handle = self.handle
         total = 0 if handle is None else max(handle.view.next_index, handle.view.progress.total)
         return f"{0 if handle is None else handle.view.progress.final} of {total}"
-
-    @property
-    def request(self) -> Request | None:
-        """What each task asked for."""
-        return self.handle.view.submission.request if self.handle is not None else None
 
     # -- adding (one caller at a time)
 
@@ -310,7 +304,7 @@ class Tasks:
         others = f" ({len(fatal)} tasks failed in all)" if len(fatal) > 1 else ""
         if settled is None:
             return TaskFailed(f"task {self.number}_{first} failed{others}", task_id=f"{self.number}_{first}", reason="FAILED")
-        error = error_of(settled, self.number, loses=True, request=self.request)
+        error = error_of(settled, self.number, loses=True)
         assert isinstance(error, TaskFailed)
         if others:
             error.message += others
