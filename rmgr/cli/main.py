@@ -22,6 +22,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Work": {
         "submit": ("submit.submit:submit", "Submit a command or a script"),
         "run": ("submit.run:run", "Submit a command, stream its output, exit with its code"),
+        "rerun": ("submit.rerun:rerun", "Submit stored work again, all of it or what failed"),
         "jobs": ("listing.work:jobs", "Live (and with -a ended) submissions"),
         "tasks": ("listing.work:tasks", "The tasks of a submission"),
         "show": ("listing.show:show", "All that is known of a submission or a task"),

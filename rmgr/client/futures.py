@@ -23,7 +23,6 @@ from rmgr.client.values.results import Settled, error_of, value_of
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DeadlineExceeded, Unavailable
-from rmgr.model.base.resources import Request
 from rmgr.model.base.states import State
 from rmgr.runtime import machine
 
@@ -69,10 +68,6 @@ class Source(Protocol):
 
     @property
     def connection(self) -> SourceConnection: ...
-
-    @property
-    def request(self) -> Request | None:
-        """What each of its tasks asked for, None while that is not known."""
 
     @property
     def store(self) -> Store: ...
@@ -348,7 +343,7 @@ class Future(BaseFuture[Any]):
             except Exception as failure:  # noqa: BLE001 - kept, and raised by result()
                 error = failure
         else:
-            error = error_of(settled, self._source.number, request=self._source.request)
+            error = error_of(settled, self._source.number)
         with _lock:
             if not self._decoded:
                 self._result, self._exception = value, error

@@ -20,7 +20,6 @@ from rmgr.client.values.scattered import Payload
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
-from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.procedures.removal import delete_pointers
@@ -96,11 +95,6 @@ class Tasks:
             failed=progress.counts[State.FAILED],
             cancelled=progress.counts[State.CANCELLED],
         )
-
-    @property
-    def request(self) -> Request | None:
-        """What each task asked for."""
-        return self.handle.view.submission.request if self.handle is not None else None
 
     # -- adding (one caller at a time)
 
@@ -316,7 +310,7 @@ class Tasks:
         others = f" ({len(fatal)} tasks failed in all)" if len(fatal) > 1 else ""
         if settled is None:
             return TaskFailed(f"task {self.number}_{first} failed{others}", task_id=f"{self.number}_{first}", reason="FAILED")
-        error = error_of(settled, self.number, loses=True, request=self.request)
+        error = error_of(settled, self.number, loses=True)
         assert isinstance(error, TaskFailed)
         if others:
             error.message += others

@@ -74,6 +74,19 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.submission}_{self.index}"
 
 
+class FailureView(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks of a submission that FAILED alike. node: "" of those that ended on none, or on more nodes than are told apart.
+
+    error: of the first of them.
+    """
+
+    reason: str
+    node: str
+    tasks: int
+    exit_code: int | None = None
+    error: str = ""
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """One submission, as `rmgr jobs` and `rmgr show` tell it."""
 
@@ -117,6 +130,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     #: What its user and its account have used against their shares (core-seconds), by which its policy orders just now; None: it does not
     share: float | None = None
     account_share: float | None = None
+    failures: tuple[FailureView, ...] = ()  #: what is known of those that failed; of outcomes in rows of the store only once it is closed
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):

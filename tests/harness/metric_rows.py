@@ -12,7 +12,7 @@ from prometheus_client.registry import CollectorRegistry
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.term.cluster_metrics import families
-from rmgr.daemons.server.metrics import ServerMetrics
+from rmgr.daemons.server.owner import ServerMetrics
 from rmgr.daemons.service.metrics_common import CommonMetrics
 from rmgr.daemons.starter.core.metrics import StarterMetrics
 

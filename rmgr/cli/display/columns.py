@@ -30,6 +30,10 @@ def nodes_or_reason(job: JobView) -> str:
     if job.state in {State.RUNNING, State.COMPLETED, State.STARTING, State.SUSPENDED} and job.nodes:
         return f"{node_list(job.nodes)} ({job.detail})" if job.state is State.STARTING and job.detail else node_list(job.nodes)
     told = str(job.reason) + (f": {job.detail}" if job.detail and job.reason else "")
+    if job.state is State.FAILED and not job.detail and job.failures:
+        from rmgr.cli.display.failures import cell
+
+        told = cell(job)
     return f"({told})" if told else node_list(job.nodes)
 
 

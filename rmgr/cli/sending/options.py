@@ -146,6 +146,22 @@ def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def work_options_but(names: Collection[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The same without these parameters."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        before = list(getattr(function, "__click_params__", ()))
+        made = work_options(function)
+        made.__click_params__ = [  # type: ignore[attr-defined]
+            parameter
+            for parameter in made.__click_params__  # type: ignore[attr-defined]
+            if parameter in before or parameter.name not in names
+        ]
+        return made
+
+    return decorate
+
+
 _OPTIONS = (
     click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
     click.option("-q", "--queue", metavar="NAME", help="queue, or a queue class by hand (rmgr queues)  [the cluster's default]"),

@@ -275,6 +275,8 @@ BOOK.add(
     ends_with_owner=flag,
     umask=whole(-1, 0o777),
     spec_sha256=_SHA256,
+    entries=_SHA256,
+    signature=words(r"(?:[0-9a-f]{32}:[0-9a-f]{128})?", "a key id and a signature"),
 )
 BOOK.add(Tail, _reigns, next=_TASKS, complete=flag, enqueued=GUID, reigns=many(row(_TASKS, GUID), 10_000))
 BOOK.add(Paged, base=_COUNT, counts=mapping(words("COMPLETED|FAILED|CANCELLED", "COMPLETED, FAILED or CANCELLED"), _TASKS, 3))

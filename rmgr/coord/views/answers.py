@@ -44,7 +44,7 @@ from rmgr.model.cluster.node import TAKES_WORK, NodeRecord, NodeState
 from rmgr.model.cluster.queue import Dispatch, QueueSpec
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.submission import Phase, Submission, Work
-from rmgr.model.views import ExplainView, JobView, LeaderView, Level, NodeView, PlacedView, QueueView, StatusView, WhyView
+from rmgr.model.views import ExplainView, FailureView, JobView, LeaderView, Level, NodeView, PlacedView, QueueView, StatusView, WhyView
 
 #: States counted by `rmgr status` and `rmgr show`, in their order.
 COUNTED = (State.INITIAL, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED, State.HELD, State.SUSPENDED)
@@ -125,6 +125,10 @@ def job_view(
         route=submission.rigid.queue_class if submission.rigid is not None else "",
         moving=None if submission.rigid is None or state.is_final else moving_view(submission.rigid, claimed, waiting),
         asked=asked(submission),
+        failures=tuple(
+            FailureView(reason=why, exit_code=code, node=node, tasks=count, error=error)
+            for (why, code, node), (count, error) in progress.failed.items()
+        ),
     )
 
 

@@ -168,6 +168,8 @@ class Submission:
     ends_with_owner: bool = False  #: an Executor: nobody can attach, so the leader declares it complete soon after its owner has gone
     umask: int = -1  #: of who submitted it: its work creates files so; -1 = as the node's spawners, 0o022
     spec_sha256: str = ""  #: reserved: never written, and refused where it is
+    entries: str = ""  #: sha256 of the stored lines of `--each-line`, for who runs tasks of it again
+    signature: str = ""  #: secured clusters: "key id:hex" of who submitted it, of all that runs again (`coord/seal/work.py`)
     newer: Newer = newer()
 
 

@@ -42,6 +42,7 @@ from rmgr.daemons.starter.staging.outputs import (
     of_command,
     of_task,
     of_worker,
+    over_limit,
     plain_outcome,
     remove_directory,
 )
@@ -54,7 +55,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import PastAttempt
 from rmgr.model.tasks.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.wire.frames import CommandEnd, TaskEnd
-from rmgr.runner.host.kernel import DIRECTORY_GONE
+from rmgr.runner.host.kernel import DIRECTORY_GONE, DISK_WAS_FULL
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
@@ -426,6 +427,10 @@ class Ends:
             self._on_missing()  # a user's processes never say that it was the node (`adapters/host/distrust.py`)
         elif ending.reason is Reason.DISK_LIMIT:
             ending.error = block.over_limit.get(index, ending.error)
+        elif not (block.is_placed and ending.reason is Reason.OUT_OF_MEMORY and ending.error):  # ranks tell which node had no more
+            ending.error = over_limit(ending, block.info.record) or ending.error
+        if ending.error.startswith(DISK_WAS_FULL):  # gone with the work's own files, perhaps, before anybody else looks
+            self._on_strike("disk_full", f"{block.key.submission}_{index}: {ending.error}", block.info.account)
         ending.account, ending.output_cap, ending.file_cap = block.info.account, self._output_cap, self._file_cap
         if block.payloads is not None and crowded(block, index, ending):
             ending.log_rows = True
