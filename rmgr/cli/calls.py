@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +19,7 @@ from rmgr.cli.display.render import Column, Layout, emit, folded, paint, printab
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
-from rmgr.errors import NotFound, UsageError
+from rmgr.errors import CallLost, NotFound, UsageError
 from rmgr.model.base.units import format_duration
 
 if TYPE_CHECKING:
@@ -181,17 +185,19 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
     if len(outputs) > len(interface.outputs):
         count = len(interface.outputs)
         raise UsageError(f"{interface.key} has {count} outputs, not {len(outputs)}", hint=f"rmgr functions {interface.name}")
+    for path in outputs:
+        _check_writable(Path(path))
     began_s = time.monotonic()
     future = caller.call_async(interface.key, *arguments, timeout=session.timeout_s or None)
     try:
         result = future.result()
     except KeyboardInterrupt:
-        future.cancel()
+        caller.close()  # its server is told before this process ends
         raise
     seconds = time.monotonic() - began_s
     values = result if len(interface.outputs) > 1 else () if not interface.outputs else (result,)
     for value, path in zip(values, outputs, strict=False):
-        _write(value, Path(path))
+        _keep(value, Path(path))
     if session.json:
         told = {argument.name: _json_of(value) for argument, value in zip(interface.outputs, values, strict=True)}
         emit({"function": interface.key, "server": future.server, "seconds": round(seconds, 6), "outputs": told, **_timing(future)})
@@ -265,12 +271,19 @@ def _value(argument: Argument, word: str) -> Any:
 def _array(name: str, word: str) -> Any:
     import numpy as np
 
+    how = "numpy.save(FILE, array) writes one"
     try:
-        return np.load(word, allow_pickle=False, mmap_mode="r")
+        with open(word, "rb") as file:  # read whole: a mapped file that shrinks would end this process
+            found = np.load(file if file.seekable() else io.BytesIO(file.read()), allow_pickle=False)
     except OSError as error:
-        raise UsageError(f"{name}: {word} cannot be read: {error.strerror or error}", hint="numpy.save(FILE, array) writes one") from None
-    except ValueError as error:
-        raise UsageError(f"{name}: {word} is no .npy file: {error}", hint="numpy.save(FILE, array) writes one") from None
+        raise UsageError(f"{name}: {word} cannot be read: {error.strerror or error}", hint=how) from None
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"{name}: {word} is no .npy file: {str(error)[:200]}", hint=how) from None
+    except MemoryError:
+        raise UsageError(f"{name}: {word} says that it has more values than there is memory", hint=how) from None
+    if not isinstance(found, np.ndarray):
+        raise UsageError(f"{name}: {word} is no .npy file, but several arrays", hint=how)
+    return found
 
 
 def _file(path: str) -> bytes:
@@ -278,6 +291,8 @@ def _file(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except MemoryError:
+        raise UsageError(f"{path} has no end, or more bytes than there is memory") from None
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------------------
@@ -312,6 +327,35 @@ def _readable(text: bytes, decode: Callable[[bytes], Interface]) -> Interface | 
         return None
 
 
+def _check_writable(path: Path) -> None:
+    """Before anything is called. Raises: UsageError."""
+    is_new = not path.exists()
+    if not is_new and not path.is_file():
+        return  # a pipe or device: to open it would be to use it
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        why = f"-o: {path} cannot be written: {error.strerror}; nothing was called"
+        raise UsageError(why, hint="name a file in a directory that exists, and that is yours") from None
+    if is_new:
+        path.unlink()
+
+
+def _keep(value: Any, path: Path) -> None:
+    """Writes an output; where that fails, elsewhere. Raises: UsageError, which says where; CallLost."""
+    try:
+        _write(value, path)
+        return
+    except OSError as error:
+        why = f"-o: {path} cannot be written: {error.strerror or error}"
+    spare = Path(tempfile.mkdtemp(prefix="rmgr-answer-")) / path.name
+    try:
+        _write(value, spare)
+    except OSError as error:
+        raise CallLost(f"{why}; nor {spare}: {error.strerror}; the answer is lost", hint="make room, and call again") from None
+    raise UsageError(f"{why}; the answer is in {spare}", hint=f"mv {shlex.quote(str(spare))} {shlex.quote(str(path))}")
+
+
 def _write(value: Any, path: Path) -> None:
     if isinstance(value, bytes):
         path.write_bytes(value)
@@ -319,7 +363,7 @@ def _write(value: Any, path: Path) -> None:
         import numpy as np
 
         with path.open("wb") as sink:
-            np.save(sink, value, allow_pickle=False)
+            np.lib.format.write_array(SimpleNamespace(write=sink.write), value, allow_pickle=False)  # np.save cannot write into a pipe
     else:
         path.write_text(f"{value}\n", encoding="utf-8")
 
