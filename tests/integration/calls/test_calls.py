@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rmgr.client.calls import Caller
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.errors import CallFailed, CallTimeout, NotFound, UsageError
+from rmgr.errors import CallFailed, CallLost, CallTimeout, NotFound, UsageError
+from rmgr.model.calls import arrays
+from rmgr.model.calls.interface import encode_interface, interface_of
+from rmgr.v1 import calls_pb2 as pb
 from tests.harness.called import Called
+from tests.harness.played_server import PlayedServer
 from tests.harness.waiting import eventually
 
 
@@ -234,3 +241,58 @@ def test_closing_ends_the_calls_that_are_under_way_and_those_that_wait(world: Ca
     for future in futures:
         with pytest.raises(CancelledError):
             future.result(30)
+
+
+def test_a_crooked_server_spoils_its_own_calls_alone(world: Called, caller: Caller) -> None:
+    names = ("huge", "wrong", "more", "numbers", "refuses", "silent")
+    table = {"version": 1, "arguments": ["inout x float64[n]"], "operations": "n"}
+    functions = tuple(encode_interface(interface_of({"name": name, **table}, "here")) for name in names)
+    silent = threading.Event()
+
+    def work(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        outcome = pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=len(arguments))
+        match offer.function:
+            case "huge":
+                outcome.bytes = 1 << 60
+            case "wrong":
+                arguments = b"".join(map(bytes, arrays.encode([7])))
+                outcome.bytes = len(arguments)
+            case "more":
+                arguments *= 20_000
+            case "numbers":
+                outcome.ran_us = outcome.waited_us = 2**64 - 1
+            case "silent":
+                silent.wait(60)
+        return outcome, arguments
+
+    crooked = PlayedServer(world.gateways["g1"], "crooked", functions=functions, work=work, mops=1e-300)
+    try:
+        eventually(lambda: world.open_servers(caller) == 3, "it is here")
+        values = np.arange(3.0)
+        with pytest.raises(CallFailed, match="1,152,921,504,606,846,976 bytes"):
+            caller.call("huge", values, timeout=60)
+        with pytest.raises(CallFailed, match="the answer of crooked does not fit wrong@1"):
+            caller.call("wrong", values, timeout=60)
+        with pytest.raises(CallLost, match="crooked"):
+            caller.call("more", values, timeout=3)
+        assert caller.call("numbers", values, timeout=60).tolist() == values.tolist()
+        crooked.verdicts = [pb.Verdict.REFUSED] * 1000
+        with pytest.raises(CallTimeout, match="never ran"):
+            caller.call("refuses", values, timeout=3)
+        crooked.verdicts = []
+        with pytest.raises(CallLost, match="crooked"):
+            caller.call("silent", values, timeout=3)
+        crooked.load = {"running": 2**32 - 1, "other": math.nan}
+
+        def servers() -> dict[str, Any]:
+            return {one.name: one for one in caller.asked(lambda client: client.servers("")).servers}
+
+        assert eventually(lambda: (found := servers()["crooked"]).state == "odd" and found.why, "its load is none") == (
+            "its report has other = nan"
+        )
+        assert eventually(lambda: all(servers()[name].age_s < 5 for name in ("s1", "s2")), "the gateway looks at the others")
+        assert caller.call("nap", 0.0, timeout=60) == 0.0
+    finally:
+        silent.set()
+        crooked.close()
+    eventually(lambda: world.open_servers(caller) == 2 and servers()["crooked"].state == "away", "it is gone")
