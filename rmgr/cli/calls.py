@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
+import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +19,7 @@ from rmgr.cli.display.render import Column, Layout, emit, folded, paint, printab
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
-from rmgr.errors import NotFound, UsageError
+from rmgr.errors import CallLost, NotFound, UsageError
 from rmgr.model.base.units import counted, format_duration
 
 if TYPE_CHECKING:
@@ -188,18 +191,19 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
     if len(outputs) > len(interface.outputs):
         has = counted(len(interface.outputs), "output")
         raise UsageError(f"{interface.key} has {has}, not {len(outputs)}", hint=f"rmgr functions {interface.name}")
-    _check_places(outputs)
+    for path in outputs:
+        _check_writable(Path(path))
     began_s = time.monotonic()
     future = caller.call_async(interface.key, *arguments, timeout=session.timeout_s or None)
     try:
         result = future.result()
     except KeyboardInterrupt:
-        future.cancel()
+        caller.close()  # its server is told before this process ends
         raise
     seconds = time.monotonic() - began_s
     values = result if len(interface.outputs) > 1 else () if not interface.outputs else (result,)
     for value, path in zip(values, outputs, strict=False):
-        _write(value, Path(path))
+        _keep(value, Path(path))
     if session.json:
         told = {argument.name: _json_of(value) for argument, value in zip(interface.outputs, values, strict=True)}
         emit({"function": interface.key, "server": future.server, "seconds": round(seconds, 6), "outputs": told, **_timing(future)})
@@ -275,25 +279,22 @@ def _array(name: str, word: str) -> Any:
 
     how = "numpy.save(FILE, array) writes one"
     try:
-        with open(word, "rb") as file:
-            if file.read(len(_NPY)) != _NPY:
+        with open(word, "rb") as file:  # read whole: a mapped file that shrinks would end this process
+            readable: Any = file if file.seekable() else io.BytesIO(file.read())
+            if readable.read(len(_NPY)) != _NPY:
                 raise UsageError(f"{name}: {word} is no .npy file", hint=how)
-        return np.load(word, allow_pickle=False, mmap_mode="r")
+            readable.seek(0)
+            found = np.load(readable, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"{name}: {word} cannot be read: {error.strerror or error}", hint=how) from None
-    except ValueError as error:
-        if "object" in str(error):  # numpy's own words say how to unpickle it
+    except (ValueError, EOFError) as error:
+        if "object" in str(error).lower():  # numpy's own words say how to unpickle it
             hint = "objects do not travel: give it a type of numbers, with astype"
             raise UsageError(f"{name}: {word} is an array of objects", hint=hint) from None
-        raise UsageError(f"{name}: {word} is no whole .npy file: {error}", hint=how) from None
-
-
-def _check_places(outputs: Sequence[str]) -> None:
-    """Before a call whose answer would find no place. Raises: UsageError."""
-    for output in outputs:
-        above = Path(output).absolute().parent
-        if not os.access(above, os.W_OK | os.X_OK):
-            raise UsageError(f"-o {output}: {'nothing can be written in' if above.is_dir() else 'there is no directory'} {above}")
+        raise UsageError(f"{name}: {word} is no whole .npy file: {str(error)[:200]}", hint=how) from None
+    except MemoryError:
+        raise UsageError(f"{name}: {word} says that it has more values than there is memory", hint=how) from None
+    return found
 
 
 def _file(path: str) -> bytes:
@@ -301,6 +302,8 @@ def _file(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except MemoryError:
+        raise UsageError(f"{path} has no end, or more bytes than there is memory") from None
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------------------
@@ -337,6 +340,35 @@ def _readable(text: bytes, decode: Callable[[bytes], Interface]) -> Interface | 
         return None
 
 
+def _check_writable(path: Path) -> None:
+    """Before anything is called. Raises: UsageError."""
+    is_new = not path.exists()
+    if not is_new and not path.is_file():
+        return  # a pipe or device: to open it would be to use it
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        why = f"-o: {path} cannot be written: {error.strerror}; nothing was called"
+        raise UsageError(why, hint="name a file in a directory that exists, and that is yours") from None
+    if is_new:
+        path.unlink()
+
+
+def _keep(value: Any, path: Path) -> None:
+    """Writes an output; where that fails, elsewhere. Raises: UsageError, which says where; CallLost."""
+    try:
+        _write(value, path)
+        return
+    except OSError as error:
+        why = f"-o: {path} cannot be written: {error.strerror or error}"
+    spare = Path(tempfile.mkdtemp(prefix="rmgr-answer-")) / path.name
+    try:
+        _write(value, spare)
+    except OSError as error:
+        raise CallLost(f"{why}; nor {spare}: {error.strerror}; the answer is lost", hint="make room, and call again") from None
+    raise UsageError(f"{why}; the answer is in {spare}", hint=f"mv {shlex.quote(str(spare))} {shlex.quote(str(path))}")
+
+
 def _write(value: Any, path: Path) -> None:
     if isinstance(value, bytes):
         path.write_bytes(value)
@@ -344,7 +376,7 @@ def _write(value: Any, path: Path) -> None:
         import numpy as np
 
         with path.open("wb") as sink:
-            np.save(sink, value, allow_pickle=False)
+            np.lib.format.write_array(SimpleNamespace(write=sink.write), value, allow_pickle=False)  # np.save cannot write into a pipe
     else:
         path.write_text(f"{value}\n", encoding="utf-8")
 

@@ -354,6 +354,10 @@ class _Call:
             self._outcome = message.outcome
             self._answer = bytearray()
             self._outcome_s = machine.monotonic()
+            size = message.outcome.bytes
+            if size > arrays.MAX_BYTES and life is not None:
+                why = f"its answer has {size:,} bytes, {arrays.MAX_BYTES:,} are the most"
+                self.put(Answered(self.id, life, Ending(Outcome.FAILED, why)))
         elif what == "data":
             self._answer += message.data
         if what in {"outcome", "data"} and life is not None and len(self._answer) >= self._outcome.bytes:

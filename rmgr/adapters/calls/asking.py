@@ -11,7 +11,7 @@ import grpc
 
 from rmgr.adapters.access.auth import USER_KEY, open_channel
 from rmgr.adapters.access.errors import rebuild
-from rmgr.adapters.calls.links import SILENT_S
+from rmgr.adapters.calls.links import SILENT_S, STALLED_S
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.errors import NoServer, Unavailable
@@ -68,7 +68,7 @@ class CallsClient:
 
 
 class Attempt:
-    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. A silence of 10 s ends it."""
+    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. Silence ends it, 10 s, and within an answer 30 s."""
 
     def __init__(
         self, stub: Any, metadata: Sequence[tuple[str, str]], ask: Any, arguments: Callable[[], Iterable[bytes]], endpoint: str
@@ -85,6 +85,8 @@ class Attempt:
         """`pb.ToCaller` until the last; beats are left out. Raises: Unavailable when the gateway is gone or silent; what it refuses."""
         try:
             for message in self._call:
+                if message.WhichOneof("what") == "outcome":
+                    self._guard.most_s = STALLED_S  # its pieces come over a link that may be slow, and no beats between them
                 self._guard.heard()
                 if message.WhichOneof("what") == "named":
                     self._let(named=True, known=message.named.known)
@@ -92,7 +94,8 @@ class Attempt:
                     yield message
         except grpc.RpcError as error:
             if self._guard.has_fired:
-                raise Unavailable(f"the gateway at {self._endpoint} has said nothing for {SILENT_S:.0f} s", hint="rmgr doctor") from None
+                why = f"the gateway at {self._endpoint} has said nothing for {self._guard.most_s:.0f} s"
+                raise Unavailable(why, hint="rmgr doctor") from None
             raise rebuild(error, self._endpoint) from None
         finally:
             self._let(over=True)
@@ -134,10 +137,10 @@ class Attempt:
 
 
 class _Silence:
-    """Calls `cut` once nothing was heard for so long."""
+    """Calls `cut` once nothing was heard for `most_s`, which counts from the next word on where it is changed."""
 
     def __init__(self, most_s: float, cut: Callable[[], object]) -> None:
-        self._most_s = most_s
+        self.most_s = most_s
         self._cut = cut
         self._heard = threading.Event()
         self._is_closed = False
@@ -152,7 +155,7 @@ class _Silence:
         self._heard.set()
 
     def _look(self) -> None:
-        while self._heard.wait(self._most_s):
+        while self._heard.wait(self.most_s):
             if self._is_closed:
                 return
             self._heard.clear()

@@ -104,6 +104,7 @@ class _Given:
     context: grpc.ServicerContext
     at_s: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
+    is_read: bool = False  #: by the client's RPC, however long that takes
     is_taken: bool = False
 
 
@@ -276,7 +277,7 @@ class Relay:
         given = _Given(first.outcome, requests, first.data, context)
         one.put(given)
         while not given.done.wait(BEAT_S):
-            if not context.is_active() or one.has_ended:
+            if not context.is_active() or (one.has_ended and not given.is_read):
                 break
         given.done.wait(0.1)
         return pb.GiveReply(is_taken=given.is_taken)
@@ -445,7 +446,7 @@ class Relay:
 
     def _answered(self, one: _Try, given: _Given) -> Iterator[Any]:
         """Reads what the server gives, on the thread that sends it on; then the client's word that it has all."""
-        one.has_ended = True
+        one.has_ended = given.is_read = True
         link, outcome = one.link, given.outcome
         there_s = one.client_s + (outcome.waited_us + outcome.ran_us) / 1e6  # the rest of the time it was on its way
         in_s = max(0.0, given.at_s - one.sent_s - there_s) if one.sent_s else 0.0

@@ -306,13 +306,15 @@ class Calls:
         looked_s = reported_s = -math.inf
         while not self._stop.wait(_LOOK_S):
             now_s = machine.monotonic()
-            if now_s - looked_s >= self._refresh_s:
-                looked_s = now_s
-                self._look()
-                reported_s = now_s
-            elif self._standing() != self._told or now_s - reported_s >= _LIVES_S:
-                self._report()
-                reported_s = now_s
+            try:
+                if now_s - looked_s >= self._refresh_s:
+                    looked_s = reported_s = now_s
+                    self._look()
+                elif self._standing() != self._told or now_s - reported_s >= _LIVES_S:
+                    reported_s = now_s
+                    self._report()
+            except Exception:  # noqa: BLE001 - loop boundary: what one server says must not end the looks at all others
+                self._log.exception("calls_monitor_failed")
 
     def _look(self) -> None:
         """Step 1 and 2: asks all servers, measures the ways to them, reports."""
