@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -197,9 +197,8 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
     future = caller.call_async(interface.key, *arguments, timeout=session.timeout_s or None)
     try:
         result = future.result()
-    except KeyboardInterrupt:
-        caller.close()  # its server is told before this process ends
-        raise
+    finally:
+        caller.close()  # its server is told what became of it before this process ends
     seconds = time.monotonic() - began_s
     values = result if len(interface.outputs) > 1 else () if not interface.outputs else (result,)
     for value, path in zip(values, outputs, strict=False):
@@ -280,7 +279,7 @@ def _array(name: str, word: str) -> Any:
     how = "numpy.save(FILE, array) writes one"
     try:
         with open(word, "rb") as file:  # read whole: a mapped file that shrinks would end this process
-            readable: Any = file if file.seekable() else io.BytesIO(file.read())
+            readable: Any = file if Path(word).is_file() else io.BytesIO(_bounded(file, word))
             if readable.read(len(_NPY)) != _NPY:
                 raise UsageError(f"{name}: {word} is no .npy file", hint=how)
             readable.seek(0)
@@ -299,11 +298,22 @@ def _array(name: str, word: str) -> Any:
 
 def _file(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            return _bounded(file, path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except MemoryError:
-        raise UsageError(f"{path} has no end, or more bytes than there is memory") from None
+
+
+def _bounded(file: BinaryIO, name: str) -> bytes:
+    """What it has, which may be without end. Raises: UsageError, OSError."""
+    from rmgr.model.calls.arrays import MAX_BYTES
+
+    data = bytearray()
+    while len(data) <= MAX_BYTES and (piece := file.read(1 << 20)):
+        data += piece
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name} has more than the {MAX_BYTES:,} bytes that an argument may have")
+    return bytes(data)
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ under way holds three threads; more than `AT_ONCE` wait here. Calls are not dura
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import queue
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 #: Calls of one program that are under way; the rest wait.
 AT_ONCE = 64
 TIMEOUT_S = 3600.0
+#: At the end, for gateways to hear that answers are here.
+_GOODBYE_S = 2.0
 #: A function that nobody offers is looked for so long, so often; what was read of one is good for so long.
 _NOBODY_S, _LOOK_S, _FRESH_S = 10.0, 0.5, 60.0
 _OUTCOMES = {
@@ -132,6 +135,7 @@ class Caller:
         self._interfaces: dict[str, tuple[float, Interface]] = {}
         self._pool: Executor | None = None
         self.under_way: set[_Call] = set()
+        self.ending: set[Attempt] = set()  #: have their answers, of which the gateway is being told
         self.is_closed = False
 
     def call(self, name: str, *arguments: Any, timeout: float | None = None) -> Any:
@@ -159,6 +163,9 @@ class Caller:
             call.put(Cancel())
         if pool is not None:
             pool.shutdown(wait=True)  # each tells its server first, within the deadline of that request
+        end_s = machine.monotonic() + _GOODBYE_S
+        for attempt in list(self.ending):  # else servers keep answers that are here
+            attempt.wait(max(0.0, end_s - machine.monotonic()))
         with self.lock:
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:
@@ -271,7 +278,7 @@ class _Call:
             if not self._future.cancelled():
                 self._future.set_result(result)
         finally:
-            if self._attempt is not None:
+            if self._attempt is not None and self._attempt not in self._caller.ending:
                 self._attempt.close()
             with self._caller.lock:
                 self._caller.under_way.discard(self)
@@ -336,6 +343,8 @@ class _Call:
             self.put(Denied(ask.attempt, error.message))
         else:
             self.put(Broken(ask.attempt))  # for one that has its answer this means nothing any more
+        finally:
+            self._caller.ending.discard(attempt)
 
     def _heard(self, message: Any, attempt: int, life: Life | None) -> Life | None:
         what = message.WhichOneof("what")
@@ -404,6 +413,7 @@ class _Call:
     def _acknowledge(self) -> None:
         """Its server forgets it, or kills it: on the request that has brought the answer, else through whichever gateway."""
         if self._attempt is not None and self._answer_is_here:
+            self._caller.ending.add(self._attempt)
             self._attempt.acknowledge()
             return
         with suppress(RmgrError):
@@ -449,7 +459,14 @@ def _default() -> Caller:
     with _lock:
         if key not in _callers:
             _callers[key] = Caller(config)
+            atexit.register(_end, key)
         return _callers[key]
+
+
+def _end(key: tuple[int, str, str]) -> None:
+    """At the end of the process, not of a forked child: what is under way is cancelled, what is here acknowledged."""
+    if key[0] == os.getpid():
+        _callers.pop(key).close()
 
 
 def call(name: str, *arguments: Any, timeout: float | None = None) -> Any:

@@ -124,7 +124,7 @@ def alone(world: Called, caller: Caller, name: str, **variables: str) -> None:
     ("moment", "executed", "once"),
     [
         ("server.offered", 1, "result"),  # before it accepts: nothing was sent, so another life gets it
-        ("server.accepted", 0, "lost"),
+        pytest.param("server.accepted", 0, "lost", marks=pytest.mark.long),
         ("server.running", 1, "lost"),  # at most
     ],
 )
@@ -228,7 +228,10 @@ def test_servers_that_no_gateway_hears_for_a_minute_are_given_up_and_begin_anew(
     assert list((world.executions("wait_for") - before).values()) == [1]
 
 
-def test_a_gateway_that_stands_still_for_longer_than_its_silence_costs_no_call(world: Called, caller: Caller, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped_for_s", [11, pytest.param(15, marks=pytest.mark.long)])
+def test_a_gateway_that_stands_still_for_longer_than_its_silence_costs_no_call(
+    world: Called, caller: Caller, tmp_path: Path, stopped_for_s: float
+) -> None:
     before = world.executions("wait_for")
     futures = [caller.call_async("wait_for", str(tmp_path / "go")) for _ in range(2)]
     eventually(lambda: sum((world.executions("wait_for") - before).values()) == 2, "both run")
@@ -239,7 +242,7 @@ def test_a_gateway_that_stands_still_for_longer_than_its_silence_costs_no_call(w
         (tmp_path / "go").touch()
         assert [future.result(120) for future in futures] == [1] * 2
         assert [nap.result(120) for nap in naps] == [0.0] * 4
-        time.sleep(max(0.0, stopped_s + 15 - time.monotonic()))
+        time.sleep(max(0.0, stopped_s + stopped_for_s - time.monotonic()))
     finally:
         world.cluster.kill("g1", signal.SIGCONT)
     assert caller.call("nap", 0.0, timeout=60) == 0.0

@@ -77,6 +77,7 @@ class Attempt:
         self._arguments = arguments
         self._endpoint = endpoint
         self._changed = threading.Condition()
+        self._ended = threading.Event()
         self._is_named = self._is_known = self._has_answer = self._is_over = False
         self._call = stub.Call(self._sent(), metadata=metadata)
         self._guard = _Silence(SILENT_S, self._call.cancel)
@@ -100,10 +101,15 @@ class Attempt:
         finally:
             self._let(over=True)
             self._guard.close()
+            self._ended.set()
 
     def acknowledge(self) -> None:
-        """The whole answer is here: the server may forget it."""
+        """The whole answer is here: the server may forget it. The gateway ends the stream when it has heard so."""
         self._let(answer=True)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until `messages` has ended."""
+        self._ended.wait(timeout_s)
 
     def close(self) -> None:
         """Ends it, from any thread. Idempotent."""

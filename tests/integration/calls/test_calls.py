@@ -209,6 +209,17 @@ def test_an_answer_that_cannot_be_written_is_kept_elsewhere_or_never_called_for(
     answer.parent.rmdir()
 
 
+def test_answers_that_have_arrived_are_not_kept_by_their_servers(world: Called, caller: Caller) -> None:
+    program = "import rmgr; assert rmgr.call('twice', [1.0]).tolist() == [2.0]"
+    for _ in range(3):
+        assert shell(world, "call", "nap", "0").returncode == 0
+        command = [sys.executable, "-c", program]
+        ended = subprocess.run(command, env=world.environment(), capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert caller.call("nap", 0.0, timeout=60) == 0.0
+    eventually(lambda: not list((world.directory / "cluster" / "work").glob("s*/calls/*")), "no answer is kept", within_s=30)
+
+
 @pytest.mark.parametrize("phase", ["running", "waiting"])
 def test_ctrl_c_ends_the_call_at_its_server(world: Called, caller: Caller, tmp_path: Path, phase: str) -> None:
     before = world.executions("wait_for")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -364,6 +366,31 @@ def test_a_user_has_only_so_many_calls_and_a_full_spool_refuses(tmp_path: Path) 
         assert small.verdict() == "ACCEPTED"
         go.touch()
         assert small.ended() == "OK"
+
+
+@pytest.fixture
+def small_spool(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose spool has 12 MiB."""
+    spool, mount, unmount = tmp_path / "spool", shutil.which("mount"), shutil.which("umount")
+    spool.mkdir()
+    if not mount or not unmount or subprocess.run([mount, "-t", "tmpfs", "-o", "size=12m", "none", spool], check=False).returncode:
+        pytest.skip("no small file system can be mounted")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run([unmount, "-l", spool], check=True)
+
+
+def test_a_disk_that_is_full_costs_the_call_that_fills_it_and_no_other(small_spool: Path) -> None:
+    with Rig(small_spool, slots=1) as rig:
+        large = rig.gateway.offer("length", packed("length", bytes(20 << 20)))
+        eventually(lambda: large.said("ACCEPTED", "REFUSED"))
+        assert "No space left on device" in large.verdicts[-1].reason
+        answered = rig.gateway.offer("length", packed("length", bytes(8 << 20)))
+        assert answered.ended() == "FAILED"
+        assert "No space left on device" in answered.outcome.error
+        assert rig.gateway.offer("length", packed("length", bytes(2 << 20))).ended() == "OK", "all room is free again"
+        assert rig.server.is_alive()
 
 
 # -- ends and lost gateways ---------------------------------------------------------------------------------------------------------
