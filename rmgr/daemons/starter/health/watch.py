@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar
 
+from rmgr.coord.protocol.multi import Stat
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer
@@ -112,3 +113,28 @@ class WatchedZnode(Generic[V]):
         self._timer = self._after(pause_s, partial(self._resync, generation)) if pause_s < math.inf else None
         if self._again:
             self._read()
+
+
+class CountedChildren:
+    """Children that are made and deleted, never changed: whether their list has missed one, by what their parent has counted.
+
+    A name that went and came between two lists is missed, too. Cost: O(children) a list.
+    """
+
+    def __init__(self) -> None:
+        self._made = 0  #: how many there ever were, up to the list
+        self._names: frozenset[str] | None = None  #: None: they are being listed
+
+    def list_from(self, parent: Stat) -> None:
+        """They are about to be listed, after the parent was read so."""
+        self._made, self._names = parent.creates, None
+
+    def listed(self, names: Collection[str]) -> None:
+        """Their list."""
+        standing = frozenset(names)
+        self._made += len(standing - self._names) if self._names is not None else 0
+        self._names = standing
+
+    def has_missed(self, parent: Stat) -> bool:
+        """By the parent as it was read now, something is not as it was listed; of one under way nothing is said."""
+        return self._names is not None and (self._made, len(self._names)) != (parent.creates, parent.children)

@@ -24,7 +24,7 @@ from rmgr.daemons.starter.core.metrics import StarterMetrics
 from rmgr.daemons.starter.core.quietly import was_quiet
 from rmgr.daemons.starter.health.drains import Drains
 from rmgr.daemons.starter.health.health import DiskWatch
-from rmgr.daemons.starter.health.watch import WatchedZnode
+from rmgr.daemons.starter.health.watch import CountedChildren, WatchedZnode
 from rmgr.daemons.starter.node.ending import StarterEnd
 from rmgr.daemons.starter.node.node import NodeAgent
 from rmgr.daemons.starter.node.registry import Registry, Stopping
@@ -112,7 +112,7 @@ class Starter:
         self._renewed_s: float | None = None  #: None = no exclusive work is here
         self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
-        self._hold_counts: dict[str, tuple[int, int]] = {}  #: by node: holds ever made, and those that stand, when they were last counted
+        self._held = {name: CountedChildren() for name in agents}
         self._watches = self._make_watches()
         self._idle_watch = self._watch(lambda watch: coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0)
 
@@ -343,25 +343,25 @@ class Starter:
         return watches
 
     def _watch_holds(self, node: str) -> WatchedZnode[Any]:
-        holds = self.agents[node].jobs.holds
-        return self._watch(lambda watch: self._coordinator.children(paths.hold(node), watch=watch), holds.seen, resync_s=math.inf)
+        ask = partial(self._coordinator.children, paths.hold(node))
+        return self._watch(lambda watch: ask(watch=watch), partial(self._on_holds, node), resync_s=math.inf)
+
+    def _on_holds(self, node: str, names: list[str] | None) -> None:
+        self._held[node].listed(names or ())
+        self.agents[node].jobs.holds.seen(names)
 
     def _on_hold_place(self, node: str, found: Stamped | None) -> None:
         """The leader makes the parent of a node's holds with the first one; its children are watched once it is there.
 
-        A hold is made and deleted, never changed: while their parent counts as many as before no watch was lost, and none is read again.
+        A hold is made and deleted, never changed: while the parent has counted those that are known no watch was lost, and none is read.
         """
-        watched = self._hold_watches[node]
+        watched, held = self._hold_watches[node], self._held[node]
         if found is None:
             watched.stop()
             self.agents[node].jobs.holds.seen(None)
-            return
-        counts = found.stat.creates, found.stat.children
-        if not watched.is_on:
-            watched.start()
-        elif counts != self._hold_counts.get(node):
-            watched.look()
-        self._hold_counts[node] = counts
+        elif not watched.is_on or held.has_missed(found.stat):
+            held.list_from(found.stat)
+            (watched.look if watched.is_on else watched.start)()
 
     def _on_record(self, node: str, found: Stamped | None) -> None:
         """Makes the paper's check: has this Starter been declared dead meanwhile?"""
