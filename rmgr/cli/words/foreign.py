@@ -98,7 +98,7 @@ _ADVICE = {
     "scontrol update": "what was submitted stays as it is: rmgr cancel ID, and submit it again; a node: rmgr drain NODE, rmgr resume NODE",
 }
 #: What `rmgr cancel` takes: other words behind `kill` or `remove` are of nodes, values or queues.
-_SELECTOR = re.compile(r"\d+(?:[_-].*)?|last|all")
+_SELECTOR = re.compile(r"\d[\d,:_%-]*|taskq-\d+|last|all")
 #: What stands before the words of another program's own commands.
 _PROGRAMS = {"hq", "dask", "slurm", "rmgr"}
 

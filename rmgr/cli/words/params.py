@@ -36,13 +36,17 @@ DURATION = Parsed("duration", lambda text: parse_duration_us(text) / 1e6)
 DURATION_US = Parsed("duration", parse_duration_us)
 
 
+_IS_NOTED = "rmgr.limit_is_noted"
+
+
 class _TimeLimit(Parsed):
     """A time limit; a number alone is noted as seconds, because other systems have it as minutes."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         limit_us = super().convert(value, param, ctx)
         text = value.strip() if isinstance(value, str) else ""
-        if limit_us and text.isascii() and text.isdigit() and ctx is not None and ctx.obj is not None:
+        if limit_us and text.isascii() and text.isdigit() and ctx is not None and ctx.obj is not None and _IS_NOTED not in ctx.meta:
+            ctx.meta[_IS_NOTED] = True  # of a list of jobs once
             ctx.obj.note(f"-t {text} is {counted(int(text), 'second')}; {counted(int(text), 'minute')} would be -t {text}m")
         return limit_us
 
