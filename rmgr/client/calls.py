@@ -59,6 +59,8 @@ AT_ONCE = 64
 TIMEOUT_S = 3600.0
 #: A function that nobody offers is looked for so long, so often; what was read of one is good for so long.
 _NOBODY_S, _LOOK_S, _FRESH_S = 10.0, 0.5, 60.0
+#: Acknowledgements that are on their way when a Caller is closed have so long.
+_LAST_WORDS_S = 2.0
 _OUTCOMES = {
     pb.CallOutcome.OK: Outcome.RESULT,
     pb.CallOutcome.FAILED: Outcome.FAILED,
@@ -132,6 +134,7 @@ class Caller:
         self._interfaces: dict[str, tuple[float, Interface]] = {}
         self._pool: Executor | None = None
         self.under_way: set[_Call] = set()
+        self.readers: set[threading.Thread] = set()
         self.is_closed = False
 
     def call(self, name: str, *arguments: Any, timeout: float | None = None) -> Any:
@@ -159,6 +162,11 @@ class Caller:
             call.put(Cancel())
         if pool is not None:
             pool.shutdown(wait=True)  # each tells its server first, within the deadline of that request
+        with self.lock:
+            readers = list(self.readers)
+        end_s = machine.monotonic() + _LAST_WORDS_S
+        for reader in readers:
+            reader.join(max(0.0, end_s - machine.monotonic()))
         with self.lock:
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:
@@ -319,7 +327,10 @@ class _Call:
             attempt=ask.attempt,
         )
         self._attempt = caller.client(ask.attempt - 1).attempt(message, lambda: arrays.pieces(self._parts))
-        machine.Thread(target=self._read, args=(self._attempt, ask), name="rmgr-call", daemon=True).start()
+        reader = machine.Thread(target=self._read, args=(self._attempt, ask), name="rmgr-call", daemon=True)
+        with caller.lock:
+            caller.readers.add(reader)
+        reader.start()
 
     def _read(self, attempt: Attempt, ask: Ask) -> None:
         """The messages of one request as events, on a thread of its own."""
@@ -336,6 +347,9 @@ class _Call:
             self.put(Denied(ask.attempt, error.message))
         else:
             self.put(Broken(ask.attempt))  # for one that has its answer this means nothing any more
+        finally:
+            with self._caller.lock:
+                self._caller.readers.discard(threading.current_thread())
 
     def _heard(self, message: Any, attempt: int, life: Life | None) -> Life | None:
         what = message.WhichOneof("what")
@@ -448,8 +462,18 @@ def _default() -> Caller:
     key = os.getpid(), config.cluster.gateway, config.security.dir
     with _lock:
         if key not in _callers:
+            from rmgr.client.connection import at_end
+
             _callers[key] = Caller(config)
+            at_end("calls", _close_all)
         return _callers[key]
+
+
+def _close_all() -> None:
+    """At the end of the process."""
+    for (pid, *_), caller in list(_callers.items()):
+        if pid == os.getpid():
+            caller.close()
 
 
 def call(name: str, *arguments: Any, timeout: float | None = None) -> Any:
