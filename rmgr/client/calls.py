@@ -9,7 +9,6 @@ under way holds three threads; more than `AT_ONCE` wait here. Calls are not dura
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import queue
@@ -458,14 +457,16 @@ def _default() -> Caller:
     key = os.getpid(), config.cluster.gateway, config.security.dir
     with _lock:
         if key not in _callers:
+            from rmgr.client.connection import at_end
+
             _callers[key] = Caller(config)
-            atexit.register(_end, key)
+            at_end("calls", _close_all)
         return _callers[key]
 
 
-def _end(key: tuple[int, str, str]) -> None:
+def _close_all() -> None:
     """At the end of the process, not of a forked child: what is under way is cancelled, what is here acknowledged."""
-    if key[0] == os.getpid():
+    for key in [key for key in _callers if key[0] == os.getpid()]:
         _callers.pop(key).close()
 
 

@@ -112,9 +112,10 @@ class Attempt:
         self._ended.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends it, from any thread. Idempotent."""
+        """Ends it, from any thread. One that was acknowledged ends by itself: cancelled, it would take that word with it. Idempotent."""
         self._let(over=True)
-        self._call.cancel()
+        if not self._has_answer:
+            self._call.cancel()
 
     def _let(self, *, named: bool = False, known: bool = False, answer: bool = False, over: bool = False) -> None:
         with self._changed:

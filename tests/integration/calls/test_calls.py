@@ -74,6 +74,19 @@ def test_many_calls_at_once_run_once_each(world: Called, caller: Caller) -> None
     assert {future.server for future in futures} == {"s1", "s2"}
 
 
+def test_an_answer_that_has_arrived_is_forgotten_by_its_server(world: Called) -> None:
+    def kept() -> set[Path]:
+        return {path for path in (world.cluster.directory / "work").glob("*/calls/**/*") if path.is_file()}
+
+    before = kept()
+    for _ in range(8):  # the word that it is here must not be lost when the call ends, nor when its client goes at once
+        with world.caller() as leaving:
+            leaving.call("both", np.ones(1000))
+    program = "import numpy, rmgr; rmgr.call('both', numpy.ones(1000))"
+    subprocess.run([sys.executable, "-c", program], env=world.environment(), timeout=60, check=True)
+    eventually(lambda: not kept() - before, "the servers forget the answers")
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
