@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
@@ -17,6 +18,7 @@ from itertools import islice
 from types import ModuleType
 from typing import Any, Self
 
+from rmgr.client.calls_again import FailedCalls, calls_again
 from rmgr.client.completion import as_completed
 from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.dropped import when_dropped
@@ -36,7 +38,7 @@ from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, tog
 from rmgr.client.waiting import Deadline, check_timeout, giving_slot_back
 from rmgr.coord.decisions.ownership import trusted
 from rmgr.coord.protocol.ports import SessionState
-from rmgr.coord.protocol.records import encode_keyed
+from rmgr.coord.protocol.records import decode_keyed, encode_keyed
 from rmgr.errors import DeadlineExceeded, NotFound, StateConflict, SubmitUnknown, UsageError, ValueTooLarge
 from rmgr.model.base.ids import parse_submission, taskq_name
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, KeyedPayload
@@ -441,6 +443,41 @@ class TaskQueue(FollowsOutput):
             raise NotFound(f"the queue has no task {missing[0]}, it has {count}", hint="future.index is a task's number, from 0")
         if indices:
             self._tasks.end_tasks(indices, reason=reason, timeout_s=timeout_s)
+
+    def rerun_failed(self, indices: Sequence[int] | None = None, *, timeout: float | None = 60.0, **options: Any) -> TaskQueue:
+        """Submits again what has FAILED so far, in a queue of its own: `queue.rerun_failed(memory="2G").wait_all()`.
+
+        Args:
+            indices: of these tasks alone. options: as of `with_options`; what is not named is as here, the functions' environment too.
+        Returns: a TaskQueue with these tasks in their order, numbered from 0, to which nothing can be added.
+        Raises: NotFound where nothing has failed; DataLost naming a task whose arguments are not kept: it has not FAILED, never came to a
+            node, or was lost with it (without `indices` such tasks are left out, with a RuntimeWarning, if there are others); what
+            `with_options` raises. Output keys of these tasks are replaced. Cost: reads all ends, and each large argument.
+        """
+        if unknown := [name for name in options if name not in OF_TASKS]:
+            raise UsageError(f"rerun_failed has no option {unknown[0]!r}", hint=f"a task may have its own {', '.join(OF_TASKS)}")
+        deadline = Deadline(timeout)
+        known = FailedCalls.read(self.connection, self._tasks.opened().view.number, deadline)
+        wanted = {index: known.get(index) for index in sorted(known if indices is None else set(indices))}
+        if indices is None and 0 < (left_out := sum(call is None for call in wanted.values())) < len(wanted):
+            told = f"{left_out} of {len(wanted)} tasks that failed are left out: their arguments are not kept"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            wanted = {index: call for index, call in wanted.items() if call is not None}
+        calls = calls_again(self._tasks.store, self.id, wanted)
+        record, submitter = self._record, self.connection.submitter
+        given = {name: value for name, value in options_of(record).items() if name != "function"} | options
+        draft = draft_of(Options(**given), work=Work.PYTHON, python=record.python, function=record.function, user=submitter.cluster.user)
+        draft = admit(draft, submitter.cluster.settings(timeout_s=30.0), submitter.cluster.nodes(timeout_s=30.0))
+        tasks = Tasks(self.connection, keep_all=True, opening=SubmissionOpening(submitter, draft, timeout_s=30.0))
+        made = TaskQueue.__new__(TaskQueue)
+        made._begin(self.connection, tasks, draft, overwrite=True, attached=True)  # noqa: SLF001 - a constructor of this class
+        for call in calls:
+            spec = TaskSpec(function=call.function, resubmit=draft.resubmit, retries=draft.retries, keyed=call.keyed)
+            outputs = decode_keyed(call.payload).outputs if call.keyed else ()
+            tasks.wait_room(block=True, timeout_s=deadline.left())
+            tasks.add(spec, [call.payload], outputs=outputs)
+        made.close(timeout=deadline.left())
+        return made
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything submitted is durable, and its output keys are its own.

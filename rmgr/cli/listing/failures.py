@@ -35,10 +35,11 @@ class _Group:
 
 @dataclass(slots=True)
 class BadEnds:
-    """Ends of a submission that are no successes. cancelled: in words, "" = none was."""
+    """Ends of a submission that are no successes. cancelled: in words, "" = none was. is_past: only the history tells of it."""
 
     failures: list[Failure] = field(default_factory=list)
     cancelled: str = ""
+    is_past: bool = False
 
 
 def read_bad_ends(session: Session, number: int, total: int, positions: Collection[int] | None = None) -> BadEnds:
@@ -71,7 +72,7 @@ def bad_ends_of(session: Session, job: JobView, position: int | None = None) -> 
     try:
         return read_bad_ends(session, job.id, job.tasks if position is None else 1, None if position is None else {position})
     except NotFound:
-        return BadEnds(of_job(job)) if position is None else BadEnds()
+        return BadEnds(of_job(job) if position is None else [], is_past=True)
 
 
 def told(bad: BadEnds, job: JobView, total: int) -> list[tuple[str, str]]:

@@ -45,7 +45,7 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
     if target.tasks:
         task = find_task(session, job, target.tasks[0])
         bad = bad_ends_of(session, job, task.position) if task.state.is_final else BadEnds()
-        then = steps(job, bad.failures, task=task.id, mine=job.user == session.me)
+        then = _steps(session, job, bad, task.id)
         if session.json:
             emit(shapes.shown_task(task, job) | shapes.failures(bad.failures, then))
         else:
@@ -53,7 +53,7 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
         return
     only = _only_task(session, job)
     bad = bad_ends_of(session, job)
-    then = steps(job, bad.failures, mine=job.user == session.me)
+    then = _steps(session, job, bad)
     attempts: Sequence[AttemptView] = only.attempts if only is not None else ()
     if session.json:
         emit(shapes.shown_job(job, attempts, only.story if only is not None else ()) | shapes.failures(bad.failures, then))
@@ -83,13 +83,15 @@ def explain(session: Session, selector: str) -> None:
     if view.state in {State.FAILED, State.CANCELLED}:
         job = session.query().job(number)
         bad = bad_ends_of(session, job, position)
-        then = steps(job, bad.failures, task=view.id if position is not None else "", mine=job.user == session.me)
+        then = _steps(session, job, bad, view.id if position is not None else "")
         total = 1 if position is not None else job.tasks
         lines = [*told(bad, job, total), *_next(then)]
     if session.json:
         more = [WhyView(what="failed", id=item.task or view.id, detail=sentence(item, total)) for item in bad.failures]
         emit(shapes.explain(msgspec.structs.replace(view, why=(*view.why, *more))) | shapes.failures(bad.failures, then))
         return
+    if bad.failures and not bad.is_past:  # that it has ended is told below
+        view = msgspec.structs.replace(view, why=tuple(item for item in view.why if item.what != "ended"))
     _draw_explained(view, lines)
 
 
@@ -113,6 +115,11 @@ def _only_task(session: Session, job: JobView) -> TaskView | None:
         return session.query().tasks(job.id)[0]
     except NotFound:
         return None
+
+
+def _steps(session: Session, job: JobView, bad: BadEnds, task: str = "") -> list[str]:
+    """What to type next; what is history can be neither read nor run again."""
+    return [] if bad.is_past else steps(job, bad.failures, task=task, mine=job.user == session.me)
 
 
 def _next(commands: Sequence[str]) -> list[tuple[str, str]]:
@@ -151,14 +158,13 @@ def _with_story(session: Session, view: ExplainView, position: int | None) -> Ex
 
 
 def _draw_explained(view: ExplainView, bad: Sequence[tuple[str, str]]) -> None:
-    """bad: what failed, as `told` says it; that tells more than that it has ended."""
+    """bad: what failed, as `told` says it."""
     out = sys.stdout
     head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
     out.write(f"{head} ({view.reason})\n" if view.reason else f"{head}\n")
     for item in view.why:
-        if not (bad and item.what == "ended"):  # how it ended is told below
-            words = folded(printable(item.detail), out, begin=len(f"  {item.what} {item.id}: "), indent=4)
-            out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {words}\n")
+        words = folded(printable(item.detail), out, begin=len(f"  {item.what} {item.id}: "), indent=4)
+        out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {words}\n")
     for name, words in bad:
         indent = len("  next: ") if words.startswith("rmgr ") and not name else 4
         label = f"  {name}: " if name else " " * indent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +23,7 @@ from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.array import Array, parse_array
 from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.submission import Submission
 
 if TYPE_CHECKING:
     from rmgr.client.commands.sending import Sent
@@ -88,12 +89,10 @@ def _submit(session: Session, record: Submission, positions: list[int], given: d
     from rmgr.client.commands.again import StoredWork, array_of, lines_of
     from rmgr.client.commands.sending import prepare, send
 
+    if record.command is None:
+        _submit_calls(session, record, positions, given, values)
+        return
     host = SessionHost(session)
-    if record.work is not Work.COMMAND or record.command is None:
-        raise UsageError(
-            f"{record.id} has functions of a Python program, whose arguments are not kept with it",
-            hint=f'in Python: rmgr.TaskQueue.attach("{record.id}").rerun_failed()',
-        )
     known = values | _values_of(record) | {"array": array_of(record, positions)}
     if "requeue" in given:
         known["resubmit"] = given["requeue"]
@@ -116,6 +115,50 @@ def _submit(session: Session, record: Submission, positions: list[int], given: d
     if work.afterwards.waits:
         from rmgr.cli.submit.afterwards import wait_for
 
+        raise WorkEnded(wait_for(session, sent, work))
+
+
+#: Options that functions have too, by the names that a TaskQueue gives them.
+_OF_CALLS = {
+    **{name: name for name in ("name", "queue", "cores", "priority", "retries", "resubmit", "on_disconnect", "processes", "nodes")},
+    "memory_bytes": "memory",
+    "time_us": "time",
+    "backoff_us": "backoff",
+    "features": "features",
+    "resources": "resources",
+}
+
+
+def _submit_calls(session: Session, record: Submission, positions: list[int], given: dict[str, Any], values: dict[str, Any]) -> None:
+    """Functions of a Python program, of which those that FAILED have left their arguments."""
+    from rmgr.cli.words.params import listed
+    from rmgr.client.commands.sending import Sent
+    from rmgr.client.connection import connect
+    from rmgr.client.taskqueue import TaskQueue
+
+    flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
+    afterwards = Afterwards(**flags)
+    if others := sorted(given.keys() - _OF_CALLS.keys() - flags.keys()):
+        ctx = click.get_current_context()
+        option = next(parameter.opts[-1] for parameter in ctx.command.params if parameter.name == others[0])
+        raise UsageError(f"{option} is for commands, and {record.id} has functions of a Python program", hint="rmgr rerun --help")
+    options = {_OF_CALLS[name]: value for name, value in given.items() if name in _OF_CALLS}
+    for name in {"time", "backoff"} & options.keys():
+        options[name] /= 1e6
+    if "features" in options:
+        options["features"] = listed(options["features"])
+    if "resources" in options:
+        options["resources"] = dict(options["resources"])
+    if afterwards.dry_run:
+        raise UsageError(f"--dry-run is for commands, and {record.id} has functions of a Python program", hint=f"rmgr show {record.id}")
+    with connect(config=session.config()) as connection:
+        made = TaskQueue.attach(record.id, connection=connection).rerun_failed(positions, timeout=session.left_s(60.0) or 60.0, **options)
+        sent = Sent(submission=replace(record, id=made.id), tasks=len(made), created=True)
+    _tell(session, sent, record, afterwards)
+    if afterwards.waits:
+        from rmgr.cli.submit.afterwards import wait_for
+
+        work = WorkRequest(options=checked_options(values | _values_of(record)), words=(), afterwards=afterwards)
         raise WorkEnded(wait_for(session, sent, work))
 
 

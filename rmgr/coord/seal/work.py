@@ -338,4 +338,5 @@ def needs_seal(fragment: Fragment) -> bool:
 
 def is_precious(outcome: Outcome) -> bool:
     """See `needs_seal`."""
-    return outcome.state is State.COMPLETED or bool(outcome.value) or outcome.value_size >= 0 or outcome.outputs > 0
+    has_value = bool(outcome.value) or outcome.value_size >= 0 or outcome.outputs > 0
+    return outcome.state is State.COMPLETED or has_value or outcome.call is not None

@@ -44,7 +44,7 @@ from rmgr.model.tasks.block import (
     PastAttempt,
     Seal,
 )
-from rmgr.model.tasks.outcome import FailedRange, Fragment, FragmentSeal, Outcome
+from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
 from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, PlacingSeal, Reserved, Rigid
 from rmgr.model.tasks.submission import (
     Command,
@@ -364,6 +364,7 @@ BOOK.add(
     claims_by=GUID,
     deeds=many(blob(ZNODE_BYTES), LONG),
 )
+BOOK.add(Call, function=_SHA256, payload=blob(ZNODE_BYTES), row=optional(_ROW, ""), at=whole(0, MAX_TASKS), keyed=flag)
 BOOK.add(
     Outcome,
     index=_INDEX,
@@ -388,6 +389,7 @@ BOOK.add(
     story=_STORY,
     served_us=SPAN,
     turns=_COUNT,
+    call=optional(BOOK.of(Call)),
 )
 BOOK.add(FragmentSeal, key_id=text(64, 1), signature=blob(64))
 BOOK.add(

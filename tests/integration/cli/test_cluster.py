@@ -413,7 +413,11 @@ def test_ended_work_is_history_once_it_is_collected(sh: Shell) -> None:
     assert sh("wait", number).code == 9
     collect(sh, number)
     assert sh.ok("show", number, "--json").json["exit_code"] == 9
-    assert "it is history" in sh.ok("explain", number).out
+    explained = sh.ok("explain", number).out
+    assert "it is history" in explained
+    assert ("exit code 9 on n" in explained, "rmgr rerun" in explained) == (True, False)
+    late = sh("rerun", number)
+    assert (late.code, "is kept for `retention`, and that is over" in late.err) == (3, True), late
     assert sh("wait", number).code == 9
     listed = sh.ok("history", "--name", "bygone", "--json").json["history"]
     assert [(item["id"], item["state"], item["reason"], item["account"]) for item in listed] == [(number, "FAILED", "EXIT_CODE", "physics")]

@@ -154,12 +154,12 @@ def test_the_screens_fit_and_commands_stay_whole(monkeypatch: pytest.MonkeyPatch
     long = a_failure(nodes=nodes, stderr="x" * 60 + " " + "y" * 60, has_output=True)
     job = a_job(256, sum(nodes.values()), command="work.py")
     lines = [*told(BadEnds([long, STARVED]), job, 256), ("next", "rmgr logs 22 --failed"), ("", "rmgr rerun 22 --failed --mem 256M")]
-    show._draw_explained(ExplainView(id="22", state=State.FAILED, reason="", why=(WhyView(what="ended", id="22", detail="x"),)), lines)
+    why = WhyView(what="resources", id="default", detail="all nodes are busy; " * 8)
+    show._draw_explained(ExplainView(id="22", state=State.FAILED, reason="", why=(why,)), lines)
     show._draw_job(job, None, lines)
     drawn = out.getvalue()
     plain = drawn.replace("\x1b[1m", "").replace("\x1b[31m", "").replace("\x1b[0m", "")
     assert ("\x1b" in drawn, "\x1b" in plain) == (colour, False)
     assert max(map(len, plain.splitlines())) <= width
     assert plain.count("rmgr rerun 22 --failed --mem 256M\n") == 2
-    assert "ended 22" not in plain
     assert "10 on node0, 9 on node1, 8 on node2, 7 on node3, 20 on 5 more" in " ".join(plain.split())

@@ -30,7 +30,7 @@ from rmgr.errors import DataLost, LimitReached, RmgrError, Unavailable, UsageErr
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import format_duration, format_size
 from rmgr.model.tasks.gap import place
-from rmgr.model.tasks.outcome import MAX_INLINE_VALUE, FailedRange, Outcome
+from rmgr.model.tasks.outcome import MAX_INLINE_VALUE, Call, FailedRange, Outcome
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
 from rmgr.runner.host.kernel import NODE_TROUBLE
@@ -469,7 +469,19 @@ def conclude(
         value_sha256=told.value_sha256,
         served_us=ending.served_us,
         turns=ending.turns,
+        call=_call(block, index) if state is State.FAILED and reason is not Reason.UNTRUSTED else None,
     )
+
+
+def _call(block: ClaimedBlock, index: int) -> Call | None:
+    """What ran, as far as it was a function whose arguments are here, or lie in a row."""
+    data = block.data
+    if not data.function or block.payloads is None:
+        return None
+    if data.row:
+        return Call(function=data.function, row=data.row, at=index - block.base, keyed=data.keyed)
+    payload = block.payload(index)
+    return Call(function=data.function, payload=payload, keyed=data.keyed) if isinstance(payload, bytes) else None
 
 
 def crowded(block: ClaimedBlock, index: int, ending: Ending) -> bool:
