@@ -280,8 +280,9 @@ def _array(name: str, word: str) -> Any:
     try:
         with open(word, "rb") as file:  # read whole: a mapped file that shrinks would end this process
             readable: Any = file if Path(word).is_file() else io.BytesIO(_bounded(file, word))
-            if readable.read(len(_NPY)) != _NPY:
-                raise UsageError(f"{name}: {word} is no .npy file", hint=how)
+            if (magic := readable.read(len(_NPY))) != _NPY:
+                several = ", but several arrays" if magic.startswith(b"PK") else ""
+                raise UsageError(f"{name}: {word} is no .npy file{several}", hint=how)
             readable.seek(0)
             found = np.load(readable, allow_pickle=False)
     except OSError as error:
