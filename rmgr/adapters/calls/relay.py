@@ -274,6 +274,9 @@ class Relay:
                 if link.probe_given(first.key, requests, len(first.data)):
                     return pb.GiveReply(is_taken=True)
             return pb.GiveReply()
+        if first.outcome.kind not in pb.CallOutcome.Kind.values():
+            words = f"what its server says of its end is no outcome ({first.outcome.kind})"
+            first.outcome.CopyFrom(pb.CallOutcome(kind=pb.CallOutcome.LOST, error=words))
         given = _Given(first.outcome, requests, first.data, context)
         one.put(given)
         while not given.done.wait(BEAT_S):

@@ -273,7 +273,7 @@ def test_closing_ends_the_calls_that_are_under_way_and_those_that_wait(world: Ca
 
 
 def test_a_crooked_server_spoils_its_own_calls_alone(world: Called, caller: Caller) -> None:
-    names = ("huge", "wrong", "more", "numbers", "refuses", "silent")
+    names = ("huge", "wrong", "more", "numbers", "strange", "refuses", "silent")
     table = {"version": 1, "arguments": ["inout x float64[n]"], "operations": "n"}
     functions = tuple(encode_interface(interface_of({"name": name, **table}, "here")) for name in names)
     silent = threading.Event()
@@ -290,6 +290,8 @@ def test_a_crooked_server_spoils_its_own_calls_alone(world: Called, caller: Call
                 arguments *= 20_000
             case "numbers":
                 outcome.ran_us = outcome.waited_us = 2**64 - 1
+            case "strange":
+                outcome.kind = 99
             case "silent":
                 silent.wait(60)
         return outcome, arguments
@@ -305,6 +307,8 @@ def test_a_crooked_server_spoils_its_own_calls_alone(world: Called, caller: Call
         with pytest.raises(CallLost, match="crooked"):
             caller.call("more", values, timeout=3)
         assert caller.call("numbers", values, timeout=60).tolist() == values.tolist()
+        with pytest.raises(CallLost, match="no outcome"):
+            caller.call("strange", values, timeout=60)
         crooked.verdicts = [pb.Verdict.REFUSED] * 1000
         with pytest.raises(CallTimeout, match="never ran"):
             caller.call("refuses", values, timeout=3)
