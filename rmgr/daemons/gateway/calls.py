@@ -334,6 +334,7 @@ class Calls:
         self._report()
         for link in links:
             self._metrics.server(link.name, link.load, link.link.bytes_per_s, machine.monotonic() - link.loaded_s)
+        self._metrics.only_servers([link.name for link in links])
 
     def _report(self) -> None:
         """What is known here, to the leader and to this gateway's own picks."""

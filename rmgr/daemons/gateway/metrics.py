@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from prometheus_client.metrics import Counter, Gauge, Histogram
@@ -45,6 +46,13 @@ class GatewayMetrics:
         self._server_load.labels(name).set(load.running + load.waiting + load.other)
         self._server_link.labels(name).set(bytes_per_s)
         self._server_age.labels(name).set(age_s)
+
+    def only_servers(self, names: Collection[str]) -> None:
+        """Of other servers nothing is shown any more."""
+        for gauge in (self._server_load, self._server_link, self._server_age):
+            for metric in gauge.collect():
+                for name in {sample.labels["server"] for sample in metric.samples} - set(names):
+                    gauge.remove(name)
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
         """See `rpc_gateway_server.Gate`."""
