@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: A line of an epilog: what is typed, two blanks or more, what it does; and what is typed alone.
 _EXPLAINED = re.compile(r"(?P<what> *\S.*?\S {2,})(?P<why>\S.*)")
 #: How much of a name has to be as typed for it to be what was meant (difflib's ratio).
-_LIKE = 0.78
+_LIKE = 0.74
 #: What click has before a paragraph that is not to be wrapped.
 _TABLE = "\b\n"
 _IS_TYPED = re.compile(r" *(rmgr |[A-Z_]+=|\{|echo )")

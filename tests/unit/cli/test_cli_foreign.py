@@ -77,6 +77,7 @@ def test_words_behind_them_follow(words: list[str], told: str) -> None:
         (["remove", "n3"], "rmgr --help lists the commands"),
         (["result", "3"], "rmgr --help lists the commands"),
         (["stauts"], "did you mean: rmgr status"),
+        (["lgos"], "did you mean: rmgr logs"),
         (["hist"], "did you mean: rmgr history"),
         (["config", "shw"], "did you mean: rmgr config show"),
         (["config", "remove"], "known: "),
