@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rmgr.bench.load.shaped_link import ShapedLink
 from rmgr.client.calls import Caller
 from rmgr.config import load
 from rmgr.dev.cluster import DevCluster
@@ -122,7 +123,8 @@ idempotent = true
 class Called:
     """A cluster for calls: WatchDogs, gateways g1.., servers s1.. of two slots; no Starter.
 
-    Args: linked: servers reach each gateway through a proxy of `links`, so that the link can be cut.
+    Args: linked: servers reach each gateway through a proxy of `links`, so that the link can be cut. shaped: each server reaches the first
+        gateway through a link of its own of `shaped`, with a rate that can be set. speeds: million operations a second, where not 100.
     """
 
     def __init__(
@@ -136,6 +138,8 @@ class Called:
         gateway: Mapping[str, str] | None = None,
         secured: bool = False,
         linked: bool = False,
+        shaped: bool = False,
+        speeds: Mapping[str, int] | None = None,
     ) -> None:
         self.directory = directory
         self.executions_file = directory / "executions"
@@ -149,13 +153,18 @@ class Called:
             self.cluster.start_gateway(f"g{number}", environment=self.gateway_variables)
         self.gateways = dict(zip((f"g{number}" for number in range(1, gateways + 1)), self.cluster.state.gateway.split(","), strict=True))
         self.links = {name: Proxy(endpoint, framed=False) for name, endpoint in self.gateways.items() if linked}
-        for number in range(1, servers + 1):
-            self.start_server(f"s{number}")
+        names = [f"s{number}" for number in range(1, servers + 1)]
+        self.shaped = {name: ShapedLink(self.gateways["g1"]) for name in names if shaped}
+        self.speeds = speeds or {}
+        for name in names:
+            self.start_server(name)
         with self.caller() as caller:
             eventually(lambda: self.open_servers(caller) == servers, "all servers are known and open")
 
     def start_server(self, name: str, **variables: str) -> int:
-        options = ["--functions", str(self.functions), "--slots", "2", "--speed", "100"]
+        options = ["--functions", str(self.functions), "--slots", "2", "--speed", str(self.speeds.get(name, 100))]
+        if name in self.shaped:
+            options += ["--dial", self.shaped[name].endpoint]
         if self.links:
             options += ["--dial", ",".join(link.hosts for link in self.links.values())]
         return self.cluster.start_server(name, options=options, environment={"EXECUTIONS": str(self.executions_file), **variables})
@@ -192,5 +201,5 @@ class Called:
 
     def close(self) -> None:
         self.cluster.stop(at_once=True)
-        for link in self.links.values():
+        for link in (*self.links.values(), *self.shaped.values()):
             link.close()

@@ -164,8 +164,13 @@ class ServerLink:
             if count > probe.size:
                 break
         if probe.size and count == probe.size:
-            took_s = time.monotonic() - probe.taken_s
-            self.link = Measured(2 * probe.size / max(took_s, 1e-6), self.link.round_trip_s, time.monotonic())
+            known, now_s = self.link, time.monotonic()
+            took_s = now_s - probe.taken_s
+            if took_s > 2 * known.round_trip_s:
+                rate = 2 * probe.size / max(took_s - known.round_trip_s, 1e-6)
+            else:  # mostly the round trip: it is at least so fast. Taken for the rate, it would make the next probe smaller still
+                rate = max(known.bytes_per_s, 2 * probe.size / max(took_s, 1e-6))
+            self.link = Measured(rate, known.round_trip_s, now_s)
         self._probe = None
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,32 @@ def test_a_life_that_is_over_elsewhere_and_is_here_all_the_same_is_told_to_begin
     assert told.welcome.over
     assert "begin another life" in told.welcome.refused
     assert one.out.get_nowait() is None, "its stream ends"
+
+
+@pytest.mark.parametrize("round_trip_s", [0.0005, 0.05])
+def test_probes_of_a_long_way_keep_its_rate_and_see_it_slow_down(monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
+    now_s = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr("rmgr.adapters.calls.links.time", clock)
+    one = link("s1", 7)
+
+    def looks(times: int, rate: float) -> float:
+        for _ in range(times):
+            while not one.out.empty():
+                one.out.get()
+            one.probe(1.0)
+            probe = one.out.get_nowait().probe
+            now_s[0] += round_trip_s
+            assert one.probe_pieces(probe.key) is not None
+            now_s[0] += round_trip_s + 2 * probe.bytes / rate
+            assert one.probe_given(probe.key, iter(()), probe.bytes)
+            now_s[0] += 1.0
+        return one.link.bytes_per_s
+
+    one.transferred(10_000_000, 1.0)
+    assert 5e6 < looks(30, 10e6) < 20e6
+    assert 0.5e6 < looks(2, 1e6) < 2e6
+    assert 0.5e6 < looks(30, 1e6) < 2e6
 
 
 def hello(**crooked: Any) -> Any:
