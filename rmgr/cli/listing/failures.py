@@ -35,7 +35,7 @@ class _Group:
 
 @dataclass(slots=True)
 class BadEnds:
-    """Ends of a submission that are no successes. cancelled: in words, "" = none was. is_past: only the history tells of it."""
+    """Ends of a submission of which something FAILED. cancelled: in words, "" = nothing was. is_past: only the history tells of it."""
 
     failures: list[Failure] = field(default_factory=list)
     cancelled: str = ""
@@ -67,7 +67,7 @@ def read_bad_ends(session: Session, number: int, total: int, positions: Collecti
 
 def bad_ends_of(session: Session, job: JobView, position: int | None = None) -> BadEnds:
     """The same of a submission, or of its task at `position`; of one that is history what that tells. Raises: DataLost."""
-    if not (job.counts.get(State.FAILED) or job.counts.get(State.CANCELLED)):
+    if not job.counts.get(State.FAILED):
         return BadEnds()
     try:
         return read_bad_ends(session, job.id, job.tasks if position is None else 1, None if position is None else {position})

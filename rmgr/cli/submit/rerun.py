@@ -73,7 +73,8 @@ def rerun(
         raise UsageError(f"{selector} names a task already", hint=f"rmgr rerun {target.submission} --tasks {target.tasks[0]}")
     record = _stored(session, target.submission, trust)
     numbers = target.tasks or (tuple(tasks.index_at(at) for at in range(len(tasks))) if tasks is not None else ())
-    positions = _chosen(session, record, numbers, failed=failed, lost=lost)
+    total = _total(session, record)
+    positions = _chosen(session, record, numbers, total, failed=failed, lost=lost)
     if not positions:
         which = "was lost" if lost else "has failed" if failed else "was submitted"
         if session.json:
@@ -82,10 +83,12 @@ def rerun(
         return
     ctx = click.get_current_context()
     given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    _submit(session, record, positions, {name: value for name, value in values.items() if name in given}, values)
+    _submit(session, record, positions, total, {name: value for name, value in values.items() if name in given}, values)
 
 
-def _submit(session: Session, record: Submission, positions: list[int], given: dict[str, Any], values: dict[str, Any]) -> None:
+def _submit(
+    session: Session, record: Submission, positions: list[int], total: int, given: dict[str, Any], values: dict[str, Any]
+) -> None:
     from rmgr.client.commands.again import StoredWork, array_of, lines_of
     from rmgr.client.commands.sending import prepare, send
 
@@ -101,7 +104,7 @@ def _submit(session: Session, record: Submission, positions: list[int], given: d
     merged = known | {name: (*known[name], *value) if name in {"inputs", "outputs"} else value for name, value in given.items()}
     flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
     work = WorkRequest(options=checked_options(merged), words=record.command.argv, afterwards=Afterwards(**flags))
-    stored = StoredWork(record=record, payloads=lines_of(host, record, positions))
+    stored = StoredWork(record=record, payloads=lines_of(host, record, positions, total))
     draft = prepare(host, work, stored=stored)
     if work.afterwards.dry_run:
         from rmgr.cli.sending.dry_run import tell_dry
@@ -201,14 +204,18 @@ def _stored(session: Session, number: int, trust: str) -> Submission:
     return record
 
 
-def _chosen(session: Session, record: Submission, numbers: tuple[int, ...], *, failed: bool, lost: bool) -> list[int]:
-    """Positions of the tasks that are meant, in order. Raises: NotFound naming a task that there is not."""
+def _total(session: Session, record: Submission) -> int:
+    """How many tasks it has by now."""
     from rmgr.coord.protocol import paths
     from rmgr.coord.validity import records as validity
 
     timeout_s = session.left_s(10.0) or 10.0
     found = session.coordinator().get(paths.tail(record.id), timeout_s=timeout_s).result(timeout_s + 1.0)
-    total = validity.tail(found, record.id).next if found is not None else 0
+    return validity.tail(found, record.id).next if found is not None else 0
+
+
+def _chosen(session: Session, record: Submission, numbers: tuple[int, ...], total: int, *, failed: bool, lost: bool) -> list[int]:
+    """Positions of the tasks that are meant, in order. Raises: NotFound naming a task that there is not."""
     if numbers:
         return sorted(set(positions_of(session, record.id, numbers, total=total)))
     if not failed and not lost:

@@ -50,9 +50,15 @@ def check_signature(record: Submission, trust: Trust, cluster_id: str, *, timeou
     raise PermissionDenied(f"submission {record.id} cannot be run again: {why}", hint="submit it anew: rmgr submit")
 
 
-def lines_of(host: HasStore, record: Submission, positions: Sequence[int]) -> tuple[bytes, ...]:
-    """The lines of `--each-line` that these tasks had; nothing for each where it was none. Raises: DataLost, StoreUnavailable."""
+def lines_of(host: HasStore, record: Submission, positions: Sequence[int], total: int) -> tuple[bytes, ...]:
+    """The lines of `--each-line` that these tasks had; nothing for each where it was none. Raises: DataLost, StoreUnavailable.
+
+    total: tasks of the submission; several without an array come of lines.
+    """
     if not record.entries:
+        if total > 1 and not record.array:
+            why = f"the lines of submission {record.id} are not kept: there were too many, or an older release has submitted it"
+            raise DataLost(why, hint="submit them anew: --each-line")
         return (b"",) * len(positions)
     key = keys.upload(record.entries)
     found = host.data_store().get_noted_many([key], largest=MAX_UPLOAD_BYTES, timeout_s=host.left_s(30.0) or 30.0).get(key)

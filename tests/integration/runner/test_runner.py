@@ -184,8 +184,10 @@ def test_what_a_task_prints_can_be_read_while_it_runs(node: WorkNode, worker: Wo
 
 
 def test_a_missing_module_is_told_with_node_interpreter_and_cure(node: WorkNode, worker: Worker) -> None:
-    def work() -> None:
-        pass
+    def work() -> object:
+        import no_such_module.below  # type: ignore[import-not-found]
+
+        return no_such_module.below
 
     end = node.ended(node.call(worker, work))
     assert end.extra is not None

@@ -14,7 +14,11 @@ from rmgr.cli.display.failures import LINE_BYTES, Failure, cell, harmless, of_jo
 from rmgr.cli.listing import failures, show
 from rmgr.cli.listing.failures import BadEnds, told
 from rmgr.cli.waiting.follow import FollowedEnd
+from rmgr.client.commands.again import array_of, lines_of
+from rmgr.errors import DataLost
 from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.submission import Submission, Work
 from rmgr.model.views import ExplainView, FailureView, JobView, WhyView
 
 MIB = 1 << 20
@@ -163,3 +167,31 @@ def test_the_screens_fit_and_commands_stay_whole(monkeypatch: pytest.MonkeyPatch
     assert max(map(len, plain.splitlines())) <= width
     assert plain.count("rmgr rerun 22 --failed --mem 256M\n") == 2
     assert "10 on node0, 9 on node1, 8 on node2, 7 on node3, 20 on 5 more" in " ".join(plain.split())
+
+
+@pytest.mark.parametrize(
+    ("array", "cap", "positions", "expected"),
+    [
+        ("", 0, [0], ""),
+        ("", 0, [0, 1, 2], "0-2"),
+        ("1-8%4", 4, [0, 2, 4, 6], "1-7:2%4"),
+        ("10,20,30-32", 0, [1, 2, 3], "20,30-31"),
+        ("1-9", 0, [1, 4, 5], "2,5-6"),
+        ("9,3,1", 0, [0, 1, 2], "9,3,1"),
+        ("1-100:10", 0, [0, 1, 5], "1,11,51"),
+    ],
+)
+def test_tasks_that_run_again_keep_their_numbers(array: str, cap: int, positions: list[int], expected: str) -> None:
+    record = Submission(id=1, name="x", user="u", queue="q", work=Work.COMMAND, array=array, max_running=cap)
+    made = array_of(record, positions)
+    assert made == expected
+    if array:
+        before, after = parse_array(array), parse_array(made)
+        assert [after.index_at(at) for at in range(len(after))] == [before.index_at(at) for at in positions]
+
+
+def test_lines_that_were_not_kept_are_no_empty_lines() -> None:
+    record = Submission(id=1, name="x", user="u", queue="q", work=Work.COMMAND)
+    assert lines_of(None, record, [0], 1) == (b"",)  # type: ignore[arg-type]
+    with pytest.raises(DataLost, match="the lines of submission 1 are not kept"):
+        lines_of(None, record, [0], 2)  # type: ignore[arg-type]
