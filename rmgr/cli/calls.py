@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from rmgr.cli.display.render import Column, Layout, emit, folded, paint, printab
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
-from rmgr.errors import CallLost, NotFound, UsageError
+from rmgr.errors import CallLost, NotFound, RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ _MOST_SHOWN = 1000
 _MOST_TOLD = 8
 #: How a file of numpy begins.
 _NPY = b"\x93NUMPY"
+#: Of a .npy file, before its numbers.
+_MOST_HEADER = 64 * 1024
 _OUTPUT = "where an output goes: arrays as .npy, all else as it is; once for each, in order"
 
 
@@ -201,14 +204,17 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
         caller.close()  # its server is told what became of it before this process ends
     seconds = time.monotonic() - began_s
     values = result if len(interface.outputs) > 1 else () if not interface.outputs else (result,)
-    for value, path in zip(values, outputs, strict=False):
-        _keep(value, Path(path))
+    troubles = [trouble for value, path in zip(values, outputs, strict=False) if (trouble := _keep(value, Path(path))) is not None]
     if session.json:
         told = {argument.name: _json_of(value) for argument, value in zip(interface.outputs, values, strict=True)}
+        if troubles:
+            raise troubles[0]
         emit({"function": interface.key, "server": future.server, "seconds": round(seconds, 6), "outputs": told, **_timing(future)})
         return
     for argument, value in list(zip(interface.outputs, values, strict=True))[len(outputs) :]:
         _print(argument.name if len(interface.outputs) > 1 else "", value)
+    if troubles:  # all are kept or printed before the first is told
+        raise troubles[0]
     if trace:
         for step, name, took_s, text in future.timing.trace:
             sys.stderr.write(f"{step} {name:<10} {_milliseconds(took_s):>8}  {printable(text)}\n")
@@ -276,8 +282,12 @@ def _value(argument: Argument, word: str) -> Any:
 def _array(name: str, word: str) -> Any:
     import numpy as np
 
+    from rmgr.model.calls.arrays import MAX_BYTES
+
     how = "numpy.save(FILE, array) writes one"
     try:
+        if os.stat(word).st_size > MAX_BYTES + _MOST_HEADER:
+            raise UsageError(f"{name}: {word} has more than the {MAX_BYTES:,} bytes that an argument may have")
         with open(word, "rb") as file:  # read whole: a mapped file that shrinks would end this process
             readable: Any = file if Path(word).is_file() else io.BytesIO(_bounded(file, word))
             if (magic := readable.read(len(_NPY))) != _NPY:
@@ -365,19 +375,19 @@ def _check_writable(path: Path) -> None:
         path.unlink()
 
 
-def _keep(value: Any, path: Path) -> None:
-    """Writes an output; where that fails, elsewhere. Raises: UsageError, which says where; CallLost."""
+def _keep(value: Any, path: Path) -> RmgrError | None:
+    """Writes an output; where that fails, elsewhere. Returns: UsageError, which says where; CallLost."""
     try:
         _write(value, path)
-        return
+        return None
     except OSError as error:
         why = f"-o: {path} cannot be written: {error.strerror or error}"
     spare = Path(tempfile.mkdtemp(prefix="rmgr-answer-")) / path.name
     try:
         _write(value, spare)
     except OSError as error:
-        raise CallLost(f"{why}; nor {spare}: {error.strerror}; the answer is lost", hint="make room, and call again") from None
-    raise UsageError(f"{why}; the answer is in {spare}", hint=f"mv {shlex.quote(str(spare))} {shlex.quote(str(path))}")
+        return CallLost(f"{why}; nor {spare}: {error.strerror}; the answer is lost", hint="make room, and call again")
+    return UsageError(f"{why}; the answer is in {spare}", hint=f"mv {shlex.quote(str(spare))} {shlex.quote(str(path))}")
 
 
 def _write(value: Any, path: Path) -> None:

@@ -288,12 +288,12 @@ class Links:
         if hello.version != VERSION:
             words = f"server {hello.name or '?'} speaks version {hello.version} of calls, this gateway {VERSION}"
             raise VersionMismatch(words, hint="rmgr version")
+        if identity and identity != hello.name:
+            raise UsageError(f"server {hello.name[:100]!r} has a certificate of {identity}", hint=f"rmgr server --name {identity}")
         check_name("server", hello.name[:100])
         wrong = _crooked(hello)
         if wrong:
             raise UsageError(f"server {hello.name} says hello with {wrong}")
-        if identity and identity != hello.name:
-            raise UsageError(f"server {hello.name} has a certificate of {identity}", hint=f"rmgr server --name {identity}")
         return ServerLink(
             hello.name,
             hello.site,
