@@ -201,5 +201,7 @@ class Called:
 
     def close(self) -> None:
         self.cluster.stop(at_once=True)
-        for link in (*self.links.values(), *self.shaped.values()):
+        for link in self.links.values():
             link.close()
+        for shaped in self.shaped.values():
+            shaped.close()

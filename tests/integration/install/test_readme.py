@@ -34,6 +34,7 @@ ELSEWHERE = {
     "docker compose": "containers: tests/compose/run.sh",
     "RMGR_GATEWAY=127.0.0.1:7071": "containers: tests/compose/run.sh",
     "rmgr sim sweep": "traces that are not here, and minutes of processor: tests/papers and tests/unit/sim",
+    "rmgr dev --servers 2 --detach": "a second cluster beside the first: tests/integration/calls",
     'rmgr.call("linsolve"': "a gateway and servers of calls: tests/integration/calls",
     "bad parameter": "its tasks fail, and all others end well: tests/integration/cli/test_failures_told.py, test_rerun.py",
     "def energy(x, *, comm)": "64 processes with MPI: tests/integration/starter/test_mpi.py",
