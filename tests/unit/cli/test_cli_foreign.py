@@ -44,6 +44,8 @@ def test_every_option_that_is_named_is_one_of_some_command() -> None:
     ("words", "told"),
     [
         (["scontrol", "show", "job", "14", "--oneliner"], "rmgr show 14"),
+        (["scontrol", "requeue", "14"], "rmgr rerun 14"),
+        (["qrerun", "14"], "rmgr rerun 14"),
         (["sinfo", "-N"], "rmgr nodes"),
         (["hq", "job", "cat", "3", "stdout"], "rmgr logs 3 stdout"),
         (["hq", "wait", "3"], "rmgr wait 3"),
