@@ -192,7 +192,8 @@ class _Bench:
 
     def _parts(self, data: bytes) -> list[Row]:
         """Where the time of such calls goes, by their traces."""
-        parts: dict[str, list[float]] = {name: [] for name in ("to be named", "arguments", "waits for a slot", "runs", "answer", "the rest")}
+        names = ("to be named", "arguments", "waits for a slot", "runs", "answer", "the rest")
+        parts: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(_WARM):
             future = self.caller.call_async("echo", data)
             future.result(_PATIENCE_S)
