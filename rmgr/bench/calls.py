@@ -41,7 +41,7 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import UsageError
+from rmgr.errors import RmgrError, UsageError
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.servers import Candidate, PickRequest
 from rmgr.model.tasks.placing import Rigid
@@ -337,7 +337,7 @@ def fifty(plan: MeasuringPlan) -> list[Row]:
 def _is_there(cluster: CallsCluster) -> bool:
     try:
         return not cluster.servers().degraded
-    except rmgr.RmgrError:
+    except RmgrError:
         return False
 
 
