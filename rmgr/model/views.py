@@ -153,6 +153,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     clock_error_us: int | None = None  #: of the clock by which slots are counted, None: no jobs take turns there
     switches: int = 0  #: boundaries of slots at which its Starter has stopped or continued somebody
     late_switches: int = 0  #: those at which somebody did not stand still at once
+    by: str = ""  #: who drains it
+    since_us: int = 0  #: since when it is up, drained or in trouble, 0 = nobody knows
 
 
 class HeldView(msgspec.Struct, frozen=True, kw_only=True):

@@ -198,6 +198,8 @@ def node(view: NodeView) -> dict[str, Any]:
         "clock_error_us": view.clock_error_us,
         "switches": view.switches,
         "late_switches": view.late_switches,
+        "by": view.by,
+        "since": iso(view.since_us),
     }
 
 

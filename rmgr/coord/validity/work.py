@@ -274,6 +274,8 @@ BOOK.add(
     rigid=optional(BOOK.of(Rigid)),
     ends_with_owner=flag,
     umask=whole(-1, 0o777),
+    by=optional(USER, ""),
+    by_us=SPAN,
     spec_sha256=_SHA256,
 )
 BOOK.add(Tail, _reigns, next=_TASKS, complete=flag, enqueued=GUID, reigns=many(row(_TASKS, GUID), 10_000))
