@@ -36,6 +36,7 @@ from rmgr.client.values.pickling import dump_call, name_of
 from rmgr.client.values.scattered import Payload
 from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
 from rmgr.client.waiting import Deadline, check_timeout, giving_slot_back
+from rmgr.coord.decisions.gating import Doer
 from rmgr.coord.decisions.ownership import trusted
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_keyed, encode_keyed
@@ -44,6 +45,7 @@ from rmgr.model.base.ids import parse_submission, taskq_name
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, KeyedPayload
 from rmgr.model.tasks.submission import Submission, Work
 from rmgr.procedures.admission import admit
+from rmgr.runtime import machine
 
 #: Calls that `map` adds at a time, and bytes of their arguments, about: the first run while the rest is still being pickled.
 _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
@@ -435,7 +437,8 @@ class TaskQueue(FollowsOutput):
 
         for queue in self._variants.all():
             queue.cancel(reason=reason, timeout=timeout)
-        cancel_submission(self.connection, self.id, detail=reason, timeout_s=timeout)
+        doer = Doer(name=self.connection.submitter.cluster.user, now_us=machine.wall_us())
+        cancel_submission(self.connection, self.id, detail=reason, doer=doer, timeout_s=timeout)
 
     def _cancel_some(self, indices: list[int], reason: str, timeout_s: float) -> None:
         count = len(self)

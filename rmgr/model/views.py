@@ -168,6 +168,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     switches: int = 0  #: boundaries of slots at which its Starter has stopped or continued somebody
     late_switches: int = 0  #: those at which somebody did not stand still at once
     call_cores: int = 0  #: that it has beside `cores`, kept for a server of calls
+    by: str = ""  #: who drains it
+    since_us: int = 0  #: since when it is up, drained or in trouble, 0 = nobody knows
 
 
 class HeldView(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,7 +122,7 @@ class MovingView(_message.Message):
     def __init__(self, saves: bool = ..., moves: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us", "version", "resources", "resources_used", "trouble", "until_us", "metrics", "fix", "level", "freezer", "clock_error_us", "switches", "late_switches", "call_cores")
+    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us", "version", "resources", "resources_used", "trouble", "until_us", "metrics", "fix", "level", "freezer", "clock_error_us", "switches", "late_switches", "call_cores", "by", "since_us")
     class ResourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,8 @@ class NodeView(_message.Message):
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
     LATE_SWITCHES_FIELD_NUMBER: _ClassVar[int]
     CALL_CORES_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     cores: int
@@ -199,7 +201,9 @@ class NodeView(_message.Message):
     switches: int
     late_switches: int
     call_cores: int
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ..., resources: _Optional[_Mapping[str, int]] = ..., resources_used: _Optional[_Mapping[str, int]] = ..., trouble: _Optional[str] = ..., until_us: _Optional[int] = ..., metrics: _Optional[str] = ..., fix: _Optional[str] = ..., level: _Optional[str] = ..., freezer: _Optional[str] = ..., clock_error_us: _Optional[int] = ..., switches: _Optional[int] = ..., late_switches: _Optional[int] = ..., call_cores: _Optional[int] = ...) -> None: ...
+    by: str
+    since_us: int
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ..., resources: _Optional[_Mapping[str, int]] = ..., resources_used: _Optional[_Mapping[str, int]] = ..., trouble: _Optional[str] = ..., until_us: _Optional[int] = ..., metrics: _Optional[str] = ..., fix: _Optional[str] = ..., level: _Optional[str] = ..., freezer: _Optional[str] = ..., clock_error_us: _Optional[int] = ..., switches: _Optional[int] = ..., late_switches: _Optional[int] = ..., call_cores: _Optional[int] = ..., by: _Optional[str] = ..., since_us: _Optional[int] = ...) -> None: ...
 
 class QueueView(_message.Message):
     __slots__ = ("id", "partition", "dispatch", "policy", "state", "pending", "running", "held_tasks", "limits", "held", "of_class")

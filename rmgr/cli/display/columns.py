@@ -141,6 +141,12 @@ def _node_state(node: NodeView) -> str:
     return f"{node.state} until {clock(node.until_us)}" if node.state == NodeState.QUARANTINED and node.until_us else str(node.state)
 
 
+def _node_reason(node: NodeView) -> str:
+    """With who drains it, since when."""
+    who = f"drained by {node.by}, {clock(node.since_us)}" if node.by else ""
+    return f"{node.reason} ({who})" if node.reason and who else node.reason or who
+
+
 def node_columns(now_us: int) -> tuple[Column, ...]:
     """`rmgr nodes`: used/total in the resource columns."""
     return (
@@ -152,7 +158,9 @@ def node_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="RUN", text=lambda n: str(n.running), order=lambda n: n.running, right=True),
         Column(name="LOAD", text=lambda n: "" if n.load is None else f"{n.load:.2f}", order=lambda n: n.load, right=True),
         Column(name="SEEN", text=lambda n: age(n.seen_us, now_us), order=lambda n: n.seen_us, right=True),
-        Column(name="REASON", text=lambda n: n.reason),
+        Column(name="REASON", text=_node_reason),
+        Column(name="BY", text=lambda n: n.by, default=False),
+        Column(name="SINCE", text=lambda n: clock(n.since_us) if n.since_us else "", order=lambda n: n.since_us, default=False),
         Column(name="PARTITION", text=lambda n: n.partition, default=False),
         Column(name="SITE", text=lambda n: n.site, default=False),
         Column(name="SPEED", text=lambda n: f"{n.speed:g}", order=lambda n: n.speed, right=True, default=False),

@@ -227,6 +227,8 @@ def node(view: NodeView) -> dict[str, Any]:
         "switches": view.switches,
         "late_switches": view.late_switches,
         "call_cores": view.call_cores,
+        "by": view.by,
+        "since": iso(view.since_us),
     }
 
 

@@ -55,14 +55,20 @@ def status(session: Session, watch: bool) -> None:
     "nodes",
     examples="""\
     rmgr nodes
-    rmgr nodes n1 -o +partition,site,speed,features
+    rmgr nodes n1                       with what runs there
+    rmgr nodes n1 -o +partition,site,speed,features,since,by
+    rmgr nodes --forget n7              one that is stopped and revoked is shown no more
     rmgr nodes --json | jq '.nodes[] | select(.state != "up")'""",
     exits=_EXITS,
 )
 @click.argument("names", nargs=-1, metavar="[NODE]...")
+@click.option("--forget", is_flag=True, help="show these no more (the admin's): they are stopped, and revoked; add-node brings them back")
 @table_options
-def nodes(session: Session, names: tuple[str, ...], layout: Layout, watch: bool) -> None:
-    """Nodes: state, used and total cores and memory, tasks that run, load, when they were last heard of."""
+def nodes(session: Session, names: tuple[str, ...], forget: bool, layout: Layout, watch: bool) -> None:
+    """Nodes: state, used and total cores and memory, tasks that run, load, when they were last heard of; of named ones what runs there."""
+    if forget:
+        _forget(session, names)
+        return
 
     def once() -> None:
         found = session.query().nodes()
@@ -77,8 +83,38 @@ def nodes(session: Session, names: tuple[str, ...], layout: Layout, watch: bool)
             table(shown, columns.node_columns(now_us()), layout)
             if not shown:
                 session.note("no node has registered; start one: rmgr starter")
+            if names and not layout.columns:
+                _draw_work(session, {node.id for node in shown})
 
     draw(session, once, watch=watch)
+
+
+def _draw_work(session: Session, names: set[str]) -> None:
+    """The jobs of these nodes that run; single tasks have a list of their own."""
+    found = [job for job in session.query().jobs() if names & set(job.nodes)]
+    if found:
+        sys.stdout.write("\n")
+        table(found, columns.job_columns(now_us()), Layout())
+        session.note(f"single tasks: rmgr tasks --node {min(names)}")
+    else:
+        session.note("nothing of yours runs there" if session.config().cluster.uses_gateway else "nothing runs there")
+
+
+def _forget(session: Session, names: tuple[str, ...]) -> None:
+    from rmgr.cli.control.operate import forget_node
+
+    if not names:
+        raise UsageError("--forget needs the names of nodes", hint="rmgr nodes --forget n7")
+    known = {node.id for node in session.query().nodes()}
+    for name in names:
+        if name not in known:
+            raise no_node(name, known)
+    for name in names:
+        forget_node(session, name)
+        if not session.json:
+            sys.stdout.write(f"{name} is forgotten\n")
+    if session.json:
+        emit({"forgotten": list(names)})
 
 
 @command(

@@ -244,7 +244,7 @@ def state_counts(submission: Submission, progress: Progress, running: int) -> di
 def was_cancelled(submission: Submission) -> bool:
     """It was cancelled, whether or not it has been closed since: a closed record keeps the reason that it had."""
     if submission.phase is Phase.CLOSED:
-        return submission.reason not in {Reason.NONE, Reason.USER_HOLD, Reason.DEPENDENCY}
+        return submission.reason not in {Reason.NONE, Reason.USER_HOLD, Reason.OPERATOR_HOLD, Reason.DEPENDENCY}
     return submission.phase is Phase.CANCELLED
 
 

@@ -50,6 +50,8 @@ RECORD_UNSIGNED = {
     "phase": "changed by hold, release, cancel, close",
     "reason": "of the phase",
     "reason_detail": "of the phase",
+    "by": "of the phase",
+    "by_us": "of the phase",
     "owner": "changed when another Submitter takes over",
     "priority": "only the order; an operator may change it",
     "closed_us": "written at the end",

@@ -274,6 +274,8 @@ BOOK.add(
     rigid=optional(BOOK.of(Rigid)),
     ends_with_owner=flag,
     umask=whole(-1, 0o777),
+    by=optional(USER, ""),
+    by_us=SPAN,
     spec_sha256=_SHA256,
     entries=_SHA256,
     signature=words(r"(?:[0-9a-f]{32}:[0-9a-f]{128})?", "a key id and a signature"),

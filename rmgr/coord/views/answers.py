@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rmgr.coord.decisions.gating import told_by, words_of
 from rmgr.coord.decisions.view import Progress, overall_state, running_count, state_counts
 from rmgr.coord.protocol import paths
 from rmgr.coord.views import health
@@ -40,7 +41,7 @@ from rmgr.model.base.ids import taskq_name
 from rmgr.model.base.resources import MIB, Needs, needs_of
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
-from rmgr.model.cluster.node import TAKES_WORK, NodeRecord, NodeState
+from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, Trouble
 from rmgr.model.cluster.queue import Dispatch, QueueSpec
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.submission import Phase, Submission, Work
@@ -77,6 +78,8 @@ def job_view(
         state = State.RUNNING
     claimed_at = min((block.claimed_us for block in claimed if block.claimed_us), default=0)
     reason, detail = submission.reason, submission.reason_detail
+    if told_by(submission):
+        detail = words_of(submission.by, detail)
     if not reason and state is State.INITIAL:
         reason = Reason.RESOURCES if progress.total else ""
         if waits is not None:
@@ -159,6 +162,10 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
     return views
 
 
+def _shown_nodes(snapshot: ClusterSnapshot) -> list[tuple[str, NodeRecord]]:
+    return sorted((name, record) for name, record in snapshot.nodes.items() if not record.forgotten)
+
+
 def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
     """All nodes, by name; load and memory in use are added by whoever can ask the Starters."""
     used: dict[str, list[BlockOnNode]] = defaultdict(list)
@@ -170,7 +177,7 @@ def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
         if block.allocation is not None and not block.done:
             for (name, processes), cores in zip(block.allocation.helpers, block.allocation.cores[1:], strict=True):
                 helped[name].append((cores, processes * block.allocation.memory_mib * MIB))
-    views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in sorted(snapshot.nodes.items())]
+    views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in _shown_nodes(snapshot)]
     return [
         msgspec.structs.replace(view, resources_used=_at_most(others[view.id], view.resources)) if view.resources else view
         for view in views
@@ -207,7 +214,8 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Bloc
     alive = record.guid in snapshot.alive
     trouble = health.trouble_of(snapshot, record)
     tasks = running_count((block.key, block.done) for block in claimed) + len(helped)
-    how = health.condition(record, is_alive=alive, drain=snapshot.drains.get(record.node), trouble=trouble, is_empty=not tasks)
+    drain = snapshot.drains.get(record.node)
+    how = health.condition(record, is_alive=alive, drain=drain, trouble=trouble, is_empty=not tasks)
     wanted = sum(_cores(block) * (block.key.count - block.done.bit_count()) for block in claimed) + sum(cores for cores, _ in helped)
     memory = sum(block.key.memory_mib * MIB * min(block.key.count - block.done.bit_count(), record.capacity.cores) for block in claimed)
     memory += sum(size for _, size in helped)
@@ -237,7 +245,18 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Bloc
         metrics=record.metrics if alive else "",
         fix=how.fix,
         level=how.level,
+        by=drain.user if drain is not None else "",
+        since_us=_since_us(record, drain, trouble, alive=alive),
     )
+
+
+def _since_us(record: NodeRecord, drain: Drain | None, trouble: Trouble | None, *, alive: bool) -> int:
+    """Since when it is as it is; 0 = nobody knows."""
+    if drain is not None:
+        return drain.since_us
+    if trouble is not None:
+        return trouble.since_us
+    return record.registered_us if alive and record.state is NodeState.UP else 0
 
 
 def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
@@ -367,6 +386,14 @@ def _all_ended(job: JobView) -> str:
     return f"all {job.tasks} tasks have ended" if job.tasks != 1 else "its only task has ended"
 
 
+def _held_words(submission: Submission) -> str:
+    """By whom, and who may release it."""
+    if told := told_by(submission):
+        return f"{told}; operators alone release it: ask {submission.by}, or another operator"
+    words = f" ({submission.reason_detail})" if submission.reason_detail else ""
+    return f"held by its user{words}; rmgr release {submission.id} lets it go on"
+
+
 def _verb(block: BlockOnNode) -> str:
     return "claimed by" if block.allocation is None else "placed on"
 
@@ -390,9 +417,9 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         told = f"{submission.reason_detail}; nothing that they signed starts: submit it again with new ones, and rmgr cancel {job.id}"
         why.append(WhyView(what="revoked", id=str(job.id), detail=told))
     elif submission.phase is Phase.HELD:
-        why.append(WhyView(what="hold", id=str(job.id), detail=f"held by its user; rmgr release {job.id} lets it go on"))
+        why.append(WhyView(what="hold", id=str(job.id), detail=_held_words(submission)))
     elif submission.phase is Phase.CANCELLED:
-        why.append(WhyView(what="cancel", id=str(job.id), detail="cancelled; what still runs is being stopped"))
+        why.append(WhyView(what="cancel", id=str(job.id), detail=f"{told_by(submission) or 'cancelled'}; what still runs is being stopped"))
     if waiting := snapshot.waiting.get(job.id, 0):
         why.append(WhyView(what="backoff", id=str(job.id), detail=f"{counted(waiting, 'task')} to run again after a failed attempt"))
     if running := job.counts[State.RUNNING]:  # those that have not begun have words of their own

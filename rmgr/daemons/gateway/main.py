@@ -174,7 +174,7 @@ class Gateway:
             if multi.name != "SUBMIT":
                 others = submitter_rights.check_commit(person, multi, self._owner_of)
             try:
-                built = rebuild(multi, self._cluster.asked_by(caller))
+                built = rebuild(multi, self._cluster.asked_by(caller, is_operator=person.is_free))
             except Moved as moved:
                 return moved.conflict(multi)
             if built.record is not None:

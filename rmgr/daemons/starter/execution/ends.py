@@ -398,7 +398,7 @@ class Ends:
         words = block.cancel_words(index)
         if words is not None:
             block.take_ready((index,))
-            block.settle([cancelled(index, words)], now_s)
+            block.settle([cancelled(index, words, block.cancel_reason(index))], now_s)
 
     def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
         """Tasks (no longer in ready) that cannot be started."""
@@ -521,6 +521,6 @@ def _is_plain(block: ClaimedBlock) -> bool:
     return not leaves_files and not (allocation is not None and allocation.helpers)
 
 
-def cancelled(index: int, words: str) -> Outcome:
+def cancelled(index: int, words: str, reason: Reason = Reason.USER_CANCEL) -> Outcome:
     """The outcome of a task that was cancelled before it started."""
-    return Outcome(index=index, state=State.CANCELLED, reason=Reason.USER_CANCEL, error=words)
+    return Outcome(index=index, state=State.CANCELLED, reason=reason, error=words)

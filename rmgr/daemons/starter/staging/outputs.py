@@ -443,7 +443,7 @@ def conclude(
     told = written or Written(data=ending.data, log=(ending.out.data, ending.err.data))
     reason, state = ending.reason, State.COMPLETED
     if reason is Reason.USER_CANCEL or (cancelled is not None and reason is not Reason.NONE):
-        reason, state = Reason.USER_CANCEL, State.CANCELLED
+        reason, state = block.cancel_reason(index), State.CANCELLED
     elif reason is not Reason.NONE:
         ruling = rule(reason, block.data, alone=block.key.count == 1, backoff_us=backoff_us, max_losses=max_losses)
         if isinstance(ruling, Again) and not ending.is_final:
