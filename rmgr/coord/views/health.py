@@ -63,7 +63,8 @@ def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, troubl
                 state=state, reason=told, fix=f"start its Starter{_on(record)}, and rmgr resume {name}", level=Level.WARNING
             )
         if is_fenced and reason == liveness.REVOKED:
-            return NodeCondition(state=state, reason=reason, fix=f"rmgr admin add-node {name} lets it in again", level=Level.WARNING)
+            fix = f"rmgr admin add-node {name} lets it in again; if it is not to come back: rmgr nodes --forget {name}"
+            return NodeCondition(state=state, reason=reason, fix=fix, level=Level.WARNING)
         fix = f"start its Starter{_on(record)}; if the node is not to come back: rmgr drain {name}"
         return NodeCondition(state=state, reason=reason, fix=fix, level=Level.PROBLEM)
     leaving = NodeState.DRAINED if is_empty else NodeState.DRAINING
