@@ -24,7 +24,7 @@ from typing import Any
 try:
     import numpy as np
 except ImportError:
-    sys.exit("client.py needs numpy; type: pip install 'rmgr[calls]'")
+    sys.exit("client.py needs numpy; type: pip install numpy")
 
 import rmgr
 from rmgr.errors import CallFailed, RmgrError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from prometheus_client import generate_latest
-from rmgr.daemons.server.metrics import ServerMetrics
+from rmgr.daemons.server.owner import ServerMetrics
 
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
