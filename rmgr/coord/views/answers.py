@@ -50,6 +50,8 @@ from rmgr.model.views import ExplainView, FailureView, JobView, LeaderView, Leve
 #: States counted by `rmgr status` and `rmgr show`, in their order.
 COUNTED = (State.INITIAL, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED, State.HELD, State.SUSPENDED)
 _MOST = 8  #: nodes that refuse a user's work and are named
+#: A submission whose tasks have failed while it was held bears such a reason still.
+_HELD_FOR = frozenset({Reason.USER_HOLD, Reason.OPERATOR_HOLD, Reason.DEPENDENCY})
 
 
 def job_view(
@@ -84,8 +86,8 @@ def job_view(
         reason = Reason.RESOURCES if progress.total else ""
         if waits is not None:
             reason, detail = REASONS.get(waits.what, reason), waits.reason
-    elif not reason and state is State.FAILED:
-        reason = progress.reason
+    elif state is State.FAILED and (not reason or reason in _HELD_FOR):
+        reason, detail = progress.reason, ""  # what it waited for says nothing of how it failed
     elif state is State.STOPPING:
         detail = claimed[0].stopping
     elif state is State.STARTING:
