@@ -162,18 +162,25 @@ class Follower:
             return
         self._flying, self._again = True, False
         coordinator, first, window = self._host.coordinator, self._next, self._window
-        gets = [coordinator.get(paths.fragment(self.number, first + i)) for i in range(window)] if asked is None else [asked]
-        done = coordinator.get(paths.done(self.number)) if check else None
-        if window == 1 and not check and self._may_end():
-            gets[0].add_done_callback(lambda _: self._host.post(lambda: self._answered(first, gets, None, None)))
-            return
-        self._watched = watched = first + window
-        self._is_paced = self._pace.wait_s() > 0
-        probe = coordinator.stat(paths.fragment(self.number, watched), watch=lambda: self._on_watch(watched))
-        if window == 1:  # somebody may wait for just this one
-            gets[0].add_done_callback(lambda _: self._host.post(lambda: self._arrived_alone(first, gets[0])))
+        probe = done = None
+        if window != 1 or check or not self._may_end():
+            # Before what it stands behind is read: when that is still there afterwards, this one was not paged out, it is yet to come.
+            self._watched = watched = first + window
+            self._is_paced = self._pace.wait_s() > 0
+            probe = coordinator.stat(paths.fragment(self.number, watched), watch=lambda: self._on_watch(watched))
+        if asked is None:
+            gets = [coordinator.get(paths.fragment(self.number, first + i)) for i in range(window)]
+            questions: list[Future[Any]] = [probe, *gets] if probe is not None else [*gets]
+        else:
+            gets = [asked]
+            questions = [asked, probe] if probe is not None else [asked]
+            if probe is not None:  # somebody may wait for just this one
+                asked.add_done_callback(lambda _: self._host.post(lambda: self._arrived_alone(first, asked)))
+        if check:
+            done = coordinator.get(paths.done(self.number))
+            questions.append(done)
         # Answers come in the order of the questions: when the last is there, all are.
-        probe.add_done_callback(lambda _: self._host.post(lambda: self._answered(first, gets, done, probe)))
+        questions[-1].add_done_callback(lambda _: self._host.post(lambda: self._answered(first, gets, done, probe)))
 
     def _on_watch(self, number: int) -> None:
         """Runs on the thread that brings the watch. The fragment is asked for at once, unless others are being read."""
@@ -230,9 +237,9 @@ class Follower:
         present = self._take_run(first, found)
         if done is not None and not self._count(counted):
             return
-        if present < len(found):  # the end of a wide window; or, when not even the announced one is there, paged out
+        if present < len(found):  # paged out meanwhile
             self._window = 0
-            self._look(check=not present)
+            self._look(check=True)
         elif probe is None:  # it was not the last, or is still being judged
             self._window = 0
             self._look()
@@ -288,7 +295,7 @@ class Follower:
             self._read_gathered(is_more=True)
         elif (present < _DENSE and not is_more) or not self._gather():  # the next one is watched
             self._flying, self._window = False, 0
-            self._look(check=not present and not is_more)
+            self._look(check=is_more or present != 1)  # the rest is not there yet, or was paged out meanwhile
 
     def _count(self, counted: Stamped | None) -> bool:
         """Acts on what `/done` says. False: another reading has begun."""

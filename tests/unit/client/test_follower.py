@@ -166,6 +166,46 @@ def test_what_was_paged_out_while_it_gathered_is_read_from_its_page(crowd: World
     assert crowd.seen == [0, 1]
 
 
+def follow_while_paged(world: World, *, page_after: int) -> int:
+    """Follows 90 fragments, of which a leader pages 70 out after so many requests; returns how many there were when nothing moved."""
+    leader = MemoryCoordinator(world.coordinator.tree)
+    world.store, world.coordinator.auto = MemoryStore(), False
+    path, datas = paths.fragment_prefix(1), [fragment(number) for number in range(90)]
+    for data in datas:
+        leader.commit(Multi(name="T", ops=(Create(path, data, sequence=True),), proof=Exists(path))).result(60)
+    world.follower.start(fresh=False)
+    requests = settle(world, most=page_after)
+    done = encode_record(Paged(base=70))
+    world.store.put(keys.page(1, 0), join_page(datas[:70]))
+    ops = (*(Delete(paths.fragment(1, number)) for number in range(70)), Set(paths.done(1), done, 0))
+    leader.commit(Multi(name="T", ops=ops, proof=Holds(paths.done(1), done))).result(60)
+    requests += settle(world)
+    leader.close()
+    return requests
+
+
+def settle(world: World, most: int = 1_000_000) -> int:
+    """Serves at most so many requests, and all that comes of them; a slow resync is not waited for. Returns how many these were."""
+    for served in range(most):
+        while not world.coordinator.server_step():
+            if not world.coordinator.client_step() and not world.messages and not world.ring():
+                return served
+            world.run()
+    return most
+
+
+@pytest.mark.parametrize("unfinished", [0, 1000])
+def test_fragments_may_be_paged_out_between_any_two_requests(unfinished: int) -> None:
+    page_after = requests = 0
+    while page_after <= requests:
+        world = World(unfinished=lambda: unfinished)
+        requests = follow_while_paged(world, page_after=page_after)
+        assert world.seen == list(range(90)), f"paged out after {page_after} requests of {requests}"
+        world.follower.stop()
+        world.coordinator.close()
+        page_after += 1
+
+
 # -- what a user may have written ----------------------------------------------------------------------------------------------
 
 
