@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from rmgr.client.logs.lines import Line, LineCutter
-from rmgr.client.logs.live import LiveOutput, OutputPiece, nodes_of
+from rmgr.client.logs.live import LiveOutput, OutputPiece, claims_of
+from rmgr.client.logs.stored_logs import read_flushed
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol.keys import STREAMS
-from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, UsageError
+from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, PermissionDenied, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.client.connection import Connection
     from rmgr.client.futures import Future
+    from rmgr.client.logs.live import NodeClaims
     from rmgr.coord.protocol.ports import Coordinator, Store
 
 #: How often is looked for lines.
@@ -101,17 +103,32 @@ def _pause(deadline: Deadline) -> None:
 
 
 def _so_far(reach: ConnectionPlace, number: int, wanted: dict[int, Future], streams: tuple[str, ...]) -> Iterator[OutputPiece]:
-    """What tasks that run have written by now."""
+    """What tasks that run have written by now; of a node that cannot be reached, as far as the store has it."""
     from rmgr.adapters.rpc.server import NodeClient
 
-    for node, endpoint in nodes_of(reach, number):
-        with NodeClient(endpoint, via=reach.via, credentials=reach.credentials()) as client:
-            for task in client.running(number):
-                if task.node != node or task.index not in wanted:
+    for claims in claims_of(reach, number):
+        with NodeClient(claims.endpoint, via=reach.via, credentials=reach.credentials()) as client:
+            try:
+                running = client.running(number)
+            except (Unavailable, PermissionDenied):
+                yield from _stored_so_far(reach, number, claims, wanted, streams)
+                continue
+            for task in running:
+                if task.node != claims.node or task.index not in wanted:
                     continue
                 for said in client.logs(number, task.index, attempt=task.attempt, stream=streams[0] if len(streams) == 1 else ""):
                     if said.data:
                         yield OutputPiece(submission=number, position=task.index, attempt=task.attempt, stream=said.stream, data=said.data)
+
+
+def _stored_so_far(
+    reach: ConnectionPlace, number: int, claims: NodeClaims, wanted: dict[int, Future], streams: tuple[str, ...]
+) -> Iterator[OutputPiece]:
+    for block in claims.blocks:
+        for index in range(block.first, block.end):
+            for name in streams if index in wanted else ():
+                for data in read_flushed(reach.data_store(), number, index, block.attempt, name):
+                    yield OutputPiece(submission=number, position=index, attempt=block.attempt, stream=name, data=data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

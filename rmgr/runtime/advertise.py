@@ -1,7 +1,8 @@
-"""Address at which others reach a daemon: what it registers when it listens on every address of its machine."""
+"""Address at which others reach a daemon: what it registers when it listens on every address, and what a machine has that joins."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 #: Hosts that mean every address: nobody can dial them.
@@ -29,3 +30,20 @@ def advertised(endpoint: str, advertise: str = "") -> str:
         is_bare = advertise.endswith("]") or ":" not in advertise
         return f"{advertise}:{port}" if is_bare else advertise
     return f"{socket.gethostname()}:{port}" if host in _EVERYWHERE else endpoint
+
+
+def address_towards(endpoint: str, *, timeout_s: float) -> str:
+    """The address of this machine from which a connection to HOST:PORT goes out, an IPv6 one in brackets.
+
+    "" where only this machine (loopback) or only its link would reach it, or where no connection comes about.
+    Cost: a connection, ended at once.
+    """
+    host, _, port = endpoint.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+            found = ipaddress.ip_address(connection.getsockname()[0])
+    except (OSError, ValueError):
+        return ""
+    if found.is_loopback or found.is_link_local:
+        return ""
+    return f"[{found}]" if found.version == 6 else str(found)

@@ -491,7 +491,7 @@ class ReportRequest(_message.Message):
     def __init__(self, gateway: _Optional[str] = ..., site: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[ServerReport, _Mapping]]] = ..., refresh_us: _Optional[int] = ...) -> None: ...
 
 class ServerReport(_message.Message):
-    __slots__ = ("name", "life", "site", "slots", "mops", "mops_declared", "functions", "load", "measured_ago_us", "bytes_per_s", "round_trip_s", "link_ago_us", "state", "answered", "heard_ago_us")
+    __slots__ = ("name", "life", "site", "slots", "mops", "mops_declared", "functions", "load", "measured_ago_us", "bytes_per_s", "round_trip_s", "link_ago_us", "state", "answered", "heard_ago_us", "same")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -507,6 +507,7 @@ class ServerReport(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     HEARD_AGO_US_FIELD_NUMBER: _ClassVar[int]
+    SAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     life: int
     site: str
@@ -522,7 +523,8 @@ class ServerReport(_message.Message):
     state: str
     answered: _containers.RepeatedCompositeFieldContainer[CallReport]
     heard_ago_us: int
-    def __init__(self, name: _Optional[str] = ..., life: _Optional[int] = ..., site: _Optional[str] = ..., slots: _Optional[int] = ..., mops: _Optional[float] = ..., mops_declared: bool = ..., functions: _Optional[_Iterable[bytes]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., measured_ago_us: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., link_ago_us: _Optional[int] = ..., state: _Optional[str] = ..., answered: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., heard_ago_us: _Optional[int] = ...) -> None: ...
+    same: bool
+    def __init__(self, name: _Optional[str] = ..., life: _Optional[int] = ..., site: _Optional[str] = ..., slots: _Optional[int] = ..., mops: _Optional[float] = ..., mops_declared: bool = ..., functions: _Optional[_Iterable[bytes]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., measured_ago_us: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., link_ago_us: _Optional[int] = ..., state: _Optional[str] = ..., answered: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., heard_ago_us: _Optional[int] = ..., same: bool = ...) -> None: ...
 
 class CallReport(_message.Message):
     __slots__ = ("function", "operations", "bytes", "ran_us", "alone_us", "took_us", "predicted_us")
@@ -543,16 +545,18 @@ class CallReport(_message.Message):
     def __init__(self, function: _Optional[str] = ..., operations: _Optional[int] = ..., bytes: _Optional[int] = ..., ran_us: _Optional[int] = ..., alone_us: _Optional[int] = ..., took_us: _Optional[int] = ..., predicted_us: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("epoch", "policy", "pipeline", "lives")
+    __slots__ = ("epoch", "policy", "pipeline", "lives", "untold")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_FIELD_NUMBER: _ClassVar[int]
     LIVES_FIELD_NUMBER: _ClassVar[int]
+    UNTOLD_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     policy: str
     pipeline: str
     lives: _containers.RepeatedCompositeFieldContainer[LifeHeard]
-    def __init__(self, epoch: _Optional[int] = ..., policy: _Optional[str] = ..., pipeline: _Optional[str] = ..., lives: _Optional[_Iterable[_Union[LifeHeard, _Mapping]]] = ...) -> None: ...
+    untold: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., policy: _Optional[str] = ..., pipeline: _Optional[str] = ..., lives: _Optional[_Iterable[_Union[LifeHeard, _Mapping]]] = ..., untold: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LifeHeard(_message.Message):
     __slots__ = ("name", "life", "heard_ago_us", "over")

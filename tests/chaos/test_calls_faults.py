@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rmgr.adapters.calls.links import STALLED_S
+from rmgr.adapters.rpc.use import UseClient
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CallLost, CallTimeout
+from rmgr.model.cluster.identity import Role
 from tests.harness.called import Called
 from tests.harness.waiting import eventually
+from tests.places import ROOT
 
 pytestmark = pytest.mark.chaos
 
@@ -91,6 +97,43 @@ def test_a_server_that_stands_still_for_longer_than_its_silence_ends_its_calls_o
     world.cluster.kill("s1", signal.SIGCONT)
     assert [future.result(120) for future in futures] == [0.5] * 4
     assert set((world.executions("nap") - before).values()) == {1}
+
+
+def test_clients_that_read_nothing_of_their_answers_hold_their_gateway_for_half_a_minute_and_nobody_else_up(
+    world: Called, caller: Caller, tmp_path: Path
+) -> None:
+    before = sum(world.executions("doubled_after").values())
+    command = [sys.executable, "-m", "tests.harness.stopped_caller", str(tmp_path / "go"), str(8 << 20)]  # 64 MiB both ways
+    environment = {**world.environment(), "RMGR_GATEWAY": world.gateways["g1"], "PYTHONPATH": str(ROOT)}
+    use = UseClient(world.gateways["g1"], role=Role.SUBMITTER, credentials=None, user=caller.user)
+
+    def held() -> float:
+        """Calls that have a thread of the gateway."""
+        return use.use(fresh=True).users[caller.user].used.get("remote_calls", 0)
+
+    clients = [subprocess.Popen([*command, *words], env=environment, stdout=subprocess.PIPE, text=True) for words in ([], ["deaf"])]
+    try:
+        eventually(lambda: sum(world.executions("doubled_after").values()) == before + 2, "both run, and have their arguments")
+        clients[0].send_signal(signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        began_s, slowest_s = time.monotonic(), 0.0
+        with world.caller(gateway="g1") as other:
+            while held():
+                assert time.monotonic() - began_s < STALLED_S + 30, "places of clients that take nothing are not given back"
+                asked_s = time.monotonic()
+                assert other.call("nap", 0.0, timeout=60) == 0.0
+                slowest_s = max(slowest_s, time.monotonic() - asked_s)
+                time.sleep(0.2)
+        assert time.monotonic() - began_s > STALLED_S - 5, "one that lives is not cut off for a slow link"
+        assert slowest_s < 15, "others' calls go on meanwhile"
+        clients[0].send_signal(signal.SIGCONT)
+        assert clients[0].communicate(timeout=120)[0] == "right\n"  # its server has kept the answer
+    finally:
+        for client in clients:
+            client.kill()
+            client.wait(30)
+        use.close()
+    assert sum(world.executions("doubled_after").values()) == before + 2
 
 
 def test_a_server_that_is_asked_to_end_finishes_what_it_has(world: Called, caller: Caller, tmp_path: Path) -> None:

@@ -53,6 +53,12 @@ def twice(x):
     x *= 2
     return x
 
+def doubled_after(x, path):
+    note("doubled_after")
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    return x * 2
+
 def both(x):
     return x + 1, float(x.sum())
 
@@ -89,6 +95,12 @@ operations = "1000000"
 name = "twice"
 call = "solvers:twice"
 arguments = ["inout x float64[n]"]
+operations = "n"
+
+[[function]]
+name = "doubled_after"
+call = "solvers:doubled_after"
+arguments = ["in x float64[n]", "in path str", "out y float64[n]"]
 operations = "n"
 
 [[function]]

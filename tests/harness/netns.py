@@ -41,6 +41,7 @@ class Machines:
         self.address = f"10.81.{number}.1"  #: of this namespace, for all machines
         self._network = f"10.81.{number}"
         self._bridge = f"rmgrb{os.getpid() % 100000}"
+        self.addresses: dict[str, str] = {}  #: of machines
         self._names: dict[str, str] = {}  # machine -> namespace
         self._children: list[subprocess.Popen[bytes]] = []
 
@@ -54,7 +55,7 @@ class Machines:
         """A new machine; returns its address."""
         index = len(self._names) + 2
         space, outside = f"rmgr{os.getpid()}{name}", f"rv{os.getpid() % 100000}x{index}"
-        address = f"{self._network}.{index}"
+        address = self.addresses[name] = f"{self._network}.{index}"
         _ip("netns", "add", space)
         self._names[name] = space
         _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", space)

@@ -26,9 +26,22 @@ def echoed(_offer: Any, arguments: bytes) -> tuple[Any, bytes]:
 
 
 class PlayedServer:
-    """Answers offers by `work` on a thread each; `verdicts` are given first, one an offer, in place of ACCEPTED; -1: none."""
+    """Answers offers by `work` on a thread each; `verdicts` are given first, one an offer, in place of ACCEPTED; -1: none.
 
-    def __init__(self, endpoint: str, name: str, *, work: Work = echoed, functions: tuple[bytes, ...] = (b"echo",), **hello: Any) -> None:
+    in_one_piece: it sends an answer as one, however large.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        *,
+        work: Work = echoed,
+        functions: tuple[bytes, ...] = (b"echo",),
+        in_one_piece: bool = False,
+        **hello: Any,
+    ) -> None:
+        self._piece = 1 << 30 if in_one_piece else PIECE_BYTES
         self.name, self.work = name, work
         self.life = int.from_bytes(os.urandom(8), "big")
         self.verdicts: list[int] = []
@@ -57,7 +70,7 @@ class PlayedServer:
         return b"".join(piece.data for piece in self.stub.Take(pb.TakeRequest(key=key)))
 
     def give(self, key: bytes, outcome: Any, answer: bytes = b"") -> bool:
-        return bool(self.stub.Give(_parts(key, outcome, answer)).is_taken)
+        return bool(self.stub.Give(_parts(key, outcome, answer, self._piece)).is_taken)
 
     def _read(self) -> None:
         with suppress(grpc.RpcError):
@@ -93,7 +106,7 @@ class PlayedServer:
                 self.gave.append(self.give(offer.key, outcome, answer))
 
 
-def _parts(key: bytes, outcome: Any, answer: bytes) -> Iterator[Any]:
+def _parts(key: bytes, outcome: Any, answer: bytes, piece: int) -> Iterator[Any]:
     yield pb.GivePart(key=key, outcome=outcome)
-    for at in range(0, len(answer), PIECE_BYTES):
-        yield pb.GivePart(data=answer[at : at + PIECE_BYTES])
+    for at in range(0, len(answer), piece):
+        yield pb.GivePart(data=answer[at : at + piece])

@@ -466,7 +466,9 @@ class Relay:
                     out_s += time.monotonic() - began_s
                 left -= len(data)
                 if not data or len(data) > PIECE_BYTES or left < 0:
-                    raise UsageError(f"server {link.name if link else '?'} sends another number of bytes than it said")
+                    outcome.CopyFrom(_unlike(link.name if link is not None else "?", outcome.bytes, left))
+                    yield pb.ToCaller(outcome=outcome)
+                    break
                 yield pb.ToCaller(data=data)
                 data = b""
             given.is_taken = True
@@ -474,7 +476,7 @@ class Relay:
             return  # the server broke off: the client asks again, and the answer is kept there
         finally:
             given.done.set()
-        if link is not None and in_s > 0:  # else its answer was there before this RPC, or clocks disagree: nothing was measured
+        if link is not None and in_s > 0 and not left:  # else its answer was there before this RPC, is none, or clocks disagree
             link.transferred(one.ask.bytes + outcome.bytes, in_s + out_s)
         with suppress(StopIteration, grpc.RpcError), self._stalls.waited(one.context):
             if next(one.requests).acknowledged and link is not None:
@@ -535,6 +537,12 @@ class Relay:
             return self._choosing.explain(caller, request)
         except RmgrError as error:
             return fail(context, error)
+
+
+def _unlike(server: str, announced: int, left: int) -> Any:
+    """In place of an answer that is not as its server announced it: asked again it would send the same. left: bytes not yet sent."""
+    why = f"more bytes than the {announced} of its answer" if left < 0 else f"pieces that are empty, or above {PIECE_BYTES} bytes"
+    return pb.CallOutcome(kind=pb.CallOutcome.FAILED, error=f"server {server} sends {why}")
 
 
 def _verdict(verdict: Any, life: int) -> Any:

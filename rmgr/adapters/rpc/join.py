@@ -63,8 +63,8 @@ def handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(_SERVICE, methods)
 
 
-def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: float = _TIMEOUT_S) -> tuple[str, Role, str]:
-    """(name, role, sealed bundle) for the holder of a token's certificate; asks one WatchDog after the other.
+def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: float = _TIMEOUT_S) -> tuple[str, Role, str, str]:
+    """(name, role, sealed bundle, who answered) for the holder of a token's certificate; asks one WatchDog after the other.
 
     Raises: PermissionDenied (used, expired, withdrawn, no nonce); Unavailable naming who was asked.
     """
@@ -72,8 +72,8 @@ def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: fl
     def dial(endpoint: str) -> grpc.Channel:
         return secure_channel(endpoint, (pair.ca, pair.key, pair.certificate), Role.WATCHDOG, OPTIONS)
 
-    reply = _ask(endpoints, dial, "Redeem", join_pb2.RedeemRequest(nonce=nonce), join_pb2.RedeemReply, timeout_s)
-    return reply.name, Role(reply.role), reply.sealed.decode()
+    reply, endpoint = _ask(endpoints, dial, "Redeem", join_pb2.RedeemRequest(nonce=nonce), join_pb2.RedeemReply, timeout_s)
+    return reply.name, Role(reply.role), reply.sealed.decode(), endpoint
 
 
 def renew(endpoints: Sequence[str], credentials: Credentials, generation: int, *, timeout_s: float = _TIMEOUT_S) -> tuple[int, str]:
@@ -82,18 +82,20 @@ def renew(endpoints: Sequence[str], credentials: Credentials, generation: int, *
     def dial(endpoint: str) -> grpc.Channel:
         return open_channel(endpoint, credentials, Role.WATCHDOG, OPTIONS)
 
-    reply = _ask(endpoints, dial, "Renew", join_pb2.RenewRequest(generation=generation), join_pb2.RenewReply, timeout_s)
+    reply, _ = _ask(endpoints, dial, "Renew", join_pb2.RenewRequest(generation=generation), join_pb2.RenewReply, timeout_s)
     return int(reply.generation), str(reply.secret)
 
 
-def _ask(endpoints: Sequence[str], dial: Callable[[str], grpc.Channel], name: str, request: Any, reply: Any, timeout_s: float) -> Any:
-    """The first answer; an endpoint that does not answer is followed by the next."""
+def _ask(
+    endpoints: Sequence[str], dial: Callable[[str], grpc.Channel], name: str, request: Any, reply: Any, timeout_s: float
+) -> tuple[Any, str]:
+    """The first answer, and whose it is; an endpoint that does not answer is followed by the next."""
     trouble: RmgrError = Unavailable("no WatchDog is known to ask", hint="name one: --watchdog HOST:PORT")
     for endpoint in endpoints:
         with dial(endpoint) as channel:
             call = channel.unary_unary(f"/{_SERVICE}/{name}", _bytes, reply.FromString)
             try:
-                return call(request, timeout=timeout_s / max(1, len(endpoints)), wait_for_ready=False)
+                return call(request, timeout=timeout_s / max(1, len(endpoints)), wait_for_ready=False), endpoint
             except grpc.RpcError as error:
                 trouble = rebuild(error, endpoint)
         if not isinstance(trouble, Unavailable):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.invitation import Token
 
 _MOST = 64 * 1024
+#: For one more connection to who has just answered.
+_CONNECT_S = 5.0
 
 
 @command(
@@ -35,6 +37,9 @@ _MOST = 64 * 1024
 def join(session: Session, source: str, directory: str | None, endpoints: tuple[str, ...]) -> None:
     """Makes this machine a part of a secured cluster: fetches its credentials and writes its configuration.
 
+    A Starter will listen on the address by which this machine reached the WatchDog, so that output, ranks and terminals work from
+    other machines ([starter] listen in the configuration that is written).
+
     The token is read from FILE, or with - from standard input. A lost answer costs nothing: the same command again, on
     the same machine, gets the same credentials.
     """
@@ -42,7 +47,9 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     from rmgr.adapters.identity.credentials import endpoints_file, write_files
     from rmgr.adapters.rpc import join as rpc_join
     from rmgr.cli.display.render import emit
+    from rmgr.model.cluster.identity import Role
     from rmgr.procedures.securing import purpose
+    from rmgr.runtime.advertise import address_towards
 
     told = invitation.decode(_read(session, source))
     where = Path(directory).expanduser() if directory else _default_directory()
@@ -51,7 +58,8 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     nonce = _nonce(where, told.invitation)
     asked = endpoints or told.endpoints
     try:
-        name, role, sealed = rpc_join.redeem(asked, invitation.tls_pair(told), nonce.read_text(), timeout_s=session.left_s(20.0) or 20.0)
+        timeout_s = session.left_s(20.0) or 20.0
+        name, role, sealed, answered = rpc_join.redeem(asked, invitation.tls_pair(told), nonce.read_text(), timeout_s=timeout_s)
     except PermissionDenied as error:
         nonce.unlink()  # it opens nothing any more
         if renews:
@@ -65,17 +73,22 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
         ) from None
     files = invitation.unseal_files(told.key, purpose(name), base64.b64decode(sealed))
     write_files(bundle, files | endpoints_file(asked), replace=renews)
+    listens = ""
     if not config.exists():
-        config.write_text(_config(told, bundle))
+        listens = address_towards(answered, timeout_s=session.left_s(_CONNECT_S) or _CONNECT_S) if role is Role.STARTER else ""
+        config.write_text(_config(told, bundle, listens))
     nonce.unlink(missing_ok=True)
     start = f"rmgr {role} --config {config}"
     if session.json:
-        emit({"name": name, "role": role, "bundle": str(bundle), "config": str(config), "command": start})
+        emit({"name": name, "role": role, "bundle": str(bundle), "config": str(config), "listen": listens, "command": start})
         return
     if renews:
         sys.stdout.write(f"{role} {name} has new credentials in {bundle}: restart it\n")
         return
-    sys.stdout.write(f"this machine is {role} {name} now: credentials in {bundle}, configuration in {config}\nstart it: {start}\n")
+    reached = f"others will reach it at {listens} ([starter] listen there)\n" if listens else ""
+    sys.stdout.write(
+        f"this machine is {role} {name} now: credentials in {bundle}, configuration in {config}\n{reached}start it: {start}\n"
+    )
 
 
 def _has_joined(told: Token, bundle: Path, config: Path) -> bool:
@@ -139,8 +152,8 @@ def _nonce(where: Path, number: str) -> Path:
     return path
 
 
-def _config(told: Token, bundle: Path) -> str:
-    """Configuration of the daemon that this machine will run."""
+def _config(told: Token, bundle: Path, listens: str) -> str:
+    """Configuration of the daemon that this machine will run. listens: the address of a Starter, "" = loopback."""
     lines = [
         f"# Written by rmgr join for {told.role} {told.name}; deploy/rmgr.toml explains every key.",
         "[cluster]",
@@ -154,4 +167,5 @@ def _config(told: Token, bundle: Path) -> str:
     ]
     if told.role == "starter":
         lines += ["", "[starter]", f"node = {json.dumps(told.name)}"]
+        lines += [f"listen = {json.dumps(f'{listens}:0')}"] if listens else []
     return "\n".join(lines) + "\n"

@@ -162,8 +162,10 @@ def _from_node(session: Session, task: TaskView, streams: Sequence[str]) -> Iter
             for piece in client.logs(task.submission, task.position, attempt=task.attempt, stream=only):
                 if piece.data:
                     yield _piece(task, piece.attempt, piece.stream, piece.data, piece.time_us)
-    except (NotFound, Unavailable) as error:
+    except NotFound as error:
         session.detail(f"{task.id}: {error.message}")
+    except Unavailable as error:
+        session.note(f"{task.id}: {error.message}; what the data store has of its output follows, up to a minute old")
 
 
 def _piece(task: TaskView, attempt: int, stream_: str, data: bytes, time_us: int) -> OutputPiece:

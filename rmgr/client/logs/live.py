@@ -1,6 +1,7 @@
 """Output of running tasks as it comes: from the Starters' gRPC service while they run, the rest from what they left.
 
-One thread a streamed task; what arrives passes through a queue to the command's own thread, which alone writes.
+One thread a streamed task; what arrives passes through a queue to the command's own thread, which alone writes. Of a node that cannot be
+reached comes what it writes into the data store meanwhile, until it can be: later, but no less.
 """
 
 from __future__ import annotations
@@ -9,27 +10,37 @@ import contextlib
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmgr.client.logs.stored_logs import read_ended, unseen
+from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import STREAMS
-from rmgr.errors import NotFound, RmgrError, Unavailable
+from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.base.units import format_size
+from rmgr.model.tasks import gap
+from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.coord.protocol.ports import Coordinator, Store
+    from rmgr.model.tasks.block import BlockKey
 
 #: Tasks whose output is streamed at once; of the others it comes when they end.
 MAX_STREAMS = 64
 #: How long a stream may take to bring what its task wrote last, after the task is known to have ended.
 _DRAIN_S = 2.0
-#: How long a node that did not answer is left alone; behind a gateway it may have been that.
-_SILENT_S, _SILENT_BEHIND_S = 10.0, 2.0
+#: How long a node that did not answer is left alone; the first time, and behind a gateway, it may have been something else.
+_SILENT_S, _SILENT_FIRST_S = 10.0, 2.0
+#: So often in a row it has not answered, and its output is looked for in the data store.
+_SURE = 2
+#: How long one look there may take, and how long a store that did not answer is left alone.
+_STORE_S, _STORE_AWAY_S = 2.0, 10.0
+#: Parts of one stream that one look takes: the rest comes with the next.
+_PARTS_A_LOOK = 4
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 1.0
 
 
@@ -76,7 +87,10 @@ class OutputPiece:
 
 @dataclass(slots=True)
 class _Stream:
-    """One attempt being streamed. shown: bytes passed on, of (stdout, stderr). is_cut: it may have more to say."""
+    """One attempt being streamed. shown: bytes passed on, of (stdout, stderr). is_cut: it may have more to say.
+
+    parts, at: the part in the store that was not read yet, and where in the output it begins; of (stdout, stderr).
+    """
 
     attempt: int
     node: str
@@ -85,6 +99,17 @@ class _Stream:
     client: Any = None
     is_over: bool = False
     is_cut: bool = False
+    parts: list[int] = field(default_factory=lambda: [0, 0])
+    at: list[int] = field(default_factory=lambda: [0, 0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClaims:
+    """Blocks of one submission that a node has claimed. endpoint: of its Starter."""
+
+    node: str
+    endpoint: str
+    blocks: tuple[BlockKey, ...]
 
 
 class LiveOutput:
@@ -113,7 +138,9 @@ class LiveOutput:
         self._streams: dict[int, _Stream] = {}
         self._ended: set[int] = set()
         self._told: set[tuple[int, str]] = set()
-        self._silent_s: dict[str, float] = {}  # endpoints that did not answer, and until when they are left alone
+        self._silent: dict[str, tuple[int, float]] = {}  # endpoints that did not answer: how often, and until when they are left alone
+        self._told_silent: set[str] = set()
+        self._store_away_s = -math.inf
         self._wait_s = _FIRST_LOOK_S
         self._look_s = machine.monotonic() + self._wait_s
         self.on_attempt: Callable[[int, int, str], None] = lambda *_: None  #: (position, attempt, node): a new one begins
@@ -141,12 +168,19 @@ class LiveOutput:
         return bool(self._streams)
 
     def look_now(self) -> None:
-        """As `look`, at once. Cost: a call to each node that has claimed something of the submission."""
-        now = machine.monotonic()
+        """As `look`, at once.
+
+        Cost: a call to each node that has claimed something of the submission; while one does not answer a read of the data store.
+        """
         with contextlib.suppress(Unavailable):
-            for node, endpoint in nodes_of(self._place, self._number):
-                if self._silent_s.get(endpoint, -math.inf) < now:
-                    self._look_at(node, endpoint)
+            silent = []
+            for claims in claims_of(self._place, self._number):
+                if self._silent.get(claims.endpoint, (0, -math.inf))[1] < machine.monotonic():
+                    self._look_at(claims.node, claims.endpoint)
+                if self._silent.get(claims.endpoint, (0, 0.0))[0] >= _SURE:
+                    silent.append(claims)
+            if silent and self._store_away_s < machine.monotonic():
+                self._look_into_store(silent)
 
     def ended(self, end: EndedTask) -> Iterator[OutputPiece]:
         """The rest of what a task wrote in its last attempt. Raises StoreUnavailable, DataLost."""
@@ -154,9 +188,9 @@ class LiveOutput:
         stream = self._streams.pop(end.position, None)
         shown = [0, 0]
         if stream is not None:
-            if stream.attempt == end.attempt and stream.thread is not None:
+            if stream.attempt == end.attempt:
                 limit = machine.monotonic() + _DRAIN_S
-                while stream.thread.is_alive() and machine.monotonic() < limit:
+                while stream.thread is not None and stream.thread.is_alive() and machine.monotonic() < limit:
                     yield from self.pieces()
                     stream.thread.join(0.01)
                 yield from self.pieces()
@@ -198,9 +232,12 @@ class LiveOutput:
         try:
             with NodeClient(endpoint, timeout_s=2.0, via=self._place.via, credentials=self._place.credentials()) as client:
                 running = client.running(self._number)
-        except RmgrError:  # it is going, or cannot be reached from here: the stored output comes at the end
-            self._silent_s[endpoint] = machine.monotonic() + (_SILENT_BEHIND_S if self._place.via else _SILENT_S)
+        except RmgrError as error:  # it is going, or cannot be reached from here
+            count = self._silent.get(endpoint, (0, 0.0))[0] + isinstance(error, (Unavailable, PermissionDenied))
+            alone_s = _SILENT_S if count >= _SURE and not self._place.via else _SILENT_FIRST_S
+            self._silent[endpoint] = count, machine.monotonic() + alone_s
             return
+        self._silent.pop(endpoint, None)
         for task in running:
             if task.node != node or task.index in self._ended or (self._wanted is not None and task.index not in self._wanted):
                 continue
@@ -215,6 +252,79 @@ class LiveOutput:
             if not goes_on:
                 self.on_attempt(task.index, task.attempt, node)
             self._begin(task.index, task.attempt, node, endpoint, known.shown if known is not None and goes_on else [0, 0])
+
+    def _look_into_store(self, silent: Sequence[NodeClaims]) -> None:
+        """Passes on what the store has got meanwhile of tasks on nodes that do not answer."""
+        for claims in silent:
+            if claims.node not in self._told_silent:
+                self._told_silent.add(claims.node)
+                self._place.note(
+                    f"node {claims.node} does not answer at {claims.endpoint}: what its tasks write comes from the data store, "
+                    "seconds to a minute later (rmgr doctor)"
+                )
+        asked = self._unheard(silent)
+        try:
+            for _ in range(_PARTS_A_LOOK):
+                rows = {
+                    keys.log(self._number, position, stream.attempt, name, stream.parts[number]): (position, number)
+                    for position, stream in asked.items()
+                    for number, name in enumerate(STREAMS)
+                    if name in self._streams_wanted
+                }
+                found = rows_within(self._place.data_store(), list(rows), MOST_LOG_PART_BYTES, timeout_s=_STORE_S)
+                asked = {rows[row][0]: asked[rows[row][0]] for row in rows if row in found}
+                for row in rows:
+                    if row in found:
+                        self._take_part(rows[row][0], rows[row][1], asked[rows[row][0]], found[row])
+                if not asked:
+                    break
+        except RmgrError:  # what is missing comes with a later look, or with the end
+            self._store_away_s = machine.monotonic() + _STORE_AWAY_S
+
+    def _unheard(self, silent: Sequence[NodeClaims]) -> dict[int, _Stream]:
+        """Tasks, by position, whose output nobody streams and that may run on these nodes; the first ones of many."""
+        found: dict[int, _Stream] = {}
+        for claims in silent:
+            for block in claims.blocks:
+                for position in range(block.first, block.end):
+                    if position in self._ended or (self._wanted is not None and position not in self._wanted):
+                        continue
+                    if len(found) >= MAX_STREAMS:
+                        return found
+                    known = self._streams.get(position)
+                    if known is None or known.attempt < block.attempt:
+                        found[position] = _Stream(block.attempt, claims.node, [0, 0], is_over=True, is_cut=True)
+                    elif known.is_over and known.is_cut:
+                        found[position] = known
+        return found
+
+    def _take_part(self, position: int, number: int, stream: _Stream, data: bytes) -> None:
+        """One more part of a stream was in the store."""
+        known = self._streams.get(position)
+        if known is not stream:
+            if known is None and not self._admits(position, stream.attempt):
+                return
+            if known is not None:
+                self._stop(known)
+            self._streams[position] = stream
+            self.on_attempt(position, stream.attempt, stream.node)
+        begin, fresh = stream.at[number], b""
+        for placed in gap.place((data,)):
+            fresh += placed.fresh(stream.shown[number] - begin)
+            stream.at[number] = begin + placed.end
+        stream.parts[number] += 1
+        stream.shown[number] = max(stream.shown[number], stream.at[number])
+        if fresh:
+            self._pieces.put(
+                OutputPiece(
+                    submission=self._number,
+                    position=position,
+                    attempt=stream.attempt,
+                    stream=STREAMS[number],
+                    data=fresh,
+                    time_us=machine.wall_us(),
+                )
+            )
 
     def _begin(self, position: int, attempt: int, node: str, endpoint: str, shown: list[int]) -> None:
         from rmgr.adapters.rpc.server import NodeClient
@@ -261,6 +371,11 @@ class LiveOutput:
 
 def nodes_of(place: Place, number: int) -> list[tuple[str, str]]:
     """(node, endpoint) of the nodes that have claimed something of a submission. Raises Unavailable."""
+    return [(claims.node, claims.endpoint) for claims in claims_of(place, number)]
+
+
+def claims_of(place: Place, number: int) -> list[NodeClaims]:
+    """What nodes have claimed of a submission. Raises Unavailable."""
     from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.records import decode_record
     from rmgr.model.cluster.node import NodeRecord
@@ -270,14 +385,14 @@ def nodes_of(place: Place, number: int) -> list[tuple[str, str]]:
     timeout_s = place.left_s(5.0) or 5.0
     names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
     claimed = fetch([paths.running_node(name) for name in names], coordinator.children, timeout_s=timeout_s)
-    here = [
-        name
-        for name, blocks in zip(names, claimed, strict=True)
-        if any(paths.parse_block(block).submission == number for block in blocks or ())
-    ]
+    here = {}
+    for name, blocks in zip(names, claimed, strict=True):
+        if mine := tuple(key for key in map(paths.parse_block, blocks or ()) if key.submission == number):
+            here[name] = mine
     records = fetch([paths.node(name) for name in here], coordinator.get, timeout_s=timeout_s)
     found = []
-    for name, item in zip(here, records, strict=True):
+    for (name, mine), item in zip(here.items(), records, strict=True):
         if item is not None:
-            found.append((name, decode_record(item.data, NodeRecord, paths.node(name)).endpoint))
+            endpoint = decode_record(item.data, NodeRecord, paths.node(name)).endpoint
+            found.append(NodeClaims(node=name, endpoint=endpoint, blocks=mine))
     return found

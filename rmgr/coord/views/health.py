@@ -3,8 +3,8 @@
 A *problem* makes the cluster unhealthy: no leader, ZooKeeper or store away; a node that should take work and does not (fenced, lost,
 quarantined, a full disk); waiting work that no node can run; a partition where nobody places. A *warning* is somebody's will, or costs
 nothing yet: a drained node (a fenced one, too, once it is drained), a stopped queue, a partition without nodes and without work, a single
-WatchDog, a policy that failed where FCFS places instead, no Starter where servers serve calls. Busy nodes are neither, nor is one whose
-Starter was stopped in good order.
+WatchDog, a policy that failed where FCFS places instead, no Starter where servers serve calls, a Starter that others do not reach. Busy
+nodes are neither, nor is one whose Starter was stopped in good order.
 """
 
 from __future__ import annotations
@@ -265,6 +265,18 @@ def with_part(view: StatusView, part: PartView) -> StatusView:
     problems = (*view.problems, told) if part.level == Level.PROBLEM else view.problems
     warnings = (*view.warnings, told) if part.level == Level.WARNING else view.warnings
     return msgspec.structs.replace(view, healthy=not problems, parts=(*view.parts, part), problems=problems, warnings=warnings)
+
+
+def unreached(endpoints: Mapping[str, str]) -> tuple[PartView, ...]:
+    """A warning for nodes whose Starters work, and are not reached where they say that they listen. endpoints: by node."""
+    if not endpoints:
+        return ()
+    named = [f"{node} at {endpoint}" for node, endpoint in sorted(endpoints.items())]
+    more = f", and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    lacks = "their output comes late, and terminals and ranks of jobs on several nodes do not work there"
+    reason = f"the leader does not reach {'node ' if len(named) == 1 else 'nodes '}{', '.join(named[:_SHOWN])}{more}: {lacks}"
+    fix = 'a firewall, or [starter] listen there: listen = "ADDRESS:0" with the address of the machine; rmgr doctor looks from here'
+    return (PartView(kind="nodes", id="", state="unreached", reason=reason, fix=fix, level=Level.WARNING),)
 
 
 def of_servers(view: StatusView) -> StatusView:

@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -60,6 +61,8 @@ _SIZES_CHARACTERS = 65_536
 _SIZES_SHOWN = 200
 #: Reports go out so often, whatever the refresh: whoever reports no more hears nothing any more (`server_book.FRESH_US`).
 _LIVES_S = 5.0
+#: Functions in one report to the leader, bytes: a message has 4 MiB at most, and all of it is to be read within `LEADER_S`.
+_FUNCTIONS_BYTES = 1024 * 1024
 _LONGEST_S = 1e12
 
 
@@ -93,6 +96,7 @@ class Calls:
         self._looked_s = self._linked_s = 0.0  # how long the last look at loads took, and at links
         self._stop = threading.Event()
         self._told: frozenset[tuple[str, int, str]] = frozenset()  # servers of the last report, with their states
+        self._known: frozenset[int] = frozenset()  # lives whose functions the leader was told
         self._thread = machine.Thread(target=self._run, name="calls-monitor", daemon=True)
 
     def start(self, endpoint: str) -> None:
@@ -347,12 +351,32 @@ class Calls:
             refresh_us=round(self._refresh_s * 1e6),
         )
         self._own.report(report)
-        answer: ReportAnswer | None = self._asked(lambda leader: leader.report(report))
+        answer = self._told_leader(report)
         if answer is None:
             return
         self._own.set_pipeline(PipelineSpec(partition=CALLS, document=answer.pipeline, name=answer.policy))
         for life in answer.lives:
             self.relay.links.heard_elsewhere(Life(life.name, life.life), life.heard_ago_us, is_over=life.over)
+
+    def _told_leader(self, report: GatewayReport) -> ReportAnswer | None:
+        """Reports without the functions that the leader knows; of much that it does not know a part at a time. None: it does not answer."""
+        answer: ReportAnswer | None = None
+        for _ in range(len(report.servers) + 1):
+            part, size = set[int](), 0
+            for server in report.servers:
+                count = sum(map(len, server.functions))
+                if server.life not in self._known and (not part or size + count <= _FUNCTIONS_BYTES):
+                    part.add(server.life)
+                    size += count
+            servers = (one if one.life in part else msgspec.structs.replace(one, functions=(), same=True) for one in report.servers)
+            answer = self._asked(methodcaller("report", msgspec.structs.replace(report, servers=tuple(servers))))
+            if answer is None:
+                return None
+            self._known = (self._known & {server.life for server in report.servers} | part) - set(answer.untold)
+            if not answer.untold:
+                return answer
+            report = msgspec.structs.replace(report, servers=tuple(msgspec.structs.replace(one, answered=()) for one in report.servers))
+        return answer
 
     def _reported(self, link: ServerLink) -> ServerReport:
         now_s = machine.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from rmgr.daemons.leader.term.certificate_ends import certificate_ends
 from rmgr.daemons.leader.term.cluster_metrics import ClusterMetrics
 from rmgr.daemons.leader.term.leader import Leader
 from rmgr.daemons.leader.term.limits import LeaderUse
+from rmgr.daemons.leader.term.reach import StarterReach
 from rmgr.daemons.leader.term.view import LeaderAnswering
 from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
@@ -47,7 +48,7 @@ from rmgr.daemons.service.serving import open_server
 from rmgr.daemons.service.working import Working
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import EpochRecord, Meta
+from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
 from rmgr.procedures.bootstrap import bootstrap, check_same
 from rmgr.runtime import loop, machine
 from rmgr.runtime.advertise import advertised, advertised_metrics
@@ -72,6 +73,8 @@ STALL_S = 12.0
 _ROUND_S = 2.5
 _IO_THREADS = 2
 _RPC_THREADS = 64
+#: How long the loop may take to say which nodes there are.
+_ANSWER_S = 4.0
 
 
 class Watchdog:
@@ -160,6 +163,12 @@ class Watchdog:
     def followed(self) -> Mapping[int, CountedSubmission] | None:
         """Submissions by number, None while it does not lead. From any thread; to be looked into in the loop."""
         return None if (leader := self.leader) is None else leader.submissions.followed
+
+    def living(self) -> Sequence[NodeRecord]:
+        """Nodes whose Starters are there, none while it does not lead. From any other thread. Raises: TimeoutError."""
+        leader = self.leader
+        found: Sequence[NodeRecord] = () if leader is None else self.call(leader.living).result(_ANSWER_S)
+        return found
 
     def unable(self) -> str:
         """Why it neither leads nor could take over, "" while it does one of both. From any thread."""
@@ -360,6 +369,7 @@ def _serve(
         placings=placings_of(credentials, trust, meta),
         credentials=credentials,
     )
+    reach = StarterReach(watchdog.living, log)
     hosts = config.cluster.hosts_and_chroot()[0]
     answering = LeaderAnswering(
         coordinator,
@@ -371,6 +381,7 @@ def _serve(
         operators=config.security.operators,
         log=log,
         ends_s=partial(certificate_ends, trust, credentials),
+        unreached=reach.unreached,
     )
     server.add_leader(answering)
     ClusterMetrics(answering.measured, metrics.registry)
@@ -391,6 +402,7 @@ def _serve(
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the WatchDog's loop", on_progress=notifier.beat).start()
     voice = VoiceCheck(server.is_mute, ending("the WatchDog's")).start()
+    reach.start()
     working = Working(coordinator, store, guard, watchdog.unable, lambda: voice.trouble)
     end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
     try:
@@ -399,6 +411,7 @@ def _serve(
         watchdog.close()  # first of all: the successor waits for it
         guard.stop()
         voice.stop()
+        reach.stop()
         server.stop(0.2)
         end_metrics()
         signals.restore()

@@ -141,7 +141,8 @@ class Metaserver:
                     numbers = (submit_us, now_us, call.operations, call.ran_us, call.alone_us, call.predicted_us)
                     self._tell("call_answered", Answered(self._answers, server.name, *numbers, call.function, CALLS))
             lives = self._book.heard(report, now_us)
-            return ReportAnswer(epoch=self._epoch, policy=self._spec.name, pipeline=self._spec.document, lives=lives)
+            untold = tuple(server.life for server in report.servers if self._book.find(server.name, server.life) is None)
+            return ReportAnswer(epoch=self._epoch, policy=self._spec.name, pipeline=self._spec.document, lives=lives, untold=untold)
 
     def servers(self, name: str = "") -> ServersView:
         """All servers, or one, by name; a server of which two lives are known has two rows."""

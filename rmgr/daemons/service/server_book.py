@@ -162,7 +162,8 @@ class ServerBook:
             if report.gateway in one.words and (one.name, one.life) not in listed:
                 del one.words[report.gateway]  # the gateway was started anew
         for server in report.servers:
-            self._heard(report, server, now_us)
+            if not server.same or self.find(server.name, server.life) is not None:  # else nobody knows what it offers
+                self._heard(report, server, now_us)
         gone = self._forget(now_us)
         for one in self._every():
             one.settle(now_us)
@@ -242,7 +243,8 @@ class ServerBook:
         one.unfit = _unfit(server)
         if one.unfit:  # nothing of it gets into a formula, a log or a view
             server = msgspec.structs.replace(server, mops=0.0, bytes_per_s=0.0, round_trip_s=0.0, load=None)
-        one.about = msgspec.structs.replace(server, answered=(), load=None)
+        functions = one.about.functions if server.same else server.functions
+        one.about = msgspec.structs.replace(server, answered=(), load=None, functions=functions, same=False)
         rate, round_trip_s, link_us = server.bytes_per_s, server.round_trip_s, now_us - server.link_ago_us
         before = one.words.get(report.gateway)
         if before is not None and before.bytes_per_s > 0 and (before.link_us > link_us or not rate):  # a pick told it

@@ -47,7 +47,8 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
     functions: interfaces as canonical JSON. mops: million operations/s of one slot. measured_ago_us, link_ago_us: how long before the
     report left the load, or the link, was measured. bytes_per_s: 0 = not measured. state: open, leaving, away (the stream broke) or
-    closed (this life is over). answered: since the report before. heard_ago_us: how long ago the gateway heard it.
+    closed (this life is over). answered: since the report before. heard_ago_us: how long ago the gateway heard it. same: its functions were
+    told before, and are left out.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "open"
     answered: tuple[CallReport, ...] = ()
     heard_ago_us: int = 0
+    same: bool = False
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,13 +90,15 @@ class LifeHeard(msgspec.Struct, frozen=True, kw_only=True):
 class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway picks by where no leader answers, and what others know of all servers.
 
-    pipeline: JSON, as `PipelineSpec.document`.
+    pipeline: JSON, as `PipelineSpec.document`. untold: lives whose functions the report left out, and that are not known: it has forgotten
+    these servers, or is a new leader.
     """
 
     epoch: int
     policy: str
     pipeline: str
     lives: tuple[LifeHeard, ...] = ()
+    untold: tuple[int, ...] = ()
 
 
 # -- picks ----------------------------------------------------------------------------------------------------------------------

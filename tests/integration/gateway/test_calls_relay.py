@@ -16,8 +16,11 @@ from rmgr.adapters.calls.asking import CallsClient
 from rmgr.adapters.calls.links import VERSION, ServerLink
 from rmgr.adapters.calls.relay import Relay, Wanted
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.errors import LimitReached, NotFound, RmgrError, StateConflict, UsageError
+from rmgr.client.calls import Caller
+from rmgr.config import load
+from rmgr.errors import CallFailed, LimitReached, NotFound, RmgrError, StateConflict, UsageError
 from rmgr.model.calls.arrays import PIECE_BYTES
+from rmgr.model.calls.interface import encode_interface, interface_of
 from rmgr.model.cluster.limits import UserLimits
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.played_server import PlayedServer, echoed
@@ -29,6 +32,7 @@ class Chosen:
 
     def __init__(self) -> None:
         self.ends: list[Any] = []
+        self.offered: list[bytes] = []  #: interfaces, for clients that look them up
 
     def understood(self, caller: Any, ask: Any) -> Wanted | None:
         wanted = Wanted(f"{ask.function}@1", 1, ask.bytes)
@@ -47,7 +51,7 @@ class Chosen:
         self.ends.append((link.name, outcome.kind))
 
     def functions(self, request: Any) -> Any:
-        return pb.FunctionsReply()
+        return pb.FunctionsReply(functions=[pb.FunctionView(interface=interface, servers=["s1"]) for interface in self.offered])
 
     def servers(self, request: Any) -> Any:
         return pb.ServersReply()
@@ -161,6 +165,22 @@ def test_a_call_that_every_server_bars_is_refused_with_their_reason_and_waits_wh
     first.verdicts, second.verdicts = [pb.Verdict.BARRED], [pb.Verdict.REFUSED]
     [message] = world.client().attempt(world.ask(1), lambda: [b"x"]).messages()
     assert message.none.kind == pb.NoneNow.FULL
+
+
+@pytest.mark.parametrize("sent", [b"12345", bytes(PIECE_BYTES + 1)])
+def test_an_answer_of_more_bytes_than_were_announced_is_a_failure_of_its_server_at_once(world: World, sent: bytes) -> None:
+    interface = interface_of({"name": "echo", "arguments": ["in x bytes", "out y bytes"]}, "the test")
+    world.chosen.offered = [encode_interface(interface)]
+    server = world.played("s1", work=lambda *_: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=3), sent), in_one_piece=True)
+    caller = Caller(load({"cluster": {"gateway": world.server.endpoint}}, env={"HOME": "/"}))
+    try:
+        with pytest.raises(CallFailed, match="server s1 sends more bytes than the 3 of its answer"):
+            caller.call("echo", b"x", timeout=20)
+        eventually(lambda: [message for message in server.heard if message.WhichOneof("what") == "closed"], "it may forget the answer")
+        assert len(server.offers) == 1
+        assert world.chosen.ends == [("s1", pb.CallOutcome.FAILED)]
+    finally:
+        caller.close()
 
 
 def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world: World) -> None:

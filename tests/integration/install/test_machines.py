@@ -1,8 +1,9 @@
-"""Other machines: network namespaces join a secured cluster with one command, run work, are revoked, and cannot come back."""
+"""Other machines: network namespaces join a secured cluster with one command, run work, answer, are revoked, and cannot come back."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from rmgr.errors import PermissionDenied
 from tests.conftest import need_zookeeper
 from tests.harness import netns
 from tests.harness.netns import Machines
+from tests.harness.terminal import SHELL, Terminal
 from tests.harness.waiting import eventually
-from tests.integration.commands import Ended, Shell
+from tests.integration.commands import Ended, Shell, wait_line
 
 RMGR = (sys.executable, "-m", "rmgr.cli.main")
 CHROOT = "/rmgr/lab"
@@ -45,10 +47,10 @@ class Lab:
     machines: Machines
     shell: Shell
     environment: Mapping[str, str]
-    processes: dict[str, object] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def join(self, name: str, *options: str) -> Ended:
-        """add-node here, join there, and a Starter is started as the output of join says."""
+    def join(self, name: str, *options: str, listens: str = "") -> Ended:
+        """add-node here, join there, and a Starter is started as the output of join says. listens: elsewhere than join wrote."""
         address = self.machines.add(name)
         line = self.shell.ok("admin", "add-node", name, "--hosts", address, *options).out
         words = line.split()
@@ -56,7 +58,10 @@ class Lab:
         where = self.directory / name
         joined = self.on(name, "join", "-", "--dir", str(where), text=words[1])
         assert joined.code == 0, joined
-        self.start(name, address)
+        if listens:
+            config = where / "starter.toml"
+            config.write_text(config.read_text().replace(f"{address}:0", listens))
+        self.start(name)
         return joined
 
     def on(self, name: str, *words: str, text: str = "", timeout_s: float = 30.0) -> Ended:
@@ -64,10 +69,17 @@ class Lab:
         code, out, err = self.machines.run(name, [*RMGR, *words], text=text, environment=self.bare(), timeout_s=timeout_s)
         return Ended(code=code, out=out, err=err)
 
-    def start(self, name: str, address: str) -> None:
+    def start(self, name: str) -> None:
+        """A Starter, where the configuration that `join` wrote says."""
         where = self.directory / name
-        words = ("starter", "--config", str(where / "starter.toml"), "--work-dir", f"{where}/work", "--listen", f"{address}:0", "-c", "2")
+        words = ("starter", "--config", str(where / "starter.toml"), "--work-dir", f"{where}/work", "-c", "2")
         self.processes[name] = self.machines.start(name, [*RMGR, *words], log=where / "log", environment=self.bare())
+
+    def stop(self, name: str) -> None:
+        """Its Starter ends in good order."""
+        process = self.processes.pop(name)
+        process.terminate()
+        assert process.wait(60) == 0, self.log(name)
 
     def bare(self) -> dict[str, str]:
         """A machine that knows nothing of the cluster; work runs as root, as this test does."""
@@ -130,20 +142,77 @@ def test_a_machine_joins_works_is_revoked_and_cannot_come_back(tmp_path: Path, m
         assert "starter n1 is revoked" in revoked.out
         eventually(lambda: lab.state("n1") == "fenced")
         process = lab.processes["n1"]
-        eventually(lambda: process.poll() is not None)  # type: ignore[attr-defined]
+        eventually(lambda: process.poll() is not None)
         assert "was revoked" in lab.log("n1")
 
         waiting = shell.submit("--", "true")
-        lab.start("n1", "127.0.0.1")
+        lab.start("n1")
         back = lab.processes["n1"]
-        eventually(lambda: back.poll() is not None)  # type: ignore[attr-defined]
-        assert back.poll() == 4, lab.log("n1")  # type: ignore[attr-defined]
+        eventually(lambda: back.poll() is not None)
+        assert back.poll() == 4, lab.log("n1")
         assert lab.state("n1") == "fenced"
         eventually(lambda: _refused(lab, "n1"))  # when the secret is another one: the grace may not be over yet
 
         lab.join("n2")
         assert shell("wait", waiting, timeout_s=60).code == 0
         assert [one["node"] for one in shell.ok("tasks", waiting, "--json").json["tasks"]] == ["n2"]
+
+
+def test_output_ranks_and_terminals_work_from_other_machines_once_they_have_joined(tmp_path: Path, machines: Machines) -> None:
+    with lab_of(tmp_path, machines) as lab:
+        shell = lab.shell
+        for name in ("n1", "n2"):
+            joined = lab.join(name)
+            address = machines.addresses[name]
+            assert f"others will reach it at {address} ([starter] listen there)" in joined.out
+            assert f'listen = "{address}:0"' in (tmp_path / name / "starter.toml").read_text()
+            eventually(lambda name=name: lab.state(name) == "up")  # type: ignore[misc]
+
+        number = shell.submit("--", "sh", "-c", f"echo begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo over")
+        with shell.running("logs", "-f", number) as logs:
+            wait_line(logs, "begun")
+            (tmp_path / "go").touch()
+            out, err = logs.communicate(timeout=60)
+            assert (logs.returncode, out, err) == (0, "over\n", "")
+
+        script = shell.file("job.sh", "rmgr run --label sh -c 'echo on $RMGR_NODE'\n")
+        ran = shell("run", "-q", "batch", "-N", "2", "--", "sh", str(shell.directory / script))
+        assert (ran.code, sorted(ran.out.splitlines())) == (0, ["0: on n1", "1: on n2"]), ran
+        terminal = Terminal(["-q", "batch", "-N", "2", "--pty", *SHELL], environment=shell.environment)
+        try:
+            terminal.wait(r"\$ ")
+            terminal.type("echo at=$RMGR_NODE.; exit 7\r")
+            terminal.wait(r"\nat=n[12]\.")
+            assert terminal.process.wait(60) == 7
+        finally:
+            terminal.close()
+
+
+def test_a_node_that_listens_to_itself_alone_is_told_of_and_its_output_comes_from_the_store(tmp_path: Path, machines: Machines) -> None:
+    with lab_of(tmp_path, machines) as lab:
+        shell = lab.shell
+        lab.join("n1", listens="127.0.0.1:0")
+        eventually(lambda: lab.state("n1") == "up")
+        number = shell.submit("--", "sh", "-c", f"echo begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo over; echo bad >&2")
+        with shell.running("logs", "-f", number) as logs:
+            wait_line(logs, "begun")
+            (tmp_path / "go").touch()
+            out, err = logs.communicate(timeout=60)
+            assert (logs.returncode, out) == (0, "over\n")
+            told = err.splitlines()
+            assert [line for line in told if "comes from the data store" in line] == told[:1]
+            assert "node n1 does not answer at 127.0.0.1:" in told[0]
+            assert told[1:] == ["bad"]
+
+        told = eventually(lambda: [line for line in shell.ok("status", "--json").json["warnings"] if "does not reach node n1" in line])
+        assert "at 127.0.0.1:" in told[0]
+        status = shell("status")
+        assert (status.code, "does not reach node n1" in status.out.replace("\n           ", " ")) == (0, True), status
+        where = tmp_path / "n1" / "starter.toml"
+        where.write_text(where.read_text().replace("127.0.0.1:0", f"{machines.addresses['n1']}:0"))
+        lab.stop("n1")
+        lab.start("n1")
+        eventually(lambda: lab.state("n1") == "up" and not [line for line in shell("status", "--json").json["warnings"] if "reach" in line])
 
 
 def _refused(lab: Lab, node: str) -> bool:

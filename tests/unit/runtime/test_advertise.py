@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from rmgr.runtime.advertise import advertised
+from rmgr.runtime.advertise import address_towards, advertised
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,12 @@ def test_others_are_told_an_address_that_can_be_dialled(endpoint: str, advertise
 @pytest.mark.parametrize("listen", ["0.0.0.0", "[::]", ""])
 def test_who_listens_everywhere_is_known_by_the_name_of_its_machine(listen: str) -> None:
     assert advertised(f"{listen}:7070") == f"{socket.gethostname()}:7070"
+
+
+def test_what_reaches_another_over_loopback_alone_has_no_address_for_others() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert address_towards(f"127.0.0.1:{port}", timeout_s=30.0) == ""
+        assert address_towards(f"localhost:{port}", timeout_s=30.0) == ""
+    assert address_towards(f"127.0.0.1:{port}", timeout_s=30.0) == ""  # nobody listens there any more
+    assert address_towards("nonsense", timeout_s=30.0) == ""

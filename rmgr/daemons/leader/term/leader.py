@@ -71,7 +71,7 @@ class Leader:
             tree, term, calls, context.placings, lambda: self.settings, self.nodes,
             open_clock=open_clock or partial(ClockReader, context.credentials), inline=inline_passes,
         )  # fmt: skip
-        self._release = ReleaseKeeper(tree, term, calls, self._living, lambda: self._watchdogs.value or ())
+        self._release = ReleaseKeeper(tree, term, calls, self.living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(
             tree, term, calls, lambda: self.settings, lambda: self.node_names, getattr(context.coordinator, "drop_link", None)
         )
@@ -167,8 +167,8 @@ class Leader:
         self.placer.resync()
         self._term.metrics.backlog.set(self._tree.backlog)
 
-    def _living(self) -> list[NodeRecord]:
-        """Nodes whose Starters are there."""
+    def living(self) -> list[NodeRecord]:
+        """Nodes whose Starters are there. In the loop."""
         return [record for record in self.nodes.records.values() if record.guid in self.nodes.alive]
 
     def _jitter(self) -> float:

@@ -22,7 +22,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.coord.validity.records import check as check_record
 from rmgr.coord.views import answers, certificates
 from rmgr.coord.views.certificates import CertificateHolder
-from rmgr.coord.views.health import with_part
+from rmgr.coord.views.health import unreached, with_part
 from rmgr.coord.views.placing import on_the_move
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.daemons.leader.records.what_if import Scheduler, copied, tried
@@ -98,6 +98,7 @@ class LeaderAnswering:
         call: runs a function in the loop, its result in a future.
         operators: users who see everybody's work, beside those whose certificate says so. log: for the audit, None = there is none.
         ends_s: when certificates end, as far as is known; does not wait.
+        unreached: node -> endpoint, of Starters that were not reached lately; does not wait.
     """
 
     def __init__(
@@ -112,8 +113,10 @@ class LeaderAnswering:
         operators: Sequence[str] = (),
         log: Log | None = None,
         ends_s: Callable[[ClusterSnapshot], Mapping[CertificateHolder, float]] = lambda _: {},
+        unreached: Callable[[ClusterSnapshot], Mapping[str, str]] = lambda _: {},
     ) -> None:
         self._ends_s = ends_s
+        self._unreached = unreached
         self._operators = tuple(operators)
         self._log = log
         self._coordinator = coordinator
@@ -175,7 +178,7 @@ class LeaderAnswering:
         snapshot = self._snapshot()
         zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
         view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=machine.wall_us())
-        for part in certificates.ending(self._ends_s(snapshot), machine.wall_s()):
+        for part in (*certificates.ending(self._ends_s(snapshot), machine.wall_s()), *unreached(self._unreached(snapshot))):
             view = with_part(view, part)
         leader = self._leader()
         if leader is not None:

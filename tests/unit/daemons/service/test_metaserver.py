@@ -535,3 +535,18 @@ def test_lines_that_cannot_be_kept_are_counted_and_another_log_begins() -> None:
     opening = next(world.lines.entries(1))
     assert isinstance(opening, Opening)
     assert opening.about["lost"] == 3
+
+
+def test_functions_that_were_told_before_need_not_be_told_again_and_who_does_not_know_them_says_so() -> None:
+    world = World()
+    told = server("s1")
+    again = msgspec.structs.replace(told, functions=(), same=True)
+
+    def untold(*servers: ServerReport) -> tuple[int, ...]:
+        return world.meta.report(GatewayReport(gateway=G, servers=servers, refresh_us=10 * S)).untold
+
+    assert untold(again) == (1,)
+    assert world.meta.servers("").servers == ()  # nobody knows what it offers
+    assert untold(told, server("s2", life=2)) == ()
+    assert untold(again, server("s3", life=3, functions=(), same=True)) == (3,)
+    assert (world.server("s1").functions, world.pick("s1").server) == (("linsolve@1",), "s1")

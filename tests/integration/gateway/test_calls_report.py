@@ -1,0 +1,109 @@
+"""What a gateway reports of its servers to the leader, over real gRPC: all of it, however large the interfaces, and each of them once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import structlog
+
+from rmgr.adapters.rpc.metaserver import MetaserverClient, handler_of
+from rmgr.adapters.rpc.server import MAX_MESSAGE_BYTES, RpcServer
+from rmgr.daemons.gateway.calls import LEADER_S, Calls
+from rmgr.daemons.gateway.metrics import GatewayMetrics
+from rmgr.daemons.service.metaserver import Metaserver
+from rmgr.model.calls.interface import ALL_BYTES, encode_interface, interface_of
+from rmgr.model.cluster.servers import GatewayReport, Pick, PickRequest, ReportAnswer, ServersView
+from tests.harness.played_server import PlayedServer
+from tests.harness.waiting import eventually
+
+SERVERS = 17
+_ARGUMENTS = [f"in {'a' * 55}{number:03} float64[n]" for number in range(60)]
+_TABLES = ({"name": f"f{number}", "version": 1, "arguments": _ARGUMENTS, "operations": "n"} for number in range(1000))
+_TEXTS = [encode_interface(interface_of(table, "the test")) for table in _TABLES]
+FUNCTIONS = tuple(_TEXTS[: ALL_BYTES // max(map(len, _TEXTS))])
+
+
+@dataclass
+class Leader:
+    """A metaserver where gateways find it. reports: bytes of functions in each."""
+
+    epoch: int
+    reports: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.meta = Metaserver(lambda: time.monotonic_ns() // 1000, epoch=self.epoch)
+        self.server = RpcServer("127.0.0.1:0", threads=8)
+        self.server.add_generic(handler_of(self))
+        self.server.start()
+
+    def report(self, report: GatewayReport) -> ReportAnswer:
+        self.reports.append(sum(len(text) for server in report.servers for text in server.functions))
+        return self.meta.report(report)
+
+    def pick(self, asked: PickRequest) -> Pick:
+        return self.meta.pick(asked)
+
+    def servers(self, name: str) -> ServersView:
+        return self.meta.servers(name)
+
+    def known(self) -> int:
+        """Servers that it can send calls to."""
+        return sum(len(server.functions) == len(FUNCTIONS) for server in self.meta.servers().servers)
+
+
+class Routes:
+    """To whoever leads."""
+
+    def __init__(self, leader: Leader) -> None:
+        self.now = leader
+
+    def leader(self, _wanted: str) -> str:
+        return self.now.server.endpoint
+
+    def lost(self, endpoint: str) -> None: ...
+    def count(self, what: str, kind: str, amount: float = 1) -> None: ...
+
+
+@pytest.fixture
+def leaders() -> Iterator[list[Leader]]:
+    made = [Leader(1), Leader(2)]
+    yield made
+    for leader in made:
+        leader.server.stop()
+
+
+def test_servers_with_the_largest_interfaces_are_all_reported_and_each_interface_once_to_a_leader(leaders: list[Leader]) -> None:
+    assert SERVERS * sum(map(len, FUNCTIONS)) > MAX_MESSAGE_BYTES
+    routes: Any = Routes(leaders[0])
+    calls = Calls(
+        routes,
+        GatewayMetrics(),
+        structlog.get_logger(),
+        site="here",
+        refresh_s=1.0,
+        ask=lambda endpoint: MetaserverClient(endpoint, credentials=None, timeout_s=30 * LEADER_S),
+    )
+    door = RpcServer("127.0.0.1:0", threads=96)
+    door.add_generic(calls.relay.handler)
+    door.start()
+    calls.start(door.endpoint)
+    servers = [PlayedServer(door.endpoint, f"s{number}", functions=FUNCTIONS) for number in range(SERVERS)]
+    try:
+        for leader in leaders:
+            routes.now = leader
+            eventually(lambda leader=leader: leader.known() == SERVERS, lambda leader=leader: f"{leader.known()} known")  # type: ignore[misc]
+            told = len(leader.reports)
+            eventually(lambda leader=leader, told=told: len(leader.reports) > told + 1, "it reports on")  # type: ignore[misc]
+            assert leader.reports[-1] == 0
+            assert max(leader.reports) < MAX_MESSAGE_BYTES / 2
+            assert sum(leader.reports) == SERVERS * sum(map(len, FUNCTIONS))
+        assert not calls.is_degraded
+    finally:
+        for server in servers:
+            server.close()
+        calls.close()
+        door.stop()
