@@ -180,7 +180,7 @@ def node_columns(now_us: int) -> tuple[Column, ...]:
 
 
 def _clock_error(node: NodeView) -> str:
-    return "" if node.clock_error_us is None else f"{node.clock_error_us / 1e3:.1f}ms"
+    return "" if node.clock_error_us is None else format_duration(node.clock_error_us / 1e6)
 
 
 def _max_time(queue: QueueView) -> str:

@@ -55,6 +55,8 @@ _LIFE = (
 )
 
 
+#: A moment as `model.base.units.utc` writes it for readers that are elsewhere.
+_MOMENT = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\b")
 #: What JSON may hold unescaped and is not shown for sure.
 _UNSURE = re.compile(r"[^ -~\n]")
 
@@ -119,6 +121,18 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else " " if char in "\n\t" else char.encode("unicode_escape").decode("ascii") for char in text
     )
+
+
+def here(text: str) -> str:
+    """A sentence of a daemon in one line, its moments as this machine's clock has them."""
+    return _MOMENT.sub(lambda found: _here(found[0]), printable(text))
+
+
+def _here(moment: str) -> str:
+    try:
+        return clock(round(datetime.fromisoformat(moment).timestamp() * 1e6))
+    except (ValueError, OverflowError, OSError):  # of somebody who made it up
+        return moment
 
 
 def width_of(text: str) -> int:

@@ -11,7 +11,7 @@ import msgspec
 
 from rmgr.cli.control.draining import no_node
 from rmgr.cli.display import columns, queue_lines, shapes
-from rmgr.cli.display.render import Layout, clock, emit, folded, now_us, paint, printable, table, told_counts
+from rmgr.cli.display.render import Layout, clock, emit, folded, here, now_us, paint, printable, table, told_counts
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
@@ -268,13 +268,13 @@ def _draw_status(view: StatusView) -> None:
         out.write(f"{paint(verb, 'bold', out)}  {_told(told)}\n")
         for fault in item.faults:
             told = f"{fault.policy} was skipped {counted(fault.count, 'time')}, the last time: {fault.error}"
-            out.write(f"{paint('fault', 'red', out)}      {_told(printable(told))}\n")
+            out.write(f"{paint('fault', 'red', out)}      {_told(here(told))}\n")
     fixes = {part.told or part.reason: part.fix for part in view.parts}
     for word, colour, found in (("problem", "red", view.problems), ("warning", "yellow", view.warnings)):
         for what in found:
-            out.write(f"{paint(word, colour, out)}    {_told(printable(what))}\n")
+            out.write(f"{paint(word, colour, out)}    {_told(here(what))}\n")
             if fix := fixes.get(what):
-                out.write(f"           -> {printable(fix)}\n")
+                out.write(f"           -> {here(fix)}\n")
     out.flush()
 
 
@@ -294,13 +294,13 @@ def _told(value: str) -> str:
 
 
 def _placing(view: PolicyView) -> str:
-    passes = f"; {counted(view.passes, 'pass')}, the last {view.last_pass_s * 1e3:.1f} ms" if view.passes else ""
+    passes = f"; {counted(view.passes, 'pass')}, the last {format_duration(view.last_pass_s)}" if view.passes else ""
     turns = f"; generation {view.generation}, a turn in {counted(view.max_tqlb, 'slot')} at least" if view.generation is not None else ""
     return printable(f"{view.policy} in partition {view.partition}{passes}{turns}")
 
 
 def _picking(view: PolicyView) -> str:
-    age = f", load at most {view.age_s:.0f} s old" if view.servers else ""
+    age = f", load at most {format_duration(view.age_s)} old" if view.servers else ""
     servers = counted(view.servers or 0, "server")
     picks = "degraded: gateways pick by themselves" if view.degraded else counted(view.passes, "pick")
     return printable(f"{view.policy} in partition {view.partition}; {servers}{age}; {picks}")
@@ -311,4 +311,4 @@ def _part(facts: dict[str, object]) -> str:
     named = [str(facts["url"])] if facts.get("url") else []
     others = (name for name in facts if name not in {"ok", "problem", "url", "kind"})
     rest = ", ".join([*named, *(f"{name} {facts[name]}" for name in others if facts[name] not in {"", None})])
-    return f"{word}  {printable(rest)}".rstrip()
+    return f"{word}  {here(rest)}".rstrip()

@@ -68,7 +68,7 @@ def test_an_end_at_a_limit_says_which_and_what_was_used(sh: Shell, words: list[s
     assert sh("wait", number).code == code
     shown = sh.ok("explain", number).out
     assert told in shown
-    assert "over its 60M (peak " in shown if code == 137 else "over its limit of 0.2s" in shown
+    assert "over its 60M (peak " in shown if code == 137 else "over its limit of 200ms" in shown
     task = sh.ok("show", f"{number}_0", "--json").json
     assert task["error"].startswith("over its ")
     if code == 137:

@@ -58,10 +58,10 @@ def test_tasks_that_ended_alike_are_told_once() -> None:
 
 
 def test_a_limit_is_told_with_what_was_used_and_how_to_move_it() -> None:
-    assert told(BadEnds([STARVED]), a_job(), 1) == [("failed", "out of memory on n1 after 0.1s, over its 50M (peak 52M)")]
+    assert told(BadEnds([STARVED]), a_job(), 1) == [("failed", "out of memory on n1 after 100ms, over its 50M (peak 52M)")]
     assert steps(a_job(memory_bytes=50 * MIB), [STARVED]) == ["rmgr rerun 22 --mem 256M"], "a log that is empty is not named"
-    late = a_failure(reason=Reason.TIME_LIMIT, exit_code=143, nodes={"n1": 1}, error="over its limit of 10:00")
-    assert sentence(late, 1) == "out of time on n1, over its limit of 10:00"
+    late = a_failure(reason=Reason.TIME_LIMIT, exit_code=143, nodes={"n1": 1}, error="over its limit of 10m")
+    assert sentence(late, 1) == "out of time on n1, over its limit of 10m"
     assert steps(a_job(asked={"time_limit": 600.0}), [late]) == ["rmgr rerun 22 -t 20m"]
 
 

@@ -6,11 +6,12 @@ import io
 import json
 import math
 import re
+import time
 
 import pytest
 
 from rmgr.cli.display import render
-from rmgr.cli.display.render import Column, Layout, folded, table, told_counts, width_of
+from rmgr.cli.display.render import Column, Layout, folded, here, table, told_counts, width_of
 from rmgr.errors import UsageError
 
 COLUMNS = (
@@ -220,3 +221,16 @@ def test_a_progress_bar_fits_the_terminal_and_uses_it(monkeypatch: pytest.Monkey
     assert "123456/1000000" in lines[-1]
     assert "4321 failed" in lines[-1]
     assert width - 2 <= len(lines[-1]) <= width
+
+
+def test_moments_in_the_words_of_a_daemon_are_shown_by_this_machines_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        told = here("held by root, an operator, since 2026-09-21T14:13:20Z (disk\tis full)")
+        assert told == "held by root, an operator, since 2026-09-21 23:13:20 (disk is full)"
+        assert here("v2026-09-21T14:13:20Zulu is a name") == "v2026-09-21T14:13:20Zulu is a name"
+        assert here("2026-99-21T14:13:20Z is none") == "2026-99-21T14:13:20Z is none"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
