@@ -22,7 +22,7 @@ _STYLES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": 
 _GAP = "  "
 #: What `_fit` leaves of a column of text, step by step: of names at first; of times and what a line is read for; then of both.
 _READABLE, _TELLING, _NARROWEST = 8, 24, 5
-_TELLS = ("REASON", "REASON)", "ERROR", "FIX", "SUBMITTED", "STARTED")
+_TELLS = ("REASON", "WHY", "ERROR", "FIX", "SUBMITTED", "STARTED")
 
 #: Colour of a word that is a state.
 STATE_STYLES = {
@@ -204,7 +204,7 @@ class Column:
     """One column. text: what a row shows. order: what it is sorted by (default: the text).
 
     is_id: never shortened. right: numbers, not shortened either. default: shown without `-o`. keep: shown even when empty everywhere.
-    state: the word chooses the colour.
+    state: the word chooses the colour. style: the colour of whatever stands there. also: an older name, which `-o` and `--sort` take, too.
     """
 
     name: str
@@ -215,6 +215,8 @@ class Column:
     default: bool = True
     keep: bool = False
     state: bool = False
+    style: str = ""
+    also: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +244,8 @@ def _find(columns: Sequence[Column], name: str) -> Column:
     for column in columns:
         if wanted == "id" and column.is_id:
             return column
-        if wanted in {column.name.lower(), column.name.lower().partition("(")[0]}:
+        names = (column.name.lower(), column.also.lower())
+        if wanted in {*names, *(name.partition("(")[0] for name in names)} - {""}:
             return column
     from rmgr.cli.words.params import nearest
 
@@ -288,7 +291,8 @@ def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: T
         cells = []
         for text, width, column in zip(line, widths, chosen, strict=True):
             shown = _pad(text if column.is_id else _cut(text, width, more), width, column.right)
-            cells.append(paint(shown, STATE_STYLES.get(text.partition(" ")[0], ""), stream) if column.state else shown)
+            style = STATE_STYLES.get(text.partition(" ")[0], "") if column.state else column.style
+            cells.append(paint(shown, style, stream) if text.strip() else shown)
         stream.write(_GAP.join(cells).rstrip() + "\n")
     stream.flush()
 

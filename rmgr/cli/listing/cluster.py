@@ -12,6 +12,7 @@ import msgspec
 from rmgr.cli.control.draining import no_node
 from rmgr.cli.display import columns, queue_lines, shapes
 from rmgr.cli.display.render import Layout, clock, emit, folded, here, now_us, paint, printable, table, told_counts
+from rmgr.cli.listing.work import draw_jobs
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
@@ -94,7 +95,7 @@ def _draw_work(session: Session, names: set[str]) -> None:
     found = [job for job in session.query().jobs() if names & set(job.nodes)]
     if found:
         sys.stdout.write("\n")
-        table(found, columns.job_columns(now_us()), Layout())
+        draw_jobs(found, Layout(), of_all=True)
         session.note(f"single tasks: rmgr tasks --node {min(names)}")
     else:
         session.note("nothing of yours runs there" if session.config().cluster.uses_gateway else "nothing runs there")

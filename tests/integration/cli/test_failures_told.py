@@ -36,7 +36,7 @@ def test_alike_ends_are_told_once_with_what_one_of_them_said(sh: Shell) -> None:
     assert found["next"] == [f"rmgr logs {number} --failed", f"rmgr rerun {number} --failed"]
     [listed] = sh.ok("jobs", number, "--json").json["jobs"]
     assert sum(group["tasks"] for group in listed["failures"]) == 3
-    assert "(EXIT_CODE 3 on " in sh.ok("jobs", number).out
+    assert "exit code 3 on " in sh.ok("jobs", number).out
     assert "bad parameter 2" not in sh.ok("logs", number, "--failed").err
     kept = sh.ok("logs", number, "--failed")
     assert [line.partition("bad")[2] for line in kept.err.splitlines() if "bad" in line] == [f" parameter {index}" for index in (1, 3, 5)]

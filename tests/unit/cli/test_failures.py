@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.cli.display.columns import nodes_or_reason
+from rmgr.cli.display.columns import where_or_why
 from rmgr.cli.display.failures import LINE_BYTES, Failure, cell, harmless, of_job, sentence, steps
 from rmgr.cli.listing import failures, show
 from rmgr.cli.listing.failures import BadEnds, told
@@ -110,9 +110,9 @@ def test_a_table_names_reasons_codes_and_nodes() -> None:
     views = [FailureView(reason="EXIT_CODE", exit_code=3, node=node, tasks=count) for node, count in (("n2", 5), ("n3", 3))]
     views.append(FailureView(reason="OUT_OF_MEMORY", exit_code=137, node="n1", tasks=9, error="over its 50M"))
     job = a_job(256, 17, failures=tuple(views), reason=Reason.EXIT_CODE)
-    assert cell(job) == "OUT_OF_MEMORY on n1: 9 tasks; EXIT_CODE 3 on n2,n3: 8 tasks"
-    assert nodes_or_reason(job) == f"({cell(job)})"
-    assert nodes_or_reason(a_job(failures=tuple(views[:1]))) == "(EXIT_CODE 3 on n2)"
+    assert cell(job) == "9: out of memory on n1; 8: exit code 3 on n2,n3"
+    assert where_or_why(job) == cell(job)
+    assert where_or_why(a_job(failures=tuple(views[:1]))) == "exit code 3 on n2"
     assert [(failure.tasks, failure.nodes) for failure in of_job(job)] == [(9, {"n1": 9}), (8, {"n2": 5, "n3": 3})]
 
 

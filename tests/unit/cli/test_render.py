@@ -125,8 +125,8 @@ def test_a_table_fits_the_terminal_and_the_reason_is_cut_last(monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("NO_COLOR", "1")
     reason = "RESOURCES: waits for four cores"
-    names = ("JOBID", "NAME", "USER", "QUEUE", "STATE", "NODES(REASON)")
-    row = {"JOBID": "42", "NAME": "n" * 60, "USER": "u" * 20, "QUEUE": "q" * 20, "STATE": "INITIAL", "NODES(REASON)": reason}
+    names = ("JOBID", "NAME", "USER", "QUEUE", "STATE", "WHERE/WHY")
+    row = {"JOBID": "42", "NAME": "n" * 60, "USER": "u" * 20, "QUEUE": "q" * 20, "STATE": "INITIAL", "WHERE/WHY": reason}
     columns = [
         Column(name=name, text=lambda item, name=name: item[name], is_id=name == "JOBID", state=name == "STATE") for name in names
     ]
