@@ -309,7 +309,7 @@ class LeaderView(_message.Message):
     def __init__(self, id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., since_us: _Optional[int] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class StatusView(_message.Message):
-    __slots__ = ("healthy", "leader", "zookeeper_json", "store_json", "counts", "nodes", "cluster_id", "problems", "watchdogs", "uptime_s", "policies", "warnings", "parts")
+    __slots__ = ("healthy", "leader", "zookeeper_json", "store_json", "counts", "nodes", "cluster_id", "problems", "watchdogs", "uptime_s", "policies", "warnings", "parts", "healthy_since_us", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "oldest_us", "users")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +318,13 @@ class StatusView(_message.Message):
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class NodesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class UsersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +344,13 @@ class StatusView(_message.Message):
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    HEALTHY_SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    CORES_USED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_US_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
     healthy: bool
     leader: LeaderView
     zookeeper_json: str
@@ -350,7 +364,14 @@ class StatusView(_message.Message):
     policies: _containers.RepeatedCompositeFieldContainer[PolicyView]
     warnings: _containers.RepeatedScalarFieldContainer[str]
     parts: _containers.RepeatedCompositeFieldContainer[PartView]
-    def __init__(self, healthy: bool = ..., leader: _Optional[_Union[LeaderView, _Mapping]] = ..., zookeeper_json: _Optional[str] = ..., store_json: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Mapping[str, int]] = ..., cluster_id: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., watchdogs: _Optional[int] = ..., uptime_s: _Optional[float] = ..., policies: _Optional[_Iterable[_Union[PolicyView, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[PartView, _Mapping]]] = ...) -> None: ...
+    healthy_since_us: int
+    cores: int
+    cores_used: int
+    memory_bytes: int
+    memory_used_bytes: int
+    oldest_us: int
+    users: _containers.ScalarMap[str, int]
+    def __init__(self, healthy: bool = ..., leader: _Optional[_Union[LeaderView, _Mapping]] = ..., zookeeper_json: _Optional[str] = ..., store_json: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Mapping[str, int]] = ..., cluster_id: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., watchdogs: _Optional[int] = ..., uptime_s: _Optional[float] = ..., policies: _Optional[_Iterable[_Union[PolicyView, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[PartView, _Mapping]]] = ..., healthy_since_us: _Optional[int] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., oldest_us: _Optional[int] = ..., users: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PartView(_message.Message):
     __slots__ = ("kind", "id", "state", "reason", "fix", "level", "told")

@@ -145,14 +145,14 @@ def width_of(text: str) -> int:
 def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
     """`text` with its lines broken between words where a terminal would break them anywhere; a pipe gets it whole.
 
-    A command stays whole, too: it is there to be copied.
+    A command stays whole, too, as far as its first argument: it is there to be copied.
 
     Args:
         begin: columns that stand before it on its first line. indent: of the lines that follow, which is written, too.
     """
     if not out.isatty() or text.startswith("rmgr ") or begin + width_of(text) <= (room := shutil.get_terminal_size().columns):
         return text
-    words = re.split("( +)", text)  # and between them, what parts them
+    words = _whole_commands(re.split("( +)", text))  # and between them, what parts them
     told, used = words[0], begin + width_of(words[0])
     for gap, word in zip(words[1::2], words[2::2], strict=True):
         used += len(gap) + width_of(word)
@@ -160,6 +160,17 @@ def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
             told, used = f"{told}\n{' ' * indent}{word}", indent + width_of(word)
         else:
             told += gap + word
+    return told
+
+
+def _whole_commands(words: list[str]) -> list[str]:
+    """Words and gaps in turn, where `rmgr drain n2` and `2 cores` are one word."""
+    told: list[str] = []
+    while words:
+        length = 5 if words[0].lstrip("(") == "rmgr" else 3 if words[0].isdigit() else 1
+        told.append("".join(words[:length]))
+        told += words[length : length + 1]
+        words = words[length + 1 :]
     return told
 
 

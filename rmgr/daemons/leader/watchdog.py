@@ -373,6 +373,7 @@ def _serve(
         ends_s=partial(certificate_ends, trust, credentials),
     )
     server.add_leader(answering)
+    machine.Thread(target=answering.watch_health, args=(log,), name="health", daemon=True).start()
     ClusterMetrics(answering.measured, metrics.registry)
     server.add_generic(rpc_metaserver.handler_of(CallAnswering(lambda: watchdog.leader, metrics)))
     if credentials is not None:

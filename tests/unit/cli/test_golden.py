@@ -265,6 +265,13 @@ STATUS = StatusView(
             faults=(FaultView(policy="mine", count=2, error="ZeroDivisionError: division by zero"),),
         ),
     ),
+    healthy_since_us=T0 + 60_000_000,
+    cores=32,
+    cores_used=20,
+    memory_bytes=64 << 30,
+    memory_used_bytes=8 << 30,
+    oldest_us=T0 + 1_000_000,
+    users={"ben": 2, "": 4, "ada": 14},
 )
 EXPLAIN = ExplainView(
     id="1043",

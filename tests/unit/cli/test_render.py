@@ -234,3 +234,11 @@ def test_moments_in_the_words_of_a_daemon_are_shown_by_this_machines_clock(monke
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+def test_a_fold_leaves_commands_and_numbers_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    told = folded("if it is not to come: rmgr drain n2 --reason x, and 12 CANCELLED", Terminal(), indent=2)
+    assert told.splitlines() == ["if it is not to come:", "  rmgr drain n2 --reason x,", "  and 12 CANCELLED"]
+    assert folded("a (rmgr resume n1) " + "b" * 20, Terminal()).splitlines() == ["a (rmgr resume n1)", "b" * 20]
+    assert folded("x" * 26 + "  rmgr", Terminal()).splitlines() == ["x" * 26, "rmgr"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from rmgr.cli.display.columns import nodes_or_reason
+from rmgr.cli.display.columns import where_or_why
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.views.answers import explain, jobs, nodes, queues, status
 from rmgr.coord.views.nodes import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
@@ -99,7 +99,7 @@ def test_a_queue_whose_program_is_gone_says_so_once_all_of_it_has_ended():
     left = snapshot(submissions=ended, claimed=(), ownerless=frozenset({42}))
     (job,) = jobs(left)
     assert (job.state, job.reason, job.detail) == (State.RUNNING, "OWNER_GONE", "owner gone, 1/1 done")
-    assert nodes_or_reason(job) == "(owner gone, 1/1 done)"
+    assert where_or_why(job) == "owner gone, 1/1 done"
     assert 'TaskQueue.attach("taskq-0000000042")' in explain(left, 42, None).why[0].detail
     assert jobs(replace(left, ownerless=frozenset()))[0].reason == ""
     assert jobs(snapshot(ownerless=frozenset({42})))[0].reason == "", "tasks of it run"
