@@ -130,6 +130,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     #: What its user and its account have used against their shares (core-seconds), by which its policy orders just now; None: it does not
     share: float | None = None
     account_share: float | None = None
+    by_us: int = 0  #: when an operator has held or cancelled it, 0 = none has
     failures: tuple[FailureView, ...] = ()  #: what is known of those that failed; of outcomes in rows of the store only once it is closed
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JobView(_message.Message):
-    __slots__ = ("id", "name", "user", "queue", "state", "reason", "detail", "submitted_us", "started_us", "ended_us", "exit_code", "counts", "nodes", "tasks", "priority", "cpu_us", "max_rss_kib", "work", "command", "cores", "memory_bytes", "after", "processes", "expected_start_us", "resources", "account", "run_us", "lost", "route", "moving", "asked_json", "share", "account_share", "served_us", "turns", "slots", "failures")
+    __slots__ = ("id", "name", "user", "queue", "state", "reason", "detail", "submitted_us", "started_us", "ended_us", "exit_code", "counts", "nodes", "tasks", "priority", "cpu_us", "max_rss_kib", "work", "command", "cores", "memory_bytes", "after", "processes", "expected_start_us", "resources", "account", "run_us", "lost", "route", "moving", "asked_json", "share", "account_share", "served_us", "turns", "slots", "failures", "by_us")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class JobView(_message.Message):
     TURNS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    BY_US_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     user: str
@@ -95,7 +96,8 @@ class JobView(_message.Message):
     turns: int
     slots: str
     failures: _containers.RepeatedCompositeFieldContainer[FailureView]
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ..., processes: _Optional[int] = ..., expected_start_us: _Optional[int] = ..., resources: _Optional[_Mapping[str, int]] = ..., account: _Optional[str] = ..., run_us: _Optional[int] = ..., lost: _Optional[int] = ..., route: _Optional[str] = ..., moving: _Optional[_Union[MovingView, _Mapping]] = ..., asked_json: _Optional[str] = ..., share: _Optional[float] = ..., account_share: _Optional[float] = ..., served_us: _Optional[int] = ..., turns: _Optional[int] = ..., slots: _Optional[str] = ..., failures: _Optional[_Iterable[_Union[FailureView, _Mapping]]] = ...) -> None: ...
+    by_us: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ..., processes: _Optional[int] = ..., expected_start_us: _Optional[int] = ..., resources: _Optional[_Mapping[str, int]] = ..., account: _Optional[str] = ..., run_us: _Optional[int] = ..., lost: _Optional[int] = ..., route: _Optional[str] = ..., moving: _Optional[_Union[MovingView, _Mapping]] = ..., asked_json: _Optional[str] = ..., share: _Optional[float] = ..., account_share: _Optional[float] = ..., served_us: _Optional[int] = ..., turns: _Optional[int] = ..., slots: _Optional[str] = ..., failures: _Optional[_Iterable[_Union[FailureView, _Mapping]]] = ..., by_us: _Optional[int] = ...) -> None: ...
 
 class FailureView(_message.Message):
     __slots__ = ("reason", "node", "tasks", "exit_code", "error")

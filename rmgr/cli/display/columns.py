@@ -189,9 +189,9 @@ def _node_state(node: NodeView) -> str:
 
 
 def _node_reason(node: NodeView) -> str:
-    """With who drains it, since when."""
+    """With who drains it, since when; that first, because a narrow terminal cuts the end."""
     who = f"drained by {node.by}, {clock(node.since_us)}" if node.by else ""
-    return f"{here(node.reason)} ({who})" if node.reason and who else here(node.reason) or who
+    return ": ".join(told for told in (who, here(node.reason)) if told)
 
 
 def node_columns(now_us: int) -> tuple[Column, ...]:

@@ -85,6 +85,7 @@ def job(view: JobView) -> dict[str, Any]:
         **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
         **({"class": view.route} if view.route else {}),
         **_moving(view.moving),
+        **({"by_time": iso(view.by_us)} if view.by_us else {}),
         **({"failures": [_failed(item) for item in view.failures]} if view.failures else {}),
     }
 

@@ -80,7 +80,7 @@ def explain(session: Session, selector: str) -> None:
         view = _explained_past(session.query().job(number))
     view = _with_story(session, view, position)
     bad, then, lines, total = BadEnds(), [], [], 1
-    if view.state in {State.FAILED, State.CANCELLED}:
+    if view.state is not State.COMPLETED and (position is None or view.state.is_final):
         job = session.query().job(number)
         bad = bad_ends_of(session, job, position)
         then = _steps(session, job, bad, view.id if position is not None else "")
@@ -184,7 +184,7 @@ def _draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) -
         ("name", job.name),
         ("user", job.user),
         ("queue", job.queue + (f", class {job.route}" if job.route else "") + (f", priority {job.priority}" if job.priority else "")),
-        ("state", _state(job.state, job.reason, job.detail)),
+        ("state", _state(job.state, job.reason, job.detail) + (f", {clock(job.by_us)}" if job.by_us else "")),
         ("tasks", f"{job.tasks}: {counts}" if job.tasks != 1 else ""),
         ("submitted", clock(job.submitted_us)),
         ("expected", f"to start at {clock(job.expected_start_us)}" if job.expected_start_us else ""),

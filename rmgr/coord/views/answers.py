@@ -130,6 +130,7 @@ def job_view(
         route=submission.rigid.queue_class if submission.rigid is not None else "",
         moving=None if submission.rigid is None or state.is_final else moving_view(submission.rigid, claimed, waiting),
         asked=asked(submission),
+        by_us=submission.by_us if told_by(submission) else 0,
         failures=tuple(
             FailureView(reason=why, exit_code=code, node=node, tasks=count, error=error)
             for (why, code, node), (count, error) in progress.failed.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmgr.dev.cluster import DevCluster
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 pytestmark = pytest.mark.usefixtures("live")
@@ -43,6 +44,20 @@ def test_alike_ends_are_told_once_with_what_one_of_them_said(sh: Shell) -> None:
     assert "working on 2" not in kept.out
     assert "working on 2" in sh.ok("logs", number).out
     assert "neither -n nor --attempt nor --failed" in sh("logs", "-f", number, "--failed").err
+
+
+def test_what_has_failed_is_told_while_the_rest_runs(sh: Shell) -> None:
+    number = sh.submit("--array", "1-3", "--", "sh", "-c", 'test $RMGR_ARRAY_INDEX = 2 && { echo "bad parameter" >&2; exit 3; }; sleep 600')
+    try:
+        eventually(lambda: sh.ok("jobs", number, "--json").json["jobs"][0]["counts"]["FAILED"] == 1, "it fails")
+        told = sh.ok("explain", number).out
+        assert f"{number} is RUNNING" in told or f"{number} is INITIAL" in told
+        assert "failed: 1 of 3 tasks: exit code 3 on n" in told
+        assert f"{number}_2 | bad parameter" in told
+        assert "failed" not in sh.ok("explain", f"{number}_1").out
+        assert f"rmgr rerun {number} --failed" in sh.ok("show", number).out
+    finally:
+        sh.ok("cancel", number)
 
 
 def test_a_log_that_is_empty_is_not_named(sh: Shell) -> None:
