@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
+from rmgr.model.base.units import format_duration
 
 if TYPE_CHECKING:
     from rmgr.coord.protocol.ports import Note, Store
@@ -58,7 +59,7 @@ class CallDeadline:
         """Raises `StoreUnavailable` when no time is left; `doing` completes "the store did not ... within 5 s"."""
         if self.passed():
             raise StoreUnavailable(
-                f"the store did not {doing} within {self.timeout_s:.4g} s", hint="try again; `rmgr doctor` tells what is wrong"
+                f"the store did not {doing} within {format_duration(self.timeout_s)}", hint="try again; `rmgr doctor` tells what is wrong"
             )
 
 
@@ -110,7 +111,7 @@ def expiry_ms(ttl_s: float | None) -> int | None:
     if ttl_s is None:
         return None
     if ttl_s <= 0:
-        raise UsageError(f"the time to live must be positive, not {ttl_s:g} s")
+        raise UsageError(f"the time to live must be positive, not {format_duration(ttl_s)}")
     return now_ms() + int(ttl_s * 1000)
 
 

@@ -62,7 +62,7 @@ _LINKS = (
     Column(name="GATEWAY", text=lambda k: k.gateway, is_id=True),
     Column(name="SITE", text=lambda k: k.site),
     Column(name="MB/S", text=lambda k: f"{k.bytes_per_s / 1e6:,.1f}" if k.bytes_per_s else "-", right=True),
-    Column(name="ROUNDTRIP", text=lambda k: f"{k.round_trip_s * 1e3:.2f} ms", right=True),
+    Column(name="ROUNDTRIP", text=lambda k: format_duration(k.round_trip_s), right=True),
     Column(name="AGE", text=lambda k: _age(k.age_s), right=True),
 )
 _TERMS = (
@@ -70,9 +70,9 @@ _TERMS = (
     Column(name="L", text=lambda t: "" if t.note else f"{t.load:.2f}", right=True),
     Column(name="P(MOPS)", text=lambda t: "" if t.note else f"{t.mops:,.0f}", right=True),
     Column(name="T(MB/S)", text=lambda t: "" if t.note else f"{t.bytes_per_s / 1e6:,.1f}" if t.bytes_per_s else "-", right=True),
-    Column(name="COMPUTING", text=lambda t: "" if t.note else f"{t.computing_s:.3f} s", right=True),
-    Column(name="TRANSFER", text=lambda t: "" if t.note else f"{t.transfer_s:.3f} s", right=True),
-    Column(name="TOTAL", text=lambda t: "" if t.note else f"{t.computing_s + t.transfer_s:.3f} s", right=True),
+    Column(name="COMPUTING", text=lambda t: "" if t.note else format_duration(t.computing_s), right=True),
+    Column(name="TRANSFER", text=lambda t: "" if t.note else format_duration(t.transfer_s), right=True),
+    Column(name="TOTAL", text=lambda t: "" if t.note else format_duration(t.computing_s + t.transfer_s), right=True),
     Column(name="NOTE", text=lambda t: t.note),
 )
 
@@ -217,7 +217,7 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
         raise troubles[0]
     if trace:
         for step, name, took_s, text in future.timing.trace:
-            sys.stderr.write(f"{step} {name:<10} {_milliseconds(took_s):>8}  {printable(text)}\n")
+            sys.stderr.write(f"{step} {name:<10} {format_duration(took_s):>8}  {printable(text)}\n")
 
 
 # -- what is typed ------------------------------------------------------------------------------------------------------------
@@ -450,10 +450,6 @@ def _server_shape(server: Any) -> dict[str, Any]:
         "links": links,
         "why": server.why,
     }
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
 
 
 def _caller(session: Session) -> Caller:

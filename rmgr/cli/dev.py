@@ -21,6 +21,7 @@ from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.words.params import RESOURCE
 from rmgr.errors import UNREADABLE_TEXT, NotFound, StateConflict, Unavailable
 from rmgr.model.base.resources import checked_resources
+from rmgr.model.base.units import format_duration
 from rmgr.runner.host import dispositions
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class _Row:
             return f"stays down: rmgr dev start {self.process.id}"
         if self.fate.next_at is None:
             return self.fate.problem
-        told = f"started again in {max(0.0, self.fate.next_at - time.time()):.0f} s"
+        told = f"started again in {format_duration(max(0.0, self.fate.next_at - time.time()))}"
         return f"{told} ({self.fate.problem})" if self.fate.problem else told
 
     @property
@@ -353,7 +354,7 @@ def _tell(session: Session, state: DevState, *, is_found: bool, detached: bool, 
         if role in roles or role not in _RARE
     )
     out = sys.stdout
-    out.write(f"{paint('cluster is up', 'green', out)} after {seconds:.1f} s: {counts}\n")
+    out.write(f"{paint('cluster is up', 'green', out)} after {format_duration(seconds)}: {counts}\n")
     out.write(f"  zookeeper  {state.zookeeper}\n  store      {state.store}\n")
     if state.gateway:
         out.write(f"  gateway    {state.gateway}\n")

@@ -24,6 +24,7 @@ from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DeadlineExceeded, Unavailable
 from rmgr.model.base.states import State
+from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
@@ -321,7 +322,7 @@ class Future(BaseFuture[Any]):
         condition = self._condition
         with giving_slot_back(), condition:
             if not machine.wait_for(condition, lambda: self._state in _DONE, timeout):
-                raise DeadlineExceeded(self._story(f"not done within {timeout:g} s"))
+                raise DeadlineExceeded(self._story(f"not done within {format_duration(timeout or 0.0)}"))
 
     def _story(self, what: str) -> str:
         trouble = self._source.connection.trouble()

@@ -42,6 +42,7 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_keyed, encode_keyed
 from rmgr.errors import DeadlineExceeded, NotFound, StateConflict, SubmitUnknown, UsageError, ValueTooLarge
 from rmgr.model.base.ids import parse_submission, taskq_name
+from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, KeyedPayload
 from rmgr.model.tasks.submission import Submission, Work
 from rmgr.procedures.admission import admit
@@ -297,7 +298,7 @@ class TaskQueue(FollowsOutput):
     def _wait_sent(self, index: int, timeout: float | None) -> None:
         if not self._handle.wait_sent(index, timeout):
             raise SubmitUnknown(
-                f"task {self.id}_{index} is not known to be durable within {timeout:g} s",
+                f"task {self.id}_{index} is not known to be durable within {format_duration(timeout or 0.0)}",
                 token=self._handle.view.submission.token,
                 task_id=f"{self.id}_{index}",
                 hint="it is sent again in the background while this process lives",
@@ -408,9 +409,9 @@ class TaskQueue(FollowsOutput):
                 if counts.final >= counts.total:
                     break
                 if deadline.is_over:
-                    story = self.connection.trouble()
+                    story, within = self.connection.trouble(), format_duration(timeout or 0.0)
                     raise DeadlineExceeded(
-                        f"{counts.total - counts.final} of {counts.total} in {self.name} have not ended within {timeout:g} s"
+                        f"{counts.total - counts.final} of {counts.total} in {self.name} have not ended within {within}"
                         + (f"; {story}" if story else ""),
                         hint="they go on; call wait_all again",
                     )

@@ -33,6 +33,7 @@ from rmgr.dev.security import DevSecurity, is_open_asked
 from rmgr.dev.server import ServerProcess, free_port
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
+from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import NodeState
 from rmgr.procedures.snapshot import read_snapshot
@@ -322,7 +323,8 @@ class DevCluster:
                 return
             if time.monotonic() > end:
                 missing = "no leader" if leader and not leads else f"{len(up)} of {nodes} nodes up"
-                raise Unavailable(f"the cluster is not healthy after {deadline_s:.0f} s: {missing}", hint=f"logs: {self.directory / 'log'}")
+                told = f"the cluster is not healthy after {format_duration(deadline_s)}: {missing}"
+                raise Unavailable(told, hint=f"logs: {self.directory / 'log'}")
             time.sleep(_POLL_S)
 
     def wait_servers(self, count: int, *, deadline_s: float) -> None:
@@ -343,7 +345,7 @@ class DevCluster:
                 if there >= count:
                     return
                 if time.monotonic() > end:
-                    told = f"the cluster is not healthy after {deadline_s:.0f} s: {there} of {count} servers are open"
+                    told = f"the cluster is not healthy after {format_duration(deadline_s)}: {there} of {count} servers are open"
                     raise Unavailable(told, hint=f"logs: {self.directory / 'log'}")
                 time.sleep(_POLL_S)
         finally:

@@ -24,6 +24,7 @@ import psutil
 
 from rmgr.dev.record import KEEPER, DevProcess, advertise, is_advertised, read_state, write_state
 from rmgr.errors import UNREADABLE_TEXT
+from rmgr.model.base.units import format_duration
 
 T = TypeVar("T")
 
@@ -175,7 +176,8 @@ class Keeper:
             self._pauses[name] = min(LONGEST_S, pause_s * 2)
             self._due_s[name] = now_s + pause_s
             self._note(name, died_at=time.time(), next_at=time.time() + pause_s)
-            _say(f"{process.role} {name} (pid {process.pid}) has died; it is started again in {pause_s:g} s; its log: {recipe.log}")
+            again = f"it is started again in {format_duration(pause_s)}"
+            _say(f"{process.role} {name} (pid {process.pid}) has died; {again}; its log: {recipe.log}")
         if now_s < self._due_s[name]:
             return
         del self._due_s[name]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from rmgr.errors import Unavailable
+from rmgr.model.base.units import format_duration
 
 _GIVEN: deque[int] = deque(maxlen=256)
 """The ports that this process named last: nobody listens on most of them yet, and one port cannot serve two."""
@@ -121,7 +122,7 @@ class ServerProcess(ABC):
             if self.is_ready():
                 return
             if time.monotonic() > end:
-                raise self.trouble(f"does not serve after {deadline_s:g} s")
+                raise self.trouble(f"does not serve after {format_duration(deadline_s)}")
             time.sleep(self.POLL_S)
 
     def trouble(self, what: str) -> Unavailable:

@@ -130,6 +130,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     #: What its user and its account have used against their shares (core-seconds), by which its policy orders just now; None: it does not
     share: float | None = None
     account_share: float | None = None
+    by_us: int = 0  #: when an operator has held or cancelled it, 0 = none has
     failures: tuple[FailureView, ...] = ()  #: what is known of those that failed; of outcomes in rows of the store only once it is closed
 
 
@@ -298,6 +299,13 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[PolicyView, ...] = ()
     warnings: tuple[str, ...] = ()  #: what is no reason to call the cluster unhealthy
     parts: tuple[PartView, ...] = ()  #: all that is not well, problems and warnings alike
+    healthy_since_us: int = 0  #: since when it is as healthy as it is, as far as this leader has seen, 0 = nobody knows
+    cores: int = 0  #: of nodes that take work; so are the next three
+    cores_used: int = 0
+    memory_bytes: int = 0
+    memory_used_bytes: int = 0
+    oldest_us: int = 0  #: when the oldest submission was made of which nothing has begun, and which is not held; 0 = there is none
+    users: dict[str, int] = msgspec.field(default_factory=dict)  #: cores that run work of each, as far as the asker may know; "" = others
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, StateConflict, UsageError
-from rmgr.model.base.units import counted
+from rmgr.model.base.units import counted, format_duration
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import AclRecord, SealedSecret
 from rmgr.runtime import machine
@@ -65,7 +65,7 @@ def rotate(
     report(f"both secrets of role {role} are good now; its daemons fetch the new one")
     _publish(coordinator, renewed, role, (old_id, new_id))
     mended = check_tree(coordinator, mend=True).mended
-    report(f"access lists of {counted(mended, 'znode')} name both; waiting {grace_s:.0f} s")
+    report(f"access lists of {counted(mended, 'znode')} name both; waiting {format_duration(grace_s)}")
     machine.sleep(grace_s)
     _publish(coordinator, renewed, role, (new_id,))
     for _ in range(_ROUNDS):

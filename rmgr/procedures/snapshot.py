@@ -21,6 +21,7 @@ from rmgr.coord.protocol.records import decode_block, decode_failed, read_fragme
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotFound, PermissionDenied, WrongCluster
+from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey
@@ -52,7 +53,7 @@ def _awaited(future: Future[R], timeout_s: float) -> R:
     try:
         return future.result(timeout_s)
     except TimeoutError:  # `ask` may have a longer deadline of its own
-        raise CoordinationUnavailable(f"ZooKeeper has not answered within {timeout_s:.3g} s", hint="rmgr doctor") from None
+        raise CoordinationUnavailable(f"ZooKeeper has not answered within {format_duration(timeout_s)}", hint="rmgr doctor") from None
 
 
 def fetch_visible(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float) -> list[R | None]:

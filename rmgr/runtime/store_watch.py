@@ -132,14 +132,14 @@ class WatchedStore(Store):
         since, trouble = self._away_since, self._trouble
         if not trouble:
             return {"ok": True, **self._shown}
-        told = f"away since {since:%H:%M:%S} UTC: {trouble}" if since else trouble
-        iso = since.isoformat(timespec="seconds").replace("+00:00", "Z") if since else None
+        iso = _iso(since) if since else None
+        told = f"away since {iso}: {trouble}" if since else trouble
         return {"ok": False, **self._shown, "since": iso, "problem": told}
 
     def note(self) -> str:
         """One clause for people, "" while it serves."""
         since = self._away_since
-        return f"data store away since {since:%H:%M:%S} UTC" if self._trouble and since else ""
+        return f"data store away since {_iso(since)}" if self._trouble and since else ""
 
     # -- the port
 
@@ -352,3 +352,8 @@ class WatchedStore(Store):
 
 def _sentence(error: RmgrError) -> str:
     return f"{error.message} ({error.hint})" if error.hint and isinstance(error, ConfigError | WrongCluster) else error.message
+
+
+def _iso(moment: datetime) -> str:
+    """As `model.base.units.utc`."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

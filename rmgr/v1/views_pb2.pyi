@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JobView(_message.Message):
-    __slots__ = ("id", "name", "user", "queue", "state", "reason", "detail", "submitted_us", "started_us", "ended_us", "exit_code", "counts", "nodes", "tasks", "priority", "cpu_us", "max_rss_kib", "work", "command", "cores", "memory_bytes", "after", "processes", "expected_start_us", "resources", "account", "run_us", "lost", "route", "moving", "asked_json", "share", "account_share", "served_us", "turns", "slots", "failures")
+    __slots__ = ("id", "name", "user", "queue", "state", "reason", "detail", "submitted_us", "started_us", "ended_us", "exit_code", "counts", "nodes", "tasks", "priority", "cpu_us", "max_rss_kib", "work", "command", "cores", "memory_bytes", "after", "processes", "expected_start_us", "resources", "account", "run_us", "lost", "route", "moving", "asked_json", "share", "account_share", "served_us", "turns", "slots", "failures", "by_us")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class JobView(_message.Message):
     TURNS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    BY_US_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     user: str
@@ -95,7 +96,8 @@ class JobView(_message.Message):
     turns: int
     slots: str
     failures: _containers.RepeatedCompositeFieldContainer[FailureView]
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ..., processes: _Optional[int] = ..., expected_start_us: _Optional[int] = ..., resources: _Optional[_Mapping[str, int]] = ..., account: _Optional[str] = ..., run_us: _Optional[int] = ..., lost: _Optional[int] = ..., route: _Optional[str] = ..., moving: _Optional[_Union[MovingView, _Mapping]] = ..., asked_json: _Optional[str] = ..., share: _Optional[float] = ..., account_share: _Optional[float] = ..., served_us: _Optional[int] = ..., turns: _Optional[int] = ..., slots: _Optional[str] = ..., failures: _Optional[_Iterable[_Union[FailureView, _Mapping]]] = ...) -> None: ...
+    by_us: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ..., processes: _Optional[int] = ..., expected_start_us: _Optional[int] = ..., resources: _Optional[_Mapping[str, int]] = ..., account: _Optional[str] = ..., run_us: _Optional[int] = ..., lost: _Optional[int] = ..., route: _Optional[str] = ..., moving: _Optional[_Union[MovingView, _Mapping]] = ..., asked_json: _Optional[str] = ..., share: _Optional[float] = ..., account_share: _Optional[float] = ..., served_us: _Optional[int] = ..., turns: _Optional[int] = ..., slots: _Optional[str] = ..., failures: _Optional[_Iterable[_Union[FailureView, _Mapping]]] = ..., by_us: _Optional[int] = ...) -> None: ...
 
 class FailureView(_message.Message):
     __slots__ = ("reason", "node", "tasks", "exit_code", "error")
@@ -309,7 +311,7 @@ class LeaderView(_message.Message):
     def __init__(self, id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., since_us: _Optional[int] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class StatusView(_message.Message):
-    __slots__ = ("healthy", "leader", "zookeeper_json", "store_json", "counts", "nodes", "cluster_id", "problems", "watchdogs", "uptime_s", "policies", "warnings", "parts")
+    __slots__ = ("healthy", "leader", "zookeeper_json", "store_json", "counts", "nodes", "cluster_id", "problems", "watchdogs", "uptime_s", "policies", "warnings", "parts", "healthy_since_us", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "oldest_us", "users")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +320,13 @@ class StatusView(_message.Message):
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class NodesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class UsersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +346,13 @@ class StatusView(_message.Message):
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    HEALTHY_SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    CORES_USED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_US_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
     healthy: bool
     leader: LeaderView
     zookeeper_json: str
@@ -350,7 +366,14 @@ class StatusView(_message.Message):
     policies: _containers.RepeatedCompositeFieldContainer[PolicyView]
     warnings: _containers.RepeatedScalarFieldContainer[str]
     parts: _containers.RepeatedCompositeFieldContainer[PartView]
-    def __init__(self, healthy: bool = ..., leader: _Optional[_Union[LeaderView, _Mapping]] = ..., zookeeper_json: _Optional[str] = ..., store_json: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Mapping[str, int]] = ..., cluster_id: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., watchdogs: _Optional[int] = ..., uptime_s: _Optional[float] = ..., policies: _Optional[_Iterable[_Union[PolicyView, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[PartView, _Mapping]]] = ...) -> None: ...
+    healthy_since_us: int
+    cores: int
+    cores_used: int
+    memory_bytes: int
+    memory_used_bytes: int
+    oldest_us: int
+    users: _containers.ScalarMap[str, int]
+    def __init__(self, healthy: bool = ..., leader: _Optional[_Union[LeaderView, _Mapping]] = ..., zookeeper_json: _Optional[str] = ..., store_json: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Mapping[str, int]] = ..., cluster_id: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., watchdogs: _Optional[int] = ..., uptime_s: _Optional[float] = ..., policies: _Optional[_Iterable[_Union[PolicyView, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[PartView, _Mapping]]] = ..., healthy_since_us: _Optional[int] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., oldest_us: _Optional[int] = ..., users: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PartView(_message.Message):
     __slots__ = ("kind", "id", "state", "reason", "fix", "level", "told")

@@ -15,6 +15,7 @@ from rmgr.adapters.calls.links import SILENT_S, STALLED_S
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.errors import NoServer, Unavailable
+from rmgr.model.base.units import format_duration
 from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import calls_pb2 as pb
@@ -95,7 +96,7 @@ class Attempt:
                     yield message
         except grpc.RpcError as error:
             if self._guard.has_fired:
-                why = f"the gateway at {self._endpoint} has said nothing for {self._guard.most_s:.0f} s"
+                why = f"the gateway at {self._endpoint} has said nothing for {format_duration(self._guard.most_s)}"
                 raise Unavailable(why, hint="rmgr doctor") from None
             raise rebuild(error, self._endpoint) from None
         finally:

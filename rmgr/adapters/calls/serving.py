@@ -29,6 +29,7 @@ from rmgr.adapters.calls.links import BEAT_S, SILENT_S, STALLED_S, VERSION
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.coord.calls.ledger import CallId
+from rmgr.model.base.units import format_duration
 from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.servers import ServerLoad
@@ -338,7 +339,7 @@ class GatewayLine:
                 why = self._streamed() or why
             except grpc.RpcError as error:
                 is_silent = error.code() is grpc.StatusCode.CANCELLED
-                why = f"it has said nothing for {SILENT_S:.0f} s" if is_silent else rebuild(error, self.endpoint).message
+                why = f"it has said nothing for {format_duration(SILENT_S)}" if is_silent else rebuild(error, self.endpoint).message
             except Exception as error:  # noqa: BLE001 - loop boundary: what cannot be read of one gateway must not end the line
                 why = f"what it says cannot be read: {error!r}"
             tries = 0 if self._is_up else tries + 1

@@ -15,6 +15,7 @@ import time
 from queue import Empty, SimpleQueue
 
 from rmgr.adapters.cassandra.link import Lost
+from rmgr.model.base.units import format_duration
 
 #: Others that answer within this after the first (s) are taken, too, so that not all clients gather at one node.
 _TOGETHER_S = 0.05
@@ -44,7 +45,7 @@ def awake(hosts: tuple[str, ...], port: int, *, tls: ssl.SSLContext | None, time
         return tuple(found)
     silent = [host for host in hosts if host not in problems]
     told = [f"{host}: {problem}" for host, problem in problems.items()]
-    told += [f"{', '.join(silent)}: no answer in {timeout_s:g} s"] if silent else []
+    told += [f"{', '.join(silent)}: no answer in {format_duration(timeout_s)}"] if silent else []
     raise Lost(f"no node can be reached: {'; '.join(told)}", is_outage=True)
 
 

@@ -19,6 +19,7 @@ from rmgr.adapters.cassandra.link import CassandraLink, CassandraSession, Lost
 from rmgr.adapters.cassandra.statements import StatementRequest
 from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import StoreUnavailable
+from rmgr.model.base.units import format_duration
 
 Rows = list[Any]
 
@@ -152,7 +153,7 @@ class Calls:
                 raise StoreUnavailable(f"cannot {doing}: {lost}", hint="it is asked again in the background; rmgr doctor looks closer")
             if deadline.left_s() <= pause_s:
                 raise StoreUnavailable(
-                    f"cannot {doing} within {deadline.timeout_s:g} s: {lost}", hint="try again; rmgr doctor looks closer"
+                    f"cannot {doing} within {format_duration(deadline.timeout_s)}: {lost}", hint="try again; rmgr doctor looks closer"
                 )
             threading.Event().wait(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -32,7 +32,7 @@ from rmgr.adapters.cassandra.statements import STATEMENTS, StatementRequest, ask
 from rmgr.adapters.cassandra.threads import use_daemons
 from rmgr.adapters.cassandra.url import CassandraTarget
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError, StoreUnavailable
-from rmgr.model.base.units import counted
+from rmgr.model.base.units import counted, format_duration
 
 try:
     import cassandra as driver
@@ -418,7 +418,7 @@ def meaning(error: BaseException, target: CassandraTarget) -> Exception:
             return _of_several(error, target)
         case driver.OperationTimedOut():
             host = getattr(error.last_host, "address", "") or "any node"
-            return Lost(f"no answer from {host} within {target.request_timeout_s:g} s", is_outage=False)
+            return Lost(f"no answer from {host} within {format_duration(target.request_timeout_s)}", is_outage=False)
         case driver.Unavailable():
             return Lost(
                 f"{error.alive_replicas} of the {error.required_replicas} replicas that {target.consistency} needs are up", is_outage=True

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from rmgr.adapters.cassandra.statements import StatementRequest
 from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import RmgrError, StoreUnavailable
+from rmgr.model.base.units import format_duration
 
 _LOG = logging.getLogger("rmgr.store")
 _LOG.addHandler(logging.NullHandler())
@@ -110,7 +111,7 @@ class CassandraLink:
                 if not self._lock.wait(min(deadline.left_s(), self._first.left_s())):
                     deadline.check(doing)
                     raise StoreUnavailable(
-                        f"cannot {doing}: Cassandra at {self._where} has not answered in {self._first.timeout_s:g} s",
+                        f"cannot {doing}: Cassandra at {self._where} has not answered in {format_duration(self._first.timeout_s)}",
                         hint="rmgr goes on trying; rmgr doctor looks closer",
                     )
             if self._closed:

@@ -15,6 +15,7 @@ from rmgr.adapters.cassandra.statements import StatementRequest, ask
 from rmgr.adapters.store_rules import expiry_ms, marked, now_ms
 from rmgr.coord.protocol.ports import Encoding, Note
 from rmgr.errors import UsageError
+from rmgr.model.base.units import format_duration
 
 #: Values up to this size (bytes) lie in their manifest; larger ones in chunks of their own generation.
 INLINE_BYTES = 64 * 1024
@@ -61,7 +62,8 @@ def lifetime(ttl_s: float | None) -> Lifetime:
     if ttl_s is None:
         return Lifetime(expires_ms=None, ttl_s=0)
     if ttl_s > _MAX_TTL_S:
-        raise UsageError(f"the time to live must be below 20 years, not {ttl_s:g} s", hint="leave it out: the value stays for ever")
+        told = f"the time to live must be below 20 years, not {format_duration(ttl_s)}"
+        raise UsageError(told, hint="leave it out: the value stays for ever")
     return Lifetime(expires_ms=expires, ttl_s=math.ceil(ttl_s) + 1)
 
 

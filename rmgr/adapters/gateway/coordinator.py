@@ -21,6 +21,7 @@ from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.errors import CoordinationUnavailable, NotConnected, Throttled
+from rmgr.model.base.units import format_duration
 
 _POLL_S = 0.05
 
@@ -79,15 +80,15 @@ class GatewayCoordinator(SessionCoordinator):
     def _nobody(self, timeout_s: float) -> NotConnected | CoordinationUnavailable:
         if self._link.is_welcome:
             return CoordinationUnavailable(
-                f"the gateway at {self._link.endpoint} answers, but ZooKeeper gave it no session within {round(timeout_s, 1):g} s",
+                f"the gateway at {self._link.endpoint} answers, but ZooKeeper gave it no session within {format_duration(timeout_s)}",
                 hint="is ZooKeeper up? ask who runs the gateway; its log says more",
             )
         why = f": {self._link.last_error}" if self._link.last_error else ""
         if "does not talk to us" in why:
             hint = "a secured one hangs up on who has no credentials: set RMGR_SECURITY_DIR to your bundle (rmgr admin add-user)"
-            return NotConnected(f"no gateway answers at {self.hosts} within {round(timeout_s, 1):g} s{why}", hint=hint)
+            return NotConnected(f"no gateway answers at {self.hosts} within {format_duration(timeout_s)}{why}", hint=hint)
         return NotConnected(
-            f"no gateway answers at {self.hosts} within {round(timeout_s, 1):g} s{why}",
+            f"no gateway answers at {self.hosts} within {format_duration(timeout_s)}{why}",
             hint="is it running? start one with: rmgr submitter --listen HOST:PORT   (or name another: --gateway, RMGR_GATEWAY)",
         )
 

@@ -29,6 +29,7 @@ from rmgr.adapters.zookeeper.wire import Acl
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.readback import Pending
 from rmgr.errors import RmgrError, Unavailable
+from rmgr.model.base.units import format_duration
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
 
@@ -185,7 +186,7 @@ class GatewayLink:
         """Leaves a gateway that has said nothing for too long. Called every 0.1 s."""
         limit_s = max(2.0, self.session_timeout_s / 2) if self._up else _WELCOME_S * 2 ** min(self._tries, _MOST_DOUBLED)
         if self._call is not None and self._clock() - self._heard_s > limit_s:
-            self.last_error = f"the gateway has said nothing for {limit_s:.0f} s"
+            self.last_error = f"the gateway has said nothing for {format_duration(limit_s)}"
             self._heard_s = self._clock()
             self.drop_link()
 

@@ -49,7 +49,7 @@ from rmgr.adapters.store_rules import (
 )
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
-from rmgr.model.base.units import counted
+from rmgr.model.base.units import counted, format_duration
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
 
@@ -378,7 +378,8 @@ class GatewayStore(Store):
             offer(ahead, None, call, deadline)
             call.result(timeout=self._left(deadline))
         except grpc.FutureTimeoutError:
-            raise StoreUnavailable(f"the store did not write {key!r} within {deadline.timeout_s:.4g} s", hint="rmgr doctor") from None
+            told = f"the store did not write {key!r} within {format_duration(deadline.timeout_s)}"
+            raise StoreUnavailable(told, hint="rmgr doctor") from None
         except grpc.RpcError as error:
             raise self._told(error, endpoint, f"write {key!r}") from None
         finally:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import PermissionDenied, UsageError
+from rmgr.model.base.units import utc
 from rmgr.model.cluster.identity import Identity, Role, check_name, parse_uri
 
 if TYPE_CHECKING:
@@ -220,9 +221,9 @@ def verify_certificate(pem: bytes, ca_pem: bytes, now_s: float | None = None) ->
     )
     now = time.time() if now_s is None else now_s
     if now > found.not_after_s:
-        raise PermissionDenied(f"the certificate of {who.role} {who.name} ended on {day(found.not_after_s)}")
+        raise PermissionDenied(f"the certificate of {who.role} {who.name} ended on {utc(round(found.not_after_s * 1e6))}")
     if now < found.not_before_s:
-        raise PermissionDenied(f"the certificate of {who.role} {who.name} is valid only from {day(found.not_before_s)} on")
+        raise PermissionDenied(f"the certificate of {who.role} {who.name} is valid only from {utc(round(found.not_before_s * 1e6))} on")
     return found
 
 
@@ -260,11 +261,6 @@ def hosts_in(pem: bytes) -> tuple[str, ...]:
     names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     found = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
     return tuple(host for host in found if not host.endswith(".rmgr"))
-
-
-def day(time_s: float) -> str:
-    """A date for people, UTC."""
-    return dt.datetime.fromtimestamp(time_s, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def identity_of(names: Sequence[str]) -> Identity:

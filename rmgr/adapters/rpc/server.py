@@ -87,8 +87,8 @@ class LeaderAnswers(Protocol):
     def queues(self) -> list[QueueView]:
         """All queues, by name."""
 
-    def status(self) -> StatusView:
-        """Health and counts."""
+    def status(self, *, caller: Caller | None = None) -> StatusView:
+        """Health and counts; users by name as far as the caller may see their work."""
 
     def explain(self, submission: int, index: int | None, *, caller: Caller | None = None) -> ExplainView:
         """Why it is in its state. Raises NotFound, PermissionDenied."""
@@ -295,7 +295,7 @@ class _LeaderServicer(leader_pb2_grpc.LeaderServicer):
         return leader_pb2.QueuesReply(queues=[to_message(queue) for queue in _answer(context, self._answers.queues)])
 
     def Status(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
-        return to_message(_answer(context, self._answers.status))
+        return to_message(_answer(context, lambda: self._answers.status(caller=caller_of(context))))
 
     def Explain(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         index = request.index if request.HasField("index") else None

@@ -23,6 +23,7 @@ from rmgr.adapters.sqlite.file import PAGE_BYTES, StoreFile, is_busy
 from rmgr.adapters.sqlite.rows import MAX_ROWS, ManifestRow, insert
 from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
+from rmgr.model.base.units import format_duration
 
 T = TypeVar("T")
 
@@ -143,14 +144,15 @@ class Writer:
             with self._lock:
                 begun = write.taken
                 write.given_up = True
+            within = format_duration(deadline.timeout_s)
             if not begun:
                 raise StoreUnavailable(
-                    f"the store {self._file.path} did not begin to {write.doing} within {deadline.timeout_s:g} s; nothing was written",
+                    f"the store {self._file.path} did not begin to {write.doing} within {within}; nothing was written",
                     hint="another process may hold its lock (a stopped one?): `fuser -v` on the .lock file beside it tells which",
                 )
             if not write.ended.acquire(blocking=False):  # it may have ended just now
                 raise StoreUnavailable(
-                    f"the store {self._file.path} did not {write.doing} within {deadline.timeout_s:g} s; it is not known whether it will",
+                    f"the store {self._file.path} did not {write.doing} within {within}; it is not known whether it will",
                     hint="writing the same again is safe",
                 )
         if write.error is not None:

@@ -55,6 +55,7 @@ from rmgr.adapters.zookeeper.published import PublishedLists
 from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, four_letter
 from rmgr.errors import ConfigError, PermissionDenied
+from rmgr.model.base.units import format_duration
 
 __all__ = ["OPEN_ACL", "Acl", "ZkCoordinator", "ZkSecurity", "four_letter"]
 
@@ -114,7 +115,7 @@ class _Handler(SequentialThreadingHandler):
             return open_socket(address, kwargs["hostname"], timeout_s, self.security)
         except TimeoutError:
             self.slow_servers += 1
-            self.last_error = f"{address[0]}:{address[1]} does not answer within {timeout_s:.2g} s"
+            self.last_error = f"{address[0]}:{address[1]} does not answer within {format_duration(timeout_s)}"
             raise
         except ssl.SSLError as error:
             self.last_error = f"{address[0]}:{address[1]}: {tls_sentence(error)}"
@@ -203,7 +204,7 @@ class _Connection(ConnectionHandler):
             return super()._invoke(timeout, request, xid)
         except self.handler.timeout_exception:
             self.handler.slow_servers += 1
-            self.handler.last_error = f"a server accepts connections and says nothing for {timeout:.2g} s"
+            self.handler.last_error = f"a server accepts connections and says nothing for {format_duration(timeout)}"
             raise
 
     def _send_ping(self, connect_timeout: float) -> None:

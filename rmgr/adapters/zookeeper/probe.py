@@ -16,6 +16,7 @@ from enum import StrEnum
 from rmgr.adapters.zookeeper.link import ZkSecurity
 from rmgr.adapters.zookeeper.wire import four_letter
 from rmgr.errors import CoordinationUnavailable, NotConnected, RmgrError, Unavailable
+from rmgr.model.base.units import format_duration
 
 _STANDARD_PORT = 2181
 
@@ -98,7 +99,8 @@ def look(server: str, security: ZkSecurity | None = None, *, timeout_s: float = 
 def look_at_all(hosts: str, security: ZkSecurity | None = None, *, timeout_s: float = 1.0) -> list[ProbedServer]:
     """Looks at every server at the same time; one whose name takes longer to resolve is SILENT."""
     servers = split_hosts(hosts)
-    seen: list[ProbedServer] = [ProbedServer(server=server, finding=ServerFinding.SILENT, detail=f"{timeout_s:g} s") for server in servers]
+    silent = format_duration(timeout_s)
+    seen: list[ProbedServer] = [ProbedServer(server=server, finding=ServerFinding.SILENT, detail=silent) for server in servers]
 
     def put(index: int) -> None:
         seen[index] = look(servers[index], security, timeout_s=timeout_s)
@@ -117,7 +119,7 @@ def explain(hosts: str, looks: Sequence[ProbedServer], waited_s: float) -> RmgrE
     sentences = "; ".join(look.sentence for look in looks) if len(looks) > 1 else "".join(f"it {look.what}" for look in looks)
     if ServerFinding.SERVES in found:
         return CoordinationUnavailable(
-            f"ZooKeeper at {hosts} gave no session within {round(waited_s, 1):g} s: {sentences}",
+            f"ZooKeeper at {hosts} gave no session within {format_duration(waited_s)}: {sentences}",
             hint="it is overloaded, or the way there loses data: try again with a longer --timeout; its log tells more",
         )
     if ServerFinding.TLS in found:
@@ -131,7 +133,7 @@ def explain(hosts: str, looks: Sequence[ProbedServer], waited_s: float) -> RmgrE
         return CoordinationUnavailable(f"ZooKeeper at {hosts} has no quorum: {sentences}", hint=hint)
     if found & {ServerFinding.SILENT, ServerFinding.CLOSES}:
         hint = "does it hang, is a firewall in between, is TLS on at both ends? rmgr doctor looks closer"
-        return CoordinationUnavailable(f"ZooKeeper at {hosts} gave no session within {round(waited_s, 1):g} s: {sentences}", hint=hint)
+        return CoordinationUnavailable(f"ZooKeeper at {hosts} gave no session within {format_duration(waited_s)}: {sentences}", hint=hint)
     return NotConnected(f"no ZooKeeper at {hosts}: {sentences}", hint="start a cluster with `rmgr dev`, or name one with --zk or RMGR_ZK")
 
 
@@ -140,7 +142,7 @@ def _why(server: str, cause: BaseException | None, timeout_s: float) -> ProbedSe
         case ssl.SSLError():
             return ProbedServer(server=server, finding=ServerFinding.TLS, detail=tls_sentence(cause))
         case TimeoutError():
-            return ProbedServer(server=server, finding=ServerFinding.SILENT, detail=f"{timeout_s:g} s")
+            return ProbedServer(server=server, finding=ServerFinding.SILENT, detail=format_duration(timeout_s))
         case ConnectionRefusedError():
             return ProbedServer(server=server, finding=ServerFinding.REFUSES)
         case socket.gaierror():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rmgr.cli.display.render import Column, age, clock, elapsed
+from rmgr.cli.display.render import Column, age, clock, elapsed, here
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.cluster.node import NodeState
@@ -18,23 +18,66 @@ def node_list(names: Sequence[str], most: int = 3) -> str:
 
 
 def tasks_done(job: JobView) -> str:
-    """`37/100` while it goes on, `100` when all has ended; one task is just `1`."""
-    ended = sum(job.counts.get(name, 0) for name in ("COMPLETED", "FAILED", "CANCELLED"))
-    return str(job.tasks) if job.tasks <= 1 or (job.state.is_final and ended >= job.tasks) else f"{ended}/{job.tasks}"
+    """`37/100` of its tasks have ended, `100` when all have."""
+    ended = _ended(job)
+    return str(job.tasks) if 0 < job.tasks <= ended else f"{ended}/{job.tasks}"
 
 
-def nodes_or_reason(job: JobView) -> str:
-    """Slurm's last column: where it runs or ran, else why not in brackets."""
+def _ended(job: JobView) -> int:
+    return sum(job.counts.get(name, 0) for name in ("COMPLETED", "FAILED", "CANCELLED"))
+
+
+def _failed(job: JobView) -> int:
+    return job.counts.get("FAILED", 0)
+
+
+def _running(job: JobView) -> int:
+    return sum(job.counts.get(name, 0) for name in ("RUNNING", "STARTING", "SUSPENDED"))
+
+
+def time_left(job: JobView, now_us: int) -> str:
+    """`~2m` as its tasks have gone so far, `<9m30s` until its time limit at the latest; "" where nobody knows."""
+    if not job.started_us or job.state not in {State.RUNNING, State.STARTING, State.SUSPENDED}:
+        return ""
+    ended, ran_us = _ended(job), max(0, now_us - job.started_us)
+    if ended and job.tasks > ended:
+        return f"~{_roughly(ran_us / 1e6 * (job.tasks - ended) / ended)}"
+    limit_s = float(job.asked.get("time_limit") or 0)
+    if limit_s and job.tasks == 1 and not job.turns:
+        return f"<{_roughly(max(0.0, limit_s - ran_us / 1e6))}"
+    return ""
+
+
+def _roughly(seconds: float) -> str:
+    """Whole seconds, from 10 minutes on minutes, from 10 hours on hours."""
+    unit = 1 if seconds < 600 else 60 if seconds < 36_000 else 3600
+    return format_duration(max(1, round(seconds / unit)) * unit)
+
+
+def where_or_why(job: JobView) -> str:
+    """Where it runs or ran; of what waits or ended badly why, what matters first: a narrow terminal cuts the end."""
     if job.reason == Reason.OWNER_GONE:
-        return f"({job.detail})"
+        return here(job.detail)
     if job.state in {State.RUNNING, State.COMPLETED, State.STARTING, State.SUSPENDED} and job.nodes:
-        return f"{node_list(job.nodes)} ({job.detail})" if job.state is State.STARTING and job.detail else node_list(job.nodes)
-    told = str(job.reason) + (f": {job.detail}" if job.detail and job.reason else "")
-    if job.state is State.FAILED and not job.detail and job.failures:
-        from rmgr.cli.display.failures import cell
+        return f"{node_list(job.nodes)} ({here(job.detail)})" if job.state is State.STARTING and job.detail else node_list(job.nodes)
+    from rmgr.cli.display.failures import cell, why_in_short
 
-        told = cell(job)
-    return f"({told})" if told else node_list(job.nodes)
+    if job.state is State.FAILED and not job.detail and job.failures:
+        return cell(job)
+    return here(why_in_short(job)) or node_list(job.nodes)
+
+
+def totals(jobs: Sequence[JobView]) -> str:
+    """`12 jobs: 4 run, 2 wait, 6 ended; 10,014 of 11,017 tasks done, 4 run, 5 failed`: the last line of `rmgr jobs`."""
+    ended = sum(job.state.is_final for job in jobs)
+    waiting = sum(job.state in {State.INITIAL, State.HELD} for job in jobs)
+    kinds = (("run", len(jobs) - ended - waiting), ("wait", waiting), ("ended", ended))
+    told = f"{counted(len(jobs), 'job')}: " + ", ".join(f"{count} {word}" for word, count in kinds if count)
+    tasks, running, failed = (sum(map(of, jobs)) for of in (lambda job: job.tasks, _running, _failed))
+    if tasks == len(jobs):
+        return told + (f"; {failed} failed" if failed else "")
+    told += f"; {sum(map(_ended, jobs)):,} of {counted(tasks, 'task')} done"
+    return told + (f", {running:,} run" if running else "") + (f", {failed:,} failed" if failed else "")
 
 
 def share(account: str, of_account: float | None, of_user: float | None) -> str:
@@ -52,22 +95,26 @@ def _code(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def job_columns(now_us: int) -> tuple[Column, ...]:
-    """`rmgr jobs`."""
+def job_columns(now_us: int, *, of_all: bool = False) -> tuple[Column, ...]:
+    """`rmgr jobs`. of_all: of several users, who are told."""
     return (
-        Column(name="JOBID", text=lambda j: str(j.id), order=lambda j: j.id, is_id=True, right=True),
+        Column(name="ID", also="JOBID", text=lambda j: str(j.id), order=lambda j: j.id, is_id=True, right=True),
         Column(name="NAME", text=lambda j: j.name),
-        Column(name="USER", text=lambda j: j.user),
-        Column(name="QUEUE", text=lambda j: j.queue),
+        Column(name="USER", text=lambda j: j.user, default=of_all),
         Column(name="STATE", text=lambda j: str(j.state), state=True),
+        Column(name="DONE", text=tasks_done, order=_ended, right=True),
+        Column(name="RUN", text=lambda j: str(_running(j) or ""), order=_running, right=True),
+        Column(name="FAIL", text=lambda j: str(_failed(j) or ""), order=_failed, right=True, style="red"),
         Column(
             name="TIME",
             text=lambda j: _duration(j.served_us) if j.served_us else elapsed(j.started_us, j.ended_us, now_us),
             order=lambda j: j.served_us or ((j.ended_us or now_us) - j.started_us if j.started_us else ""),
             right=True,
         ),
-        Column(name="TASKS", text=tasks_done, order=lambda j: j.tasks, right=True),
-        Column(name="NODES(REASON)", text=nodes_or_reason),
+        Column(name="LEFT", text=lambda j: time_left(j, now_us), right=True),
+        Column(name="WHERE/WHY", also="NODES(REASON)", text=where_or_why),
+        Column(name="QUEUE", text=lambda j: j.queue, default=False),
+        Column(name="TASKS", text=lambda j: str(j.tasks), order=lambda j: j.tasks, right=True, default=False),
         Column(name="CLASS", text=lambda j: j.route, default=False),
         Column(name="PRIORITY", text=lambda j: str(j.priority), order=lambda j: j.priority, right=True, default=False),
         Column(name="SHARE", text=lambda j: share(j.account, j.account_share, j.share), order=_share_order, right=True, default=False),
@@ -108,7 +155,7 @@ def task_columns(now_us: int) -> tuple[Column, ...]:
             right=True,
         ),
         Column(name="EXIT", text=lambda t: _code(t.exit_code), order=lambda t: t.exit_code, right=True),
-        Column(name="ERROR", text=lambda t: t.error or (f"({t.reason})" if t.reason and t.state is not State.COMPLETED else "")),
+        Column(name="ERROR", text=lambda t: here(t.error) or (f"({t.reason})" if t.reason and t.state is not State.COMPLETED else "")),
         Column(name="REASON", text=lambda t: str(t.reason), default=False),
         Column(name="INDEX", text=lambda t: str(t.index), order=lambda t: t.index, right=True, default=False),
         Column(name="STARTED", text=lambda t: clock(t.started_us), order=lambda t: t.started_us, default=False),
@@ -142,9 +189,9 @@ def _node_state(node: NodeView) -> str:
 
 
 def _node_reason(node: NodeView) -> str:
-    """With who drains it, since when."""
+    """With who drains it, since when; that first, because a narrow terminal cuts the end."""
     who = f"drained by {node.by}, {clock(node.since_us)}" if node.by else ""
-    return f"{node.reason} ({who})" if node.reason and who else node.reason or who
+    return ": ".join(told for told in (who, here(node.reason)) if told)
 
 
 def node_columns(now_us: int) -> tuple[Column, ...]:
@@ -180,7 +227,7 @@ def node_columns(now_us: int) -> tuple[Column, ...]:
 
 
 def _clock_error(node: NodeView) -> str:
-    return "" if node.clock_error_us is None else f"{node.clock_error_us / 1e3:.1f}ms"
+    return "" if node.clock_error_us is None else format_duration(node.clock_error_us / 1e6)
 
 
 def _max_time(queue: QueueView) -> str:
@@ -229,7 +276,7 @@ def _elapsed_us(job: JobView) -> int:
 
 
 HISTORY_COLUMNS = (
-    Column(name="JOBID", text=lambda j: str(j.id), order=lambda j: j.id, is_id=True, right=True),
+    Column(name="ID", also="JOBID", text=lambda j: str(j.id), order=lambda j: j.id, is_id=True, right=True),
     Column(name="NAME", text=lambda j: j.name),
     Column(name="USER", text=lambda j: j.user),
     Column(name="STATE", text=lambda j: str(j.state), state=True),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rmgr.cli.display.render import elapsed, printable
 from rmgr.model.base.resources import MIB
-from rmgr.model.base.states import LOSSES, Reason
+from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted, format_size
 from rmgr.model.views import JobView
 
@@ -32,6 +32,30 @@ _WORDS = {
     Reason.DATA_LOST: "data were lost",
     Reason.LEASE_LOST: "the node lost contact",
     Reason.WORKER_LOST: "the worker was lost",
+}
+#: Of what waits or was cancelled and has no words of its own.
+_WAITS = {
+    Reason.USER_HOLD: "held by its user",
+    Reason.OPERATOR_HOLD: "held by an operator",
+    Reason.DEPENDENCY: "waits for other work",
+    Reason.RESOURCES: "waits for room",
+    Reason.BACKOFF: "runs again soon",
+    Reason.USER_CANCEL: "cancelled by its user",
+    Reason.OPERATOR_CANCEL: "cancelled by an operator",
+    Reason.DEPENDENCY_FAILED: "what it waits for cannot happen",
+    Reason.MAX_FAILS: "too many of its tasks have failed",
+    Reason.QUEUE_CLOSED: "its queue starts nothing",
+    Reason.NO_POLICY: "nobody places in its partition",
+    Reason.BEGIN_TIME: "its time has not come",
+    Reason.LIMIT: "a limit is reached",
+    Reason.REVOKED: "its key was revoked",
+}
+#: What a detail does not say itself.
+_BEFORE = {
+    Reason.USER_HOLD: "held: ",
+    Reason.OPERATOR_HOLD: "held ",
+    Reason.USER_CANCEL: "cancelled: ",
+    Reason.OPERATOR_CANCEL: "cancelled ",
 }
 #: To run these again as they are helps nobody.
 _IN_VAIN = frozenset({Reason.START_FAILED, Reason.BAD_OUTPUT, Reason.OUTPUT_EXISTS, Reason.UNTRUSTED})
@@ -87,6 +111,19 @@ def word_for(reason: str, exit_code: int | None) -> str:
     return _WORDS.get(Reason(reason), reason)
 
 
+def why_in_short(job: JobView) -> str:
+    """Why it waits, or ended, in a few words; "" for no reason."""
+    if job.reason == Reason.DEPENDENCY and job.after:
+        return f"waits for {', '.join(job.after)}"
+    if job.reason == Reason.DEPENDENCY_FAILED and ": submission " in job.detail:
+        return "job " + job.detail.partition(": submission ")[2]
+    if job.detail and job.reason:
+        return _BEFORE.get(Reason(job.reason), "") + job.detail
+    if job.state is State.FAILED and job.reason:
+        return word_for(job.reason, job.exit_code)
+    return _WAITS.get(Reason(job.reason), job.reason) if job.reason else ""
+
+
 def of_job(job: JobView) -> list[Failure]:
     """What the leader, or the history, tells of a submission's failures; the most frequent first."""
     groups: dict[tuple[str, int | None], Failure] = {}
@@ -124,13 +161,13 @@ def _places(nodes: dict[str, int]) -> str:
 
 
 def cell(job: JobView) -> str:
-    """For a table: `EXIT_CODE 3 on n2,n3: 8 tasks; OUT_OF_MEMORY on n1: 2 tasks`, "" where nothing is known to have failed."""
-    told = []
-    for failure in of_job(job)[:_MOST_CELLS]:
-        code = f" {failure.exit_code}" if failure.reason in {Reason.EXIT_CODE, Reason.SIGNAL} and failure.exit_code is not None else ""
+    """For a table: `8: exit code 3 on n2,n3; 2: out of memory on n1`, "" where nothing is known to have failed."""
+    told, groups = [], of_job(job)
+    for failure in groups[:_MOST_CELLS]:
         nodes = [node for node in failure.nodes if node]
         where = f" on {','.join(nodes[:3])}{f',+{len(nodes) - 3}' if len(nodes) > 3 else ''}" if nodes else ""
-        told.append(f"{failure.reason}{code}{where}" + (f": {counted(failure.tasks, 'task')}" if job.tasks > 1 else ""))
+        count = f"{failure.tasks:,}: " if len(groups) > 1 else ""  # of the only one the column of failures tells
+        told.append(count + word_for(failure.reason, failure.exit_code) + where)
     return "; ".join(told)
 
 

@@ -22,7 +22,7 @@ _STYLES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": 
 _GAP = "  "
 #: What `_fit` leaves of a column of text, step by step: of names at first; of times and what a line is read for; then of both.
 _READABLE, _TELLING, _NARROWEST = 8, 24, 5
-_TELLS = ("REASON", "REASON)", "ERROR", "FIX", "SUBMITTED", "STARTED")
+_TELLS = ("REASON", "WHY", "ERROR", "FIX", "SUBMITTED", "STARTED")
 
 #: Colour of a word that is a state.
 STATE_STYLES = {
@@ -55,6 +55,8 @@ _LIFE = (
 )
 
 
+#: A moment as `model.base.units.utc` writes it for readers that are elsewhere.
+_MOMENT = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\b")
 #: What JSON may hold unescaped and is not shown for sure.
 _UNSURE = re.compile(r"[^ -~\n]")
 
@@ -121,6 +123,18 @@ def printable(text: str) -> str:
     )
 
 
+def here(text: str) -> str:
+    """A sentence of a daemon in one line, its moments as this machine's clock has them."""
+    return _MOMENT.sub(lambda found: _here(found[0]), printable(text))
+
+
+def _here(moment: str) -> str:
+    try:
+        return clock(round(datetime.fromisoformat(moment).timestamp() * 1e6))
+    except (ValueError, OverflowError, OSError):  # of somebody who made it up
+        return moment
+
+
 def width_of(text: str) -> int:
     """Columns that `text` takes on a terminal."""
     if text.isascii():
@@ -131,14 +145,14 @@ def width_of(text: str) -> int:
 def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
     """`text` with its lines broken between words where a terminal would break them anywhere; a pipe gets it whole.
 
-    A command stays whole, too: it is there to be copied.
+    A command stays whole, too, as far as its first argument: it is there to be copied.
 
     Args:
         begin: columns that stand before it on its first line. indent: of the lines that follow, which is written, too.
     """
     if not out.isatty() or text.startswith("rmgr ") or begin + width_of(text) <= (room := shutil.get_terminal_size().columns):
         return text
-    words = re.split("( +)", text)  # and between them, what parts them
+    words = _whole_commands(re.split("( +)", text))  # and between them, what parts them
     told, used = words[0], begin + width_of(words[0])
     for gap, word in zip(words[1::2], words[2::2], strict=True):
         used += len(gap) + width_of(word)
@@ -146,6 +160,17 @@ def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
             told, used = f"{told}\n{' ' * indent}{word}", indent + width_of(word)
         else:
             told += gap + word
+    return told
+
+
+def _whole_commands(words: list[str]) -> list[str]:
+    """Words and gaps in turn, where `rmgr drain n2` and `2 cores` are one word."""
+    told: list[str] = []
+    while words:
+        length = 5 if words[0].lstrip("(") == "rmgr" else 3 if words[0].isdigit() else 1
+        told.append("".join(words[:length]))
+        told += words[length : length + 1]
+        words = words[length + 1 :]
     return told
 
 
@@ -190,7 +215,7 @@ class Column:
     """One column. text: what a row shows. order: what it is sorted by (default: the text).
 
     is_id: never shortened. right: numbers, not shortened either. default: shown without `-o`. keep: shown even when empty everywhere.
-    state: the word chooses the colour.
+    state: the word chooses the colour. style: the colour of whatever stands there. also: an older name, which `-o` and `--sort` take, too.
     """
 
     name: str
@@ -201,6 +226,8 @@ class Column:
     default: bool = True
     keep: bool = False
     state: bool = False
+    style: str = ""
+    also: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +255,8 @@ def _find(columns: Sequence[Column], name: str) -> Column:
     for column in columns:
         if wanted == "id" and column.is_id:
             return column
-        if wanted in {column.name.lower(), column.name.lower().partition("(")[0]}:
+        names = (column.name.lower(), column.also.lower())
+        if wanted in {*names, *(name.partition("(")[0] for name in names)} - {""}:
             return column
     from rmgr.cli.words.params import nearest
 
@@ -274,7 +302,8 @@ def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: T
         cells = []
         for text, width, column in zip(line, widths, chosen, strict=True):
             shown = _pad(text if column.is_id else _cut(text, width, more), width, column.right)
-            cells.append(paint(shown, STATE_STYLES.get(text.partition(" ")[0], ""), stream) if column.state else shown)
+            style = STATE_STYLES.get(text.partition(" ")[0], "") if column.state else column.style
+            cells.append(paint(shown, style, stream) if text.strip() else shown)
         stream.write(_GAP.join(cells).rstrip() + "\n")
     stream.flush()
 

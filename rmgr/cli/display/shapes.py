@@ -85,6 +85,7 @@ def job(view: JobView) -> dict[str, Any]:
         **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
         **({"class": view.route} if view.route else {}),
         **_moving(view.moving),
+        **({"by_time": iso(view.by_us)} if view.by_us else {}),
         **({"failures": [_failed(item) for item in view.failures]} if view.failures else {}),
     }
 
@@ -336,7 +337,20 @@ def status(view: StatusView) -> dict[str, Any]:
         "policies": [policy(item) for item in view.policies],
         "warnings": list(view.warnings),
         "parts": [part(item) for item in view.parts],
+        "since": iso(view.healthy_since_us),
+        "cores": view.cores,
+        "cores_used": view.cores_used,
+        "mem_bytes": view.memory_bytes,
+        "mem_used_bytes": view.memory_used_bytes,
+        "oldest_wait": iso(view.oldest_us),
+        "users": {name: cores for name, cores in by_cores(view.users) if name},
+        "users_others": view.users.get("", 0),
     }
+
+
+def by_cores(users: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Who has most first, whom the asker may not know last."""
+    return sorted(users.items(), key=lambda pair: (not pair[0], -pair[1], pair[0]))
 
 
 def part(view: PartView) -> dict[str, str]:

@@ -21,7 +21,7 @@ from rmgr.cli.doctor.check_result import CheckResult
 from rmgr.cli.doctor.containment import containment
 from rmgr.cli.doctor.security import credentials, root, talkative
 from rmgr.errors import NoServer, RmgrError, StoreUnavailable, WrongCluster
-from rmgr.model.base.units import counted, format_size
+from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import Level, StatusView
 
@@ -212,7 +212,8 @@ def _measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured:
         average, largest = float(facts["zk_avg_fsynctime"]), facts.get("zk_max_fsynctime", "?")
         slow = average > _SLOW_FSYNC_MS
         fix = "give ZooKeeper's transaction log (dataLogDir) a disk of its own" if slow else ""
-        yield CheckResult(name=f"{name} fsync", ok=not slow, detail=f"{average:.1f} ms on average, {largest} ms at most", fix=fix)
+        detail = f"{format_duration(average / 1e3)} on average, {largest}ms at most"
+        yield CheckResult(name=f"{name} fsync", ok=not slow, detail=detail, fix=fix)
     mismatches = facts.get("zk_digest_mismatches_count", "0")
     if mismatches != "0":
         # ZooKeeper 3.9.5: a server that loses its leader while it catches up may come back with other data than the rest
@@ -238,18 +239,18 @@ def coordination(session: Session) -> Checks:
     except RmgrError as error:
         yield CheckResult(name="session", ok=False, detail=error.message, fix=error.hint)
         return
-    took_ms = (time.monotonic() - began) * 1000
-    detail = f"connected in {took_ms:.0f} ms, timeout {coordinator.session_timeout_s:g} s"
+    took_s = time.monotonic() - began
+    detail = f"connected in {format_duration(took_s)}, timeout {format_duration(coordinator.session_timeout_s)}"
     yield CheckResult(name="session", ok=True, detail=detail)
     timeout_s = session.left_s(10.0) or 10.0
     began = time.monotonic()
     coordinator.sync(timeout_s=timeout_s).result(timeout_s + 1.0)
-    sync_ms = (time.monotonic() - began) * 1000
+    sync_s = time.monotonic() - began
     yield CheckResult(
         name="latency",
-        ok=sync_ms < 1000,
-        detail=f"a sync took {sync_ms:.1f} ms",
-        fix="" if sync_ms < 1000 else "ZooKeeper is overloaded or far",
+        ok=sync_s < 1,
+        detail=f"a sync took {format_duration(sync_s)}",
+        fix="" if sync_s < 1 else "ZooKeeper is overloaded or far",
     )
     yield from access_lists(session)
     from rmgr.adapters.store_rules import remembered
@@ -433,7 +434,7 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
             skew = max(0.0, asked_s - told_s, told_s - answered_s)
             worst = max(worst, skew)
             if skew > _SKEW_S:
-                skewed.append(f"{node} by {skew:.1f} s")
+                skewed.append(f"{node} by {format_duration(skew)}")
         full += [
             f"{item.node}: {format_size(item.disk_free_bytes)} left" for item in stats if 0 < item.disk_free_bytes < _LOW_DISK_BYTES // 4
         ]
@@ -443,7 +444,7 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
     )
     fix = "run a time service (chrony, systemd-timesyncd); times shown are wrong, nothing else depends on them" if skewed else ""
     yield CheckResult(
-        name="clocks", ok=not skewed, detail=f"apart: {', '.join(skewed)}" if skewed else f"at most {worst:.2f} s apart", fix=fix
+        name="clocks", ok=not skewed, detail=f"apart: {', '.join(skewed)}" if skewed else f"at most {format_duration(worst)} apart", fix=fix
     )
     if full:
         fix = "free space in --work-dir before the nodes take no work any more"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rmgr.cli.display.render import clock
 from rmgr.cli.doctor.check_result import CheckResult
 from rmgr.errors import RmgrError
 from rmgr.model.base.units import counted
@@ -21,7 +22,6 @@ _FULL_SHARE = 0.8
 
 def credentials(session: Session) -> Iterator[CheckResult]:
     """Whose bundle it is; nothing where none is named: an open cluster."""
-    from rmgr.adapters.identity.pki import day
 
     try:
         mine = session.credentials()
@@ -38,7 +38,7 @@ def credentials(session: Session) -> Iterator[CheckResult]:
         command = f"rmgr admin add-user {who.name}" if who.is_person else "rmgr admin rotate tls"
         left = f"in {counted(int(left_days), 'day')}" if left_days >= 1 else "within a day"
         fix = f"they end {left}: ask the cluster's admin for new ones ({command})"
-    detail = f"{who.role} {who.name} of the cluster {who.cluster}, until {day(mine.not_after_s)}; {mine.directory}"
+    detail = f"{who.role} {who.name} of the cluster {who.cluster}, until {clock(round(mine.not_after_s * 1e6))}; {mine.directory}"
     yield CheckResult(name="credentials", ok=True, detail=detail, fix=fix)
 
 

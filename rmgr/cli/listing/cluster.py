@@ -11,21 +11,23 @@ import msgspec
 
 from rmgr.cli.control.draining import no_node
 from rmgr.cli.display import columns, queue_lines, shapes
-from rmgr.cli.display.render import Layout, clock, emit, folded, now_us, paint, printable, table, told_counts
+from rmgr.cli.display.render import Layout, clock, elapsed, emit, folded, here, now_us, paint, printable, table, told_counts
+from rmgr.cli.listing.work import draw_jobs
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.errors import NotFound, RmgrError, UsageError
-from rmgr.model.base.units import counted, format_duration
+from rmgr.model.base.states import State
+from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import PolicyView, QueueView, StatusView
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 #: A gateway that says nothing for so long is not asked for its servers.
 _GATEWAY_S = 2.0
-#: Where the answer of `status` begins.
-_INDENT = 11
+#: Where the answer of `status` begins, and users that it names.
+_INDENT, _MOST_USERS = 11, 8
 
 
 @command(
@@ -94,7 +96,7 @@ def _draw_work(session: Session, names: set[str]) -> None:
     found = [job for job in session.query().jobs() if names & set(job.nodes)]
     if found:
         sys.stdout.write("\n")
-        table(found, columns.job_columns(now_us()), Layout())
+        draw_jobs(found, Layout(), of_all=True)
         session.note(f"single tasks: rmgr tasks --node {min(names)}")
     else:
         session.note("nothing of yours runs there" if session.config().cluster.uses_gateway else "nothing runs there")
@@ -243,39 +245,55 @@ def _with_own_certificate(session: Session, view: StatusView) -> StatusView:
 
 def _draw_status(view: StatusView) -> None:
     out = sys.stdout
-    healthy = paint("healthy", "green", out) if view.healthy else paint("NOT HEALTHY", "red", out)
+    word = paint("healthy", "green", out) if view.healthy else paint("NOT HEALTHY", "red", out)
+    out.write(f"{word}{_since(view.healthy_since_us)}\n")
     leader = view.leader
+    waiting = view.counts.get(State.INITIAL, 0)
     lines = [
-        ("cluster", f"{healthy}  {view.cluster_id}"),
-        (
-            "leader",
-            f"{leader.id} on {leader.host} (pid {leader.pid}), epoch {leader.epoch} since {clock(leader.since_us)}"
-            f" ({format_duration(view.uptime_s)})"
-            if leader
-            else paint("none", "red", out),
-        ),
+        ("leader", f"on {leader.host}, pid {leader.pid},{_since(leader.since_us)}" if leader else paint("none", "red", out)),
         ("watchdogs", str(view.watchdogs)),
-        *([("metrics", f"{leader.metrics} (of nodes: rmgr nodes -o +metrics)")] if leader and leader.metrics else []),
+        ("metrics", f"{leader.metrics} (of nodes: rmgr nodes -o +metrics)" if leader and leader.metrics else ""),
         ("zookeeper", _part(view.zookeeper)),
         ("store", _part(view.store)),
         ("nodes", told_counts(_nodes_by_state(view)) or "none"),
+        ("cores", f"{view.cores_used} of {view.cores} busy" if view.cores else ""),
+        ("memory", f"{format_size(view.memory_used_bytes)} of {format_size(view.memory_bytes)} asked for" if view.memory_bytes else ""),
         ("tasks", told_counts(view.counts) or "none"),
+        ("waiting", counted(waiting, "task") + (f", the oldest{_since(view.oldest_us)}" if view.oldest_us else "") if waiting else ""),
+        ("users", _users(view)),
     ]
     for name, value in lines:
-        out.write(f"{paint(f'{name:<9}', 'bold', out)}  {_told(value)}\n")
+        if value:
+            out.write(f"{paint(f'{name:<9}', 'bold', out)}  {_told(value)}\n")
     for item in view.policies:
         verb, told = ("placing  ", _placing(item)) if item.servers is None else ("calls    ", _picking(item))
         out.write(f"{paint(verb, 'bold', out)}  {_told(told)}\n")
-        for fault in item.faults:
-            told = f"{fault.policy} was skipped {counted(fault.count, 'time')}, the last time: {fault.error}"
-            out.write(f"{paint('fault', 'red', out)}      {_told(printable(told))}\n")
     fixes = {part.told or part.reason: part.fix for part in view.parts}
-    for word, colour, found in (("problem", "red", view.problems), ("warning", "yellow", view.warnings)):
+    faults = [
+        f"policy {fault.policy} of partition {item.partition} was skipped {counted(fault.count, 'time')}, the last time: {fault.error}"
+        for item in view.policies
+        for fault in item.faults
+    ]
+    for word, colour, found in (("DO", "red", view.problems), ("NOTE", "yellow", (*view.warnings, *faults))):
         for what in found:
-            out.write(f"{paint(word, colour, out)}    {_told(printable(what))}\n")
+            out.write(f"{paint(f'{word:<9}', colour, out)}  {_told(here(what))}\n")
             if fix := fixes.get(what):
-                out.write(f"           -> {printable(fix)}\n")
+                out.write(f"{'-> ':>{_INDENT}}{_told(here(fix))}\n")
     out.flush()
+
+
+def _since(time_us: int) -> str:
+    """` since 14:13:20 (1h2m)`, "" where nobody knows."""
+    return f" since {clock(time_us)} ({elapsed(time_us, 0, now_us())})" if time_us else ""
+
+
+def _users(view: StatusView) -> str:
+    """`ann 40 cores, ben 2, others 7`: whose work runs on how many."""
+    shown = shapes.by_cores(view.users)
+    named = [(name or "others", cores) for name, cores in shown if name][:_MOST_USERS]
+    rest = sum(view.users.values()) - sum(cores for _, cores in named)
+    found = [*named, *([("others", rest)] if rest else [])]
+    return ", ".join(f"{printable(name)} {counted(cores, 'core') if not at else f'{cores:,}'}" for at, (name, cores) in enumerate(found))
 
 
 def _nodes_by_state(view: StatusView) -> dict[str, int]:
@@ -294,21 +312,22 @@ def _told(value: str) -> str:
 
 
 def _placing(view: PolicyView) -> str:
-    passes = f"; {counted(view.passes, 'pass')}, the last {view.last_pass_s * 1e3:.1f} ms" if view.passes else ""
+    passes = f"; {counted(view.passes, 'pass')}, the last {format_duration(view.last_pass_s)}" if view.passes else ""
     turns = f"; generation {view.generation}, a turn in {counted(view.max_tqlb, 'slot')} at least" if view.generation is not None else ""
     return printable(f"{view.policy} in partition {view.partition}{passes}{turns}")
 
 
 def _picking(view: PolicyView) -> str:
-    age = f", load at most {view.age_s:.0f} s old" if view.servers else ""
+    age = f", load at most {format_duration(view.age_s)} old" if view.servers else ""
     servers = counted(view.servers or 0, "server")
     picks = "degraded: gateways pick by themselves" if view.degraded else counted(view.passes, "pick")
     return printable(f"{view.policy} in partition {view.partition}; {servers}{age}; {picks}")
 
 
 def _part(facts: dict[str, object]) -> str:
+    """Of ZooKeeper or the store: how it is, where, and what is wrong."""
     word = paint("ok", "green", sys.stdout) if facts.get("ok") else paint("NOT OK", "red", sys.stdout)
-    named = [str(facts["url"])] if facts.get("url") else []
-    others = (name for name in facts if name not in {"ok", "problem", "url", "kind"})
+    named = [str(facts[name]) for name in ("url", "hosts") if facts.get(name)]
+    others = (name for name in facts if name not in {"ok", "problem", "url", "hosts", "kind", "since", "session_timeout_s"})
     rest = ", ".join([*named, *(f"{name} {facts[name]}" for name in others if facts[name] not in {"", None})])
-    return f"{word}  {printable(rest)}".rstrip()
+    return f"{word}  {here(rest)}".rstrip()

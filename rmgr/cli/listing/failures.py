@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rmgr.cli.display.failures import Failure, harmless, of_job, sentence
-from rmgr.cli.display.render import clock
+from rmgr.cli.display.render import clock, here
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
@@ -85,13 +85,13 @@ def told(bad: BadEnds, job: JobView, total: int) -> list[tuple[str, str]]:
     if rest := bad.failures[MOST_SHOWN:]:
         lines.append(("", f"{sum(failure.tasks for failure in rest):,} more, in other ways: rmgr tasks {job.id} --state failed"))
     if bad.cancelled and lines:
-        more = f": {job.detail}" if job.detail and job.detail not in bad.cancelled else ""
+        more = f": {here(job.detail)}" if job.detail and here(job.detail) not in bad.cancelled else ""
         lines.append(("cancelled", bad.cancelled + more))
     return lines
 
 
 def _cancelled(count: int, total: int, why: str, last_us: int) -> str:
-    return f"{count:,} of {counted(total, 'task')}" + (f" at {clock(last_us)}" if last_us else "") + (f": {why}" if why else "")
+    return f"{count:,} of {counted(total, 'task')}" + (f" at {clock(last_us)}" if last_us else "") + (f": {here(why)}" if why else "")
 
 
 def _failure(session: Session, reason: str, code: int | None, group: _Group, *, looks: bool) -> Failure:

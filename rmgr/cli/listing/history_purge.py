@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rmgr.cli.control.operate import for_operators
-from rmgr.cli.display.render import emit, iso, now_us, printable
+from rmgr.cli.display.render import clock, emit, iso, now_us, printable
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.moments import parse_since
@@ -61,7 +61,7 @@ def purge(session: Session, age_us: int | None, before_us: int | None, user: str
         return
     verb = "would be removed" if dry_run else "removed"
     whose = f" ({', '.join(f'{name} {count}' for name, count in sorted(users.items()))})" if users else ""
-    sys.stdout.write(f"{users.total()} ended before {iso(limit_us)}: {verb}{printable(whose)}\n")
+    sys.stdout.write(f"{users.total()} ended before {clock(limit_us)}: {verb}{printable(whose)}\n")
 
 
 def _chosen(session: Session, views: Iterator[JobView], user: str | None) -> Iterator[JobView]:

@@ -11,7 +11,7 @@ import msgspec
 from rmgr.cli.display import shapes
 from rmgr.cli.display.columns import node_list
 from rmgr.cli.display.failures import sentence, steps
-from rmgr.cli.display.render import STATE_STYLES, Layout, clock, elapsed, emit, folded, now_us, paint, printable, table, told_counts
+from rmgr.cli.display.render import STATE_STYLES, Layout, clock, elapsed, emit, folded, here, now_us, paint, printable, table, told_counts
 from rmgr.cli.listing.failures import BadEnds, bad_ends_of, told
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
@@ -80,7 +80,7 @@ def explain(session: Session, selector: str) -> None:
         view = _explained_past(session.query().job(number))
     view = _with_story(session, view, position)
     bad, then, lines, total = BadEnds(), [], [], 1
-    if view.state in {State.FAILED, State.CANCELLED}:
+    if view.state is not State.COMPLETED and (position is None or view.state.is_final):
         job = session.query().job(number)
         bad = bad_ends_of(session, job, position)
         then = _steps(session, job, bad, view.id if position is not None else "")
@@ -163,7 +163,7 @@ def _draw_explained(view: ExplainView, bad: Sequence[tuple[str, str]]) -> None:
     head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
     out.write(f"{head} ({view.reason})\n" if view.reason else f"{head}\n")
     for item in view.why:
-        words = folded(printable(item.detail), out, begin=len(f"  {item.what} {item.id}: "), indent=4)
+        words = folded(here(item.detail), out, begin=len(f"  {item.what} {item.id}: "), indent=4)
         out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {words}\n")
     for name, words in bad:
         indent = len("  next: ") if words.startswith("rmgr ") and not name else 4
@@ -184,7 +184,7 @@ def _draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) -
         ("name", job.name),
         ("user", job.user),
         ("queue", job.queue + (f", class {job.route}" if job.route else "") + (f", priority {job.priority}" if job.priority else "")),
-        ("state", _state(job.state, job.reason, job.detail)),
+        ("state", _state(job.state, job.reason, job.detail) + (f", {clock(job.by_us)}" if job.by_us else "")),
         ("tasks", f"{job.tasks}: {counts}" if job.tasks != 1 else ""),
         ("submitted", clock(job.submitted_us)),
         ("expected", f"to start at {clock(job.expected_start_us)}" if job.expected_start_us else ""),
@@ -214,12 +214,12 @@ def _draw_task(task: TaskView, job: JobView, bad: list[tuple[str, str]]) -> None
         ("queue", job.queue),
         ("state", _state(task.state, task.reason, "")),
         ("node", task.node),
-        ("checkpoint", task.saving),
+        ("checkpoint", here(task.saving)),
         ("moves", _moving(task.moving)),
         ("started", clock(task.started_us)),
         ("ended", clock(task.ended_us) + (f"  after {elapsed(task.started_us, task.ended_us, 0)}" if task.ended_us else "")),
         ("exit code", "" if task.exit_code is None else str(task.exit_code)),
-        ("error", "" if bad else task.error),
+        ("error", "" if bad else here(task.error)),
         ("asks for", _request(job)),
         ("", in_words(job.asked, clock)),
         ("used", _used(task.cpu_us, task.max_rss_kib)),
@@ -236,7 +236,7 @@ def _draw_story(task: TaskView) -> None:
     if task.story:
         sys.stdout.write("\n")
     for words in task.story:
-        sys.stdout.write(f"{folded(printable(words), sys.stdout, indent=2)}\n")
+        sys.stdout.write(f"{folded(here(words), sys.stdout, indent=2)}\n")
 
 
 def _draw_attempts(attempts: Sequence[AttemptView]) -> None:
@@ -256,7 +256,7 @@ def _draw_attempts(attempts: Sequence[AttemptView]) -> None:
             Column(name="TIME", text=lambda a: elapsed(a.started_us, a.ended_us, now), right=True),
             Column(name="EXIT", text=lambda a: "" if a.exit_code is None else str(a.exit_code), right=True),
             Column(name="REASON", text=lambda a: str(a.reason)),
-            Column(name="ERROR", text=lambda a: "" if a.error == f"exit code {a.exit_code}" else a.error),
+            Column(name="ERROR", text=lambda a: "" if a.error == f"exit code {a.exit_code}" else here(a.error)),
         ),
         Layout(),
     )
@@ -273,7 +273,7 @@ def _fields(*pairs: tuple[str, str]) -> None:
 
 
 def _state(state: State, reason: str, detail: str) -> str:
-    told = f" ({reason}{f': {printable(detail)}' if detail else ''})" if reason else ""
+    told = f" ({reason}{f': {here(detail)}' if detail else ''})" if reason else ""
     return paint(str(state), STATE_STYLES.get(str(state), ""), sys.stdout) + told
 
 

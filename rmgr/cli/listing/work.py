@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
 from rmgr.cli.control.draining import no_node
 from rmgr.cli.display import columns, shapes
-from rmgr.cli.display.render import Layout, emit, now_us, table
+from rmgr.cli.display.render import Layout, arrange, emit, folded, now_us, paint, table
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.numbers import positions_of
@@ -56,13 +57,20 @@ def jobs(
         if session.json:
             emit({"jobs": [shapes.job(job) for job in found]})
         else:
-            table(found, columns.job_columns(now_us()), layout)
+            draw_jobs(found, layout, of_all=everyone)
             if len(found) >= _MOST_JOBS:
                 session.note(f"the newest {_MOST_JOBS} are shown; see ended ones with rmgr history, others with ids or filters")
             if not found and not watch:
                 session.note(nothing_listed(chosen, ended=ended or any(state.is_final for state in chosen.states), everyone=everyone))
 
     draw(session, once, watch=watch)
+
+
+def draw_jobs(found: Sequence[JobView], layout: Layout, *, of_all: bool) -> None:
+    """The table, and below it what all of them are together; without that for whoever chooses columns."""
+    table(found, columns.job_columns(now_us(), of_all=of_all), layout)
+    if len(found) > 1 and layout.header and not layout.columns:
+        sys.stdout.write(paint(folded(columns.totals(found), sys.stdout), "dim", sys.stdout) + "\n")
 
 
 def nothing_listed(chosen: Filter, *, ended: bool, everyone: bool) -> str:
@@ -127,9 +135,12 @@ def tasks(
         raise UsageError("tasks of which job?", hint="rmgr tasks last; rmgr tasks --node NODE lists what runs on a node")
 
     def once() -> None:
-        found, following = _tasks_of_node(session, selectors, node, states, cursor, limit) if node else _tasks(
-            session, selectors, states, cursor, limit
+        least, most = (0, 0) if layout.sort else (cursor, limit)  # sorted, then cut
+        found, following = (
+            _tasks_of_node(session, selectors, node, states, least, most) if node else _tasks(session, selectors, states, least, most)
         )
+        if layout.sort:
+            found, following = _page(arrange(found, columns.task_columns(now_us()), layout.sort), cursor, limit)
         if session.json:
             emit({"tasks": [shapes.task(task) for task in found], "next": following})
             return
@@ -162,6 +173,11 @@ def _tasks(
             wanted = set(positions_of(session, target.submission, target.tasks, total=len(views)))
             views = [view for view in views if view.position in wanted]
         found += [view for view in views if not states or view.state in states]
+    return _page(found, cursor, limit)
+
+
+def _page(found: list[TaskView], cursor: int, limit: int) -> tuple[list[TaskView], int | None]:
+    """At most so many of them (0: all), and where to go on."""
     page = found[cursor : cursor + limit] if limit else found[cursor:]
     return page, cursor + len(page) if cursor + len(page) < len(found) else None
 
@@ -175,8 +191,7 @@ def _tasks_of_node(
         selectors = tuple(str(job.id) for job in session.query().jobs() if node in job.nodes)
         states = states or (State.STARTING, State.RUNNING, State.SUSPENDED, State.STOPPING)
     found = [task for one in selectors for task in _tasks(session, (one,), states, 0, 0)[0] if task.node == node]
-    page = found[cursor : cursor + limit] if limit else found[cursor:]
-    return page, cursor + len(page) if cursor + len(page) < len(found) else None
+    return _page(found, cursor, limit)
 
 
 def _check_node(session: Session, node: str) -> None:

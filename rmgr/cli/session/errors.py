@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from rmgr.errors import DeadlineExceeded, RmgrError, SubmitUnknown, Unavailable
+from rmgr.model.base.units import format_duration
 
 #: A reader that went away (`rmgr jobs | head -1`): what the shell shows for SIGPIPE.
 BROKEN_PIPE = 141
@@ -33,7 +34,7 @@ def in_time(error: BaseException, timeout_s: float | None, *, is_over: bool) -> 
     """What was away until `--timeout` was over is that: exit code 6 in every command, whatever it waited for."""
     if not is_over or not isinstance(error, Unavailable):
         return error
-    return DeadlineExceeded(f"{error.message}: no answer within {timeout_s:g} s (--timeout)", hint=error.hint)
+    return DeadlineExceeded(f"{error.message}: no answer within {format_duration(timeout_s or 0.0)} (--timeout)", hint=error.hint)
 
 
 def with_hint(error: click.ClickException, hint: str) -> click.ClickException:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rmgr.model.base.units import format_duration
+
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.config import Config
@@ -113,7 +115,7 @@ class Invocation:
 
             going_on = f"the work goes on; wait again: rmgr wait {' '.join(map(str, self.followed))}"
             hint = going_on if self.followed else "a longer --timeout; rmgr doctor looks for what is slow"
-            raise DeadlineExceeded(f"not done within {self.timeout_s:g} s (--timeout)", hint=hint)
+            raise DeadlineExceeded(f"not done within {format_duration(self.timeout_s)} (--timeout)", hint=hint)
         return left if most is None else min(left, most)
 
     def note(self, text: str) -> None:

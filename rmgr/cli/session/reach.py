@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rmgr.errors import NotConnected, WrongCluster
+from rmgr.model.base.units import format_duration
 
 if TYPE_CHECKING:
     from rmgr.adapters.gateway.coordinator import GatewayCoordinator
@@ -72,7 +73,7 @@ def open_coordinator(session: Invocation) -> ZkCoordinator | GatewayCoordinator:
     coordinator = open_zookeeper(config, session.shown_credentials())
     try:
         if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
-            session.note(f"ZooKeeper at {coordinator.hosts} does not answer; waiting up to {wait_s:.0f} s")
+            session.note(f"ZooKeeper at {coordinator.hosts} does not answer; waiting up to {format_duration(wait_s)}")
             try:
                 coordinator.require_connected(max(0.1, end - time.monotonic()))
             except NotConnected as error:
@@ -96,7 +97,7 @@ def _through_gateway(session: Invocation) -> GatewayCoordinator:
     coordinator = GatewayCoordinator(cluster.gateway, session_timeout_s=cluster.session_timeout_s, credentials=session.credentials())
     try:
         if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
-            session.note(f"no session through the gateway at {coordinator.hosts} yet; waiting up to {wait_s:.0f} s")
+            session.note(f"no session through the gateway at {coordinator.hosts} yet; waiting up to {format_duration(wait_s)}")
         coordinator.wait_ready(max(0.1, end - time.monotonic()))
         meta = verify(coordinator, cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
         belong_together(session, tree=meta)

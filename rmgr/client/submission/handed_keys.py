@@ -17,6 +17,7 @@ from rmgr.client.submission.packing import Packed
 from rmgr.client.values.values import Values
 from rmgr.coord.protocol.multi import Multi
 from rmgr.errors import RmgrError, StoreUnavailable, Unavailable
+from rmgr.model.base.units import format_duration
 from rmgr.model.wire.line import ClaimStage
 from rmgr.runtime.failpoint import failpoint
 
@@ -97,7 +98,7 @@ class HandedKeys:
                 self._claim(block, multi)
 
         failpoint("submitter.before_handed_claim")
-        silence = StoreUnavailable(f"the data store has not answered for {_ANSWER_S:g} s")
+        silence = StoreUnavailable(f"the data store has not answered for {format_duration(_ANSWER_S)}")
         late = self._loop.after(_ANSWER_S, lambda: over(silence))
         try:
             is_begun = self._values.begin_pointers(left.rows, left.notes, decided=partial(self._decided, block, multi), done=done)

@@ -321,7 +321,7 @@ class Sender:
             case RoundFate.REFUSED:
                 why = f": {answer.kind} at {answer.path}" if isinstance(answer, Conflict) else ""
                 what = f"submission {self._number} cannot be extended{why}"
-                self._handle.die(StateConflict(what, hint="rmgr fsck, rmgr doctor"))
+                self._handle.die(StateConflict(what, hint="rmgr doctor"))
             case RoundFate.OPEN:
                 self._again(self._commit)
 

@@ -128,7 +128,7 @@ def submit(
                 elif path == paths.IDS:
                     machine.sleep(machine.uniform(0, 0.002))  # many submit at once: let one of them win
                 elif path != paths.token(digest):
-                    raise WrongCluster(f"the submission cannot be recorded: {kind} at {path}", hint="rmgr fsck; rmgr doctor")
+                    raise WrongCluster(f"the submission cannot be recorded: {kind} at {path}", hint="rmgr doctor")
             case Unknown():
                 doubtful = True
 

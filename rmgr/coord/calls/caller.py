@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeAlias, assert_never
 from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome
 from rmgr.coord.calls.lives import Standing
 from rmgr.errors import CallFailed, CallLost, CallTimeout, NoServer, RmgrError
+from rmgr.model.base.units import format_duration
 
 #: So long a call waits for a server that offers its function.
 NONE_US = 10_000_000
@@ -252,7 +253,7 @@ def _after(call: Calling, event: Event, now_us: int) -> tuple[Calling, tuple[Ste
                 return _again(call, now_us)
             since = now_us if call.none_since_us is None else call.none_since_us
             if now_us - since >= NONE_US:
-                why = f"no server has offered its function for {NONE_US // 1_000_000} s"
+                why = f"no server has offered its function for {format_duration(NONE_US / 1e6)}"
                 lost = Ending(Outcome.LOST, f"{why}, and one that is gone may have run it")
                 return _end(call, lost if call.may_run else Ending(Outcome.NO_SERVER, why))
             return _pause(replace(call, full=(), none_since_us=since), now_us, PAUSE_US)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
+from rmgr.model.base.units import format_duration
+
 #: Without its client for so long a call is killed.
 ABSENT_US = 30_000_000
 #: An answer waits so long, and all answers together are so large, until the oldest go.
@@ -258,7 +260,7 @@ class Ledger:
             if now_us >= entry.deadline_us:
                 self._kill(call, entry, Ending(Outcome.TIMEOUT, "it ran, and was killed at its deadline"))
             elif now_us - entry.heard_us >= ABSENT_US:
-                self._kill(call, entry, Ending(Outcome.LOST, f"it was killed: its client was away for {ABSENT_US // 1_000_000} s"))
+                self._kill(call, entry, Ending(Outcome.LOST, f"it was killed: its client was away for {format_duration(ABSENT_US / 1e6)}"))
         for call in list(self._answers):
             answered = self._known(call)
             if answered is not None and now_us - answered.ended_us < KEPT_US:

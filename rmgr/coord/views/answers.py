@@ -130,6 +130,7 @@ def job_view(
         route=submission.rigid.queue_class if submission.rigid is not None else "",
         moving=None if submission.rigid is None or state.is_final else moving_view(submission.rigid, claimed, waiting),
         asked=asked(submission),
+        by_us=submission.by_us if told_by(submission) else 0,
         failures=tuple(
             FailureView(reason=why, exit_code=code, node=node, tasks=count, error=error)
             for (why, code, node), (count, error) in progress.failed.items()
@@ -308,6 +309,10 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
         counts.update(job.counts)
     views = nodes(snapshot)
     states = Counter(view.state for view in views)
+    takes = [view for view in views if view.state == NodeState.UP]
+    users: Counter[str] = Counter()
+    for job in known:
+        users[job.user] += job.cores * job.processes * (job.counts[State.RUNNING] + job.counts.get(State.STARTING, 0))
     found = health.parts(snapshot, views, (job for job in known if not job.state.is_final), zookeeper=zookeeper, store=store)
     problems = health.sentences(found, Level.PROBLEM)
     leader = None
@@ -343,6 +348,12 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
         policies=policy_views(snapshot),
         warnings=health.sentences(found, Level.WARNING),
         parts=found,
+        cores=sum(view.cores for view in takes),
+        cores_used=sum(view.cores_used for view in takes),
+        memory_bytes=sum(view.memory_bytes for view in takes),
+        memory_used_bytes=sum(view.memory_used_bytes for view in takes),
+        oldest_us=min((job.submitted_us for job in known if job.state is State.INITIAL and job.counts[State.INITIAL]), default=0),
+        users={name: cores for name, cores in users.most_common() if cores},
     )
 
 

@@ -264,7 +264,10 @@ def with_part(view: StatusView, part: PartView) -> StatusView:
     told = part.told or part.reason
     problems = (*view.problems, told) if part.level == Level.PROBLEM else view.problems
     warnings = (*view.warnings, told) if part.level == Level.WARNING else view.warnings
-    return msgspec.structs.replace(view, healthy=not problems, parts=(*view.parts, part), problems=problems, warnings=warnings)
+    since_us = view.healthy_since_us if view.healthy == (not problems) else 0
+    return msgspec.structs.replace(
+        view, healthy=not problems, parts=(*view.parts, part), problems=problems, warnings=warnings, healthy_since_us=since_us
+    )
 
 
 def unreached(endpoints: Mapping[str, str]) -> tuple[PartView, ...]:

@@ -11,7 +11,7 @@ import msgspec
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import counted, format_size, utc
+from rmgr.model.base.units import counted, format_duration, format_size, utc
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.placing import Rigid, job_label
@@ -257,5 +257,6 @@ def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueS
         WhyView(what="fault", id=name, detail=f"policy {name} was skipped {counted(count, 'time')}, the last time because {error}")
         for name, count, error in part.faults
     ]
-    whys += [WhyView(what="node", id=node, detail=f"{node} {_GAVE_BACK} in {left_s:.0f} s") for node, left_s in part.resting[:_MOST]]
+    resting = [(node, f"{node} {_GAVE_BACK} in {format_duration(left_s)}") for node, left_s in part.resting[:_MOST]]
+    whys += [WhyView(what="node", id=node, detail=detail) for node, detail in resting]
     return whys, min((view.expected_start_us for _, view in mine if view.expected_start_us), default=0)

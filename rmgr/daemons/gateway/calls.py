@@ -30,7 +30,7 @@ from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, UsageError
-from rmgr.model.base.units import counted
+from rmgr.model.base.units import counted, format_duration
 from rmgr.model.calls.interface import LENGTHS, Interface, offers, readable
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import (
@@ -256,13 +256,13 @@ class Calls:
         rates = ", ".join(f"{link.name} {link.link.bytes_per_s / 1e6:.0f} MB/s" for link in links if link.link.bytes_per_s)
         link_age_s = max((now_s - link.link.at_s for link in links if link.link.bytes_per_s), default=0.0)
         who = "picked by the gateway itself: no leader answers" if found.degraded else f"asked the leader of epoch {found.epoch}"
-        predicted = f"{found.computing_s:.3f} s + {found.transfer_s:.3f} s predicted"
+        predicted = f"{format_duration(found.computing_s)} + {format_duration(found.transfer_s)} predicted"
         chosen = f"{found.policy}: {found.server}, {predicted}" if found.server else found.why
         took_us = round(took_s * 1e6)
         sizes = f"{wanted.sizes}: " if wanted.sizes else ""
         steps = (
-            ("monitor", self._looked_s * 1e6, f"load of {counted(len(links), 'server')}, {age_s:.1f} s old"),
-            ("links", self._linked_s * 1e6, f"{rates or 'not measured'}, {link_age_s:.1f} s old"),
+            ("monitor", self._looked_s * 1e6, f"load of {counted(len(links), 'server')}, {format_duration(age_s)} old"),
+            ("links", self._linked_s * 1e6, f"{rates or 'not measured'}, {format_duration(link_age_s)} old"),
             ("request", wanted.took_s * 1e6, f"{sizes}{wanted.operations:,} operations, {wanted.bytes:,} bytes"),
             ("proxy", max(0, took_us - found.took_us), who),
             ("scheduler", found.took_us, chosen),

@@ -384,6 +384,7 @@ def _serve(
         unreached=reach.unreached,
     )
     server.add_leader(answering)
+    machine.Thread(target=answering.watch_health, args=(log,), name="health", daemon=True).start()
     ClusterMetrics(answering.measured, metrics.registry)
     server.add_generic(rpc_metaserver.handler_of(CallAnswering(lambda: watchdog.leader, metrics)))
     if credentials is not None:

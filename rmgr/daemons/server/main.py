@@ -28,7 +28,7 @@ from rmgr.daemons.server.work import Work
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.errors import ConfigError, NotConnected, StateConflict
 from rmgr.model.base.ids import check_name
-from rmgr.model.base.units import counted
+from rmgr.model.base.units import counted, format_duration
 from rmgr.model.calls.interface import Function, encode_interface, read_functions
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
@@ -155,7 +155,7 @@ def _found(python: str, question: served.Question) -> served.Found:
     except OSError as error:
         raise ConfigError(f"the interpreter {argv[0]} cannot be started: {error.strerror}", hint="--python PATH") from None
     except subprocess.TimeoutExpired:
-        what = f"importing the functions, and measuring the speed, took more than {_LOOK_S:.0f} s"
+        what = f"importing the functions, and measuring the speed, took more than {format_duration(_LOOK_S)}"
         raise ConfigError(what, hint="--speed MOPS") from None
     try:
         return served.found_of(ended.stdout.splitlines()[-1])

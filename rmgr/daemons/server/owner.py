@@ -40,7 +40,7 @@ from rmgr.coord.calls import ledger as book
 from rmgr.coord.calls.ledger import CallId, Ending, Ledger, Refused
 from rmgr.daemons.server.load import LoadMeter
 from rmgr.daemons.server.work import Ended, Run, Work
-from rmgr.model.base.units import format_size
+from rmgr.model.base.units import format_duration, format_size
 from rmgr.model.calls.interface import Function, encode_interface
 from rmgr.runner.host.removal import remove_tree
 from rmgr.runtime import machine
@@ -421,7 +421,7 @@ class Server:
             order=(function.call, encode_interface(function.interface), str(call.arguments), str(call.answer), most_bytes),
             environ={"RMGR_CALL_ID": str(call.id), "RMGR_SERVER_LIFE": f"{self._life:016x}"},
             limit_s=min(left_s, most_s),
-            limits=f"its time limit is {most_s:g} s" if most_s <= left_s else "its deadline has passed",
+            limits=f"its time limit is {format_duration(most_s)}" if most_s <= left_s else "its deadline has passed",
             memory_bytes=function.memory_bytes,
         )
         self._work.start(run)

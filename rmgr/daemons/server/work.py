@@ -26,7 +26,7 @@ from rmgr.adapters.host.workevents import (
     WorkerUnblocking,
 )
 from rmgr.model.base.states import Reason
-from rmgr.model.base.units import format_size
+from rmgr.model.base.units import format_duration, format_size
 from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, Output, TaskBatch, TaskEnd, TaskItem
 from rmgr.runner.host.contain import processor_seconds
 from rmgr.runner.python import served
@@ -306,7 +306,7 @@ class Work:
 
 def _meaning(run: Run, reason: Reason, detail: str, ran_us: int) -> tuple[str, str]:
     """(kind, one line) of an end that the function did not choose, or chose by ending its process."""
-    ran = f"{ran_us / 1e6:.3g} s"
+    ran = format_duration(ran_us / 1e6)
     match reason:
         case Reason.TIME_LIMIT:
             return "TIMEOUT", f"{run.name} was killed after {ran}: {run.limits}"

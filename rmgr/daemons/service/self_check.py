@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, Unavailable
+from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 from rmgr.runtime.stall import StallGuard
@@ -122,7 +123,7 @@ class VoiceCheck:
     def trouble(self) -> str:
         """Why nobody reaches this daemon, "" while it answers. From any thread."""
         silent_s = self._guard.silent_s
-        return f"its server has answered no call for {silent_s:.0f} s" if silent_s > self._pause_s + 2 * self._answer_s else ""
+        return f"its server has answered no call for {format_duration(silent_s)}" if silent_s > self._pause_s + 2 * self._answer_s else ""
 
     def start(self) -> VoiceCheck:
         """Begins to ask."""

@@ -22,6 +22,7 @@ from math import isfinite
 import msgspec
 
 from rmgr.coord.calls.lives import OVER_US
+from rmgr.model.base.units import format_duration
 from rmgr.model.calls.interface import Interface, offers, readable
 from rmgr.model.cluster.servers import (
     CALLS,
@@ -212,7 +213,7 @@ class ServerBook:
         if one.over:
             return "closed", "its process has ended"
         if not one.has_stream(now_us):
-            return "away", f"no gateway has had its stream for {(now_us - one.seen_us) / 1e6:.0f} s"
+            return "away", f"no gateway has had its stream for {format_duration((now_us - one.seen_us) / 1e6)}"
         if ruling is not None and ruling is not one:
             if _runs_beside(ruling, one):
                 return "odd", f"another server is called {one.name}: life {ruling.life:016x}, site {ruling.about.site or '?'}"
@@ -226,7 +227,7 @@ class ServerBook:
         if one.load is None:
             return "stale", "its load was never measured"
         if one.is_stale(now_us):
-            return "stale", f"no report of its load for {(now_us - one.measured_us) / 1e6:.0f} s"
+            return "stale", f"no report of its load for {format_duration((now_us - one.measured_us) / 1e6)}"
         return "open", ""
 
     # -- inside -----------------------------------------------------------------------------------------------------------------

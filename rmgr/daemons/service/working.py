@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
 from rmgr.runtime.lease import LastAnswer
 from rmgr.runtime.stall import StallGuard
@@ -35,7 +36,7 @@ class Working:
         silent_s, unanswered_s = self._guard.silent_s, machine.monotonic() - self._coordinator.last_answer_s()
         is_over = unanswered_s > self._coordinator.session_timeout_s * _LEASE_SHARE
         return (
-            f"its loop has not come round for {silent_s:.1f} s" if silent_s > _STALLED_S else "",
+            f"its loop has not come round for {format_duration(silent_s)}" if silent_s > _STALLED_S else "",
             "the lease is over: ZooKeeper does not answer" if is_over else "",
             f"data store: {self._store.trouble}" if self._store.trouble else "",
             *(ask() for ask in self._unable),

@@ -112,18 +112,19 @@ def plural(count: float, noun: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people read them: `0.4s`, `12s`, `3:05`, `1:02:03`, `2-03:04:05`."""
+    """Seconds as people read them, and `parse_duration_us` does: `40ms`, `1.4s`, `12s`, `1m30s`, `2h`, `1d2h3m4s`. Below 10 s rounded."""
+    if seconds < 0:
+        return f"-{format_duration(-seconds)}"
+    if seconds < 0.9995:
+        text = f"{seconds * 1e3:.{0 if seconds >= 0.01 else 1}f}"
+        return f"{text.removesuffix('.0')}ms" if seconds >= 5e-5 else "0s"
     if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    days, rest = divmod(whole, 86_400)
-    hours, rest = divmod(rest, 3600)
-    minutes, secs = divmod(rest, 60)
-    if days:
-        return f"{days}-{hours:02d}:{minutes:02d}:{secs:02d}"
-    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+        return f"{f'{seconds:.1f}'.removesuffix('.0')}s"
+    left, told = int(seconds), ""
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        told += f"{count}{unit}" if count else ""
+    return told
 
 
 def format_size(size_bytes: float) -> str:

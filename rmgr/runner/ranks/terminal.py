@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from rmgr.model.base.units import format_duration
 from rmgr.runner.ranks import ranks
 
 #: Beside the kinds of `ranks`: lines and columns of the terminal at the other end.
@@ -56,7 +57,7 @@ def serve(argv: Sequence[str]) -> int:
         return 2
     link = _arrival(address(os.environ["RMGR_HOSTFILE"]))
     if link is None:
-        sys.stderr.write(f"rmgr: nobody came to the job's terminal within {_ARRIVE_S:g} s\n")
+        sys.stderr.write(f"rmgr: nobody came to the job's terminal within {format_duration(_ARRIVE_S)}\n")
         return 1
     return _Session(link, argv).run()
 

@@ -294,7 +294,7 @@ def test_a_function_that_ends_its_process_fails_alone(shared: Rig, function: str
 def test_a_function_is_killed_at_its_time_limit(shared: Rig, function: str) -> None:
     one = shared.gateway.offer(function, packed(function, 60))
     assert one.ended() == "TIMEOUT"
-    assert "its time limit is 1 s" in one.outcome.error
+    assert "its time limit is 1s" in one.outcome.error
 
 
 def test_a_call_is_killed_at_its_deadline(shared: Rig) -> None:
@@ -450,7 +450,7 @@ def test_a_gateway_that_says_nothing_is_left_and_dialled_again(tmp_path: Path) -
         rig.gateway._beats = False
         eventually(lambda: first.is_over, rig.server.log)
         rig.gateway.stream(2)
-        assert any("said nothing for 10 s" in line["why"] for line in rig.server.lines("gateway_away"))
+        assert any("said nothing for 10s" in line["why"] for line in rig.server.lines("gateway_away"))
         assert first.beats() >= 2
 
 

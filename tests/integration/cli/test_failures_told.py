@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmgr.dev.cluster import DevCluster
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 pytestmark = pytest.mark.usefixtures("live")
@@ -36,13 +37,27 @@ def test_alike_ends_are_told_once_with_what_one_of_them_said(sh: Shell) -> None:
     assert found["next"] == [f"rmgr logs {number} --failed", f"rmgr rerun {number} --failed"]
     [listed] = sh.ok("jobs", number, "--json").json["jobs"]
     assert sum(group["tasks"] for group in listed["failures"]) == 3
-    assert "(EXIT_CODE 3 on " in sh.ok("jobs", number).out
+    assert "exit code 3 on " in sh.ok("jobs", number).out
     assert "bad parameter 2" not in sh.ok("logs", number, "--failed").err
     kept = sh.ok("logs", number, "--failed")
     assert [line.partition("bad")[2] for line in kept.err.splitlines() if "bad" in line] == [f" parameter {index}" for index in (1, 3, 5)]
     assert "working on 2" not in kept.out
     assert "working on 2" in sh.ok("logs", number).out
     assert "neither -n nor --attempt nor --failed" in sh("logs", "-f", number, "--failed").err
+
+
+def test_what_has_failed_is_told_while_the_rest_runs(sh: Shell) -> None:
+    number = sh.submit("--array", "1-3", "--", "sh", "-c", 'test $RMGR_ARRAY_INDEX = 2 && { echo "bad parameter" >&2; exit 3; }; sleep 600')
+    try:
+        eventually(lambda: sh.ok("jobs", number, "--json").json["jobs"][0]["counts"]["FAILED"] == 1, "it fails")
+        told = sh.ok("explain", number).out
+        assert f"{number} is RUNNING" in told or f"{number} is INITIAL" in told
+        assert "failed: 1 of 3 tasks: exit code 3 on n" in told
+        assert f"{number}_2 | bad parameter" in told
+        assert "failed" not in sh.ok("explain", f"{number}_1").out
+        assert f"rmgr rerun {number} --failed" in sh.ok("show", number).out
+    finally:
+        sh.ok("cancel", number)
 
 
 def test_a_log_that_is_empty_is_not_named(sh: Shell) -> None:
@@ -68,7 +83,7 @@ def test_an_end_at_a_limit_says_which_and_what_was_used(sh: Shell, words: list[s
     assert sh("wait", number).code == code
     shown = sh.ok("explain", number).out
     assert told in shown
-    assert "over its 60M (peak " in shown if code == 137 else "over its limit of 0.2s" in shown
+    assert "over its 60M (peak " in shown if code == 137 else "over its limit of 200ms" in shown
     task = sh.ok("show", f"{number}_0", "--json").json
     assert task["error"].startswith("over its ")
     if code == 137:

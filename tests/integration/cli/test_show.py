@@ -29,11 +29,11 @@ def test_all_that_was_asked_for(sh: Shell) -> None:
         shown = sh.ok("show", number).out
         for text in (
             "1 core, 64M",
-            "at most 1:00:00",
+            "at most 1h",
             "4 at once",
             "more than 2 failures",
             "1 retry",
-            "back-off 5.0s",
+            "back-off 5s",
             f"any:{first}",
             "lab",
         ):

@@ -405,6 +405,10 @@ def test_tables_pages_and_filters(sh: Shell) -> None:
     last = sh.ok("tasks", number, "--json", "--cursor", "8").json
     assert ([task["index"] for task in last["tasks"]], last["next"]) == ([8, 9], None)
     assert "the list ends before --cursor 10" in sh.ok("tasks", number, "--cursor", "10").err
+    worst = sh.ok("tasks", number, "--json", "--sort=-exit,-task", "--limit", "3").json
+    assert ([task["index"] for task in worst["tasks"]], worst["next"]) == ([3, 9, 8], 3), "sorted, then cut"
+    rest = sh.ok("tasks", number, "--sort=-exit,-task", "--cursor", "3", "-o", "task", "--no-header").out.split()
+    assert rest == [f"{number}_{index}" for index in (7, 6, 5, 4, 2, 1, 0)]
     failed = sh.ok("tasks", number, "--state", "failed", "--no-header", "-o", "task,exit").out
     assert failed.split() == [f"{number}_3", "1"]
     assert sh.ok("jobs", "-a", "--name", "pag*", "-o", "jobid,name,state", "--no-header").out.split() == [number, "paged", "FAILED"]

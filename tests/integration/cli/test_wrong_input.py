@@ -122,7 +122,7 @@ def test_what_is_away_until_the_timeout_is_over_is_that_in_every_command(live: D
         live.kill(server, signal.SIGCONT)
     live.wait_healthy(nodes=3, deadline_s=60.0)
     assert (jobs.code, submit.code, nodes.code) == (6, 6, 6), (jobs, submit, nodes)
-    assert "within 1 s (--timeout)" in jobs.err
+    assert "within 1s (--timeout)" in jobs.err
     assert nodes.json["error"]["code"] == "UNAVAILABLE"
 
 

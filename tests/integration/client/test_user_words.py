@@ -52,7 +52,7 @@ def test_a_bad_value_in_a_file_is_told_with_file_and_line(sh: Shell) -> None:
     [
         (["submit", "--wait", "--", "./absent"], 127, "no such program: ./absent"),
         (["submit", "--wait", "--cwd", "/absent/directory", "--", "pwd"], 126, "the work directory /absent/directory cannot be used"),
-        (["run", "-t", "200ms", "--", "sleep", "30"], 124, "(TIME_LIMIT): over its limit of 0.2s; more: -t/--time"),
+        (["run", "-t", "200ms", "--", "sleep", "30"], 124, "(TIME_LIMIT): over its limit of 200ms; more: -t/--time"),
         (["run", "--", "sh", "-c", "kill -SEGV $$"], 139, "killed by signal 11"),
         (["submit", "--wait", "--output", "user/absent=f", "--", "true"], 1, "was not written"),
     ],

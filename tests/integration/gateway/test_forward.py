@@ -48,7 +48,7 @@ class Daemon:
     def queues(self) -> list[QueueView]:
         return []
 
-    def status(self) -> StatusView:
+    def status(self, *, caller: object = None) -> StatusView:
         raise NotFound("no status", hint="look elsewhere")
 
     def explain(self, submission: int, index: int | None, *, caller: object = None) -> ExplainView:

@@ -143,7 +143,7 @@ def test_people_see_priority_and_fair_shares(cluster: DevCluster, played: Mappin
         assert 0.0 < first == of[running]["account_share_core_seconds"]
         lines = sh.ok("jobs", "-o", "id,priority,share").out.split("\n")
         assert [line.split()[0:2] for line in lines[1:4]] == [[running, "0"], [waiting, "3"], [elsewhere, "0"]]
-        assert lines[0].split() == ["JOBID", "PRIORITY", "SHARE"]
+        assert lines[0].split() == ["ID", "PRIORITY", "SHARE"]
         assert "/" in lines[1].split()[2]
         assert lines[3].split()[2] == "-"
         told = sh.ok("explain", waiting, "--json").json

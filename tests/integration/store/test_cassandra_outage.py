@@ -250,7 +250,7 @@ def test_a_process_that_meets_a_node_that_hangs_is_refused_and_over_soon(root: s
         took_s = timer.elapsed_s
     finally:
         os.kill(node.pid, signal.SIGCONT)
-    assert "no answer in 2.5 s" in ended.stderr
+    assert "no answer in 2.5s" in ended.stderr
     assert took_s < 7, f"{took_s:.1f} s"  # 2.5 s and the start of an interpreter, on a busy machine; its exit waits for nothing
 
 
@@ -260,7 +260,7 @@ def test_a_call_ends_at_its_own_deadline(root: str, node: CassandraNode) -> None
         assert store.health() is None
         freeze(node.pid)
         try:
-            with FairTimer() as timer, pytest.raises(StoreUnavailable, match=r"within 0\.5 s"):
+            with FairTimer() as timer, pytest.raises(StoreUnavailable, match=r"within 500ms"):
                 store.get("kept", timeout_s=0.5)
             assert timer.elapsed_s < 1.5
         finally:

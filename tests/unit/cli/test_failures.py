@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.cli.display.columns import nodes_or_reason
+from rmgr.cli.display.columns import where_or_why
 from rmgr.cli.display.failures import LINE_BYTES, Failure, cell, harmless, of_job, sentence, steps
 from rmgr.cli.listing import failures, show
 from rmgr.cli.listing.failures import BadEnds, told
@@ -58,10 +58,10 @@ def test_tasks_that_ended_alike_are_told_once() -> None:
 
 
 def test_a_limit_is_told_with_what_was_used_and_how_to_move_it() -> None:
-    assert told(BadEnds([STARVED]), a_job(), 1) == [("failed", "out of memory on n1 after 0.1s, over its 50M (peak 52M)")]
+    assert told(BadEnds([STARVED]), a_job(), 1) == [("failed", "out of memory on n1 after 100ms, over its 50M (peak 52M)")]
     assert steps(a_job(memory_bytes=50 * MIB), [STARVED]) == ["rmgr rerun 22 --mem 256M"], "a log that is empty is not named"
-    late = a_failure(reason=Reason.TIME_LIMIT, exit_code=143, nodes={"n1": 1}, error="over its limit of 10:00")
-    assert sentence(late, 1) == "out of time on n1, over its limit of 10:00"
+    late = a_failure(reason=Reason.TIME_LIMIT, exit_code=143, nodes={"n1": 1}, error="over its limit of 10m")
+    assert sentence(late, 1) == "out of time on n1, over its limit of 10m"
     assert steps(a_job(asked={"time_limit": 600.0}), [late]) == ["rmgr rerun 22 -t 20m"]
 
 
@@ -110,9 +110,9 @@ def test_a_table_names_reasons_codes_and_nodes() -> None:
     views = [FailureView(reason="EXIT_CODE", exit_code=3, node=node, tasks=count) for node, count in (("n2", 5), ("n3", 3))]
     views.append(FailureView(reason="OUT_OF_MEMORY", exit_code=137, node="n1", tasks=9, error="over its 50M"))
     job = a_job(256, 17, failures=tuple(views), reason=Reason.EXIT_CODE)
-    assert cell(job) == "OUT_OF_MEMORY on n1: 9 tasks; EXIT_CODE 3 on n2,n3: 8 tasks"
-    assert nodes_or_reason(job) == f"({cell(job)})"
-    assert nodes_or_reason(a_job(failures=tuple(views[:1]))) == "(EXIT_CODE 3 on n2)"
+    assert cell(job) == "9: out of memory on n1; 8: exit code 3 on n2,n3"
+    assert where_or_why(job) == cell(job)
+    assert where_or_why(a_job(failures=tuple(views[:1]))) == "exit code 3 on n2"
     assert [(failure.tasks, failure.nodes) for failure in of_job(job)] == [(9, {"n1": 9}), (8, {"n2": 5, "n3": 3})]
 
 

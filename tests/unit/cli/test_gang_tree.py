@@ -42,7 +42,7 @@ def drawn(found: GangView, slots: int, capsys: pytest.CaptureFixture[str]) -> li
 
 def test_the_tree_and_its_slots_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     assert drawn(view(), 4, capsys) == [
-        "default: dqt, quantum 0.5s, generation 57, slot 12, rounds of 3, reference n2",
+        "default: dqt, quantum 500ms, generation 57, slot 12, rounds of 3, reference n2",
         "NODE  LEAVES  QUEUE  TQLB  STATE     RUNS",
         "0     n1-n3   42        1  Rounded",
         "1     n1      43        2  Rounding  43",

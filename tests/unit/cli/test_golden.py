@@ -265,6 +265,13 @@ STATUS = StatusView(
             faults=(FaultView(policy="mine", count=2, error="ZeroDivisionError: division by zero"),),
         ),
     ),
+    healthy_since_us=T0 + 60_000_000,
+    cores=32,
+    cores_used=20,
+    memory_bytes=64 << 30,
+    memory_used_bytes=8 << 30,
+    oldest_us=T0 + 1_000_000,
+    users={"ben": 2, "": 4, "ada": 14},
 )
 EXPLAIN = ExplainView(
     id="1043",
@@ -386,11 +393,11 @@ def test_a_queue_class_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 CONTRACT = {
-    "jobs": "JOBID NAME USER QUEUE STATE TIME TASKS NODES(REASON)",
+    "jobs": "ID NAME STATE DONE RUN FAIL TIME LEFT WHERE/WHY",
     "tasks": "TASK STATE ATTEMPT NODE TIME EXIT ERROR",
     "nodes": "NODE STATE CORES MEM GRES RUN LOAD SEEN REASON",
     "queues": "QUEUE STATE POLICY PENDING RUNNING MAXTIME",
-    "history": "JOBID NAME USER STATE EXIT SUBMITTED ELAPSED CPUTIME MAXRSS NODES",
+    "history": "ID NAME USER STATE EXIT SUBMITTED ELAPSED CPUTIME MAXRSS NODES",
 }
 
 

@@ -6,11 +6,12 @@ import io
 import json
 import math
 import re
+import time
 
 import pytest
 
 from rmgr.cli.display import render
-from rmgr.cli.display.render import Column, Layout, folded, table, told_counts, width_of
+from rmgr.cli.display.render import Column, Layout, folded, here, table, told_counts, width_of
 from rmgr.errors import UsageError
 
 COLUMNS = (
@@ -124,8 +125,8 @@ def test_a_table_fits_the_terminal_and_the_reason_is_cut_last(monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("NO_COLOR", "1")
     reason = "RESOURCES: waits for four cores"
-    names = ("JOBID", "NAME", "USER", "QUEUE", "STATE", "NODES(REASON)")
-    row = {"JOBID": "42", "NAME": "n" * 60, "USER": "u" * 20, "QUEUE": "q" * 20, "STATE": "INITIAL", "NODES(REASON)": reason}
+    names = ("JOBID", "NAME", "USER", "QUEUE", "STATE", "WHERE/WHY")
+    row = {"JOBID": "42", "NAME": "n" * 60, "USER": "u" * 20, "QUEUE": "q" * 20, "STATE": "INITIAL", "WHERE/WHY": reason}
     columns = [
         Column(name=name, text=lambda item, name=name: item[name], is_id=name == "JOBID", state=name == "STATE") for name in names
     ]
@@ -220,3 +221,24 @@ def test_a_progress_bar_fits_the_terminal_and_uses_it(monkeypatch: pytest.Monkey
     assert "123456/1000000" in lines[-1]
     assert "4321 failed" in lines[-1]
     assert width - 2 <= len(lines[-1]) <= width
+
+
+def test_moments_in_the_words_of_a_daemon_are_shown_by_this_machines_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        told = here("held by root, an operator, since 2026-09-21T14:13:20Z (disk\tis full)")
+        assert told == "held by root, an operator, since 2026-09-21 23:13:20 (disk is full)"
+        assert here("v2026-09-21T14:13:20Zulu is a name") == "v2026-09-21T14:13:20Zulu is a name"
+        assert here("2026-99-21T14:13:20Z is none") == "2026-99-21T14:13:20Z is none"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_fold_leaves_commands_and_numbers_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    told = folded("if it is not to come: rmgr drain n2 --reason x, and 12 CANCELLED", Terminal(), indent=2)
+    assert told.splitlines() == ["if it is not to come:", "  rmgr drain n2 --reason x,", "  and 12 CANCELLED"]
+    assert folded("a (rmgr resume n1) " + "b" * 20, Terminal()).splitlines() == ["a (rmgr resume n1)", "b" * 20]
+    assert folded("x" * 26 + "  rmgr", Terminal()).splitlines() == ["x" * 26, "rmgr"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from rmgr.cli.display.columns import nodes_or_reason
+from rmgr.cli.display.columns import where_or_why
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.views.answers import explain, jobs, nodes, queues, status
 from rmgr.coord.views.nodes import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
@@ -94,12 +94,20 @@ def test_ended_jobs_are_shown_when_asked_for():
     assert [job.id for job in jobs(ended, (42, 43))] == [42]
 
 
+def test_when_an_operator_has_held_or_cancelled_it_is_told_of_him_alone():
+    held = replace(SUB, phase=Phase.HELD, reason=Reason.OPERATOR_HOLD, reason_detail="disk is full", by="root", by_us=77)
+    (job,) = jobs(snapshot(submissions={42: (held, progress(1))}, claimed=()))
+    assert (job.detail, job.by_us) == ("by root: disk is full", 77)
+    own = replace(held, reason=Reason.USER_HOLD, by="")
+    assert jobs(snapshot(submissions={42: (own, progress(1))}, claimed=()))[0].by_us == 0
+
+
 def test_a_queue_whose_program_is_gone_says_so_once_all_of_it_has_ended():
     ended = {42: (SUB, progress(1, Outcome(index=0, elapsed_us=7), complete=False))}
     left = snapshot(submissions=ended, claimed=(), ownerless=frozenset({42}))
     (job,) = jobs(left)
     assert (job.state, job.reason, job.detail) == (State.RUNNING, "OWNER_GONE", "owner gone, 1/1 done")
-    assert nodes_or_reason(job) == "(owner gone, 1/1 done)"
+    assert where_or_why(job) == "owner gone, 1/1 done"
     assert 'TaskQueue.attach("taskq-0000000042")' in explain(left, 42, None).why[0].detail
     assert jobs(replace(left, ownerless=frozenset()))[0].reason == ""
     assert jobs(snapshot(ownerless=frozenset({42})))[0].reason == "", "tasks of it run"

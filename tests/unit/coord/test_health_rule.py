@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from rmgr.coord.decisions import liveness
@@ -220,3 +221,21 @@ def test_explain_says_that_the_store_is_away() -> None:
     snapshot = facts(submissions=job(), store_problem="away since 10:00:00 UTC: refused")
     assert explain(snapshot, 42, None).why[0].what == "store"
     assert "away since 10:00:00 UTC: refused" in explain(snapshot, 42, None).why[0].detail
+
+
+def test_status_counts_what_takes_work_who_runs_and_how_long_the_oldest_waits() -> None:
+    work = job(42, 3, user="ann", submitted_us=5) | job(43, 2, user="ben", submitted_us=7)
+    claimed = (
+        BlockOnNode(node="n1", key=BlockKey(priority=0, seq=1, submission=42, first=0, count=3, attempt=1, cores=1, memory_mib=1024)),
+    )
+    view = told(facts(record(), record("n2", state=NodeState.FENCED), submissions=work, claimed=claimed))
+    assert (view.cores, view.cores_used, view.memory_bytes, view.memory_used_bytes) == (4, 3, 8 << 30, 3 << 30)
+    assert (view.users, view.oldest_us) == ({"ann": 3}, 7)
+    assert told(facts(submissions=job(phase=Phase.HELD, submitted_us=5))).oldest_us == 0
+
+
+def test_since_when_it_is_healthy_is_not_told_of_the_contrary() -> None:
+    view = msgspec.structs.replace(told(facts()), healthy_since_us=9)
+    problem = PartView(kind="leader", id="", state="silent", reason="it does not answer", fix="rmgr doctor")
+    assert with_part(view, problem).healthy_since_us == 0
+    assert with_part(view, msgspec.structs.replace(problem, level=Level.WARNING)).healthy_since_us == 9

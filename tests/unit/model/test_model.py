@@ -100,7 +100,11 @@ def test_sizes():
 
 
 def test_durations_for_people():
-    assert [format_duration(value) for value in (0.44, 12, 185, 3723, 183845)] == ["0.4s", "12s", "3:05", "1:02:03", "2-03:04:05"]
+    told = {0: "0s", 0.00042: "0.4ms", 0.044: "44ms", 0.44: "440ms", 0.9999: "1s", 1.44: "1.4s", 2: "2s", 12.9: "12s", 90: "1m30s"}
+    told |= {3600: "1h", 3723: "1h2m3s"}
+    assert {value: format_duration(value) for value in told} == told
+    assert format_duration(183_845) == "2d3h4m5s"
+    assert [parse_duration_us(format_duration(value)) for value in (2, 90, 3723, 183_845)] == [2e6, 90e6, 3723e6, 183_845e6]
 
 
 def test_blocks_know_what_is_missing():

@@ -77,7 +77,7 @@ def test_what_goes_to_a_place_queue_is_a_placed_job_whatever_it_asks_for() -> No
         (Rigid(processes=7, nodes=3), {}, Infeasible, "are 3 on a node; partition default has 2 such nodes"),
         (Rigid(processes=2), {"cores": 5}, Infeasible, "the largest node of partition default, n2, has 4 cores and 8.0G"),
         (Rigid(processes=2), {"resources": {"gpu": 3}}, Infeasible, "no node can ever run one of these processes"),
-        (Rigid(processes=2), {"time": "2h"}, Infeasible, "a time limit of 2:00:00 is more than queue batch allows (1:00:00)"),
+        (Rigid(processes=2), {"time": "2h"}, Infeasible, "a time limit of 2h is more than queue batch allows (1h)"),
         (Rigid(processes=5), {"queue": "other"}, Infeasible, "5 cores are more than queue other allows (4)"),
         (Rigid(processes=2), {"queue": "old"}, StateConflict, "queue old is closed"),
         (Rigid(processes=2), {"queue": "default"}, UsageError, "take the work of queue default one process a task; -n 2 needs | -q batch"),
@@ -200,7 +200,7 @@ LIMITED = {"stage": [{"policy": "fcfs"}], "partition": [{"name": "default", "max
         (
             Rigid(),
             {"time": "40m"},
-            "a time limit of 40:00 never runs in partition default, by its policy limited.toml: the longest is 30:0",
+            "a time limit of 40m never runs in partition default, by its policy limited.toml: the longest is 30m",
         ),
         (Rigid(processes=8), {}, "8 cores never run in partition default, by its policy limited.toml: a user may have 6 at once"),
     ],
@@ -258,7 +258,7 @@ def test_a_job_is_sent_to_a_class_by_hand(policy: str) -> None:
     [
         ("small", Rigid(processes=3), {}, "class small does not admit 3 processes x 1 thread | CPUs <= 2 | -q wide admits it"),
         ("wide", Rigid(), {"cores": 2}, "1 process x 2 threads (2 CPUs) | CPUs <= 8, threads a process <= 1 | small"),
-        ("quick", Rigid(processes=3), {"time": "1m", "cores": 2}, "(6 CPUs) | time < 1:00:00 | no class of this partition admits"),
+        ("quick", Rigid(processes=3), {"time": "1m", "cores": 2}, "(6 CPUs) | time < 1h | no class of this partition admits"),
         ("quick", Rigid(), {}, "1 thread (1 CPU) for their time limit | CPUs <= 4, time | -q small"),
     ],
 )  # fmt: skip

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from rmgr.daemons.leader.core.doors import LoopTimers
 from rmgr.daemons.leader.core.term import Term
+from rmgr.model.base.units import utc
 from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policy import Stage
 
@@ -93,9 +93,8 @@ class Faults:
         bench = self.benched.get(partition)
         if bench is None:
             return ""
-        until = datetime.fromtimestamp(bench.until_us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         who = "nobody places jobs" if bench.is_stopped else f"{INSTEAD} places jobs"
-        return f"policy {bench.policy} failed ({bench.error}): {who} in its place until {until}"
+        return f"policy {bench.policy} failed ({bench.error}): {who} in its place until {utc(bench.until_us)}"
 
     @property
     def instead(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from rmgr.daemons.leader.core.doors import LoopTimers
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.placement.faults import Faults
+from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer
 from rmgr.sched.engine import run_pass
@@ -126,7 +127,7 @@ class Passes:
             return
         policy, partition = self._turn
         self._running = None
-        self.faults.add(partition, policy, f"did not end within {self._limit_s * 1.5:g} s")
+        self.faults.add(partition, policy, f"did not end within {format_duration(self._limit_s * 1.5)}")
         self._thread.stop()
         self._thread = _Thread()
         lost(f"policy {policy} is stuck with the old state")

@@ -17,6 +17,7 @@ from typing import Any
 
 from rmgr.daemons.leader.plugins.child import LENGTH
 from rmgr.errors import UNREADABLE_TEXT
+from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
 
 #: One pass may take so long, its first one, which imports the policy, so much longer; and memory beside the interpreter's code.
@@ -59,7 +60,7 @@ class PolicyProcess:
             answer = json.loads(self._read(length, end_s))
         except TimeoutError:
             self.end()
-            raise PolicyFailed(f"did not end within {limit_s:g} s") from None
+            raise PolicyFailed(f"did not end within {format_duration(limit_s)}") from None
         except (EOFError, BrokenPipeError):
             code = self.end()
             raise PolicyFailed(f"its process ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})") from None

@@ -14,6 +14,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from rmgr.adapters.access.auth import Caller
 from rmgr.coord.decisions.liveness import MassLoss
 from rmgr.coord.decisions.rights import Person, check, may
@@ -27,7 +29,7 @@ from rmgr.coord.views.placing import on_the_move
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.daemons.leader.records.what_if import Scheduler, copied, tried
 from rmgr.daemons.service.people import audited, person_of
-from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
+from rmgr.errors import CoordinationUnavailable, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, PlacingView, QueueView, StatusView, WhatIfView
 from rmgr.procedures.snapshot import claimed_blocks
@@ -41,6 +43,8 @@ CLAIMED_S = 0.5
 ANSWER_S = 4.0
 #: Who asks for measurements has an answer within a few seconds, or none.
 MEASURED_S = 2.0
+#: Between two looks at the cluster's health, when nobody asks for it.
+LOOK_S = 30.0
 #: The scheduler's state is copied between two passes: so long is waited for that.
 COPY_S = 1.0
 
@@ -127,6 +131,7 @@ class LeaderAnswering:
         self._hosts = hosts
         self._lock = threading.Lock()
         self._claimed: tuple[float, tuple[BlockOnNode, ...]] = (float("-inf"), ())
+        self._health = (0, False, 0)  # epoch, healthy, since when (us)
 
     def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
         """Submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that he may not."""
@@ -173,8 +178,39 @@ class LeaderAnswering:
                 raise Unavailable("the scheduler is busy", hint="ask again in a moment")
             machine.sleep(0.02)
 
-    def status(self) -> StatusView:
-        """Health and counts."""
+    def status(self, *, caller: Caller | None = None) -> StatusView:
+        """Health and counts; users by name as far as the caller may see their work."""
+        view = self._since(self._status())
+        person = person_of(caller, self._operators)
+        users = {name: cores for name, cores in view.users.items() if may(person, name)}
+        others = sum(view.users.values()) - sum(users.values())
+        return msgspec.structs.replace(view, users=users | ({"": others} if others else {}))
+
+    def watch_health(self, log: Log) -> None:
+        """Looks every `LOOK_S` while this WatchDog leads, so that `status` can say since when the cluster is as it is. Never returns."""
+        while True:
+            machine.sleep(LOOK_S)
+            try:
+                self.status()
+            except RmgrError:  # another one leads, or ZooKeeper is away
+                continue
+            except Exception as error:  # noqa: BLE001 - nobody waits for this look, and the next one may work
+                log.warning("health_not_seen", error=str(error))
+
+    def _since(self, view: StatusView) -> StatusView:
+        """Since when it is as healthy as it is, as far as this leader has looked; a new one finds it as it has been."""
+        if view.leader is None:
+            return view
+        with self._lock:
+            epoch, healthy, since_us = self._health
+            if epoch != view.leader.epoch:
+                since_us = view.leader.since_us
+            elif healthy != view.healthy:
+                since_us = machine.wall_us()
+            self._health = view.leader.epoch, view.healthy, since_us
+        return msgspec.structs.replace(view, healthy_since_us=since_us)
+
+    def _status(self) -> StatusView:
         snapshot = self._snapshot()
         zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
         view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=machine.wall_us())

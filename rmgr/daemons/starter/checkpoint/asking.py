@@ -19,7 +19,7 @@ from rmgr.daemons.starter.checkpoint.ask import answered
 from rmgr.daemons.starter.checkpoint.case import OpenCheckpoint
 from rmgr.daemons.starter.checkpoint.parts import JobDirectory, SaveRequest, each, sentence
 from rmgr.daemons.starter.checkpoint.way import CheckpointEvent, CheckpointPhase
-from rmgr.model.base.units import utc
+from rmgr.model.base.units import format_duration, utc
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
@@ -111,6 +111,6 @@ class Asking:
         def told(result: object) -> None:
             if isinstance(result, Exception) and case.phase is CheckpointPhase.WITHDRAWING:
                 self._log.warning("checkpoint_not_withdrawn", block=paths.block_name(case.block.key), error=sentence(result))
-            self._owner.happened(case, CheckpointEvent.WITHDRAWN, f"it has not saved its state within {grace_s:g} s")
+            self._owner.happened(case, CheckpointEvent.WITHDRAWN, f"it has not saved its state within {format_duration(grace_s)}")
 
         self._parts.background(lambda: each(parts, lambda part: part.ask(asked)), told)

@@ -22,6 +22,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.home import Home
 from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import RmgrError, StoreUnavailable
+from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
 
 T = TypeVar("T")
@@ -208,7 +209,7 @@ class StoreIO:
     def settle(self, now_s: float) -> None:
         """Gives up what was begun and is not answered. Owner's thread."""
         if self._begun is not None and now_s >= self._begun.until_s:
-            self._answered(self._begun, StoreUnavailable(f"the data store has not answered for {_ANSWER_S:g} s"))
+            self._answered(self._begun, StoreUnavailable(f"the data store has not answered for {format_duration(_ANSWER_S)}"))
 
     def _answered(self, begun: _Begun, error: RmgrError | None) -> None:
         if self._begun is begun:

@@ -6,7 +6,6 @@ a claim is missing and none of them is in flight, it was deleted by hand, or los
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
@@ -19,6 +18,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, PendingNote
 from rmgr.errors import RmgrError
+from rmgr.model.base.units import utc
 from rmgr.model.tasks.block import MAX_STORY
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
@@ -81,7 +81,7 @@ class Claims:
 
     def _put_back(self, block: ClaimedBlock) -> None:
         name = self._node.name
-        what = f"{nowhere.CLAIM_WAS_GONE} at {time.strftime('%H:%M:%S', time.localtime(machine.wall_s()))}, and node {name} put it back"
+        what = f"{nowhere.CLAIM_WAS_GONE} at {utc(machine.wall_us())}, and node {name} put it back"
         data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12], story=(*block.data.story, what)[-MAX_STORY:])
         block.sending = PendingNote(data=data)
         self._log.error("claim_was_gone", block=paths.block_name(block.key))

@@ -116,7 +116,7 @@ def test_a_first_attempt_that_does_not_end_is_not_waited_out(cluster: FakeCluste
     held = threading.Event()
     links.append(CassandraLink(lambda: (held.wait(60), cluster.dial())[1], where="h1", verdict_s=0.05))
     for _ in range(2):
-        with FairTimer() as timer, pytest.raises(StoreUnavailable, match=r"has not answered in 0\.05 s"):
+        with FairTimer() as timer, pytest.raises(StoreUnavailable, match=r"has not answered in 50ms"):
             ask_for(links[0])
         assert timer.elapsed_s < 1.0
     held.set()

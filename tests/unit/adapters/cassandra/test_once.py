@@ -147,6 +147,6 @@ def test_a_claim_that_could_not_be_renewed_in_time_writes_nothing(tables: Tables
         monkeypatch.setattr(cassandra_once, "time", StillClock(now_s))
         monkeypatch.setattr(store_rules, "time", StillClock(now_s))
         tables.between = pass_time
-        with pytest.raises(StoreUnavailable, match="within 12 s"):
+        with pytest.raises(StoreUnavailable, match="within 12s"):
             store.put_many(_many(3), overwrite=False, timeout_s=1000)
         assert store.get_many([key for key, _ in _many(3)], timeout_s=1000) == {}

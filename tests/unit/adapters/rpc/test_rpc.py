@@ -63,7 +63,7 @@ class Answers:
     def queues(self):
         return [QUEUE]
 
-    def status(self):
+    def status(self, *, caller=None):
         return STATUS
 
     def explain(self, submission, index, *, caller):

@@ -264,7 +264,7 @@ def test_stale_servers_are_used_only_when_all_are() -> None:
     world.report(server("s1", ago_s=31), server("s2", ago_s=31))  # they do not answer G
     assert [world.server(name).state for name in ("s1", "s2")] == ["stale", "open"]
     assert world.pick("s1", "s2").server == "s2"
-    assert world.pick("s1", "s2", explain=True).terms[0].note == "stale: no report of its load for 31 s"
+    assert world.pick("s1", "s2", explain=True).terms[0].note == "stale: no report of its load for 31s"
     world.wait(31)
     world.report(server("s1", ago_s=62), server("s2", ago_s=62))
     assert world.pick("s1", "s2").server == "s1"

@@ -1,0 +1,120 @@
+"""Commands that messages, hints and documents tell people to type: each is one, and has the options that it is given there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from rmgr.cli.main import _BELOW, cli, load
+from tests.places import ROOT
+
+#: What an f-string fills in.
+HOLE = "\0"
+#: A command ends with its sentence, or where another one begins.
+COMMAND = re.compile(r"(?<![\w/.@$-])rmgr((?: +[^\s;,`\"'()|&<>]+)+)")
+#: Words after `rmgr` that begin no command: placeholders, and options before any command.
+FREE = re.compile(r"^(?:COMMAND|-|\.\.\.|" + HOLE + ")")
+#: Words that follow the name of the program in sentences; none is like a command.
+PROSE = {
+    *("a", "again", "asks", "cluster", "ever", "finds", "goes", "in", "is", "knows", "looks", "needs", "of", "on", "one", "placed"),
+    *("record", "records", "result", "spawner", "that", "tries", "understands", "unites", "value", "waits", "work", "works", "writes", "yet"),
+}
+#: Options that a server's function gives a command, and those that it has inside a job.
+_LOOSE = {"call": None, "run": {"-l", "--label"}}
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body and isinstance(node.body[0], ast.Expr):
+            found.add(id(node.body[0].value))
+    return found
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each string of a file that is no docstring; what an f-string fills in is a hole."""
+    tree = ast.parse(path.read_text())
+    hidden = docstrings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            hidden |= {id(part) for part in node.values}
+            yield node.lineno, "".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in hidden:
+            yield node.lineno, node.value
+
+
+def wrong_in(text: str) -> list[str]:
+    """What of the commands in `text` the command line does not know."""
+    found = []
+    for match in COMMAND.finditer(text):
+        words = []
+        for word in match[1].split():
+            words.append(word.partition(HOLE)[0].rstrip(".:]") if word[0] != HOLE else HOLE)
+            if word.endswith((":", ".")):
+                break
+        if not words or FREE.match(words[0]) or not re.fullmatch(r"[a-z-]+", words[0]):
+            continue
+        command: click.Command = cli
+        context = click.Context(cli)
+        at = 0
+        while isinstance(command, click.Group) and at < len(words):
+            below = command.get_command(context, words[at])
+            if below is None:
+                break
+            command, at = below, at + 1
+        if at == 0:
+            found += [f"rmgr {words[0]}"] if words[0] not in PROSE else []
+            continue
+        if tuple(words[:2]) in _BELOW:
+            command, at = load(_BELOW[words[0], words[1]]), 2
+        loose = _LOOSE.get(words[0], set())
+        if loose is None:
+            continue
+        if isinstance(command, click.Group) and not command.invoke_without_command and at < len(words) and words[at][:1].isalpha():
+            found.append(f"rmgr {' '.join(words[: at + 1])}")
+            continue
+        known = {name for of in (command, cli) for parameter in of.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for word in words[at:]:
+            name = word.partition("=")[0]
+            if re.fullmatch(r"--?[a-z][a-z-]*", name) and name not in known | loose | {"--help", "-h", "--"} and word[:2] not in known:
+                found.append(f"rmgr {' '.join(words)}: {name}")
+            if word == "--":
+                break
+    return found
+
+
+FILES = sorted(path for path in (ROOT / "rmgr").rglob("*.py") if "v1" not in path.parts)
+
+
+@pytest.mark.parametrize("room", sorted({path.relative_to(ROOT / "rmgr").parts[0] for path in FILES}))
+def test_commands_in_messages_are_those_of_the_command_line(room: str) -> None:
+    wrong = {
+        f"{path.relative_to(ROOT)}:{line}": told
+        for path in FILES
+        if path.relative_to(ROOT / "rmgr").parts[0] == room
+        for line, text in texts(path)
+        if (told := wrong_in(text))
+    }
+    assert wrong == {}
+
+
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "deploy/README.md")),
+    *sorted((ROOT / "rmgr/docs").glob("*.md")),
+]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_documents_are_those_of_the_command_line(path: Path) -> None:
+    quoted = re.findall(r"`(rmgr [^`]+)`", path.read_text()) + re.findall(r"^(?:\\$ |sudo )?(rmgr [^\n]+)$", path.read_text(), re.MULTILINE)
+    assert [told for text in quoted for told in wrong_in(text.partition("  #")[0].replace("\\|", "|"))] == []
+
+
+def test_a_wrong_command_is_found() -> None:
+    assert wrong_in("try rmgr jbos -a; rmgr jobs --al, or rmgr nodes --forget n7.") == ["rmgr jbos", "rmgr jobs --al: --al"]
+    assert wrong_in(f"rmgr admin add-usr {HOLE}; rmgr {HOLE} --what; rmgr resume {HOLE}") == ["rmgr admin add-usr"]
