@@ -72,6 +72,7 @@ def client_multis() -> list[Multi]:
         ops.hand(42, tail=TAIL, tail_version=0, key=KEY, data=DATA, node="n1", node_version=3),
         ops.set_record(SUB, version=1, gate=True),
         ops.set_record(SUB, version=1, gate=False),
+        ops.set_record(AMENDED, version=1, gate=True),
         ops.update(AMENDED, version=1, gate=None, waiting=paths.pending_block("default", KEY)),
         ops.update(replace(AMENDED, phase=Phase.HELD), version=1, gate=False, waiting=paths.held_block("default", KEY)),
         ops.take_out("default", KEY, DATA, 0, indices=[11], fragment=CANCELLED),
