@@ -32,6 +32,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "cancel": ("control.gate:cancel", "End queued and running work"),
         "hold": ("control.gate:hold", "Keep waiting work from starting"),
         "release": ("control.gate:release", "Let held work start"),
+        "update": ("submit.update:update", "Change waiting work, and the time limit of what runs"),
         "checkpoint": ("control.migrate:checkpoint", "Have a running job save its state"),
         "migrate": ("control.migrate:migrate", "Have a running job go on on other nodes"),
         "history": ("listing.history:history", "Work that has ended"),

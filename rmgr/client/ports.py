@@ -19,7 +19,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.outcome import Fragment, Outcome
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.tasks.submission import Submission, Terms
 
 
 class TaskSpec(msgspec.Struct, frozen=True, gc=False):
@@ -168,6 +168,9 @@ class SubmitterPort(Protocol):
 
     def cancel_tasks(self, number: int, indices: Sequence[int], *, reason: str, running: bool, timeout_s: float) -> list[int]:
         """Cancels tasks that wait; with `running` also orders those that run to be killed. Returns those that will not end otherwise."""
+
+    def update(self, number: int, terms: Terms, *, timeout_s: float) -> str:
+        """UPDATE in the name of this Submitter's user. Returns: why nothing was changed, "" when something was."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Runs user code (done callbacks) on a thread where it may block without harm."""

@@ -93,15 +93,15 @@ def draft_of(
         work=work,
         request=Request(
             cores=options.cores,
-            memory_bytes=_bytes_of(options.memory),
-            time_limit_us=_us_of(options.time),
+            memory_bytes=bytes_of(options.memory),
+            time_limit_us=us_of(options.time),
             features=tuple(options.features),
             resources=dict(options.resources or {}),
         ),
         priority=options.priority,
         resubmit=options.resubmit,
         retries=options.retries,
-        backoff_us=_us_of(options.backoff),
+        backoff_us=us_of(options.backoff),
         on_disconnect=policy,
         token=options.token,
         submitted_us=machine.wall_us(),
@@ -209,9 +209,9 @@ def user_name() -> str:
         return str(os.getuid()) if hasattr(os, "getuid") else "user"
 
 
-def _bytes_of(size: Size) -> int:
+def bytes_of(size: Size) -> int:
     return parse_size(size) if isinstance(size, str) else size_of(size)
 
 
-def _us_of(duration: Duration) -> int:
+def us_of(duration: Duration) -> int:
     return parse_duration_us(duration) if isinstance(duration, str) else duration_us_of(duration)

@@ -27,7 +27,7 @@ from rmgr.client.notebook import card
 from rmgr.client.output import FollowsOutput
 from rmgr.client.ports import HandlePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
-from rmgr.client.specs import Duration, Options, Size, draft_of, launch_of, python_environment
+from rmgr.client.specs import Duration, Options, Size, bytes_of, draft_of, launch_of, python_environment, us_of
 from rmgr.client.submitter.opening import SubmissionOpening
 from rmgr.client.task_keys import TaskKeys, check_names
 from rmgr.client.tasks import Tasks, Waited
@@ -44,7 +44,7 @@ from rmgr.errors import DeadlineExceeded, NotFound, StateConflict, SubmitUnknown
 from rmgr.model.base.ids import parse_submission, taskq_name
 from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, KeyedPayload
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.submission import Submission, Terms, Work
 from rmgr.procedures.admission import admit
 from rmgr.runtime import machine
 
@@ -440,6 +440,36 @@ class TaskQueue(FollowsOutput):
             queue.cancel(reason=reason, timeout=timeout)
         doer = Doer(name=self.connection.submitter.cluster.user, now_us=machine.wall_us())
         cancel_submission(self.connection, self.id, detail=reason, doer=doer, timeout_s=timeout)
+
+    def update(
+        self,
+        *,
+        priority: int | None = None,
+        time: Duration = None,
+        memory: Size = None,
+        name: str | None = None,
+        features: Sequence[str] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        """Gives tasks that have not started other terms: `queue.update(memory="4G", time="2h")`; None: that stays.
+
+        A shorter time limit also holds for what runs, from its start on; a longer one if an operator gives it. A user may lower a
+        priority, an operator raise it. Later tasks of this queue have the new terms, too; those of `with_options` keep theirs.
+        Raises: StateConflict saying why nothing was changed; Infeasible, UsageError, NotFound, PermissionDenied, CoordinationUnavailable.
+        """
+        if isinstance(features, str):
+            raise UsageError(f"features = {features!r} is not a list of names", hint=f"features={features.split(',')!r}")
+        terms = Terms(
+            priority=priority,
+            time_limit_us=None if time is None else us_of(time),
+            memory_bytes=None if memory is None else bytes_of(memory),
+            name=name,
+            features=None if features is None else tuple(features),
+        )
+        if not terms.said():
+            raise UsageError("nothing is to be changed", hint='queue.update(memory="4G")')
+        if why := self.connection.submitter.update(self.id, terms, timeout_s=timeout):
+            raise StateConflict(f"submission {self.id} was not changed: {why}", hint=f"rmgr show {self.id}")
 
     def _cancel_some(self, indices: list[int], reason: str, timeout_s: float) -> None:
         count = len(self)

@@ -18,7 +18,7 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.cluster.servers import CALLS
 from rmgr.model.tasks.block import PRIORITY_RANGE
 from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.submission import Submission, Terms, Work
 from rmgr.procedures.feasible import Needs, check_nodes, check_shape, told_cores, told_resources
 from rmgr.procedures.queue_classes import check_class, chosen_classes, class_names, homes_of
 
@@ -76,6 +76,26 @@ def check_admitted(record: Submission, settings: ClusterSettings, *, tasks: int 
             raise _needs_placing(record.rigid, queue, settings, record.user)
         _check_limits(record.request, record, queue, record.request.cores)
     _check_priority(record.priority, queue)
+
+
+def check_changed(record: Submission, terms: Terms, settings: ClusterSettings, nodes: Sequence[NodeRecord] = ()) -> None:
+    """What `admit` refuses of a record whose `terms` were changed, as far as these say something of it. nodes: none = not asked.
+
+    Raises: as `admit`.
+    """
+    queue = settings.queue(record.queue)
+    if queue is None:
+        raise NotFound(f"there is no queue {record.queue!r}", hint="rmgr queues")
+    if terms.priority is not None:
+        _check_priority(record.priority, queue)
+    if terms.time_limit_us is None and terms.memory_bytes is None and terms.features is None:
+        return
+    if queue.dispatch is Dispatch.PLACE and record.rigid is not None:
+        needs = _check_placed(record.request, record.rigid, record, queue, settings, tasks=1)
+        check_nodes(needs, nodes)
+    else:
+        _check_limits(record.request, record, queue, record.request.cores)
+        _check_nodes(record.request, queue, nodes)
 
 
 def _check_open(queue: QueueSpec, user: str) -> None:

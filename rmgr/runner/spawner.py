@@ -194,7 +194,7 @@ class Spawner:
             case frames.Shutdown():
                 self._commands.give_back()
                 self._stop_all(Reason.USER_CANCEL, order.grace_us, now)
-            case frames.Stop() | frames.Signal() | frames.SuspendWork():
+            case frames.Stop() | frames.Signal() | frames.SuspendWork() | frames.LimitWork():
                 if order.worker:
                     self._to_worker(order, now)
                 else:
@@ -203,7 +203,7 @@ class Spawner:
                 self._surprise("unknown_order", type(order).__name__)
         self._next_tick = min(self._next_tick, now)
 
-    def _to_worker(self, order: frames.Stop | frames.Signal | frames.SuspendWork, now: int) -> None:
+    def _to_worker(self, order: frames.Stop | frames.Signal | frames.SuspendWork | frames.LimitWork, now: int) -> None:
         watched = self._workers.get(order.worker)
         if watched is None or (order.seq and watched.board.seq != order.seq):
             return
@@ -214,8 +214,10 @@ class Spawner:
                 self._workers.signal(watched, order.signum)
             case frames.SuspendWork():
                 (self._workers.resume if order.resume else self._workers.suspend)(watched, now)
+            case frames.LimitWork():
+                watched.limit = (order.seq, order.limit_us * 1000)
 
-    def _to_command(self, order: frames.Stop | frames.Signal | frames.SuspendWork, now: int) -> None:
+    def _to_command(self, order: frames.Stop | frames.Signal | frames.SuspendWork | frames.LimitWork, now: int) -> None:
         match order:
             case frames.Stop():
                 self._commands.stop(order.seq, order.reason, order.grace_us, now)
@@ -223,6 +225,8 @@ class Spawner:
                 self._commands.signal(order.signum)
             case frames.SuspendWork() if self._commands.is_running(order.seq):
                 (self._commands.resume if order.resume else self._commands.suspend)(now)
+            case frames.LimitWork() if self._commands.is_running(order.seq):
+                self._commands.limit_us = order.limit_us
 
     def _start_worker(self, spec: frames.StartWorker) -> None:
         try:

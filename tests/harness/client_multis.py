@@ -8,7 +8,7 @@ import msgspec
 
 from rmgr.client.ports import TaskSpec
 from rmgr.client.submission.packing import Packed, block_of
-from rmgr.coord.decisions import gating
+from rmgr.coord.decisions import amending, gating
 from rmgr.coord.ops import join as join_ops
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import operator as operator_ops
@@ -27,7 +27,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.tasks.request import CancelRequest, StopKind, StopRequest
-from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Tail, Work
+from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Tail, Terms, Work
 
 GUID, OTHER = "0123456789abcdef" * 2, "f" * 32
 PEM, KEY_ID = b"-----BEGIN CERTIFICATE-----\n", "a" * 32
@@ -167,6 +167,14 @@ def changes() -> list[tuple[Multi, Tree]]:
     gone = gating.cancelled(ANN, "why")
     assert isinstance(free, gating.Change)
     assert isinstance(gone, gating.Change)
+    ann = gating.Doer(name="ann", now_us=5)
+    changed = amending.amended(ANN, Terms(priority=-3, memory_bytes=1 << 30), ann)
+    waits = amending.amended(ANN, Terms(after=(Dependency(condition=Condition.OK, submission=7),)), ann)
+    assert isinstance(changed, gating.Change)
+    assert isinstance(waits, gating.Change)
+    later = amending.amended(changed.record, Terms(time_limit_us=9), ann)
+    assert isinstance(later, gating.Change)
+    of_changed = Tree(znodes={paths.sub(42): stamped(encode_record(changed.record), 2)})
     of_held = Tree(znodes={paths.sub(42): stamped(encode_record(held.record), 2)})
     what = InboxOrder(order=OrderKind.CANCEL, submission=42, index=1, reason=Reason.USER_CANCEL)
     drain = Drain(node="n1", reason="r", user="olga", since_us=1)
@@ -180,6 +188,9 @@ def changes() -> list[tuple[Multi, Tree]]:
         (ops.set_record(held.record, version=1, gate=held.gate), record),
         (ops.set_record(gone.record, version=1, gate=gone.gate), record),
         (ops.set_record(free.record, version=2, gate=free.gate), of_held),
+        (ops.update(changed.record, version=1, gate=changed.gate), record),
+        (ops.update(waits.record, version=1, gate=waits.gate), record),
+        (ops.update(later.record, version=2, gate=later.gate), of_changed),
         (
             owner_ops.take_ownership(replace(ANN, owner=OTHER), 1, owner_ops.taken_over(TAIL, OTHER, "f-over"), 3),
             record,

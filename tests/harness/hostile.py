@@ -33,10 +33,26 @@ from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload, PastAttemp
 from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
 from rmgr.model.tasks.placing import Allocation, NodeHold, PlacingSeal, Reserved, Rigid
 from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
-from rmgr.model.tasks.submission import Command, Condition, Dependency, Paged, PythonEnvironment, Submission, Tail, Upload, Work
+from rmgr.model.tasks.submission import (
+    Amendment,
+    Command,
+    Condition,
+    Dependency,
+    Paged,
+    PythonEnvironment,
+    Submission,
+    Tail,
+    Terms,
+    Upload,
+    Work,
+)
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
 SHA = "0123456789abcdef" * 4
+_TERMS = Terms(
+    priority=1, time_limit_us=1, memory_bytes=1, name="a", begin_us=1, features=("f",),
+    after=(Dependency(condition=Condition.OK, submission=1),),
+)  # fmt: skip
 _PAST = PastAttempt(attempt=1, node="n1", reason=Reason.NODE_LOST)
 _CALL = Call(function="a" * 64, payload=b"arguments", row=f"args/{7:010d}/{0:010d}/{'b' * 64}", at=1, keyed=True)
 _SEAL = Seal(key_id="0" * 32, first=0, count=1, not_after_s=4_000_000_000, signature=b"s" * 64)
@@ -72,6 +88,8 @@ SAMPLES: tuple[Any, ...] = (
         after=(Dependency(condition=Condition.ANY, submission=7),),
         array="1-4%2",
     ),
+    _TERMS,
+    Amendment(number=1, by="ann", by_us=1, terms=_TERMS, signature=f"{'0' * 32}:{'0' * 128}"),
     Tail(next=1, complete=True, enqueued="a-1", reigns=((0, "a"),)),
     Paged(base=1, counts={"COMPLETED": 1}),
     BlockKey(priority=0, seq=0, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0),

@@ -249,6 +249,10 @@ class Slot:
         """Sends a signal to all processes of the running command `seq`."""
         self.order(frames.Signal(seq=seq, signum=signum))
 
+    def limit(self, seq: int, limit_us: int) -> None:
+        """The running command has another time limit (us, 0 = none)."""
+        self.order(frames.LimitWork(seq=seq, limit_us=limit_us))
+
     def suspend(self, seq: int) -> None:
         """Stops all processes of the running command in place."""
         self.order(frames.SuspendWork(seq=seq))

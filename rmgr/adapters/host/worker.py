@@ -196,6 +196,10 @@ class Worker:
         """Continues after `suspend`."""
         self.slot.order(frames.SuspendWork(worker=self.number, resume=True))
 
+    def limit(self, seq: int, limit_us: int) -> None:
+        """The running task has another time limit (us, 0 = none)."""
+        self.slot.order(frames.LimitWork(worker=self.number, seq=seq, limit_us=limit_us))
+
     def grant(self, seq: int) -> None:
         """Answers `WorkerUnblocking`: the task has its cores back."""
         self.blocked_seq = 0

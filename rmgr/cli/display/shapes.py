@@ -82,12 +82,23 @@ def job(view: JobView) -> dict[str, Any]:
         **USUAL,
         **view.asked,
         "begin": iso(int(view.asked.get("begin") or 0)),
+        "changes": [_change(one) for one in view.asked.get("changes", ())],
         **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
         **({"class": view.route} if view.route else {}),
         **_moving(view.moving),
         **({"by_time": iso(view.by_us)} if view.by_us else {}),
         **({"failures": [_failed(item) for item in view.failures]} if view.failures else {}),
     }
+
+
+def _change(one: Mapping[str, Any]) -> dict[str, Any]:
+    """An element of `changes`."""
+    return {"by": one["by"], "at": iso(one["at"]), "operator": one["operator"], "changed": changed(one["changed"])}
+
+
+def changed(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Term -> {old, new}."""
+    return {name: {at: iso(value or 0) for at, value in one.items()} if name == "begin" else dict(one) for name, one in terms.items()}
 
 
 def _failed(view: FailureView) -> dict[str, Any]:
@@ -159,6 +170,7 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
         **USUAL,
         **of.asked,
         "begin": iso(int(of.asked.get("begin") or 0)),
+        "changes": [_change(one) for one in of.asked.get("changes", ())],
         **({"resources": dict(sorted(of.resources.items()))} if of.resources else {}),
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,

@@ -195,6 +195,7 @@ def _draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) -
         ("", in_words(job.asked, clock)),
         ("moves", _moving(job.moving)),
         ("after", ", ".join(job.after)),
+        *_changes(job),
         ("account", job.account),
         ("used", _used(job.cpu_us, job.max_rss_kib)),
         ("served", _served(job)),
@@ -205,6 +206,17 @@ def _draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) -
     if only is not None:
         _draw_attempts(only.attempts)
         _draw_story(only)
+
+
+def _changes(job: JobView) -> list[tuple[str, str]]:
+    """Who has changed what since it was sent."""
+    from rmgr.coord.views.changes import in_words as changed_in_words
+
+    told: list[tuple[str, str]] = []
+    for one in job.asked.get("changes", ()):
+        who = f"{one['by']}, an operator" if one["operator"] else one["by"]
+        told.append(("" if told else "changed", f"{clock(one['at'])} by {who}: {changed_in_words(one['changed'], clock)}"))
+    return told
 
 
 def _draw_task(task: TaskView, job: JobView, bad: list[tuple[str, str]]) -> None:

@@ -98,7 +98,7 @@ _COMMANDS = {
 _ALONE = {"sacctmgr", "sreport", "sshare", "sdiag"}
 #: Words of command lines that nothing here does -> what to do instead.
 _ADVICE = {
-    "scontrol update": "what was submitted stays as it is: rmgr cancel ID, and submit it again; a node: rmgr drain NODE, rmgr resume NODE",
+    "scontrol update": "rmgr update ID --priority N -t TIME --mem SIZE; a node: rmgr drain NODE, rmgr resume NODE",
 }
 #: What `rmgr cancel` takes: other words behind `kill` or `remove` are of nodes, values or queues.
 _SELECTOR = re.compile(r"\d[\d,:_%-]*|taskq-\d+|last|all")
@@ -164,6 +164,10 @@ _WORD_ALONE = {
     ("nodes", "-n"): "the node's name alone: rmgr nodes NODE",
     ("nodes", "-w"): "the node's name alone: rmgr nodes NODE",
     ("nodes", "--nodelist"): "the node's name alone: rmgr nodes NODE",
+    **dict.fromkeys(
+        (("update", "-q"), ("update", "--queue"), ("update", "-c"), ("update", "--cores")),
+        "queue and cores stay: rmgr cancel ID, then rmgr rerun ID with this option",
+    ),
 }
 #: An option that a hint names.
 _NAMED_OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][a-z-]*")

@@ -14,6 +14,7 @@ from rmgr.coord.protocol.multi import Conflict, Multi, Unknown
 from rmgr.errors import RmgrError
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.amendments import as_signed
 from rmgr.model.tasks.block import runs
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.outcome import Outcome as TaskOutcome
@@ -78,7 +79,8 @@ class Round:
         return loads
 
     def blocks(self, submission: Submission, seal: Seal) -> list[ops.Block]:
-        """Its signed blocks, without the tasks that are `gone`."""
+        """Its signed blocks, without the tasks that are `gone`; their names say what was sent: the leader knows what was changed since."""
+        submission = as_signed(submission)
         memory_mib = -(-submission.request.memory_bytes // MIB)
         blocks = [
             block_of(

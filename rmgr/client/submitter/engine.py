@@ -29,6 +29,7 @@ from rmgr.client.submitter.owners import OwnerWatch
 from rmgr.client.submitter.records import ClusterRecords
 from rmgr.client.submitter.thread import SubmitterThread
 from rmgr.client.values.values import Values
+from rmgr.coord.decisions.gating import Doer
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
@@ -38,7 +39,7 @@ from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import MOST_TASKS
 from rmgr.model.tasks.request import indices_of, ranges_of
-from rmgr.model.tasks.submission import Phase, Submission
+from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.procedures import cancelling
 from rmgr.procedures.bootstrap import require_store
 from rmgr.procedures.snapshot import fetch
@@ -184,6 +185,18 @@ class Engine:
             self.coordinator, number, ranges_of(indices), detail=reason, by=self.user, running=running, deadline_s=deadline_s
         )
         return indices_of(ended, MOST_TASKS)
+
+    def update(self, number: int, terms: Terms, *, timeout_s: float) -> str:
+        """See `ports.SubmitterPort`."""
+        from rmgr.procedures.updating import update_submission
+
+        self.check_usable()
+        sign = None
+        if self.signer is not None:
+            self.signer.publish(self.coordinator, timeout_s=timeout_s)
+            sign = self.signer.amendment
+        doer = Doer(name=self.user, now_us=machine.wall_us())
+        return update_submission(self, number, terms, doer=doer, sign=sign, timeout_s=timeout_s).unchanged
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """See `ports.SubmitterPort`."""

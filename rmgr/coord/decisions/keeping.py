@@ -23,6 +23,7 @@ from rmgr.coord.protocol.multi import Create, Delete, Gone, Multi
 from rmgr.coord.protocol.records import brief_ends, encode_fragment
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.amendments import key_now
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 
@@ -221,6 +222,14 @@ class BringBack(msgspec.Struct, frozen=True):
     take: int = 0
 
 
+class RenameBlock(msgspec.Struct, frozen=True):
+    """A waiting block gets the name that its submission's present terms ask for."""
+
+    key: BlockKey
+    now: BlockKey
+    held: bool
+
+
 class EndBlock(msgspec.Struct, frozen=True):
     """A waiting block of a cancelled submission ends here."""
 
@@ -228,7 +237,7 @@ class EndBlock(msgspec.Struct, frozen=True):
     held: bool
 
 
-Move = SetBlockAside | BringBack | EndBlock
+Move = SetBlockAside | BringBack | RenameBlock | EndBlock
 
 
 def moves(submission: Submission, *, pending: Sequence[BlockKey], held: Sequence[BlockKey], room: int | None) -> list[Move]:
@@ -239,6 +248,11 @@ def moves(submission: Submission, *, pending: Sequence[BlockKey], held: Sequence
         room: how many more of its tasks may be on the way (`room_of`), None without a cap.
     """
     in_order = sorted(held, key=BlockKey.sort_key)
+    if submission.changes and submission.phase in {Phase.OPEN, Phase.HELD}:
+        waiting = [(key, False) for key in pending] + [(key, True) for key in in_order]
+        others = [(key, now, aside) for key, aside in waiting if (now := key_now(key, submission)) != key]
+        if others:  # first: where each is to stand is decided by its name
+            return [RenameBlock(key, now, aside) for key, now, aside in others]
     match submission.phase:
         case Phase.HELD:
             return [SetBlockAside(key) for key in pending]

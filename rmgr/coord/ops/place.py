@@ -109,7 +109,7 @@ def assign_ops(job: Assigned) -> list[Op]:
     order = InboxOrder(order=OrderKind.START, submission=key.submission, index=key.first, extra={"block": job.name})
     ops: list[Op] = [Check(paths.node(node), version) for node, version in job.fences]
     ops += [
-        Check(paths.gate(key.submission)),
+        Check(paths.gate(key.submission), allocation.changes),
         Delete(f"{paths.pending(job.queue)}/{job.name}" if key is job.key else paths.pending_block(job.queue, job.key), job.version),
         Create(job.target, encode_block(data)),
         Create(paths.inbox(allocation.head, job.guid), encode_record(order)),

@@ -107,7 +107,8 @@ def hand(submission: int, *, tail: Tail, tail_version: int, key: BlockKey, data:
     """HAND: the submission grows by one block, which goes straight to a node that shows its idle marker (protocol.md 5).
 
     The mark goes with it, so that one node is handed one block; the Starter notices that, and finds the block. A conflict
-    anywhere but at the tail means: ENQUEUE it instead. What is given back or fails later stands at the front of its priority.
+    anywhere but at the tail means: ENQUEUE it instead; so does an amendment, of which its Submitter need not know. What is given
+    back or fails later stands at the front of its priority.
 
     Args:
         key: `seq` is ignored: it never had a place in the queue.
@@ -117,7 +118,7 @@ def hand(submission: int, *, tail: Tail, tail_version: int, key: BlockKey, data:
     encoded = encode_record(tail)
     ops: tuple[Op, ...] = (
         Set(paths.tail(submission), encoded, tail_version),
-        Check(paths.gate(submission)),
+        Check(paths.gate(submission), 0),
         fence_check(node, node_version),
         Delete(paths.idle(node)),
         Create(paths.running_block(node, replace(key, seq=HANDED_SEQ)), encode_block(data)),
@@ -130,10 +131,42 @@ def set_record(submission: Submission, *, version: int, gate: bool | None, name:
     data = encode_record(submission)
     ops: list[Op] = [Set(paths.sub(submission.id), data, version)]
     if gate is True:
-        ops.append(Create(paths.gate(submission.id)))
+        ops += _gate_of(submission)
     elif gate is False:
         ops.append(Delete(paths.gate(submission.id)))
     return Multi(name=name, ops=tuple(ops), proof=Holds(paths.sub(submission.id), data))
+
+
+def _gate_of(submission: Submission) -> list[Op]:
+    """A gate whose version is the number of amendments: who starts something by an older record meets another version."""
+    path = paths.gate(submission.id)
+    return [Create(path), *(Set(path, b"", version) for version in range(len(submission.changes)))]
+
+
+def update(submission: Submission, *, version: int, gate: bool | None, waiting: str = "") -> Multi:
+    """UPDATE: an amendment of a submission's terms. What it finds started has the old ones, what starts later the new.
+
+    Args:
+        gate: as in `set_record`; None of one that is open: the gate is made anew, at the next version.
+        waiting: path of a block that must still wait: where nothing else does, at most one of this and its start is committed.
+    """
+    path = paths.sub(submission.id)
+    data = encode_record(submission)
+    ops: list[Op] = [Set(path, data, version)]
+    if gate is False or (gate is None and submission.phase is Phase.OPEN):
+        ops.append(Delete(paths.gate(submission.id)))
+    if submission.phase is Phase.OPEN:
+        ops += _gate_of(submission)
+    if waiting:
+        ops.append(Check(waiting))
+    return Multi(name="UPDATE", ops=tuple(ops), proof=Holds(path, data))
+
+
+def rename(queue: str, old: BlockKey, new: BlockKey, data: bytes, version: int, *, held: bool) -> Multi:
+    """RENAME: a waiting block bears the priority and the memory that its submission has now, and keeps its place."""
+    where = paths.held_block if held else paths.pending_block
+    source = where(queue, old)
+    return Multi(name="RENAME", ops=(Delete(source, version), Create(where(queue, new), data)), proof=Gone(source))
 
 
 def set_aside(queue: str, key: BlockKey, data: bytes, version: int) -> Multi:
@@ -217,7 +250,17 @@ def fence_check(node: str, version: int) -> Check:
 
 
 def claim(
-    node: str, node_version: int, queue: str, key: BlockKey, data: BlockData, version: int, *, take: int, was_idle: bool = False
+    node: str,
+    node_version: int,
+    queue: str,
+    key: BlockKey,
+    data: BlockData,
+    version: int,
+    *,
+    take: int,
+    was_idle: bool = False,
+    gate: int = 0,
+    named: BlockKey | None = None,
 ) -> tuple[Multi, BlockKey]:
     """CLAIM the first `take` tasks of a waiting block; the rest stays in the queue in its place.
 
@@ -225,17 +268,19 @@ def claim(
         data: as read from the block, with `incarnation`, `claimed_us` and `stamp` set for the claim.
         take: 1..key.count.
         was_idle: `/idle/<node>` exists and is to go.
+        gate: how many amendments the record had by which it is claimed: none has come since.
+        named: the key with the priority and the memory that its submission has now, where the block's name tells others.
     Returns: the multi, and the key under which the claimed part runs.
     """
     if not 0 < take <= key.count:
         raise ValueError(f"take {take} of a block of {key.count}")
     source = paths.pending_block(queue, key)
-    mine = replace(key, count=take)
+    mine = replace(named or key, count=take)
     target = paths.running_block(node, mine)
     fence = fence_check(node, node_version)
     ops: list[Op] = [
         fence,
-        Check(paths.gate(key.submission)),
+        Check(paths.gate(key.submission), gate),
         Delete(source, version),
         Create(target, encode_block(cut(data, key.first, mine.first, take))),
     ]

@@ -75,8 +75,8 @@ TABLE: Mapping[str, Rights] = {
     paths.HOLDS: _READ,
     paths.SUBS: _line(submitters=R | C),  # SUBMIT: the directory of a thousand
     f"{paths.SUBS}/*": _line(submitters=R | C),
-    f"{paths.SUBS}/*/*": _line(submitters=R | W | C | D),  # GATE, TAKE_OWNERSHIP: the record; the gate below it comes and goes
-    f"{paths.SUBS}/*/*/gate": _READ,
+    f"{paths.SUBS}/*/*": _line(submitters=R | W | C | D),  # GATE, UPDATE, TAKE_OWNERSHIP: the record; the gate below it comes and goes
+    f"{paths.SUBS}/*/*/gate": _line(submitters=R | W),  # UPDATE
     f"{paths.SUBS}/*/*/tail": _line(submitters=R | W),  # ENQUEUE
     f"{paths.SUBS}/*/*/done": _line(starter=R | C, submitters=R | C),  # COMPLETE; outcomes of what never ran
     f"{paths.SUBS}/*/*/done/*": _READ,

@@ -15,7 +15,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /holds/<node>/<sub>.<index>.<attempt>  cores of a placed job whose head is elsewhere
     /holds/<node>/r-<sub>.<index>     cores that a waiting job gets here, from named running jobs
     /subs/<id//1000>/<id>             a submission's record
-        /gate                         exists = its blocks may be claimed
+        /gate                         exists = its blocks may be claimed              version = amendments of the record
         /tail                         next index, complete?                       version = SUBMIT CAS
         /done/r-<seq>            S    outcome fragments
         /failed/<first>.<count>.<attempt>   attempts that wait for the resubmit rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rmgr.coord.decisions import gating
+from rmgr.coord.decisions import amending, gating
 from rmgr.coord.ops import join as join_ops
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import operator as operator_ops
@@ -13,7 +13,7 @@ from rmgr.coord.ops import owner as owner_ops
 from rmgr.coord.ops import request as request_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Delete, Multi, Set
+from rmgr.coord.protocol.multi import Check, Create, Delete, Multi, Set
 from rmgr.coord.rebuild.parts import Known, guid_of, op_at, require, submission_of, unlike, waiting_block
 from rmgr.coord.validity.records import decode
 from rmgr.model.base.states import Reason, State
@@ -112,6 +112,26 @@ def gate(multi: Multi, known: Known, *, named: bool = False) -> Multi:
     if isinstance(change, str):
         raise unlike(multi, 0, change)
     return ops.set_record(change.record, version=version, gate=change.gate)
+
+
+def update(multi: Multi, known: Known) -> Multi:
+    """UPDATE: an amendment in the name of its sender, and in no right that he does not have."""
+    told, old, version = _record(multi, known)
+    require(len(told.changes) == len(old.changes) + 1, multi, 0, "it adds one amendment")
+    mine = told.changes[-1]
+    require(not known.user or mine.by == known.user, multi, 0, "an amendment names who has made it")
+    require(known.is_operator or not mine.is_operators, multi, 0, "only an operator makes an operator's amendment")
+    change = amending.amended(old, mine.terms, gating.Doer(name=mine.by, is_operator=mine.is_operators, now_us=mine.by_us))
+    if isinstance(change, str):
+        raise unlike(multi, 0, change)
+    record = amending.signed(change.record, mine.signature)
+    last, waiting = multi.ops[-1], ""
+    if isinstance(last, Check):
+        queue, _, key = waiting_block(last.path, multi, len(multi.ops) - 1, sequence=False)
+        is_own = queue == old.queue and key.submission == old.id
+        require(is_own, multi, len(multi.ops) - 1, "it is a waiting block of that submission")
+        waiting = last.path
+    return ops.update(record, version=version, gate=change.gate, waiting=waiting)
 
 
 def take_ownership(multi: Multi, known: Known) -> Multi:

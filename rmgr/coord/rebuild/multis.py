@@ -11,22 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rmgr.coord.protocol.multi import Multi
+from rmgr.coord.protocol.multi import Multi, Set
 from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.rebuild import changes, submits
 from rmgr.coord.rebuild.parts import Known, compared
+from rmgr.coord.validity.records import decode
 from rmgr.errors import PermissionDenied
 from rmgr.model.tasks.submission import Submission, Tail
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A multi that may be committed. record: of a new submission. tail: of one that grows, as it is then; number: which."""
+    """A multi that may be committed. record: of a new submission. tail: of one that grows, as it is then; number: which.
+
+    amended: one with new terms.
+    """
 
     multi: Multi
     record: Submission | None = None
     number: int = 0
     tail: Tail | None = None
+    amended: Submission | None = None
 
 
 #: How an operation's multi is taken apart and built anew; SUBMIT, ENQUEUE and HAND have more to tell.
@@ -39,6 +44,7 @@ CHANGES: dict[str, Callable[[Multi, Known], Multi]] = {
     "IDENTIFY": changes.identify,
     "TAKE_OWNERSHIP": changes.take_ownership,
     "GATE": changes.gate,
+    "UPDATE": changes.update,
     "ORDER": changes.order,
     "ASK": changes.ask,
     "DRAIN": changes.drain,
@@ -76,4 +82,7 @@ def _rebuilt(multi: Multi, known: Known) -> Built:
     change = CHANGES.get(multi.name)
     if change is None:
         raise PermissionDenied(f"{multi.name}: clients of a gateway may not do this", hint="daemons need ZooKeeper itself: --zk")
-    return Built(compared(change(multi, known), multi))
+    built = compared(change(multi, known), multi)
+    first = built.ops[0]
+    amended = decode(first.data, Submission, first.path) if built.name == "UPDATE" and isinstance(first, Set) else None
+    return Built(built, amended=amended)

@@ -21,6 +21,7 @@ from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.base.resources import MIB
 from rmgr.model.cluster.node import Drain, InboxOrder, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.amendments import as_signed
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Submission, Tail
@@ -69,7 +70,8 @@ class SubmissionFacts:
 
     @classmethod
     def of(cls, record: Submission) -> SubmissionFacts:
-        """Those of a record."""
+        """Those of a record. Names of new blocks say what its user has signed: the leader renames them where that was changed."""
+        record = as_signed(record)
         return cls(
             user=record.user,
             queue=record.queue,

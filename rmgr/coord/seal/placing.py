@@ -4,7 +4,8 @@ ZooKeeper does not tell who has made a znode, and users may make some below `/ru
 cluster begins a placed block only with the seal of a WatchDog of the cluster over
 
     where     cluster id, the name of its block there (submission, task, attempt, cores, memory), all nodes and processes, the head first
-    how       cores of one process, memory, nodes for itself, when it was placed and for how long, its gang and the generation of that
+    how       cores of one process, memory, nodes for itself, when it was placed and for how long, its gang and the generation of that,
+              and how often its submission's terms had been changed
     once      epoch and serial number of the placing, and the incarnation of the head: begun once, by that incarnation, or never
 
 which is all of its allocation and nothing that changes while it runs, so that the leader who comes after can ask the same. What runs
@@ -50,6 +51,7 @@ def _statement(name: str, allocation: Allocation, cluster_id: str, epoch: int, s
             allocation.planned_us,
             allocation.whole,
             *((allocation.gang, allocation.generation) if allocation.gang or allocation.generation else ()),
+            *((allocation.changes,) if allocation.changes else ()),
         )
     )
 

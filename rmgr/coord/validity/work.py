@@ -31,6 +31,7 @@ from rmgr.errors import UsageError
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.base.resources import MOST, Capacity, NodeAttributes, Request
 from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.amendments import MOST_CHANGES, fault_of
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import (
     MAX_TASKS,
@@ -47,6 +48,7 @@ from rmgr.model.tasks.block import (
 from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
 from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, PlacingSeal, Reserved, Rigid
 from rmgr.model.tasks.submission import (
+    Amendment,
     Command,
     Condition,
     Dependency,
@@ -56,6 +58,7 @@ from rmgr.model.tasks.submission import (
     PythonEnvironment,
     Submission,
     Tail,
+    Terms,
     Upload,
     Work,
 )
@@ -136,6 +139,10 @@ def _runs_something(record: Any) -> FieldFault | None:
     if record.work is Work.COMMAND and record.command is None and not record.spec_sha256:
         return FieldFault("command", None, "a command, in work of that kind")
     return None
+
+
+def _is_amended(record: Any) -> FieldFault | None:
+    return FieldFault("changes", record.changes, why) if (why := fault_of(record)) else None
 
 
 def _has_words(record: Any) -> FieldFault | None:
@@ -241,8 +248,21 @@ BOOK.add(
     max_moves=whole(0, MOST_ATTEMPTS),
 )
 BOOK.add(
+    Terms,
+    priority=optional(PRIORITY),
+    time_limit_us=optional(SPAN),
+    memory_bytes=optional(whole(0, MOST_MIB << 20)),
+    name=optional(WORD),
+    begin_us=optional(SPAN),
+    after=optional(many(BOOK.of(Dependency), 10_000)),
+    features=optional(FEATURES),
+)
+_SIGNATURE = words(r"(?:[0-9a-f]{32}:[0-9a-f]{128})?", "a key id and a signature")
+BOOK.add(Amendment, number=_COUNT, by=USER, by_us=SPAN, is_operators=flag, terms=BOOK.of(Terms), signature=_SIGNATURE)
+BOOK.add(
     Submission,
     _runs_something,
+    _is_amended,
     id=NUMBER,
     name=WORD,
     user=USER,
@@ -278,7 +298,9 @@ BOOK.add(
     by_us=SPAN,
     spec_sha256=_SHA256,
     entries=_SHA256,
-    signature=words(r"(?:[0-9a-f]{32}:[0-9a-f]{128})?", "a key id and a signature"),
+    signature=_SIGNATURE,
+    was=optional(BOOK.of(Terms)),
+    changes=many(BOOK.of(Amendment), MOST_CHANGES),
 )
 BOOK.add(Tail, _reigns, next=_TASKS, complete=flag, enqueued=GUID, reigns=many(row(_TASKS, GUID), 10_000))
 BOOK.add(Paged, base=_COUNT, counts=mapping(words("COMPLETED|FAILED|CANCELLED", "COMPLETED, FAILED or CANCELLED"), _TASKS, 3))
@@ -329,6 +351,7 @@ BOOK.add(
     seal=optional(BOOK.of(PlacingSeal)),
     gang=optional(NAME, ""),
     generation=whole(0, 1 << 31),
+    changes=whole(0, MOST_CHANGES),
 )
 BOOK.add(
     BlockData,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rmgr.coord.views.changes import changes_of
 from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.placing import FROM_CHECKPOINT, Rigid
 from rmgr.model.tasks.submission import Command, OnDisconnect, Submission
@@ -36,6 +37,7 @@ USUAL: dict[str, Any] = {
     "out": "",
     "err": "",
     "python": "",
+    "changes": [],
 }
 
 
@@ -68,6 +70,7 @@ def asked(submission: Submission) -> dict[str, Any]:
         "out": command.out,
         "err": command.err,
         "python": command.env.get("RMGR_PYTHON", "") or (submission.python.python if submission.python is not None else ""),
+        "changes": changes_of(submission) if submission.changes else [],
     }
     return {name: value for name, value in told.items() if value != USUAL[name]}
 
@@ -101,7 +104,7 @@ def in_words(told: Mapping[str, Any], clock: Callable[[int], str]) -> str:
         "err": lambda value: f"stderr to {value}",
         "python": lambda value: f"with {value}",
     }
-    return ", ".join(say[name](told[name]) for name in USUAL if name in told)
+    return ", ".join(say[name](told[name]) for name in say if name in told)
 
 
 _NONE = Rigid()

@@ -69,7 +69,7 @@ from rmgr.log import audit
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
-from rmgr.procedures.admission import check_admitted
+from rmgr.procedures.admission import check_admitted, check_changed
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.procedures.deeds import Deeds
 from rmgr.procedures.fresh_settings import FreshSettings
@@ -180,6 +180,8 @@ class Gateway:
             if built.record is not None:
                 submitter_rights.check_new(person, built.record)
                 check_admitted(built.record, self._cluster.settings(), tasks=built.tail.next if built.tail is not None else 0)
+            if built.amended is not None:
+                check_changed(built.amended, built.amended.changes[-1].terms, self._cluster.settings())
         if self._cluster_use is not None:
             self._cluster_use.check(person.name, built.multi)
         if self._loose is not None and not person.is_free:

@@ -161,6 +161,7 @@ class OrderKind(StrEnum):
     SUSPEND = "suspend"
     RESUME = "resume"
     CHECKPOINT = "checkpoint"
+    UPDATE = "update"  #: the time limit of a submission was changed: its record is read again
     START = "start"  #: the leader has put a job here: `extra["block"]` names it under /running
     LOST = "lost"  #: a node of the job's allocation is gone: the attempt ends NODE_LOST
 

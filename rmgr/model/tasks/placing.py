@@ -77,7 +77,8 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     planned_us: how long it was planned for, 0 = no limit. whole: of a job that has its nodes for itself: all cores of each node, in the
     order of `shares`; it has their other resources, too, but of the memory what it asked for. seal: of the leader who gave it, None in
     an open cluster. gang: it runs in the slots that `/gangs/<gang>` gives it, and stands still in others; "" = in none. generation: of
-    that record, by which it was placed: an earlier one may have the attempt on other cores.
+    that record, by which it was placed: an earlier one may have the attempt on other cores. changes: amendments of its submission's
+    record, by which it was placed: its node reads that one, or a later one.
     """
 
     shares: tuple[tuple[str, int], ...]
@@ -89,6 +90,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     seal: PlacingSeal | None = None
     gang: str = ""
     generation: int = 0
+    changes: int = 0
 
     @property
     def cores(self) -> tuple[int, ...]:

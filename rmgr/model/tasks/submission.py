@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
 
 from rmgr.model.base.resources import Request
 from rmgr.model.base.spans import SpanUs
@@ -128,8 +129,50 @@ class PythonEnvironment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What may be changed of a submission that was sent (`rmgr update`), as far as it is said: None = not at all.
+
+    time_limit_us, begin_us: 0 = none. after: () = it waits for no other any more.
+    """
+
+    priority: int | None = None
+    time_limit_us: SpanUs | None = None
+    memory_bytes: int | None = None
+    name: str | None = None
+    begin_us: SpanUs | None = None
+    after: tuple[Dependency, ...] | None = None
+    features: tuple[str, ...] | None = None
+    newer: Newer = newer()
+
+    def said(self) -> dict[str, Any]:
+        """Those that are said, in the order of the fields."""
+        return {one: value for one in TERMS if (value := getattr(self, one)) is not None}
+
+
+#: What may be changed.
+TERMS = tuple(one.name for one in fields(Terms) if one.name != "newer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amendment:
+    """One change of a submission's terms, beside what its user has signed (`coord/decisions/amending.py`).
+
+    number: 1, 2, ... of its submission, so that none is taken for another. is_operators: by the right of an operator, who may change
+    priority and time limit alone. signature: secured clusters: "key id:hex" of who has made it.
+    """
+
+    number: int
+    by: str
+    by_us: SpanUs
+    is_operators: bool = False
+    terms: Terms
+    signature: str = ""
+    newer: Newer = newer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """The record of `/subs/<id//1000>/<id>`: written at SUBMIT, changed by GATE (phase, priority) and CLOSE only.
+    """The record of `/subs/<id//1000>/<id>`: written at SUBMIT, changed by GATE (phase), UPDATE (terms) and CLOSE only.
 
     Times are microseconds since the epoch (shown to people, never used in a decision).
     Per-block overrides of `resubmit` and `retries` travel with the blocks.
@@ -172,7 +215,22 @@ class Submission:
     spec_sha256: str = ""  #: reserved: never written, and refused where it is
     entries: str = ""  #: sha256 of the stored lines of `--each-line`, for who runs tasks of it again
     signature: str = ""  #: secured clusters: "key id:hex" of who submitted it, of all that runs again (`coord/seal/work.py`)
+    was: Terms | None = None  #: what its user has signed of the terms that were changed since; None = all as he has
+    changes: tuple[Amendment, ...] = ()  #: made since, oldest first: what stands above is what they make of it
     newer: Newer = newer()
+
+    @property
+    def is_raised(self) -> bool:
+        """An operator has given it its present priority, and it is above its user's."""
+        last = next((one for one in reversed(self.changes) if one.terms.priority is not None), None)
+        mine = self.was.priority if self.was is not None and self.was.priority is not None else self.priority
+        return last is not None and last.is_operators and self.priority > mine
+
+    @property
+    def memories(self) -> tuple[int, ...]:
+        """Bytes of memory that it has asked for, the present ones first: its blocks bear one or the other in their names."""
+        said = [self.was, *(one.terms for one in self.changes)]
+        return (self.request.memory_bytes, *(one.memory_bytes for one in said if one is not None and one.memory_bytes is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

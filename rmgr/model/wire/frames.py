@@ -185,13 +185,21 @@ class LeaseEnd(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=8
     end_ns: int
 
 
+class LimitWork(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=10):
+    """The time limit of what runs (seq as in `Stop`) is another one, from its start on; 0 = none."""
+
+    worker: int = 0
+    seq: int
+    limit_us: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=9):
     """Ends all work as `Stop` would, then the spawner."""
 
     grace_us: int = 0
 
 
-ToSpawner = Setup | StartWorker | CommandBatch | Stop | Signal | SuspendWork | RecallCommands | LeaseEnd | Shutdown
+ToSpawner = Setup | StartWorker | CommandBatch | Stop | Signal | SuspendWork | LimitWork | RecallCommands | LeaseEnd | Shutdown
 
 
 # -- spawner -> Starter -----------------------------------------------------------------------------------------------

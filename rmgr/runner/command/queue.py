@@ -69,6 +69,7 @@ class Commands:
         self._exit: tuple[int, resource.struct_rusage] | None = None  # of a command whose processes are not all gone yet
         self._ending: CommandEnding | None = None
         self._suspended_ns: int | None = None
+        self.limit_us = 0  #: time limit of the present command, 0 = none; another one than its batch's where that was changed since
         self._shift_ns = 0  # by how much suspensions move the time limit
         self._ends: list[CommandEnd] = []
         self._ends_since = -math.inf
@@ -189,7 +190,7 @@ class Commands:
             if group is not None and memory:
                 group.set_memory(memory)
             self._board.start(item.seq, now)
-            self._shift_ns, self._suspended_ns = 0, None
+            self._shift_ns, self._suspended_ns, self.limit_us = 0, None, batch.shape.limit_us
             affinity.bind(batch.shape.environ.get(affinity.VARIABLE, ""))  # this process, and so the command
             try:
                 self._current = self._launcher.start(batch, item, group)
@@ -230,8 +231,8 @@ class Commands:
                 self.kill(Reason.LEASE_LOST)
                 return None
             moments.append(self.lease_end_ns)
-        if shape.limit_us and self._ending is None and self._suspended_ns is None:
-            end = current.started_ns + shape.limit_us * 1000 + self._shift_ns
+        if self.limit_us and self._ending is None and self._suspended_ns is None:
+            end = current.started_ns + self.limit_us * 1000 + self._shift_ns
             if now >= end:
                 self.stop(0, Reason.TIME_LIMIT, shape.grace_us, now)
                 end = now + shape.grace_us * 1000

@@ -59,6 +59,7 @@ class Watched:
     ooms: int
     stopping: _Stopping | None = None
     killed_for: tuple[int, Reason] | None = None  #: (seq it was meant for, why)
+    limit: tuple[int, int] = (0, 0)  #: (seq, ns): the time limit of a task that got another one while it ran
     limit_seq: int = 0  #: the task whose limit has been acted on
     suspended_ns: int | None = None  #: since when; None = it is not
     shift: tuple[int, int] = (0, 0)  #: (seq, ns by which its suspensions move its time limit)
@@ -208,8 +209,9 @@ class Workers:
                 continue
             if board.exclusive:
                 soonest = _sooner(soonest, self.lease_end_ns)
-            if board.limit_ns and watched.limit_seq != seq and watched.suspended_ns is None:
-                end = started + board.limit_ns + (watched.shift[1] if watched.shift[0] == seq else 0)
+            limit_ns = watched.limit[1] if watched.limit[0] == seq else board.limit_ns
+            if limit_ns and watched.limit_seq != seq and watched.suspended_ns is None:
+                end = started + limit_ns + (watched.shift[1] if watched.shift[0] == seq else 0)
                 if now >= end:
                     watched.limit_seq = seq
                     self.stop(watched, seq, Reason.TIME_LIMIT, board.grace_ns // 1000, now)

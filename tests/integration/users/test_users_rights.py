@@ -16,7 +16,7 @@ import rmgr
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord.decisions import gating
+from rmgr.coord.decisions import amending, gating
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
@@ -27,7 +27,7 @@ from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.submission import Phase, Submission
+from rmgr.model.tasks.submission import Phase, Submission, Terms
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, wait_line
@@ -360,3 +360,50 @@ def test_an_operators_cancel_bears_his_name(anna: Shell, olga: Shell, running: s
     anna.ok("cancel", waiting)
     assert anna("wait", waiting).code == 130
     assert anna.ok("show", waiting, "--json").json["reason"] == "USER_CANCEL"
+
+
+def test_others_work_is_not_updated_and_an_operator_updates_priority_and_time_alone(
+    anna: Shell, ben: Shell, olga: Shell, connections: dict[str, Connection]
+) -> None:
+    number = anna.submit("--hold", "-t", "1h", "--", "true")
+    assert "belongs to anna" in refused(ben, "update", number, "-t", "2h")
+    raised = anna.ok("update", number, "--priority", "5", "--json").json["unchanged"][0]["why"]
+    assert raised == "its user may lower its priority (0 now), and an operator may raise it"
+    told = olga.ok("update", number, "--name", "mine", "--json").json["unchanged"][0]["why"]
+    assert "its name is anna's to change" in told
+    assert olga.ok("update", number, "--priority", "5", "-t", "2h").out.startswith(f"{number}: priority 0 -> 5, time limit ")
+    anna.ok("update", number, "--name", "hers")
+    first, second = anna.ok("show", number, "--json").json["changes"]
+    assert (first["by"], first["operator"], sorted(first["changed"])) == ("olga", True, ["priority", "time_limit"])
+    assert (second["by"], second["operator"], second["changed"]) == ("anna", False, {"name": {"old": "true", "new": "hers"}})
+    # A client of his own making gets no further: no other name, no right, nothing of an older record.
+    coordinator, path = connections["anna"].coordinator, paths.sub(int(number))
+    assert coordinator is not None
+    found = coordinator.get(path, timeout_s=10.0).result(15.0)
+    assert found is not None
+    record = decode_record(found.data, Submission, path)
+    for terms, doer in (
+        (Terms(priority=9), gating.Doer(name="olga", is_operator=True)),
+        (Terms(priority=9), gating.Doer(name="anna", is_operator=True)),
+        (Terms(priority=1), gating.Doer(name="olga", is_operator=True)),
+    ):
+        change = amending.amended(record, terms, doer)
+        assert isinstance(change, gating.Change)
+        with pytest.raises(PermissionDenied, match="UPDATE: operation 0"):
+            coordinator.commit(ops.update(change.record, version=found.version, gate=change.gate), timeout_s=10.0).result(15.0)
+    olga.ok("release", number)
+    anna.ok("wait", number)
+    assert anna.ok("show", number, "--json").json["state"] == "COMPLETED", "Starters believe all of it"
+
+
+def test_an_operator_lengthens_what_runs_and_its_user_shortens_it(anna: Shell, olga: Shell) -> None:
+    number = anna.submit("-t", "10s", "--", "sh", "-c", "echo begins; sleep 600")
+    with anna.running("logs", "-f", number) as process:
+        wait_line(process, "begins")
+        told = anna.ok("update", number, "-t", "1h", "--json").json["unchanged"][0]["why"]
+        assert told == "it runs: an operator may lengthen it"
+        olga.ok("update", number, "-t", "1h")
+    shorter = olga.ok("update", number, "-t", "10s", "--json").json["unchanged"][0]["why"]
+    assert shorter == "it runs: its user may shorten the time limit of what runs"
+    anna.ok("update", number, "-t", "1s")
+    assert anna("wait", number).code == 124

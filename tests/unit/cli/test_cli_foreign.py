@@ -69,7 +69,7 @@ def test_words_behind_them_follow(words: list[str], told: str) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["scontrol", "update", "JobId=7"], "what was submitted stays as it is: rmgr cancel ID, and submit it again"),
+        (["scontrol", "update", "JobId=7"], "rmgr update ID --priority N -t TIME --mem SIZE; a node: rmgr drain NODE"),
         (["queues", "-p", "batch"], "the queue's name alone: rmgr queues QUEUE"),
         (["nodes", "-p", "batch"], "rmgr nodes --help"),  # it has no -q
         (["jobs", "-p", "batch"], "here it is -q QUEUE"),

@@ -72,7 +72,7 @@ def test_a_held_submission_has_no_gate_and_no_place_in_the_queue():
 
 def test_a_claim_takes_the_head_and_leaves_the_rest_in_its_place():
     multi, mine = ops.claim("n1", 4, "default", KEY, DATA, 0, take=2, was_idle=True)
-    assert multi.ops[:3] == (Check("/nodes/n1", 4), Check(paths.gate(42)), Delete(paths.pending_block("default", KEY), 0))
+    assert multi.ops[:3] == (Check("/nodes/n1", 4), Check(paths.gate(42), 0), Delete(paths.pending_block("default", KEY), 0))
     running = created(multi, "/running/n1")
     rest = created(multi, "/queues/default/pending")
     assert [paths.parse_block(path.rpartition("/")[2]) for path in running] == [mine]

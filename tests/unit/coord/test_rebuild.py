@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rmgr.coord.decisions import amending, gating
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import operator as operator_ops
 from rmgr.coord.ops import work as ops
@@ -19,6 +20,7 @@ from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_re
 from rmgr.coord.rebuild.changes import NAMED
 from rmgr.coord.rebuild.multis import CHANGES, GROWS, rebuild
 from rmgr.coord.rebuild.parts import Moved, SubmissionFacts
+from rmgr.coord.validity import records as validity
 from rmgr.daemons.gateway.rights import OPERATIONS
 from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, WrongCluster
 from rmgr.model.base.states import Reason, State
@@ -26,8 +28,8 @@ from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.placing import Allocation
-from rmgr.model.tasks.submission import Phase, Tail
-from tests.harness.client_multis import ANN, GUID, TAIL, Tree, block, everything, grown, submits
+from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Terms
+from tests.harness.client_multis import ANN, GUID, TAIL, WAITS, Tree, block, everything, grown, stamped, submits
 
 EVERYTHING = everything()
 REFUSED = (PermissionDenied, InvalidRecord, WrongCluster, Moved)
@@ -384,6 +386,54 @@ def test_what_an_operator_ends_or_holds_bears_his_name_whatever_his_client_says(
             assert bears or made == multi
         seen.add(multi.name)
     assert seen == set(NAMED)
+
+
+def test_an_amendment_is_in_the_name_and_in_the_right_of_its_sender() -> None:
+    tree = Tree(user="ann", znodes={paths.sub(42): stamped(encode_record(ANN), 1)})
+
+    def update(terms: Terms, doer: gating.Doer, waiting: str = "") -> Multi:
+        change = amending.amended(ANN, terms, doer)
+        assert isinstance(change, gating.Change)
+        return ops.update(change.record, version=1, gate=change.gate, waiting=waiting)
+
+    ann, olga = gating.Doer(name="ann", now_us=5), gating.Doer(name="olga", is_operator=True, now_us=5)
+    lower, higher = Terms(priority=-1), Terms(priority=1)
+    own = update(lower, ann)
+    assert rebuild(own, tree).amended == amended_record(own)
+    assert "who has made it" in refused(own, replace(tree, user="olga", is_operator=True))
+    assert "only an operator" in refused(update(higher, replace(ann, is_operator=True)), tree)
+    assert "who has made it" in refused(update(higher, olga), tree)
+    rebuild(update(higher, olga), replace(tree, user="olga", is_operator=True))
+    rebuild(update(lower, ann, paths.held_block("default", WAITS)), tree)
+    for other in (paths.held_block("batch", WAITS), paths.held_block("default", replace(WAITS, submission=43))):
+        assert "it is a waiting block of that submission" in refused(update(lower, ann, other), tree)
+
+
+def test_amendments_are_added_one_by_one_and_none_is_taken_away_or_put_anywhere_else() -> None:
+    ann = gating.Doer(name="ann", now_us=5)
+    first = amending.amended(ANN, Terms(priority=-1), ann)
+    assert isinstance(first, gating.Change)
+    second = amending.amended(first.record, Terms(priority=-2), ann)
+    assert isinstance(second, gating.Change)
+    tree = Tree(user="ann", znodes={paths.sub(42): stamped(encode_record(first.record), 1)})
+    rebuild(ops.update(second.record, version=1, gate=None), tree)
+    again = ops.update(first.record, version=1, gate=None)
+    assert "it adds one amendment" in refused(again, tree), "an older record is put back"
+    assert refused(ops.update(second.record, version=1, gate=None), replace(tree, znodes={paths.sub(42): stamped(encode_record(ANN), 1)}))
+    forged = replace(second.record, command=Command(argv=("evil",)))
+    assert refused(ops.update(forged, version=1, gate=None), tree)
+    other = replace(second.record, changes=(replace(first.record.changes[0], by_us=7), second.record.changes[1]))
+    assert refused(ops.update(other, version=1, gate=None), tree)
+    hold = gating.held(ANN, "")
+    assert isinstance(hold, gating.Change)
+    gone = ops.set_record(hold.record, version=1, gate=hold.gate)
+    assert refused(gone, tree), "a hold does not take amendments away"
+
+
+def amended_record(multi: Multi) -> Submission:
+    first = multi.ops[0]
+    assert isinstance(first, Set)
+    return validity.submission(first.data, 42)
 
 
 def test_drains_and_settings_bear_the_name_of_their_operator() -> None:

@@ -128,7 +128,7 @@ def job_of(submission: Submission, key: BlockKey, partition: str, now_us: int) -
         queue=rigid.queue_class or submission.queue,
         user=submission.user,
         account=submission.account,
-        priority=key.priority,
+        priority=submission.priority if submission.changes else key.priority,
         begin_us=rigid.begin_us,
         restarts=key.attempt - 1,
         resources=needs_of(request.resources, together),
@@ -200,6 +200,7 @@ def allocation_of(
         whole=tuple(nodes[name].capacity.cores for name, _ in counts) if rigid.exclusive and nodes is not None else (),
         gang=gang,
         generation=generation,
+        changes=len(submission.changes),
     )
 
 

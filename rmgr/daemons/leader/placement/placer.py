@@ -175,6 +175,13 @@ class Placer:
         self._look_at_nodes()
         self.rebuild("the settings have changed")
 
+    def amended(self, number: int, changes: int) -> None:
+        """The terms of a submission were changed, so many times in all: its jobs are others now."""
+        known = self.job_table.submissions.get(number)
+        if known is not None and len(known.changes) < changes:
+            del self.job_table.submissions[number]
+            self.rebuild(f"the terms of submission {number} were changed")
+
     def nodes_changed(self) -> None:
         """Nodes, their Starters or drains are others."""
         if not self._nodes_changed:

@@ -72,6 +72,7 @@ class Followed:
         self.swept = True
         self.sweep_s = -math.inf
         self.held_tasks = 0
+        self.told = 0  #: amendments of which the nodes that run it were told
         self.doing: set[ReconcileAction] = set()
         self.retry_s: dict[ReconcileAction, tuple[float, float]] = {}
         self.timer: Timer | None = None
@@ -289,7 +290,7 @@ class Followed:
             self.swept = submission.phase is Phase.CLOSED or (
                 submission.phase is Phase.OPEN and not found.version and not submission.max_running
             )
-        elif old.phase is not submission.phase:
+        elif old.phase is not submission.phase or len(old.changes) != len(submission.changes):
             self.swept, self.sweep_s = False, -math.inf
         self._touch()
 
@@ -317,8 +318,8 @@ class Followed:
         now_s = self._tree.clock()
         ranges = sorted(paths.failed_in(self._failed.value))
         self.failed = {name: self.failed.get(name) or FailedSeen(*numbers, seen_s=now_s) for name, numbers in ranges}
-        if self.submission is not None and self.submission.max_running:
-            self.swept = False  # what failed leaves room, and waits aside when it is put back
+        if self.submission is not None and (self.submission.max_running or self.submission.changes):
+            self.swept = False  # what failed leaves room, and waits aside (or under its old name) when it is put back
         self._touch()
 
     @property

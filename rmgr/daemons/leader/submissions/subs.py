@@ -64,12 +64,16 @@ MOST_LEFT_WATCHES = 50_000
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
 
 
+def _nobody_places(_number: int, _changes: int) -> None: ...
+
+
 class SubmissionKeeper:
     """Follows submissions for the leader, and acts for them.
 
     Args:
         settings: the cluster's, as they are now.
         nodes: names of all nodes.
+        amended: told of (number, amendments) when the terms of a submission were changed.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class SubmissionKeeper:
         settings: Callable[[], ClusterSettings],
         nodes: Callable[[], list[str]],
         drop_link: Callable[[], None] | None = None,
+        amended: Callable[[int, int], None] = _nobody_places,
     ) -> None:
         self._drop_link = drop_link
         self.followed: dict[int, Followed] = {}
@@ -88,7 +93,7 @@ class SubmissionKeeper:
         self._calls = calls
         self._settings = settings
         self._actions = ReconcileActions(tree, term, calls, settings)
-        self._sweeper = Sweeper(tree, term, nodes, self._is_known)
+        self._sweeper = Sweeper(tree, term, nodes, self._is_known, amended)
         self._ended = EndedKeeper(tree, term)
         self._revoked = RevokedKeeper(tree, term.log, self.followed, self._mark, nodes)
         self._collector = Collector(tree, term, calls, self._is_known, self._ended)

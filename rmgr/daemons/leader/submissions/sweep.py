@@ -14,10 +14,10 @@ from itertools import groupby
 from typing import Protocol
 
 from rmgr.coord.decisions.gating import cancel_words
-from rmgr.coord.decisions.keeping import BringBack, EndBlock, Move, SetBlockAside, cancel_reason, end_block, moves, room_of
+from rmgr.coord.decisions.keeping import BringBack, EndBlock, Move, RenameBlock, SetBlockAside, cancel_reason, end_block, moves, room_of
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.ops.leader import order
-from rmgr.coord.ops.work import bring_back, set_aside
+from rmgr.coord.ops.work import bring_back, rename, set_aside
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.validity import records as validity
@@ -37,10 +37,12 @@ _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.5, 15.0
 
 
 class SweptSubmission(KnownSubmission, Protocol):
-    """A submission whose blocks may be set aside, or come back. held_tasks: that are. sweep_s: when it is looked at again."""
+    """A submission whose blocks may be set aside, or come back. held_tasks: that are. told: amendments of which the
+    nodes that run it were told. sweep_s: when it is looked at again."""
 
     progress: Progress
     held_tasks: int
+    told: int
     swept: bool
     sweep_s: float
 
@@ -71,9 +73,18 @@ class Sweeper:
     Args:
         nodes: names of all nodes.
         is_known: a submission of this number is in memory.
+        amended: told of (number, amendments) once, as nodes are.
     """
 
-    def __init__(self, tree: LeaderCommits, term: Term, nodes: Callable[[], list[str]], is_known: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        tree: LeaderCommits,
+        term: Term,
+        nodes: Callable[[], list[str]],
+        is_known: Callable[[int], bool],
+        amended: Callable[[int, int], None],
+    ) -> None:
+        self._amended = amended
         self._tree = tree
         self._term = term
         self._nodes = nodes
@@ -146,6 +157,8 @@ class Sweeper:
         if cancelled:
             self._order_cancels(cancelled)
         for turn in turns.values():
+            self._tell_of_changes(turn.followed)
+        for turn in turns.values():
             submission = turn.followed.submission
             turn.followed.held_tasks = sum(key.count for key in turn.held)
             if submission is not None and submission.max_running and submission.phase is Phase.OPEN and turn.held:
@@ -207,12 +220,24 @@ class Sweeper:
             case EndBlock(key, held):
                 failpoint("leader.before_end_block")
                 self._tree.commit(end_block(submission, key, held=held), moved)
+            case RenameBlock(key, held=held):
+                path = paths.held_block(queue, key) if held else paths.pending_block(queue, key)
+                self._tree.get(path, partial(self._rename, turn, move), failed=partial(moved, None))
             case SetBlockAside(key):
                 path = paths.pending_block(queue, key)
                 self._tree.get(path, partial(self._set_aside, turn, queue, key), failed=partial(moved, None))
             case BringBack(key, take):
                 path = paths.held_block(queue, key)
                 self._tree.get(path, partial(self._bring_back, turn, queue, key, take), failed=partial(moved, None))
+
+    def _rename(self, turn: _Turn, move: RenameBlock, found: Stamped | None) -> None:
+        submission = turn.followed.submission
+        if found is None or submission is None:
+            self._moved(turn, None)
+            return
+        failpoint("leader.before_rename")
+        multi = rename(submission.queue, move.key, move.now, found.data, found.version, held=move.held)
+        self._tree.commit(multi, partial(self._moved, turn))
 
     def _set_aside(self, turn: _Turn, queue: str, key: BlockKey, found: Stamped | None) -> None:
         if found is None:
@@ -263,13 +288,32 @@ class Sweeper:
             self._again_s[followed.number] = again_s
         else:
             self._again_s.pop(followed.number, None)
-            if not turn.failed:
+            again_s = 0.0 if submission is not None and submission.changes and turn.moved else again_s  # renamed, and to be moved now
+            if not turn.failed and again_s:
                 turn.done(True)
                 return
         followed.swept, followed.sweep_s = False, self._tree.clock() + again_s
         turn.done(True)
 
     # -- work that runs
+
+    def _tell_of_changes(self, followed: SweptSubmission) -> None:
+        """Whoever places is told of changed terms, and nodes that run something of it of time limits (also by a leader before)."""
+        submission = followed.submission
+        if submission is None or followed.told >= len(submission.changes):
+            return
+        since, followed.told = followed.told, len(submission.changes)
+        self._amended(submission.id, followed.told)
+        if all(change.terms.time_limit_us is None for change in submission.changes[since:]):
+            return
+        what = InboxOrder(order=OrderKind.UPDATE, submission=submission.id)
+        for node in self._nodes():
+            then = partial(self._order_update, node, what, f"update-{submission.id}-{followed.told}")
+            self._tree.children(paths.running_node(node), then)
+
+    def _order_update(self, node: str, what: InboxOrder, name: str, names: list[str] | None) -> None:
+        if any(key is not None and key.submission == what.submission for key in map(_parse, names or ())):
+            self._tree.commit(order(node, name, what))
 
     def _order_cancels(self, turns: list[_Turn]) -> None:
         wanted = {turn.followed.number: turn.followed for turn in turns}

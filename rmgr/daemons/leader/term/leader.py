@@ -73,8 +73,9 @@ class Leader:
         )  # fmt: skip
         self._release = ReleaseKeeper(tree, term, calls, self.living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(
-            tree, term, calls, lambda: self.settings, lambda: self.node_names, getattr(context.coordinator, "drop_link", None)
-        )
+            tree, term, calls, lambda: self.settings, lambda: self.node_names, getattr(context.coordinator, "drop_link", None),
+            self.placer.amended,
+        )  # fmt: skip
         self._census = Census(tree, term, calls, self.submissions.followed, lambda: self.node_names)
         self._requests = RequestKeeper(tree, term, calls, self.placer.user_requests.add)
         self._history = HistoryKeeper(tree, term, calls, lambda: self.settings)

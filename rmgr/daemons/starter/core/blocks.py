@@ -119,6 +119,7 @@ class ClaimedBlock:
     line: Any = None  #: of the client that announced it, who is told early what is committed of it
     claims: ClaimStage = ClaimStage.HERE  #: of output keys that its Submitter has left to this node
     in_vain: int = 0  #: workers and slots that have died in a row with tasks of it, of which none had begun
+    limit_us: int = -1  #: of a job whose terms were changed while it ran (0 = none); -1: its time limit is that of its record
     is_revoked: bool = False  #: its start was not complete in time: it goes back to its queue
 
     def cancel_words(self, index: int) -> str | None:

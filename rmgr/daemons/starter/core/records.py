@@ -40,7 +40,7 @@ _ABSENT = "there is none, or none any more"
 
 @dataclass(slots=True, eq=False)
 class Info:
-    """One submission. The parts of its record that may change (phase, priority) are not to be used."""
+    """One submission. Its phase and its priority may be others by now; its terms are those by which something of it is claimed."""
 
     record: Submission
     queue: QueueSpec
@@ -85,7 +85,11 @@ class Info:
     @property
     def limit_us(self) -> int:
         """Time limit of a task, 0 = none."""
-        limit_us = self.record.request.time_limit_us or self.queue.default_time_us
+        return self.limited(self.record.request.time_limit_us)
+
+    def limited(self, limit_us: int) -> int:
+        """A time limit within what the queue allows; 0 = none."""
+        limit_us = limit_us or self.queue.default_time_us
         return min(limit_us or self.queue.max_time_us, self.queue.max_time_us or limit_us)
 
     def label(self, index: int) -> int:
@@ -180,6 +184,11 @@ class RecordCache:
         self._pauses_s: dict[int, float] = {}
         self._refused_whys: dict[int, str] = {}  # each is told once
 
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Users whom the settings make operators."""
+        return self._settings().operators
+
     def get(self, submission: int, *, is_announced: bool = False) -> Info | None:
         """The record, None while it is on its way or cannot be read (`is_refused`). Owner's thread only.
 
@@ -256,6 +265,28 @@ class RecordCache:
         """Read it again at the next use."""
         self._here.pop(submission, None)
         self._read.pop(submission, None)
+
+    def renew(self, submission: int, then: Callable[[Info | None], None]) -> None:
+        """Reads the record of what runs again; `then` is told (on the owner's thread), None where it cannot be read now."""
+        session = self._coordinator.session_id
+        future = self._coordinator.get(paths.sub(submission))
+        future.add_done_callback(lambda done: self._post(partial(self._renewed, submission, session, then, done)))
+
+    def _renewed(self, submission: int, session: int, then: Callable[[Info | None], None], done: Future[Stamped | None]) -> None:
+        info = None
+        try:
+            found = done.result()
+            if found is not None:
+                old = self._here.get(submission)
+                record = checked_record(found.data, submission)
+                self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
+                info = self._complete(*self._read[submission])
+                info.account = old.account if old is not None else None
+        except RmgrError as error:
+            if not isinstance(error, CoordinationUnavailable):
+                self._log.warning("submission_not_readable", submission=submission, why=error.message)
+        then(info)
+        self.wake()
 
     def _arrived(self, submission: int, session: int, done: Future[Stamped | None]) -> None:
         self._coming.discard(submission)

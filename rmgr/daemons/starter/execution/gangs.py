@@ -263,7 +263,7 @@ class Gangs:
         if not self._parts:
             lanes.keep(_OURS, 0, 0)
         for name, block in heads.items():
-            limit_us = block.info.limit_us if block.info is not None else 0
+            limit_us = block.limit_us if block.limit_us >= 0 else block.info.limit_us if block.info is not None else 0
             part_here = self._parts.get(name)
             if part_here is not None and block.live and limit_us and part_here.served_us >= limit_us and not part_here.is_over_limit:
                 part_here.is_over_limit = True

@@ -77,6 +77,7 @@ class _Coming:
     data: BlockData | None = None
     version: int = 0
     zxid: int = 0  #: that made the block
+    is_renewed: bool = False  #: the record of its submission was read again, because it was older than its placing
     is_judged: bool = False  #: its seal was looked at; once more when its record has come, for keys are revoked meanwhile
 
 
@@ -180,8 +181,13 @@ class Jobs:
             elif (coming.is_judged and not self._is_read(coming.key)) or (why := self._unseen(coming, coming.data)) is None:
                 continue
             elif (info := self._shared.records.get(coming.key.submission)) is not None or (why and self._is_nobodys(coming.key)):
-                del self._coming[guid]
                 allocation = coming.data.allocation
+                if info is not None and allocation is not None and len(info.record.changes) < allocation.changes and not coming.is_renewed:
+                    coming.is_renewed = True
+                    self._shared.records.forget(coming.key.submission)  # its terms were changed since it was read
+                    self._shared.records.get(coming.key.submission)
+                    continue
+                del self._coming[guid]
                 if not why and allocation is not None:
                     why = self._begun.take(allocation.seal)
                 if why or info is None:

@@ -17,6 +17,7 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import IdleMark
 from rmgr.daemons.starter.core.home import Mending
 from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.execution.amending import Amendments
 from rmgr.daemons.starter.execution.barred import Barred
 from rmgr.daemons.starter.execution.dispatch import Dispatcher
 from rmgr.daemons.starter.execution.ends import Ends, cancelled
@@ -157,6 +158,7 @@ class NodeAgent:
             times=shared.times, log=self.log, aside=shared.aside, on_claim=shared.metrics.claimed,
             gate=shared.gate, accounts=accounts, meet=self.stager.meet, forget=self.stager.forget,
         )
+        self.amendments = Amendments(self, shared.records, shared.gate, log=self.log)
         self.orders = Inbox(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
         parts = (self._dispatch, self.stager, self.jobs, *((accounts,) if accounts is not None else ()))
         self.mending = Mending(shared.home, runner, self.lanes, parts, shared.forget_lost)
@@ -339,6 +341,10 @@ class NodeAgent:
         if self._turn[1]:
             self.giving.split(self._turn[1], now_s)
 
+    def _obey(self, _now_s: float) -> None:
+        self.at(self.amendments.settle())
+        self.orders.settle()
+
     def _level(self, now_s: float) -> None:
         if self._dispatch.level(now_s):
             self.at(now_s + 0.02)
@@ -374,7 +380,7 @@ class NodeAgent:
             NodeStep.LEVEL: self._level,
             NodeStep.FLUSH_LOGS: self._flush_logs,
             NodeStep.DISMISS: self._dismiss,
-            NodeStep.OBEY: lambda _now_s: self.orders.settle(),
+            NodeStep.OBEY: self._obey,
             NodeStep.SHOW: self._show,
         }
         return {mode: [(step, take[step]) for step in steps_of(mode)] for mode in NodeMode}

@@ -1,4 +1,4 @@
-"""Orders from the inbox of a node: cancel, signal, suspend, resume; each is crossed off with the commit that obeys it."""
+"""Orders from the inbox of a node: cancel, signal, suspend, resume, update; each is crossed off with the commit that obeys it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
+    from rmgr.daemons.starter.execution.amending import Amendments
     from rmgr.daemons.starter.execution.lanes import Lanes
     from rmgr.daemons.starter.jobs.jobs import Jobs
     from rmgr.daemons.starter.pull.pull import Puller
@@ -56,6 +57,7 @@ class OrderedNode(Protocol):
     lanes: Lanes
     jobs: Jobs
     puller: Puller
+    amendments: Amendments
 
     def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int, *, reason: Reason = Reason.USER_CANCEL) -> None:
         """Ends tasks of a block CANCELLED (None: all)."""
@@ -145,6 +147,8 @@ class Inbox:
         node, submission = self._node, active.order.submission
         block = node.blocks.get(active.starts) if active.starts is not None else None
         if active.crossing or (block is not None and (block.ready or now_s < active.since_s + _START_S)):
+            return False
+        if active.order.order is OrderKind.UPDATE and node.amendments.is_under_way(submission):
             return False
         if self._remaining(active.order) or node.puller.is_claiming(submission) or node.jobs.checkpoints.is_obeying(active.guid):
             return False
@@ -295,6 +299,9 @@ class Inbox:
 
     def _apply(self, guid: str, order: InboxOrder, blocks: Sequence[ClaimedBlock]) -> None:
         index = None if order.index < 0 else order.index
+        if order.order is OrderKind.UPDATE:
+            self._node.amendments.order(order.submission)
+            return
         for block in blocks:
             if index is not None and not block.key.first <= index < block.key.end:
                 continue

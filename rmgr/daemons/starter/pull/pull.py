@@ -28,6 +28,7 @@ from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
 from rmgr.daemons.starter.pull.hands import Hands
 from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.model.base.resources import Capacity, Needs, NodeAttributes
+from rmgr.model.tasks.amendments import key_now
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
@@ -225,6 +226,8 @@ class Puller:
         """True: claimed. False: not this one, look at the next. None: this one, but not now."""
         key = candidate.key
         info = self._records.get(key.submission)
+        if info is not None:
+            key = key_now(key, info.record)
         needs = info.needs if info is not None else ()
         if needs and any(name in self._lacking for name, _ in needs):
             self._without.add(key.submission)
@@ -376,13 +379,15 @@ class Puller:
     def _claim(self, board: PendingQueue, candidate: BlockCandidate, info: Info, take: int) -> None:
         node, key = self._node, candidate.key
         assert candidate.data is not None
+        named = key_now(key, info.record)
         data = msgspec.structs.replace(
             candidate.data, incarnation=node.incarnation, claimed_us=machine.wall_us(), stamp=machine.guid()[:12], started=0
         )
         clears_idle = node.idle.present and not node.idle.changing
         multi, mine = ops.claim(
-            node.name, self._committer.fence(node.name), board.spec.name, key, data, candidate.version, take=take, was_idle=clears_idle
-        )
+            node.name, self._committer.fence(node.name), board.spec.name, key, data, candidate.version, take=take, was_idle=clears_idle,
+            gate=len(info.record.changes), named=named,
+        )  # fmt: skip
         rest = None
         if take < key.count:
             left = msgspec.structs.replace(data, incarnation=0, claimed_us=0)
@@ -440,7 +445,10 @@ class Puller:
         board, candidate = flying.board, flying.candidate
         if conflict.path == paths.gate(flying.key.submission):
             board.put_back(candidate, flying.rest)
-            board.pause(candidate, now_s, _GATE_PAUSE_S)
+            if conflict.kind is ConflictKind.BAD_VERSION:  # its terms were changed: claimed by those as soon as they are read
+                self._records.forget(flying.key.submission)
+            else:
+                board.pause(candidate, now_s, _GATE_PAUSE_S)
         elif conflict.path == paths.idle(self._node.name):
             self._node.idle.present = False
             self._node.hands.look()

@@ -43,7 +43,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import FailedRange
 from rmgr.model.tasks.request import CancelRequest, StopKind, StopRequest
-from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Work
+from rmgr.model.tasks.submission import Amendment, Command, Phase, Submission, Tail, Terms, Work
 
 KEY = BlockKey(priority=5, seq=3, submission=42, first=10, count=6, attempt=1, cores=2, memory_mib=512)
 DATA = BlockData(function="f" * 64, base=10, payloads=tuple(bytes([i]) for i in range(6)), stamp="s")
@@ -58,6 +58,9 @@ EPOCH = EpochRecord(leader="g", endpoint="127.0.0.1:1", host="h", pid=1)
 CANCELLED = no_outcome(State.CANCELLED, Reason.USER_CANCEL, [11])
 
 
+AMENDED = replace(SUB, changes=(Amendment(number=1, by="ann", by_us=1, terms=Terms(priority=-1)),), was=Terms(priority=0), priority=-1)
+
+
 def client_multis() -> list[Multi]:
     once = replace(SUB, id=1000)
     ended = msgspec.structs.replace(FAILED, reason=Reason.EXIT_CODE)
@@ -69,6 +72,9 @@ def client_multis() -> list[Multi]:
         ops.hand(42, tail=TAIL, tail_version=0, key=KEY, data=DATA, node="n1", node_version=3),
         ops.set_record(SUB, version=1, gate=True),
         ops.set_record(SUB, version=1, gate=False),
+        ops.set_record(AMENDED, version=1, gate=True),
+        ops.update(AMENDED, version=1, gate=None, waiting=paths.pending_block("default", KEY)),
+        ops.update(replace(AMENDED, phase=Phase.HELD), version=1, gate=False, waiting=paths.held_block("default", KEY)),
         ops.take_out("default", KEY, DATA, 0, indices=[11], fragment=CANCELLED),
         ops.take_out("default", KEY, DATA, 0, indices=[11], fragment=CANCELLED, held=True),
         leader_ops.resubmit(SUB, 10, 6, 1, FAILED, 0, gate=True, max_losses=5)[0],

@@ -11,14 +11,17 @@ import msgspec
 import pytest
 
 from rmgr.client.identity.signing import Signer
+from rmgr.coord.decisions.amending import amended, signed
+from rmgr.coord.decisions.gating import Change, Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.records import decode_block, encode_block
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.health import trust as starter_trust
 from rmgr.daemons.starter.health.trust import Gate
+from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.model.tasks.submission import Command, Submission, Terms, Work
 
 RECORD = Submission(id=7, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
 
@@ -30,10 +33,11 @@ class Key:
     key_id: str
     name: str = "ann"
     verified: int = 0
+    role: Role = Role.USER
 
     @property
     def identity(self) -> Any:
-        return SimpleNamespace(key_id=self.key_id, name=self.name, role="user", is_person=True)
+        return SimpleNamespace(key_id=self.key_id, name=self.name, role=self.role, is_person=self.role in {Role.USER, Role.OPERATOR})
 
     def sign(self, message: bytes) -> bytes:
         return hashlib.sha512(self.key_id.encode() + message).digest()
@@ -50,8 +54,10 @@ class Cluster:
         self.known: dict[str, Key | str] = {key.key_id: key for key in keys}
         self.gate = Gate(
             SimpleNamespace(),  # type: ignore[arg-type]
-            SimpleNamespace(look=lambda key_id, at_s: self.known[key_id], listen=lambda _: None, was_key_of=lambda key_id, zxid: ""),  # type: ignore[arg-type]
-            SimpleNamespace(is_open=lambda number, age_s: True, endings=None),  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
+                look=lambda key_id, at_s, dated=False: self.known[key_id], listen=lambda _: None, was_key_of=lambda key_id, zxid: ""
+            ),
+            SimpleNamespace(is_open=lambda number, age_s: True, endings=None, operators=("eva",)),  # type: ignore[arg-type]
             cluster_id="c",
         )
 
@@ -152,3 +158,39 @@ def test_a_block_with_the_longest_path_fits_where_blocks_go() -> None:
 def _sealed(data: BlockData, signature: bytes) -> BlockData:
     assert data.seal is not None
     return msgspec.structs.replace(data, seal=msgspec.structs.replace(data.seal, signature=signature))
+
+
+def changed(record: Submission, terms: Terms, by: Key, *, as_operator: bool = False, sign: bool = True) -> Submission:
+    """The record with an amendment of somebody."""
+    change = amended(record, terms, Doer(name=by.name, is_operator=as_operator, now_us=5))
+    assert isinstance(change, Change), change
+    signature = Signer(by, "c", ttl_s=600.0).amendment(record.id, change.record.changes[-1])  # type: ignore[arg-type]
+    return signed(change.record, signature if sign else "")
+
+
+def test_amendments_are_of_those_who_may_make_them() -> None:
+    ann, bob, eva = Key("a" * 32), Key("b" * 32, name="bob"), Key("d" * 32, name="eva")
+    olga, node = Key("c" * 32, name="olga", role=Role.OPERATOR), Key("e" * 32, name="n1", role=Role.STARTER)
+    cluster = Cluster(ann, bob, olga, eva, node)
+    [(key, data)] = blocks(1, by=ann)
+    mine = changed(RECORD, Terms(time_limit_us=9, name="m"), ann)
+    assert not cluster.refusal(key, data, mine)
+    assert not cluster.refusal(key, data, changed(mine, Terms(priority=5), olga, as_operator=True))
+    assert not cluster.refusal(key, data, changed(mine, Terms(priority=5), eva, as_operator=True)), "by the settings"
+    assert "bob is no operator" in cluster.refusal(key, data, changed(mine, Terms(priority=5), bob, as_operator=True))
+    assert "nobody signed it" in cluster.refusal(key, data, changed(RECORD, Terms(name="m"), ann, sign=False))
+    [own], stamp = mine.changes, mine.changes[0].signature
+    assert "not what was signed" in cluster.refusal(key, data, signed(changed(RECORD, Terms(time_limit_us=99, name="m"), ann), stamp))
+    for other in (bob, node):
+        theirs = replace(own, signature=f"{other.key_id}:{'0' * 128}")
+        assert "it was signed by" in cluster.refusal(key, data, replace(mine, changes=(theirs,)))
+    # Of another submission, or of another place in the same one.
+    eighth = changed(replace(RECORD, id=8), Terms(time_limit_us=9, name="m"), ann)
+    assert "not what was signed" in cluster.refusal(key, data, replace(mine, changes=eighth.changes))
+    again = changed(mine, Terms(time_limit_us=10), ann)
+    replayed = replace(again, changes=(own, replace(again.changes[1], signature=own.signature)))
+    assert "not what was signed" in cluster.refusal(key, data, replayed)
+    # Without the signed terms beside it the work is not what its user signed.
+    assert "not what its user signed" in cluster.refusal(key, data, replace(mine, was=None, changes=()))
+    cluster.known[olga.key_id] = "the key was revoked"  # as for what it has signed since
+    assert "revoked" in cluster.refusal(key, data, changed(mine, Terms(priority=5), olga, as_operator=True))

@@ -27,6 +27,7 @@ OTHERS: dict[str, Any] = {
     "seal": None,
     "gang": "default",
     "generation": 4,
+    "changes": 1,
 }
 
 

@@ -1,0 +1,105 @@
+"""UPDATE: other terms for a submission that was sent: who may change what is said by `coord/decisions/amending.py`, once here, once more by
+the gateway. The leader renames its blocks, places its jobs anew, and tells nodes of the time limit of what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rmgr.coord.decisions import amending
+from rmgr.coord.decisions.gating import Doer
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Unknown
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.validity import records as validity
+from rmgr.errors import CoordinationUnavailable, NotFound
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.tasks.submission import Amendment, Submission, Terms
+from rmgr.procedures.admission import check_changed
+from rmgr.procedures.bootstrap import read_settings
+from rmgr.procedures.control import HasCoordinator
+from rmgr.procedures.snapshot import fetch
+from rmgr.runtime import machine
+
+#: Signs an amendment of a submission of that number: "key id:hex".
+Sign = Callable[[int, Amendment], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """Result of a call: the record before it and after it. unchanged: why it did nothing, "" when it did something."""
+
+    before: Submission
+    after: Submission
+    unchanged: str = ""
+
+
+def update_submission(
+    connection: HasCoordinator, number: int, terms: Terms, *, doer: Doer, sign: Sign | None = None, timeout_s: float = 30.0
+) -> Updated:
+    """Gives what waits of a submission other terms, and what runs of it another time limit.
+
+    At most one of this and a start is committed where one block is all that waits: what has started keeps its terms, but for
+    the time limit (its user may shorten that, an operator lengthen it).
+
+    Args:
+        sign: of who makes it; None in an open cluster.
+    Raises: NotFound; UsageError, Infeasible, PermissionDenied for terms that no submission may have; CoordinationUnavailable.
+    """
+    coordinator = connection.coordinator
+    if coordinator is None:
+        raise CoordinationUnavailable("this needs a connection to ZooKeeper, a gateway does not do it", hint="--zk HOSTS")
+    end_s = machine.monotonic() + timeout_s
+    mine: tuple[Submission, Submission] | None = None
+    while True:
+        left_s = end_s - machine.monotonic()
+        if left_s <= 0:
+            raise CoordinationUnavailable(f"submission {number} could not be changed in time", hint="rmgr doctor; then try again")
+        found = coordinator.get(paths.sub(number), timeout_s=left_s).result(left_s + 1)
+        if found is None:
+            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+        record = validity.submission(found.data, number)
+        if mine is not None and record.changes[: len(mine[1].changes)] == mine[1].changes:  # an unknown commit that has arrived
+            return Updated(mine[0], record)
+        standing, waiting = _standing(coordinator, record, left_s)
+        change = amending.amended(record, terms, doer, standing)
+        if isinstance(change, str):
+            return Updated(record, record, change)
+        made = change.record
+        settings, nodes = read_settings(coordinator, timeout_s=left_s), _nodes(coordinator, left_s)
+        check_changed(made, made.changes[-1].terms, settings, nodes)
+        if sign is not None:
+            made = amending.signed(made, sign(number, made.changes[-1]))
+        multi = ops.update(made, version=found.version, gate=change.gate, waiting=waiting)
+        match coordinator.commit(multi, timeout_s=left_s).result(left_s + 1):
+            case Committed():
+                return Updated(record, made)
+            case Unknown():
+                mine = (record, made)
+
+
+def _standing(coordinator: Coordinator, record: Submission, timeout_s: float) -> tuple[amending.Standing, str]:
+    """What of it waits and runs; and the path of a waiting block, where blocks are all that waits."""
+    number = record.id
+    [tail] = fetch([paths.tail(number)], coordinator.get, timeout_s=timeout_s)
+    parents = [paths.failed(number), paths.pending(record.queue), paths.held(record.queue), paths.NODES]
+    failed, *queues, nodes = fetch(parents, coordinator.children, timeout_s=timeout_s)
+    grows = tail is not None and not validity.tail(tail, number).complete
+    blocks = [
+        f"{parent}/{name}" for parent, names in zip(parents[1:3], queues, strict=True)
+        for name, key in sorted(paths.blocks_in(names), key=lambda one: paths.claim_order(one[0])) if key.submission == number
+    ]  # fmt: skip
+    if grows or failed or blocks:
+        return amending.Standing(waits=True), "" if grows or failed else blocks[-1]
+    lists = fetch([paths.running_node(node) for node in nodes or ()], coordinator.children, timeout_s=timeout_s)
+    runs = any(key.submission == number for names in lists for _, key in paths.blocks_in(names))
+    return amending.Standing(waits=False, runs=runs), ""
+
+
+def _nodes(coordinator: Coordinator, timeout_s: float) -> list[NodeRecord]:
+    names = fetch([paths.NODES], coordinator.children, timeout_s=timeout_s)[0] or []
+    found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
+    records = [validity.decode(item.data, NodeRecord, paths.NODES) for item in found if item is not None]
+    return [record for record in records if record.state is NodeState.UP and not record.forgotten]

@@ -1,0 +1,93 @@
+"""`rmgr update` on a real cluster: what waits gets other terms, what runs another time limit, and everybody sees who has done it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rmgr.dev.cluster import DevCluster
+from rmgr.model.base.units import format_duration
+from tests.harness.waiting import eventually
+from tests.integration.commands import Shell
+
+
+@pytest.fixture(scope="module")
+def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(tmp_path_factory.mktemp("update"), live_cluster.environment())
+
+
+def begun(path: Path) -> None:
+    eventually(path.exists, lambda: f"{path} is made by what runs")
+
+
+def shown(sh: Shell, number: str) -> dict[str, object]:
+    found: dict[str, object] = sh.ok("show", number, "--json").json
+    return found
+
+
+@pytest.mark.parametrize("queue", ["default", "batch"])
+def test_what_waits_gets_other_terms_and_runs_by_them(sh: Shell, queue: str) -> None:
+    words = ("sh", "-c", 'echo "$RMGR_JOB_NAME $RMGR_MEMORY"')
+    number = sh.submit("-q", queue, "--hold", "-J", "small", "-t", "10m", "--mem", "64M", "--", *words)
+    told = sh.ok("update", number, "--priority", "-7", "-t", "20m", "--mem", "100M", "--name", "large").out
+    limits = f"time limit {format_duration(600)} -> {format_duration(1200)}"
+    assert told == f"{number}: priority 0 -> -7, {limits}, memory 64M -> 100M, name small -> large\n"
+    job = shown(sh, number)
+    assert (job["priority"], job["time_limit"], job["mem_bytes"], job["name"]) == (-7, 1200.0, 100 << 20, "large")
+    [change] = job["changes"]  # type: ignore[misc]
+    assert change["changed"]["time_limit"] == {"old": 600.0, "new": 1200.0}
+    assert f"by {job['user']}: priority 0 -> -7" in " ".join(sh.ok("show", number).out.split())
+    again = sh.ok("update", number, "-t", "20m", "--json").json
+    assert again["unchanged"] == [{"id": number, "why": "it is so already"}]
+    sh.ok("release", number)
+    sh.ok("wait", number)
+    assert sh.ok("logs", number).out.startswith("large")
+    assert "it is C" in sh.ok("update", number, "-t", "5m", "--json").json["unchanged"][0]["why"]
+    task = sh.ok("tasks", number, "--json").json["tasks"][0]
+    assert task["state"] == "COMPLETED"
+
+
+def test_a_shorter_limit_ends_what_runs_and_a_longer_one_is_an_operators(sh: Shell, tmp_path: Path) -> None:
+    mark = tmp_path / "begun"
+    number = sh.submit("-t", "1h", "--", "sh", "-c", f"touch {mark}; sleep 600")
+    begun(mark)
+    assert "cannot be changed" in sh.ok("update", number, "--mem", "1G", "--json").json["unchanged"][0]["why"]
+    assert sh.ok("update", number, "-t", "1s").out == f"{number}: time limit {format_duration(3600)} -> {format_duration(1)}\n"
+    assert sh("wait", number).code == 124
+    task = sh.ok("tasks", number, "--json").json["tasks"][0]
+    assert (task["state"], task["reason"]) == ("FAILED", "TIME_LIMIT")
+    assert f"over its limit of {format_duration(1)}" in sh.ok("explain", number).out
+
+
+def test_what_waits_can_wait_for_others(sh: Shell) -> None:
+    first = sh.submit("--hold", "--", "true")
+    second = sh.submit("--hold", "--", "true")
+    third = sh.submit("-q", "batch", "--begin", "1h", "--", "true")
+    assert sh.ok("update", third, "--begin", "30m", "--after", f"ok:{first}").code == 0
+    assert shown(sh, third)["state"] == "HELD"
+    refused = sh.ok("update", first, "--after", f"ok:{second}", "--json").json["unchanged"][0]["why"]
+    assert refused == f"it can wait for what was submitted before it, not for {second}"
+    assert sh.ok("update", third, "--after", f"any:{second}").out == f"{third}: after ok:{first} -> any:{second}\n"
+    sh.ok("cancel", second)
+    eventually(lambda: shown(sh, third)["state"] == "INITIAL", lambda: f"it waits for its time alone: {shown(sh, third)}")
+    sh.ok("update", third, "--begin", "now")
+    sh.ok("wait", third)
+    sh.ok("cancel", first)
+
+
+def test_what_cannot_be_is_refused_with_the_reason(sh: Shell) -> None:
+    number = sh.submit("--hold", "--", "true")
+    for words, code, why in (
+        (("--features", "no-such"), 2, "no node of partition default has the features no-such"),
+        (("--mem", "900T"), 2, "no node can ever run this"),
+        (("--after", "ok:999999"), 3, "999999"),
+        ((), 2, "nothing is to be changed"),
+    ):
+        told = sh("update", number, *words, "--json")
+        assert told.code == code, told
+        assert why in told.error["message"]
+    assert "queue and cores stay" in sh("update", number, "-q", "batch").err
+    assert "only jobs that the leader places" in sh.ok("update", number, "--begin", "1h", "--json").json["unchanged"][0]["why"]
+    assert sh("update", f"{number}_0", "-t", "1h").code == 2
+    sh.ok("cancel", number)

@@ -1,0 +1,207 @@
+"""Who may change which terms of a submission, what its record says then, and what is refused of a record that somebody else has changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rmgr.coord.decisions.amending import Standing, amended, limit_of_running, signed
+from rmgr.coord.decisions.gating import Change, Doer, held, released
+from rmgr.coord.decisions.keeping import BringBack, RenameBlock, SetBlockAside, moves
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Check, Create, Delete, Set
+from rmgr.coord.protocol.records import encode_record
+from rmgr.coord.seal.work import NotSealed, amendment_statement, check_shape, spec_digest
+from rmgr.coord.validity import records as validity
+from rmgr.errors import InvalidRecord
+from rmgr.model.base.resources import MIB, Request
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.amendments import MOST_CHANGES, as_signed, fault_of, key_now, terms_of
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Amendment, Command, Condition, Dependency, Phase, Submission, Terms, Work
+
+HOUR = 3_600_000_000
+RECORD = Submission(
+    id=42, name="x", user="ann", queue="q", work=Work.COMMAND, command=Command(argv=("a",)), priority=3, request=Request(time_limit_us=HOUR)
+)
+ANN, ROOT, BOB = Doer(name="ann", now_us=5), Doer(name="root", is_operator=True, now_us=6), Doer(name="bob")
+RUNS = Standing(waits=False, runs=True)
+AFTER = Terms(after=(Dependency(condition=Condition.OK, submission=7),))
+
+
+def done(record: Submission, terms: Terms, doer: Doer = ANN, standing: Standing = Standing()) -> Submission:  # noqa: B008
+    change = amended(record, terms, doer, standing)
+    assert isinstance(change, Change), change
+    assert fault_of(change.record) == ""
+    assert validity.submission(encode_record(change.record), 42) == change.record
+    return change.record
+
+
+def why(record: Submission, terms: Terms, doer: Doer = ANN, standing: Standing = Standing()) -> str:  # noqa: B008
+    told = amended(record, terms, doer, standing)
+    assert isinstance(told, str), told
+    return told
+
+
+def test_what_was_signed_stays_beside_what_was_changed() -> None:
+    first = done(RECORD, Terms(priority=1, memory_bytes=MIB, name="x"))
+    second = done(first, Terms(priority=-1, time_limit_us=2 * HOUR, name="y"))
+    assert (second.priority, second.request.memory_bytes, second.request.time_limit_us, second.name) == (-1, MIB, 2 * HOUR, "y")
+    assert [change.number for change in second.changes] == [1, 2]
+    assert second.changes[0].terms == Terms(priority=1, memory_bytes=MIB), "what was so already is no change"
+    assert as_signed(second) == RECORD
+    assert spec_digest(second) == spec_digest(RECORD)
+    assert terms_of(second) != terms_of(RECORD)
+
+
+def test_a_user_lowers_a_priority_and_an_operator_raises_it() -> None:
+    assert "may lower its priority (3 now)" in why(RECORD, Terms(priority=4))
+    lower = done(RECORD, Terms(priority=1))
+    assert not lower.is_raised
+    raised = done(lower, Terms(priority=9), ROOT)
+    assert raised.is_raised
+    assert raised.changes[-1].is_operators
+    assert not done(raised, Terms(priority=2)).is_raised
+    assert not done(lower, Terms(priority=2), ROOT).is_raised, "still below what its user has asked for"
+    mine = done(replace(RECORD, user="root"), Terms(priority=4), ROOT)
+    assert mine.is_raised
+
+
+def test_an_operator_changes_priority_and_time_limit_of_others_work_and_nothing_that_makes_it_other_work() -> None:
+    done(RECORD, Terms(priority=9, time_limit_us=9 * HOUR), ROOT)
+    for terms in (Terms(memory_bytes=MIB), Terms(name="y"), AFTER, Terms(features=("gpu",))):
+        assert "an operator may change its priority and its time limit" in why(RECORD, terms, ROOT)
+    assert "belongs to ann" in why(RECORD, Terms(priority=1), BOB)
+
+
+def test_what_runs_keeps_all_but_its_time_limit_which_its_user_shortens_and_an_operator_lengthens() -> None:
+    assert "its memory and name cannot be changed" in why(RECORD, Terms(memory_bytes=MIB, name="y"), ANN, RUNS)
+    done(RECORD, Terms(time_limit_us=HOUR // 2), ANN, RUNS)
+    assert "an operator may lengthen it" in why(RECORD, Terms(time_limit_us=2 * HOUR), ANN, RUNS)
+    done(RECORD, Terms(time_limit_us=0), ROOT, RUNS)
+    assert "its user may shorten" in why(RECORD, Terms(time_limit_us=HOUR // 2), ROOT, RUNS)
+    assert "nothing of it waits or runs" in why(RECORD, Terms(time_limit_us=1), ANN, Standing(waits=False))
+
+
+def test_a_running_task_gets_what_each_change_since_it_began_may_do_to_it() -> None:
+    longer = done(RECORD, Terms(time_limit_us=3 * HOUR))  # while it waited, by its user
+    assert limit_of_running(longer, HOUR, 0) == HOUR, "what ran already is not lengthened by its user"
+    assert limit_of_running(longer, 3 * HOUR, 1) == 3 * HOUR
+    shorter = done(longer, Terms(time_limit_us=HOUR // 2))
+    assert limit_of_running(shorter, HOUR, 0) == limit_of_running(shorter, 3 * HOUR, 1) == HOUR // 2
+    given = done(shorter, Terms(time_limit_us=2 * HOUR), ROOT)
+    assert limit_of_running(given, HOUR, 0) == 2 * HOUR
+
+
+def test_waits_for_others_begin_end_and_cannot_close_a_circle() -> None:
+    change = amended(RECORD, AFTER, ANN)
+    assert isinstance(change, Change)
+    assert (change.record.phase, change.record.reason, change.gate) == (Phase.HELD, Reason.DEPENDENCY, False)
+    free = amended(change.record, Terms(after=()), ANN)
+    assert isinstance(free, Change)
+    assert (free.record.phase, free.record.reason, free.gate) == (Phase.OPEN, "", True)
+    for number in (42, 43):
+        late = Terms(after=(Dependency(condition=Condition.ANY, submission=number),))
+        assert why(RECORD, late) == f"it can wait for what was submitted before it, not for {number}"
+    stopped = held(RECORD, "", ROOT)
+    assert isinstance(stopped, Change)
+    still = amended(stopped.record, AFTER, ANN)
+    assert isinstance(still, Change)
+    assert (still.record.reason, still.gate) == (Reason.OPERATOR_HOLD, None)
+
+
+def test_only_placed_jobs_wait_for_a_time() -> None:
+    assert "only jobs that the leader places" in why(RECORD, Terms(begin_us=9))
+    placed = done(replace(RECORD, rigid=Rigid(processes=2)), Terms(begin_us=9))
+    assert placed.rigid == Rigid(processes=2, begin_us=9)
+
+
+def test_so_many_changes_are_kept_and_no_more() -> None:
+    record = RECORD
+    for priority in range(2, 2 - MOST_CHANGES, -1):
+        record = done(record, Terms(priority=priority))
+    assert f"changed {MOST_CHANGES} times" in why(record, Terms(priority=-99))
+    assert len(ops.update(record, version=1, gate=None, waiting="/w").ops) < 30
+
+
+# -- the gate ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_gate_is_at_the_number_of_amendments_whoever_makes_it() -> None:
+    record = done(done(RECORD, Terms(priority=1)), Terms(priority=0))
+    gate = paths.gate(42)
+    made = (Create(gate), Set(gate, b"", 0), Set(gate, b"", 1))
+    assert ops.update(record, version=5, gate=None, waiting="/w").ops[1:] == (Delete(gate), *made, Check("/w"))
+    change = held(record, "", ANN)
+    assert isinstance(change, Change)
+    assert ops.update(change.record, version=5, gate=None).ops[1:] == ()
+    back = released(change.record, ANN)
+    assert isinstance(back, Change)
+    assert ops.set_record(back.record, version=6, gate=True).ops[1:] == made
+
+
+# -- names -------------------------------------------------------------------------------------------------------------------
+
+KEY = BlockKey(priority=3, seq=1, submission=42, first=0, count=1, attempt=1, cores=1, memory_mib=0)
+
+
+def test_blocks_are_renamed_before_they_are_moved_and_only_once() -> None:
+    record = done(RECORD, Terms(priority=1, memory_bytes=64 * MIB))
+    now = replace(KEY, priority=1, memory_mib=64)
+    assert key_now(KEY, RECORD) is KEY
+    assert moves(record, pending=[KEY], held=[], room=None) == [RenameBlock(KEY, now, False)]
+    assert moves(record, pending=[now], held=[], room=None) == []
+    assert moves(record, pending=[], held=[KEY], room=None) == [RenameBlock(KEY, now, True)]
+    assert moves(record, pending=[], held=[now], room=None) == [BringBack(now)]
+    aside = replace(record, phase=Phase.HELD, reason=Reason.USER_HOLD)
+    assert moves(aside, pending=[now], held=[], room=None) == [SetBlockAside(now)]
+
+
+def test_a_block_may_bear_what_its_submission_asked_for_before_and_nothing_else() -> None:
+    record = done(done(RECORD, Terms(memory_bytes=64 * MIB)), Terms(memory_bytes=32 * MIB))
+    for memory_mib in (0, 64, 32):
+        check_shape(replace(KEY, memory_mib=memory_mib), record)
+    with pytest.raises(NotSealed, match="its submission for 1 and 32"):
+        check_shape(replace(KEY, memory_mib=128), record)
+
+
+# -- what others have written --------------------------------------------------------------------------------------------------
+
+
+def test_a_record_whose_terms_are_not_what_its_amendments_make_is_none() -> None:
+    good = done(done(RECORD, Terms(priority=1)), Terms(time_limit_us=9))
+    own = good.changes[0]
+    for bad in (
+        replace(good, priority=9),
+        replace(good, was=None),
+        replace(good, was=Terms(priority=3, time_limit_us=HOUR, name="x")),
+        replace(good, changes=good.changes[:1]),
+        replace(good, changes=good.changes[1:]),
+        replace(good, changes=(own, own)),
+        replace(good, changes=()),
+        replace(RECORD, changes=(replace(own, terms=Terms()),), was=Terms()),
+        replace(good, changes=(replace(own, by="bob"), good.changes[1])),
+        replace(good, changes=(own, replace(good.changes[1], by="root", is_operators=True, terms=Terms(name="y")))),
+    ):
+        assert fault_of(bad)
+        with pytest.raises(InvalidRecord):
+            validity.submission(encode_record(bad), 42)
+
+
+def test_every_field_of_an_amendment_is_signed_and_it_is_of_one_submission_and_one_place() -> None:
+    change = done(RECORD, Terms(priority=1)).changes[0]
+    known = amendment_statement(42, change, "c")
+    assert known == amendment_statement(42, replace(change, signature="s"), "c")
+    others: list[Amendment] = [
+        replace(change, number=2),
+        replace(change, by="bob"),
+        replace(change, by_us=9),
+        replace(change, is_operators=True),
+        *(replace(change, terms=terms) for terms in (Terms(priority=2), Terms(priority=1, name="y"), Terms(priority=1, after=()))),
+    ]
+    told = {known, amendment_statement(43, change, "c"), amendment_statement(42, change, "d")}
+    assert len(told | {amendment_statement(42, other, "c") for other in others}) == 3 + len(others)
+    assert signed(done(RECORD, Terms(priority=1)), "s").changes[-1] == replace(change, signature="s")
