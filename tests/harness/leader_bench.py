@@ -222,6 +222,7 @@ class Submitter:
                     attempt=1,
                     cores=1,
                     memory_mib=0,
+                    user=paths.user_tag(record.user),
                 ),
                 BlockData(resubmit=record.resubmit, retries=record.retries) if data is None else msgspec.structs.replace(data, base=at),
             )

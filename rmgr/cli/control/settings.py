@@ -8,6 +8,7 @@ values = "private"          # what nobody shared is for its owner only; "shared"
 
 [queues.default]
 max_time = "12h"
+order = "fair"              # its users take turns; "fifo": whose work came first
 
 [queues.fast]
 partition = "default"
@@ -40,7 +41,7 @@ from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
 from rmgr.model.cluster.limits import UserLimits
-from rmgr.model.cluster.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.cluster.queue import FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.block import PRIORITY_RANGE
 
 _STATES = ("open", "closed", "stopped")
@@ -104,6 +105,12 @@ def _queue(queue: str, table: Any, text: str, name: str) -> QueueSpec:
     if spec.state not in _STATES:
         told = _nearest(spec.state, _STATES)
         raise ConfigError(f"{name}:{line_of(text, 'state', section)}: there is no queue state {spec.state!r}", hint=told)
+    if spec.order not in (FAIR, FIFO):
+        told = _nearest(spec.order, (FAIR, FIFO))
+        raise ConfigError(f"{name}:{line_of(text, 'order', section)}: there is no order {spec.order!r}, only fair and fifo", hint=told)
+    if spec.order == FIFO and spec.dispatch is not Dispatch.PULL:
+        where = f"{name}:{line_of(text, 'order', section)}"
+        raise ConfigError(f"{where}: order is of queues that Starters pull; queue {queue} is placed by a policy", hint='policy = "fcfs"')
     check_queue_policy(spec, f"{name}:{line_of(text, 'policy', section)}")
     for key in ("default_priority", "max_priority"):
         if not -PRIORITY_RANGE <= getattr(spec, key) <= PRIORITY_RANGE:

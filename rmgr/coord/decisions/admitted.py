@@ -6,6 +6,7 @@ changed last, only its user is judged: a limit that is lowered, or a queue that 
 
 from __future__ import annotations
 
+from rmgr.coord.protocol import paths
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockKey
@@ -19,6 +20,8 @@ def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newe
     """
     if record.queue != queue.name:
         return f"its submission is of queue {record.queue}"
+    if key.user not in ("", paths.user_tag(record.user)):
+        return f"its name has the tag of another user than {record.user}"
     if queue.users and record.user not in queue.users:
         return f"user {record.user} may not use queue {queue.name}"
     if not is_newer:

@@ -54,7 +54,7 @@ from rmgr.model.cluster.node import (
     SubmitterEntry,
     Trouble,
 )
-from rmgr.model.cluster.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import MOST_ATTEMPTS, MOST_TASKS, PRIORITY_RANGE
 from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
@@ -192,6 +192,7 @@ BOOK.add(
     max_pending_blocks=_COUNT,
     rank=whole(-(1 << 31), 1 << 31),
     backfill_pull=flag,
+    order=one_of(FAIR, FIFO),
     users=many(text(255), LONG),
 )
 BOOK.add(UserLimits, **dict.fromkeys((bound.name for bound in BOUNDS), _COUNT))

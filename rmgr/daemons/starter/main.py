@@ -347,6 +347,7 @@ def build(
         stop_grace_s=own.stop_grace_s,
         log=log,
         aside=shared.aside,
+        turns=shared.turns,
         spool_cap=own.spool_cap_bytes,
         store_note=store_note,
     )

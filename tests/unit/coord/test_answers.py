@@ -166,7 +166,7 @@ def test_a_place_queue_tells_its_policy_and_what_is_held_for_whom():
     held = HeldView(queue="batch", job="42", node="n1", cores=3, expected_start_us=9)
     batch, default = queues(snapshot(placing=placing(ledger=(held,))))
     assert (batch.id, batch.policy, batch.state, batch.held) == ("batch", "easy", "open", (held,))
-    assert (default.policy, default.pending, default.running, default.held) == ("fifo", 1, 2, ())
+    assert (default.policy, default.pending, default.running, default.held) == ("fair", 1, 2, ())
     pipelines = (PipelineSpec(partition="default", document="{}", name="classes.toml"),)
     assert queues(snapshot(settings=ClusterSettings(pipelines=pipelines)))[0].policy == "classes.toml"
 

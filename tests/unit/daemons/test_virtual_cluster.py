@@ -158,3 +158,33 @@ def test_a_chain_of_four_whose_first_is_cancelled_while_held(
     world.run_until(lambda: all(len(look.outcomes(number)) == 2 for number in chain), "all four have ended")
     ended = [{outcome.state for outcome in look.outcomes(number).values()} for number in chain]
     assert ended == [{State.CANCELLED}, *({State.COMPLETED if ran else State.CANCELLED} for ran in runs)]
+
+
+def shares(look: Tree, numbers: dict[str, int], before: dict[str, int] | None = None) -> dict[str, int]:
+    """Tasks that have ended, by user."""
+    return {user: len(look.outcomes(number)) - (before or {}).get(user, 0) for user, number in numbers.items()}
+
+
+def test_ten_users_with_endless_arrays_share_a_fair_queue(world: VirtualMachine, tmp_path: Path) -> None:
+    """A newcomer is served at once; a user whose work was all there before has no more than the others."""
+    cluster = VirtualCluster(world, tmp_path)
+    for node in range(4):
+        cluster.starter(f"n{node}", task_s=0.2 + 0.25 * node, slots=2)
+    world.run_until(lambda: len(cluster.events("acting")) == 4, "all Starters act")
+    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
+    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    what: dict[str, Any] = {"python": python_environment(), "data": data, "block": 100}
+    numbers = {"first": submitter.submit(2000, user="first", **what)}
+    lone_s, cores_used = world.now_s, sum(2 / (0.2 + 0.25 * node) for node in range(4))
+    world.run_until(lambda: world.now_s > lone_s + 20.0, "time passes")
+    assert shares(look, numbers)["first"] == pytest.approx(20.0 * cores_used, rel=0.1), "a lone user has all cores"
+    numbers |= {f"u{at}": submitter.submit(1000, user=f"u{at}", priority=at, **what) for at in range(9)}
+    came_s = world.now_s
+    world.run_until(lambda: all(shares(look, numbers).values()), "each newcomer has had a task")
+    assert world.now_s - came_s < 5.0
+    before, begin_s = shares(look, numbers), world.now_s
+    world.run_until(lambda: world.now_s > begin_s + 120.0, "time passes")
+    had = shares(look, numbers, before)
+    equal = sum(had.values()) / len(had)
+    assert sum(had.values()) == pytest.approx(120.0 * cores_used, rel=0.1), "no slot waits for somebody's turn"
+    assert all(abs(count - equal) <= 0.1 * equal for count in had.values()), had

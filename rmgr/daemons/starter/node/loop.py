@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -21,6 +22,7 @@ from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.metrics import StarterMetrics
 from rmgr.daemons.starter.core.quietly import was_quiet
+from rmgr.daemons.starter.core.turns import Turns
 from rmgr.daemons.starter.health.drains import Drains
 from rmgr.daemons.starter.health.health import DiskWatch
 from rmgr.daemons.starter.health.watch import WatchedZnode
@@ -77,6 +79,7 @@ class Starter:
         stop_grace_s: float,
         log: Log,
         aside: Aside,
+        turns: defaultdict[str, Turns],
         spool_cap: int = 1 << 30,
         store_note: Callable[[], str] = str,
     ) -> None:
@@ -101,6 +104,7 @@ class Starter:
         self._backoff = Backoff(0.1, 2.0)
         self._was_acting = self._was_quiet = False
         self._round_s = _QUIET_ROUND_S  #: the service manager may want beats more often
+        self._turns = turns
         self._boards: list[PendingQueue] = []
         self._hungry: frozenset[str] = frozenset()
         self._told_to_stop = False
@@ -374,7 +378,8 @@ class Starter:
         for queue in sorted(wanted, key=lambda queue: (-queue.rank, queue.name)):
             board = old.get(queue.name)
             if board is None:
-                board = PendingQueue(queue, self._coordinator, post=self.mailbox.put, wake=_nothing, salt=next(iter(self.agents)))
+                salt, turns = next(iter(self.agents)), self._turns[queue.name]
+                board = PendingQueue(queue, self._coordinator, post=self.mailbox.put, wake=_nothing, salt=salt, turns=turns)
             board.spec = queue
             boards.append(board)
         self._boards = boards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from rmgr.daemons.starter.core.home import Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.metrics import StarterMetrics
 from rmgr.daemons.starter.core.records import RecordCache
+from rmgr.daemons.starter.core.turns import Turns
 from rmgr.daemons.starter.health.reach import Reach
 from rmgr.daemons.starter.health.trust import Gate
 from rmgr.daemons.starter.staging.accounts import Accounts, AccountsPolicy
@@ -74,6 +76,7 @@ class Shared:
     values_cap: int = VALUES_CAP_BYTES  #: bytes of inputs that each node reads ahead, and of all outputs on their way, in memory
     aside: Aside = field(init=False)  #: what raised where nothing should: each place in the code is logged once
     bounds: Bounds = field(default_factory=Bounds)  #: what each user may have of this Starter
+    turns: defaultdict[str, Turns] = field(default_factory=lambda: defaultdict(Turns))  #: what users had, by queue
     rows: OutputRows = field(init=False)
     claims: OutputClaims = field(init=False)
 

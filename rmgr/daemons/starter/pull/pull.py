@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import Committer, IdleMark
 from rmgr.daemons.starter.core.estimate import AHEAD_S, TaskTimes, claim_size, wants_more
 from rmgr.daemons.starter.core.records import Info, RecordCache
+from rmgr.daemons.starter.core.turns import owed_of
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.daemons.starter.health.trust import Gate
 from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
@@ -38,6 +39,8 @@ from rmgr.runtime.logger import Log
 _GATE_PAUSE_S = 1.0
 #: Tasks shorter than this may be one of many that are submitted one after another.
 _SHORT_S = 0.1
+#: What it costs a user's turn to have a block looked at whose name does not say whose it is.
+_LOOK_S = 0.01
 #: Claims in flight at most, and blocks held at most.
 _FLYING, _HELD = 16, 64
 #: Candidates whose data and records are fetched together, at most: as many as make up the work ahead.
@@ -145,6 +148,7 @@ class Puller:
         self._lacking: set[str] = set()  #: resources that a block met in this pass waits for: none behind it gets them
         self._without: set[int] = set()  #: submissions that need one of them, or whose user is refused
         self._seen: _Appetite | None = None
+        self._shared: tuple[PendingQueue, ...] = ()  #: queues of this pass in which users take turns
         self.is_hungry = False  #: slots are free and nothing can be claimed
         self.retry_s = math.inf  #: monotonic time at which `run` is worth calling again, inf = when something changes
 
@@ -180,6 +184,7 @@ class Puller:
         self._without.clear()
         if not self._flying and not self._node.lanes.free_cores and all(one.is_bare or one.spec.state == "stopped" for one in boards):
             return  # full of placed jobs, say: there is nothing to weigh
+        self._shared = tuple([board for board in boards if board.is_shared])
         for board in boards:
             if board.spec.state == "stopped":
                 continue
@@ -222,7 +227,7 @@ class Puller:
                 passed.add(candidate.name)
 
     def _consider(self, board: PendingQueue, candidate: BlockCandidate, appetite: _Appetite, now_s: float) -> bool | None:
-        """True: claimed. False: not this one, look at the next. None: this one, but not now."""
+        """True: claimed, or another one's turn. False: not this one, look at the next. None: this one, but not now."""
         key = candidate.key
         info = self._records.get(key.submission)
         needs = info.needs if info is not None else ()
@@ -238,6 +243,9 @@ class Puller:
                 return None
             board.pause(candidate, now_s, _GATE_PAUSE_S, grows=not self._records.is_absent(key.submission))
             return False
+        if board.belongs(candidate, user := paths.user_tag(info.record.user), now_s):
+            board.turns.charge(user, 1, _LOOK_S, 1, now_s)
+            return True
         if not self.suits(info, key):
             candidate.is_unsuitable = True
             return False
@@ -338,7 +346,28 @@ class Puller:
         """Looked at once a pass, and again after each claim."""
         if self._seen is None:
             self._seen = self._look_around()
+            for board in self._shared:
+                board.turns.owe(self._node.name, self._owed(board.spec.name))
         return self._seen
+
+    def _owed(self, queue: str) -> dict[str, float]:
+        """Core-seconds that users have claimed here of a queue, and were not charged. Cost: 2 us a block."""
+        owed: dict[str, float] = {}
+        now_us = machine.wall_us()
+        mine = [block for block in self._node.blocks.values() if not block.is_placed]
+        for block in [*mine, *(flying.block for flying in self._flying.values())]:
+            if block.queue != queue or block.info is None:
+                continue
+            key, user = block.key, paths.user_tag(block.info.record.user)
+            owed[user] = owed.get(user, 0.0) + owed_of(
+                cores=key.cores,
+                count=key.count,
+                unfinished=block.unfinished,
+                live=block.live,
+                task_s=self._times.of(block.kind),
+                age_s=(now_us - block.data.claimed_us) / 1e6,
+            )
+        return owed
 
     def _look_around(self) -> _Appetite:
         lanes, of = self._node.lanes, self._times.of
@@ -386,16 +415,7 @@ class Puller:
         rest = None
         if take < key.count:
             left = msgspec.structs.replace(data, incarnation=0, claimed_us=0)
-            rest_key = BlockKey(
-                priority=key.priority,
-                seq=key.seq,
-                submission=key.submission,
-                first=mine.end,
-                count=key.count - take,
-                attempt=key.attempt,
-                cores=key.cores,
-                memory_mib=key.memory_mib,
-            )
+            rest_key = replace(key, first=mine.end, count=key.count - take)
             rest = (rest_key, ops.cut(left, key.first, rest_key.first, rest_key.count))
         if clears_idle:
             node.idle.changing = True
