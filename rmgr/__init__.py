@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib import metadata
 
-        return metadata.version("rmgr")
+        return metadata.version("rmgr-cluster")
     module = _WHERE.get(name)
     if module is None:
         raise AttributeError(f"module 'rmgr' has no attribute {name!r}")

@@ -80,6 +80,7 @@ class StarterConfig:
     node: str = ""  #: default: the host name
     nodes: int = 1  #: virtual nodes that this process stands for, at most `MAX_NODES`
     cores: int = 0  #: 0 = all of the machine
+    call_cores: int = 0  #: of each node's cores: no work is pulled or placed there, a server of calls beside this Starter has them
     memory_bytes: int = 0  #: 0 = all of the machine
     partition: str = "default"
     site: str = ""
@@ -122,6 +123,10 @@ class WatchdogConfig:
     resync_s: float = 20.0  #: full comparison of memory and znodes
 
 
+#: Bounds of `[submitter] refresh_s`.
+REFRESH_S = 1.0, 3600.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitterConfig:
     """A Submitter gateway (section [submitter])."""
@@ -130,7 +135,7 @@ class SubmitterConfig:
     metrics: str = "127.0.0.1"  #: as a Starter's; 9730
     calls: bool = True  #: passes calls of functions on to servers
     site: str = ""  #: the network from which servers are reached
-    refresh_s: float = 10.0  #: how often servers are asked for their load, and links measured; 1 s to 1 h
+    refresh_s: float = 10.0  #: how often servers are asked for their load, and links measured: `REFRESH_S`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +349,10 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
     hint = get_type_hints(kind)[key]
     try:
         if key.endswith("_s") and hint is float:
-            return parse_duration_us(value) / 1e6 if isinstance(value, str) else duration_us_of(value) / 1e6
+            seconds = parse_duration_us(value) / 1e6 if isinstance(value, str) else duration_us_of(value) / 1e6
+            if (kind, key) == (SubmitterConfig, "refresh_s") and not REFRESH_S[0] <= seconds <= REFRESH_S[1]:
+                raise UsageError("servers are asked every 1 s to 1 h", hint="refresh_s = 10")
+            return seconds
         if key.endswith("_bytes"):
             return parse_size(value) if isinstance(value, str) else size_of(value)
         if hint is bool:
@@ -354,6 +362,8 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
         if hint is float:
             return float(value)
         if hint is str and isinstance(value, str):
+            if (kind, key) == (StarterConfig, "partition"):
+                _refuse_calls(value)
             return value
         if hint == dict[str, int]:
             return checked_resources(_pairs(value))
@@ -368,6 +378,16 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
     except (TypeError, OverflowError, UsageError) as error:
         raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
     raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected")
+
+
+def _refuse_calls(partition: str) -> None:
+    from rmgr.model.cluster.servers import CALLS  # clients need nothing of it
+
+    if partition == CALLS:
+        raise UsageError(
+            f"partition {CALLS} is for calls of functions, and has servers instead of nodes",
+            hint="leave it out, or another name; rmgr server serves calls, and [starter] call_cores = K keeps cores for it on this machine",
+        )
 
 
 def _pairs(value: Any) -> list[tuple[str, int]]:

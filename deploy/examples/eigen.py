@@ -15,7 +15,7 @@ So every task is submitted with resubmit=False: it runs at most once, and when i
     python eigen.py --serial --drop 0.3                  # no cluster: leave out 30 % of the points and see
 
 Problem: -(u_xx + u_yy) = lambda u on the unit square, u = 0 on its edge, bilinear finite elements on a regular grid: A the stiffness and
-B the mass matrix. Its eigenvalues are known in closed form, most of them twice (hence a block V). Needs numpy (the extra rmgr[examples]).
+B the mass matrix. Its eigenvalues are known in closed form, most of them twice (hence a block V). Needs numpy (the extra `examples`).
 
 Sources: Sakurai and Sugiura, J. Comput. Appl. Math. 159, 119 (2003); Sakurai and Tadano, Hokkaido Math. J. 36, 745 (2007) (Rayleigh-Ritz);
 Ikegami, Sakurai and Nagashima, J. Comput. Appl. Math. 233, 1927 (2010) (block). Differs from them in: the space, as said above.
@@ -34,7 +34,7 @@ from typing import Any
 try:
     import numpy as np
 except ImportError:
-    sys.exit("eigen.py needs numpy; type: pip install 'rmgr[examples]'   (or: pip install numpy)")
+    sys.exit("eigen.py needs numpy; type: pip install 'numpy>=1.24'")
 
 Matrix = Any  # numpy.ndarray
 RESIDUAL = 1e-8  # ||A x - lambda B x|| / ||A x||: an eigenpair below, noise above

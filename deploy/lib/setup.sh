@@ -154,6 +154,8 @@ install_rmgr() {
   want="$(cksum <"$ROOT/pyproject.toml") $ROOT"
   if [ -x "$VENV/bin/rmgr" ] && is_stamped "$stamp" "$want" "$extras"; then return; fi
   say "Installing rmgr${extras:+ [$extras]} with pip"
+  # Once the distribution was called rmgr, which is somebody else's package on the public index.
+  "$VENV/bin/python" -m pip uninstall --quiet --yes rmgr </dev/null >/dev/null 2>&1 || true
   log=$(mktemp)
   if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --retries 2 --editable "$ROOT${extras:+[$extras]}" </dev/null >"$log" 2>&1; then
     tail -n 8 "$log" >&2

@@ -49,6 +49,7 @@ class MeasuringPlan:
     large: bool = False  #: `sim` and `pass` with a million jobs on 100,000 nodes instead
     cassandra: bool = False  #: `store` through one Cassandra too, `tasks` and `keyed` on three ZooKeepers and one Cassandra
     sizes: tuple[int, ...] = ()  #: of the values of `keyed` (bytes); none: its own
+    rows: tuple[str, ...] = ()  #: of `calls`, by name; none: those that take a few minutes in all
 
     def count(self, tasks: int) -> int:
         """`tasks`, scaled."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rmgr.bench import (
     backlog,
+    calls,
     classes,
     commands,
     gang,
@@ -38,6 +39,7 @@ MEASUREMENTS: dict[str, Callable[[MeasuringPlan], list[Row]]] = {
     "placing": published.published,
     "classes": classes.classes,
     "gang": gang.gang,
+    "calls": calls.calls,
     "reality": reality.reality,
     "sim": sched.sim,
     "pass": sched.passes,

@@ -29,6 +29,7 @@ _NAMES = (
     "jobs",
     "classes",
     "gang",
+    "calls",
     "reality",
     "sim",
     "pass",
@@ -51,6 +52,8 @@ _NAMES = (
     rmgr bench jobs                      placed jobs a second, their cost, a job of four ranks from submit to first instruction
     rmgr bench placing --scale 0.1       passes of a live leader: 1000 nodes in ZooKeeper, 10000 jobs that wait (unscaled)
     rmgr bench gang                      jobs that share cores in time: the switch beside bare loops, what sharing costs (4 min)
+    rmgr bench calls                     calls of functions: a pick, a call, a transfer beside bare gRPC, predictions (4 min)
+    rmgr bench calls --row ninf_shared   table 3 of paper 004 on servers that run, beside the simulator (7 min a repetition)
     rmgr bench reality --repeat 1        60 jobs of seconds live and in the simulator, under four policies (5 min each)
     rmgr bench classes --repeat 1        200 jobs of seed 000 live and simulated: conventional, proposal 1, proposal 2 (4 min)
     rmgr bench sim --trace KTH.swf.gz    jobs simulated per second, beside a bare event loop
@@ -64,7 +67,10 @@ _NAMES = (
 @click.option("--large", is_flag=True, help="sim, pass: a million jobs on 100000 nodes instead, and their memory")
 @click.option("--cassandra", is_flag=True, help="store, tasks, keyed: on one Cassandra too (the last two: with three ZooKeepers)")
 @click.option("--size", default="", metavar="SIZE,...", help="keyed: sizes of the values, e.g. 100,10k,1M (the default)")
-def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, trace: str, large: bool, cassandra: bool, size: str) -> None:
+@click.option("--row", default="", metavar="NAME,...", help="calls: these rows only; waiting, fifty, ninf_shared, ninf_table4 take minutes")
+def bench(
+    session: Session, names: tuple[str, ...], repeat: int, scale: float, trace: str, large: bool, cassandra: bool, size: str, row: str
+) -> None:
     """Measures rmgr on a cluster of its own (one ZooKeeper, SQLite, two slots) beside a baseline in the same run.
 
     sim and pass measure the scheduler by itself and start nothing. Absolute rates depend on the machine and the hour; ratios hold.
@@ -78,19 +84,28 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, t
     from rmgr.model.base.units import parse_size
 
     sizes = tuple(_value_size(parse_size(text), text) for text in size.split(",")) if size else ()
-    plan = MeasuringPlan(repetitions=repeat, scale=scale, progress=session.note, trace=trace, large=large, cassandra=cassandra, sizes=sizes)
+    plan = MeasuringPlan(
+        repetitions=repeat,
+        scale=scale,
+        progress=session.note,
+        trace=trace,
+        large=large,
+        cassandra=cassandra,
+        sizes=sizes,
+        rows=tuple(part.strip() for part in row.split(",") if part.strip()),
+    )
     rows = {name: table.run(name, plan) for name in names}
     if session.json:
-        documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(row) for row in found]} for name, found in rows.items()]
+        documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(one) for one in found]} for name, found in rows.items()]
         emit(documents[0] if len(documents) == 1 else {"benches": documents})
         return
-    what, system = (max(len(getattr(row, name)) for found in rows.values() for row in found) for name in ("what", "system"))
+    what, system = (max(len(getattr(one, name)) for found in rows.values() for one in found) for name in ("what", "system"))
     for found in rows.values():
-        for row in found:
-            ratio = f"  ratio {row.ratio:.2f}" if row.ratio is not None else ""
-            detail = "".join(f"  {key.replace('_', ' ')} {value:.4g}" for key, value in row.detail.items())
-            spread = f"[{_figure(row.spread[0])} .. {_figure(row.spread[1])}]"
-            sys.stdout.write(f"{row.what:<{what}}  {row.system:<{system}} {_figure(row.rate):>10} {row.unit:<10} {spread}{ratio}{detail}\n")
+        for one in found:
+            ratio = f"  ratio {one.ratio:.2f}" if one.ratio is not None else ""
+            detail = "".join(f"  {key.replace('_', ' ')} {value:.4g}" for key, value in one.detail.items())
+            spread = f"[{_figure(one.spread[0])} .. {_figure(one.spread[1])}]"
+            sys.stdout.write(f"{one.what:<{what}}  {one.system:<{system}} {_figure(one.rate):>10} {one.unit:<10} {spread}{ratio}{detail}\n")
 
 
 def _value_size(size: int, text: str) -> int:

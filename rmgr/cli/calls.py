@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -15,8 +20,8 @@ from rmgr.cli.display.render import Column, Layout, emit, folded, paint, printab
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
-from rmgr.errors import NotFound, UsageError
-from rmgr.model.base.units import format_duration
+from rmgr.errors import CallLost, NotFound, RmgrError, UsageError
+from rmgr.model.base.units import counted, format_duration
 
 if TYPE_CHECKING:
     from rmgr.client.calls import Caller, CallFuture
@@ -25,6 +30,12 @@ if TYPE_CHECKING:
 _EXITS = "0 ok, 3 no such server or function, 5 no gateway can be reached"
 #: Arrays of so many numbers are printed whole; larger ones by numpy's rules, and left out of JSON.
 _MOST_SHOWN = 1000
+#: Servers of which it is told why they are not open; `rmgr servers NAME` tells it of each.
+_MOST_TOLD = 8
+#: How a file of numpy begins.
+_NPY = b"\x93NUMPY"
+#: Of a .npy file, before its numbers.
+_MOST_HEADER = 64 * 1024
 _OUTPUT = "where an output goes: arrays as .npy, all else as it is; once for each, in order"
 
 
@@ -45,7 +56,7 @@ _SERVERS = (
     Column(name="AGE", text=lambda s: _age(s.age_s), order=lambda s: s.age_s, right=True),
     Column(name="ASSIGNED", text=lambda s: str(s.assigned), order=lambda s: s.assigned, right=True),
     Column(name="LIFE", text=lambda s: f"{s.life:x}", default=False),
-    Column(name="WHY", text=lambda s: s.why),
+    Column(name="WHY", text=lambda s: s.why, default=False),
 )
 _LINKS = (
     Column(name="GATEWAY", text=lambda k: k.gateway, is_id=True),
@@ -77,8 +88,7 @@ _TERMS = (
 @click.argument("function_names", nargs=-1, metavar="[FUNCTION]...")
 def functions(session: Session, function_names: tuple[str, ...]) -> None:
     """Functions that servers offer: version, arguments, what a call costs, whether it may run twice, and the servers."""
-    from rmgr.model.calls.interface import function_line
-    from rmgr.model.calls.sent import decode_interface
+    from rmgr.model.calls.interface import decode_interface, function_line
 
     caller = _caller(session)
     found: list[tuple[Any, Interface | None]] = []
@@ -137,10 +147,12 @@ def servers(session: Session, server_names: tuple[str, ...], layout: Layout, wat
             session.note("no server is there; start one: rmgr server --functions FILE.toml, or rmgr dev --servers 2")
         if reply.degraded:
             session.note("no leader answers: the gateway picks servers by itself, as far as it knows them")
+        for server in () if server_names else [server for server in shown if server.why][:_MOST_TOLD]:
+            session.note(f"{server.name} is {server.state}: {printable(server.why)}")
         for server in shown if server_names else ():
             sys.stdout.write(f"\n{paint(server.name, 'bold', sys.stdout)} offers {', '.join(server.functions) or 'nothing'}\n")
             if server.why:
-                sys.stdout.write(f"{printable(server.why)}\n")
+                sys.stdout.write(f"{folded(printable(f'{server.state}: {server.why}'), sys.stdout)}\n")
             if server.links:
                 table(server.links, _LINKS, Layout(header=layout.header))
 
@@ -152,7 +164,7 @@ def servers(session: Session, server_names: tuple[str, ...], layout: Layout, wat
     examples="""\
     rmgr call echo hello
     rmgr call linsolve A.npy b.npy -o x.npy     arrays from files, the answer into one
-    rmgr call linpack --n 600                   a size that no array has is an option of its name
+    rmgr call model --operations 50000000 hi    an argument that is a number may be an option of its name
     rmgr call linsolve A.npy b.npy --trace      where its time goes, step by step
     rmgr call --explain linpack --n 600         which server would get it, and why; sends nothing
     rmgr call linsolve@1 A.npy b.npy --timeout 60s""",
@@ -180,25 +192,29 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
         return
     arguments = _arguments(interface, given, options)
     if len(outputs) > len(interface.outputs):
-        count = len(interface.outputs)
-        raise UsageError(f"{interface.key} has {count} outputs, not {len(outputs)}", hint=f"rmgr functions {interface.name}")
+        has = counted(len(interface.outputs), "output")
+        raise UsageError(f"{interface.key} has {has}, not {len(outputs)}", hint=f"rmgr functions {interface.name}")
+    for path in outputs:
+        _check_writable(Path(path))
     began_s = time.monotonic()
     future = caller.call_async(interface.key, *arguments, timeout=session.timeout_s or None)
     try:
         result = future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        raise
+    finally:
+        caller.close()  # its server is told what became of it before this process ends
     seconds = time.monotonic() - began_s
     values = result if len(interface.outputs) > 1 else () if not interface.outputs else (result,)
-    for value, path in zip(values, outputs, strict=False):
-        _write(value, Path(path))
+    troubles = [trouble for value, path in zip(values, outputs, strict=False) if (trouble := _keep(value, Path(path))) is not None]
     if session.json:
         told = {argument.name: _json_of(value) for argument, value in zip(interface.outputs, values, strict=True)}
+        if troubles:
+            raise troubles[0]
         emit({"function": interface.key, "server": future.server, "seconds": round(seconds, 6), "outputs": told, **_timing(future)})
         return
     for argument, value in list(zip(interface.outputs, values, strict=True))[len(outputs) :]:
         _print(argument.name if len(interface.outputs) > 1 else "", value)
+    if troubles:  # all are kept or printed before the first is told
+        raise troubles[0]
     if trace:
         for step, name, took_s, text in future.timing.trace:
             sys.stderr.write(f"{step} {name:<10} {_milliseconds(took_s):>8}  {printable(text)}\n")
@@ -235,7 +251,7 @@ def _arguments(interface: Interface, given: Sequence[str], options: dict[str, st
             word = next(rest, None)
         if word is None:
             raise UsageError(
-                f"{interface.key} takes {len(interface.inputs)} arguments, and {argument.name} is missing: {argument}",
+                f"{interface.key} takes {counted(len(interface.inputs), 'argument')}, and {argument.name} is missing: {argument}",
                 hint=f"rmgr functions {interface.name}",
             )
         values.append(_value(argument, word))
@@ -266,19 +282,49 @@ def _value(argument: Argument, word: str) -> Any:
 def _array(name: str, word: str) -> Any:
     import numpy as np
 
+    from rmgr.model.calls.arrays import MAX_BYTES
+
+    how = "numpy.save(FILE, array) writes one"
     try:
-        return np.load(word, allow_pickle=False, mmap_mode="r")
+        if os.stat(word).st_size > MAX_BYTES + _MOST_HEADER:
+            raise UsageError(f"{name}: {word} has more than the {MAX_BYTES:,} bytes that an argument may have")
+        with open(word, "rb") as file:  # read whole: a mapped file that shrinks would end this process
+            readable: Any = file if Path(word).is_file() else io.BytesIO(_bounded(file, word))
+            if (magic := readable.read(len(_NPY))) != _NPY:
+                several = ", but several arrays" if magic.startswith(b"PK") else ""
+                raise UsageError(f"{name}: {word} is no .npy file{several}", hint=how)
+            readable.seek(0)
+            found = np.load(readable, allow_pickle=False)
     except OSError as error:
-        raise UsageError(f"{name}: {word} cannot be read: {error.strerror or error}", hint="numpy.save(FILE, array) writes one") from None
-    except ValueError as error:
-        raise UsageError(f"{name}: {word} is no .npy file: {error}", hint="numpy.save(FILE, array) writes one") from None
+        raise UsageError(f"{name}: {word} cannot be read: {error.strerror or error}", hint=how) from None
+    except (ValueError, EOFError) as error:
+        if "object" in str(error).lower():  # numpy's own words say how to unpickle it
+            hint = "objects do not travel: give it a type of numbers, with astype"
+            raise UsageError(f"{name}: {word} is an array of objects", hint=hint) from None
+        raise UsageError(f"{name}: {word} is no whole .npy file: {str(error)[:200]}", hint=how) from None
+    except MemoryError:
+        raise UsageError(f"{name}: {word} says that it has more values than there is memory", hint=how) from None
+    return found
 
 
 def _file(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            return _bounded(file, path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _bounded(file: BinaryIO, name: str) -> bytes:
+    """What it has, which may be without end. Raises: UsageError, OSError."""
+    from rmgr.model.calls.arrays import MAX_BYTES
+
+    data = bytearray()
+    while len(data) <= MAX_BYTES and (piece := file.read(1 << 20)):
+        data += piece
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name} has more than the {MAX_BYTES:,} bytes that an argument may have")
+    return bytes(data)
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------------------
@@ -296,6 +342,8 @@ def _explain(session: Session, caller: Caller, interface: Interface, given: Sequ
             sizes[name] = json.loads(text)
         except ValueError:
             raise UsageError(f"--{name} {text}: a number is needed") from None
+        if name not in interface.sizes:
+            raise UsageError(f"{interface.key} has no size {name}", hint=f"sizes: {', '.join(interface.sizes) or 'none'}")
     interface.cost(sizes)  # says what is missing
     pick = caller.asked(lambda client: client.explain(interface.name, interface.version, json.dumps(sizes)))
     if session.json:
@@ -313,6 +361,35 @@ def _readable(text: bytes, decode: Callable[[bytes], Interface]) -> Interface | 
         return None
 
 
+def _check_writable(path: Path) -> None:
+    """Before anything is called. Raises: UsageError."""
+    is_new = not path.exists()
+    if not is_new and not path.is_file():
+        return  # a pipe or device: to open it would be to use it
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        why = f"-o: {path} cannot be written: {error.strerror}; nothing was called"
+        raise UsageError(why, hint="name a file in a directory that exists, and that is yours") from None
+    if is_new:
+        path.unlink()
+
+
+def _keep(value: Any, path: Path) -> RmgrError | None:
+    """Writes an output; where that fails, elsewhere. Returns: UsageError, which says where; CallLost."""
+    try:
+        _write(value, path)
+        return None
+    except OSError as error:
+        why = f"-o: {path} cannot be written: {error.strerror or error}"
+    spare = Path(tempfile.mkdtemp(prefix="rmgr-answer-")) / path.name
+    try:
+        _write(value, spare)
+    except OSError as error:
+        return CallLost(f"{why}; nor {spare}: {error.strerror}; the answer is lost", hint="make room, and call again")
+    return UsageError(f"{why}; the answer is in {spare}", hint=f"mv {shlex.quote(str(spare))} {shlex.quote(str(path))}")
+
+
 def _write(value: Any, path: Path) -> None:
     if isinstance(value, bytes):
         path.write_bytes(value)
@@ -320,7 +397,7 @@ def _write(value: Any, path: Path) -> None:
         import numpy as np
 
         with path.open("wb") as sink:
-            np.save(sink, value, allow_pickle=False)
+            np.lib.format.write_array(SimpleNamespace(write=sink.write), value, allow_pickle=False)  # np.save cannot write into a pipe
     else:
         path.write_text(f"{value}\n", encoding="utf-8")
 
@@ -330,7 +407,7 @@ def _print(name: str, value: Any) -> None:
     if isinstance(value, bytes):
         sys.stdout.write(head)
         sys.stdout.flush()
-        sys.stdout.buffer.write(value)
+        sys.stdout.buffer.write(value + b"\n" if sys.stdout.isatty() and not value.endswith(b"\n") else value)
         sys.stdout.buffer.flush()
         return
     sys.stdout.write(f"{head}{printable(value) if isinstance(value, str) else value}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import io
 import os
@@ -15,7 +14,7 @@ import click
 
 from rmgr.cli import IS_PROGRAM
 from rmgr.cli.session import errors
-from rmgr.cli.session.command import TableGroup, global_options, load
+from rmgr.cli.session.command import TableGroup, global_options, load, near
 from rmgr.cli.session.context import Session
 
 #: section -> name -> (module:function, what it does). A command stands here when it exists.
@@ -23,6 +22,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Work": {
         "submit": ("submit.submit:submit", "Submit a command or a script"),
         "run": ("submit.run:run", "Submit a command, stream its output, exit with its code"),
+        "rerun": ("submit.rerun:rerun", "Submit stored work again, all of it or what failed"),
         "jobs": ("listing.work:jobs", "Live (and with -a ended) submissions"),
         "tasks": ("listing.work:tasks", "The tasks of a submission"),
         "show": ("listing.show:show", "All that is known of a submission or a task"),
@@ -73,6 +73,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("doctor.command:doctor", "What is wrong, and how to mend it"),
         "bench": ("bench:bench", "Measure: tasks, latency, shell, backlog, sim, pass"),
         "completion": ("completion:completion", "Completion for bash, zsh or fish"),
+        "help": ("session.topics:help_topic", "A command; or what states, reasons and words mean"),
         "version": ("session.version:version", "Versions of rmgr, Python and the protocol"),
     },
 }
@@ -82,6 +83,8 @@ _INSIDE = {
     "ranks": ("submit.ranks:ranks", "One process a rank, on all nodes of this job"),
     "agent": ("submit.ranks:agent", "Run a command on a node of this job"),
 }
+#: What `rmgr help` explains beside commands.
+_TOPICS = {"states", "reasons", "words"}
 #: Commands below one whose other words are ids.
 _BELOW = {("history", "purge"): "listing.history_purge:purge"}
 _COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
@@ -117,11 +120,11 @@ class _Table(TableGroup):
         if (below := _BELOW.get(tuple(args[:2]))) is not None:  # type: ignore[arg-type]  # of two words
             return " ".join(args[:2]), load(below), args[2:]
         if name not in _COMMANDS and not name.startswith("-"):
-            from rmgr.cli.words.foreign import command_for
+            from rmgr.cli.words.foreign import advice_for, command_for
 
-            meant = command_for(args) or " ".join(f"rmgr {close}" for close in difflib.get_close_matches(name, _COMMANDS, 1))
+            meant = command_for(args) or " ".join(f"rmgr {close}" for close in near(name, _COMMANDS, 1))
             error = click.UsageError(f"there is no command {name!r}", ctx)
-            raise errors.with_hint(error, f"did you mean: {meant}" if meant else "rmgr --help lists the commands")
+            raise errors.with_hint(error, advice_for(args) or (f"did you mean: {meant}" if meant else "rmgr --help lists the commands"))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -194,11 +197,16 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _asked_for_help(argv: Sequence[str]) -> list[str]:
-    """`help [CMD]...` and `--version`, as other programs have them, are `[CMD]... --help` and `version`."""
+    """`help [CMD]...` and `--version`, as other programs have them, are `[CMD]... --help` and `version`; topics are not commands."""
     words = list(argv)
-    if words[:1] == ["help"]:
+    if words[:1] == ["help"] and not _is_topic(next((word for word in words[1:] if not word.startswith("-")), "")):
         return [*(word for word in words[1:] if not word.startswith("-")), "--help"]
     return ["version", *words[1:]] if words[:1] == ["--version"] else words
+
+
+def _is_topic(word: str) -> bool:
+    """It is what `rmgr help` explains beside commands, or nearly."""
+    return word in _TOPICS or (word not in _COMMANDS and bool(near(word, _TOPICS, 1)))
 
 
 def _width(argv: Sequence[str]) -> int | None:

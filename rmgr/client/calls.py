@@ -47,8 +47,7 @@ from rmgr.coord.calls.lives import Standing
 from rmgr.errors import CallFailed, CallLost, LimitReached, NoServer, NotConnected, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.calls import arrays
 from rmgr.model.calls.arguments import Fitting, fit_inputs, fit_outputs
-from rmgr.model.calls.interface import Interface
-from rmgr.model.calls.sent import LENGTHS, decode_interface
+from rmgr.model.calls.interface import LENGTHS, Interface, decode_interface
 from rmgr.runtime import machine
 from rmgr.v1 import calls_pb2 as pb
 
@@ -58,6 +57,8 @@ if TYPE_CHECKING:
 #: Calls of one program that are under way; the rest wait.
 AT_ONCE = 64
 TIMEOUT_S = 3600.0
+#: At the end, for gateways to hear that answers are here.
+_GOODBYE_S = 2.0
 #: A function that nobody offers is looked for so long, so often; what was read of one is good for so long.
 _NOBODY_S, _LOOK_S, _FRESH_S = 10.0, 0.5, 60.0
 _OUTCOMES = {
@@ -133,6 +134,7 @@ class Caller:
         self._interfaces: dict[str, tuple[float, Interface]] = {}
         self._pool: Executor | None = None
         self.under_way: set[_Call] = set()
+        self.ending: set[Attempt] = set()  #: have their answers, of which the gateway is being told
         self.is_closed = False
 
     def call(self, name: str, *arguments: Any, timeout: float | None = None) -> Any:
@@ -160,6 +162,9 @@ class Caller:
             call.put(Cancel())
         if pool is not None:
             pool.shutdown(wait=True)  # each tells its server first, within the deadline of that request
+        end_s = machine.monotonic() + _GOODBYE_S
+        for attempt in list(self.ending):  # else servers keep answers that are here
+            attempt.wait(max(0.0, end_s - machine.monotonic()))
         with self.lock:
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:
@@ -272,7 +277,7 @@ class _Call:
             if not self._future.cancelled():
                 self._future.set_result(result)
         finally:
-            if self._attempt is not None:
+            if self._attempt is not None and self._attempt not in self._caller.ending:
                 self._attempt.close()
             with self._caller.lock:
                 self._caller.under_way.discard(self)
@@ -337,6 +342,8 @@ class _Call:
             self.put(Denied(ask.attempt, error.message))
         else:
             self.put(Broken(ask.attempt))  # for one that has its answer this means nothing any more
+        finally:
+            self._caller.ending.discard(attempt)
 
     def _heard(self, message: Any, attempt: int, life: Life | None) -> Life | None:
         what = message.WhichOneof("what")
@@ -355,6 +362,10 @@ class _Call:
             self._outcome = message.outcome
             self._answer = bytearray()
             self._outcome_s = machine.monotonic()
+            size = message.outcome.bytes
+            if size > arrays.MAX_BYTES and life is not None:
+                why = f"its answer has {size:,} bytes, {arrays.MAX_BYTES:,} are the most"
+                self.put(Answered(self.id, life, Ending(Outcome.FAILED, why)))
         elif what == "data":
             self._answer += message.data
         if what in {"outcome", "data"} and life is not None and len(self._answer) >= self._outcome.bytes:
@@ -401,6 +412,7 @@ class _Call:
     def _acknowledge(self) -> None:
         """Its server forgets it, or kills it: on the request that has brought the answer, else through whichever gateway."""
         if self._attempt is not None and self._answer_is_here:
+            self._caller.ending.add(self._attempt)
             self._attempt.acknowledge()
             return
         with suppress(RmgrError):
@@ -445,8 +457,17 @@ def _default() -> Caller:
     key = os.getpid(), config.cluster.gateway, config.security.dir
     with _lock:
         if key not in _callers:
+            from rmgr.client.connection import at_end
+
             _callers[key] = Caller(config)
+            at_end("calls", _close_all)
         return _callers[key]
+
+
+def _close_all() -> None:
+    """At the end of the process, not of a forked child: what is under way is cancelled, what is here acknowledged."""
+    for key in [key for key in _callers if key[0] == os.getpid()]:
+        _callers.pop(key).close()
 
 
 def call(name: str, *arguments: Any, timeout: float | None = None) -> Any:

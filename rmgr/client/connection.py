@@ -242,6 +242,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
 def at_end(name: str, ending: Callable[[], None]) -> None:
     """`ending` is called before the interpreter goes, while threads can still be waited for; one a name; before connections close."""
     _ENDINGS[name] = ending
+    _register_ending()
 
 
 def is_ending() -> bool:

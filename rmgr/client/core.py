@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures as stdlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +22,7 @@ from rmgr.client.tasks import HELD_BYTES, Tasks
 from rmgr.client.throttle import OutgoingTask, Throttle
 from rmgr.client.values import content
 from rmgr.client.values.modules import ship
-from rmgr.client.values.pickling import dump_call, dump_function
+from rmgr.client.values.pickling import dump_call, dump_function, name_of
 from rmgr.client.values.results import raised_by
 from rmgr.client.values.scattered import Payload
 from rmgr.client.waiting import giving_slot_back
@@ -45,7 +46,7 @@ class Core(Tasks):
 
     Args:
         cap: most slots in use at once, None = no cap. on_output: what becomes of what calls print. is_live: it is written as it comes.
-        group: workers are shared inside it only.
+        group: workers are shared inside it only. is_named: its user has named it.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Core(Tasks):
         group: str,
         on_output: Output | None,
         is_live: bool = False,
+        is_named: bool = True,
         timeout_s: float,
     ) -> None:
         super().__init__(connection)
@@ -81,6 +83,7 @@ class Core(Tasks):
         self._throttle = Throttle(self, cap) if cap is not None else None
         self._adding = threading.Lock()
         self._completed = False
+        self._is_named = is_named
 
     @property
     def tasks(self) -> Core:
@@ -114,6 +117,12 @@ class Core(Tasks):
             raise TypeError(f"{function!r} is not callable")
         digest = self.connection.functions.register(function, timeout_s=self._timeout_s)
         return TaskSpec(function=digest, resubmit=self._draft.resubmit, retries=self._draft.retries)
+
+    def name_after(self, function: Callable[..., Any]) -> None:
+        """Nobody has named it, and nothing was called before: the submission has the name of this function."""
+        if not self._is_named and self._opening is not None and callable(function):
+            self._is_named = True
+            self._opening.draft = replace(self._opening.draft, name=name_of(function)[:200])
 
     def add_calls(self, spec: TaskSpec, name: str, calls: list[tuple[Any, ...]]) -> list[Future]:
         """Adds a call for each tuple of arguments."""

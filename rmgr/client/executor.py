@@ -25,6 +25,7 @@ from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.core import BrokenExecutor, Core
 from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
+from rmgr.client.notebook import card
 from rmgr.client.progress import shown_on
 from rmgr.client.specs import Duration, Options, Size
 from rmgr.client.values.pickling import dump_call, name_of
@@ -43,7 +44,8 @@ class Executor(stdlib.Executor):
     Args:
         max_workers: most slots in use at once; None: as many as there are.
         initializer, initargs: called once in each worker before its first task.
-        cores, memory, time, features, resources: what each call needs. queue, priority: where it stands. name: as `rmgr jobs` shows it.
+        cores, memory, time, features, resources: what each call needs. queue, priority: where it stands.
+        name: as `rmgr jobs` shows it; default: that of the function that is called first.
         retries, backoff, resubmit: as for TaskQueue; resubmit (default): calls run again when their node dies.
         modules, python, on_disconnect: as for TaskQueue.
         output: "echo" writes what calls print to this process's stdout and stderr, as the workers of a process pool do: when a
@@ -87,7 +89,7 @@ class Executor(stdlib.Executor):
         self._cap = max_workers
         options = Options(
             queue=queue,
-            name=name or "executor",
+            name=name or "executor",  # until its first call
             cores=cores,
             memory=memory,
             time=time,
@@ -111,6 +113,7 @@ class Executor(stdlib.Executor):
             group=machine.guid() if initializer is not None else "",
             on_output=echo.write if output == "echo" else None,
             is_live=output == "live",
+            is_named=bool(name),
             timeout_s=timeout,
         )
         _executors.add(core)
@@ -143,6 +146,10 @@ class Executor(stdlib.Executor):
             return f"<rmgr.Executor at {where}: unused{shut}>"
         return f"<rmgr.Executor {core.number} at {where}: {core.ended} call{'s' * (not core.ended.endswith(' of 1'))} ended{shut}>"
 
+    def _repr_html_(self) -> str:
+        core = self._core
+        return card("Executor", str(core.number or ""), core.connection.where, core.progress, "shut down" * core.is_shut)
+
     def with_options(self, **options: Any) -> Executor:
         """An executor whose calls need something else: `executor.with_options(cores=2, priority=1).submit(f, 7)`.
 
@@ -167,6 +174,7 @@ class Executor(stdlib.Executor):
         core = self._core
         core.check_open()
         spec = core.spec_of(fn)
+        core.name_after(fn)
         return core.add(spec, [dump_call(args, kwargs, name_of(fn))])[0]
 
     def map(
@@ -193,6 +201,7 @@ class Executor(stdlib.Executor):
         deadline = Deadline(timeout)
         core = self._core
         core.check_open()
+        core.name_after(fn)
         calls: Iterator[tuple[Any, ...]] = zip(*iterables, strict=False)
         if chunksize == 1:
             send = partial(core.add_calls, core.spec_of(fn), name_of(fn))

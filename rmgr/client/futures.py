@@ -13,15 +13,16 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as BaseFuture
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
+from rmgr.client.notebook import table
+from rmgr.client.values.pickling import FutureHasNoValue
 from rmgr.client.values.results import Settled, error_of, value_of
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DeadlineExceeded, Unavailable
-from rmgr.model.base.resources import Request
 from rmgr.model.base.states import State
 from rmgr.runtime import machine
 
@@ -67,10 +68,6 @@ class Source(Protocol):
 
     @property
     def connection(self) -> SourceConnection: ...
-
-    @property
-    def request(self) -> Request | None:
-        """What each of its tasks asked for, None while that is not known."""
 
     @property
     def store(self) -> Store: ...
@@ -346,15 +343,30 @@ class Future(BaseFuture[Any]):
             except Exception as failure:  # noqa: BLE001 - kept, and raised by result()
                 error = failure
         else:
-            error = error_of(settled, self._source.number, request=self._source.request)
+            error = error_of(settled, self._source.number)
         with _lock:
             if not self._decoded:
                 self._result, self._exception = value, error
                 self._decoded = True
                 settled.outcome = _without_value(settled)
 
+    def __reduce__(self) -> NoReturn:
+        raise FutureHasNoValue("a Future cannot travel, its value can: pass future.result()")
+
+    @property
+    def state(self) -> str:
+        """`pending`, `finished` or `cancelled`, as far as is known here."""
+        return "cancelled" if self.cancelled() else self._state.lower()
+
     def __repr__(self) -> str:
         return f"<rmgr.Future {self.task_id or 'without a number yet'} at {self._source.connection.where}: {self._state.lower()}>"
+
+
+class Futures(list[Future]):
+    """Futures in the order of their calls: a list, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return table(self)
 
 
 def settle(ended: Sequence[tuple[Future, Settled]]) -> None:

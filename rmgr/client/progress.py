@@ -1,4 +1,4 @@
-"""Progress of a wait: a bar that is redrawn on a terminal, a plain line now and then elsewhere; rate and time left.
+"""Progress of a wait: a bar that is redrawn on a terminal or in a notebook, a plain line now and then elsewhere; rate and time left.
 
 It gets counts, and draws at most ten times a second. When the cluster stops answering it says so, once.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, TextIO
 
+from rmgr.client.notebook import NotebookBar, is_notebook
 from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
 
@@ -119,17 +120,22 @@ class ProgressDisplay:
         self._silent_since_s: float | None = None
         self._is_trouble_told = False
         self._bar: Any = None
+        self._notebook: NotebookBar | None = None
         self._task: Any = None
 
     def __enter__(self) -> Self:
-        if self._enabled and self._stream.isatty() and os.environ.get("TERM") != "dumb":  # which cannot draw a line again
+        if self._enabled and is_notebook():
+            self._notebook = NotebookBar(self._title)
+        elif self._enabled and self._stream.isatty() and os.environ.get("TERM") != "dumb":  # which cannot draw a line again
             self._bar, self._task = _make_bar(self._title, self._stream)
             self._bar.start()
         self._drawn_s = machine.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
+        if self._notebook is not None:
+            self._draw()
+        elif self._bar is not None:
             self._draw()
             self._bar.stop()
         elif self._enabled and self._said:
@@ -147,7 +153,7 @@ class ProgressDisplay:
         self._look_for_trouble(now)
         if not self._enabled:
             return
-        if self._bar is not None:
+        if self._bar is not None or self._notebook is not None:
             if now - self._drawn_s >= _REDRAW_S:
                 self._draw()
         elif now - self._drawn_s >= _LINE_S:
@@ -175,14 +181,13 @@ class ProgressDisplay:
         self._drawn_s = machine.monotonic()
         counts, left_s = self._counts, self._rate.left_s(self._counts)
         speed = self._rate.per_second()
-        self._bar.update(
-            self._task,
-            total=counts.total or None,
-            completed=counts.final,
-            failed=f"{counts.failed} failed" if counts.failed else "",
-            rate=f"{speed:.0f}/s" if speed else "",
-            left=f"{format_duration(left_s)} left" if left_s is not None and counts.final < counts.total else "",
-        )
+        rate = f"{speed:.0f}/s" if speed else ""
+        left = f"{format_duration(left_s)} left" if left_s is not None and counts.final < counts.total else ""
+        if self._notebook is not None:
+            self._notebook.draw(counts, (rate, left))
+            return
+        failed = f"{counts.failed} failed" if counts.failed else ""
+        self._bar.update(self._task, total=counts.total or None, completed=counts.final, failed=failed, rate=rate, left=left)
 
     def _write(self, text: str) -> None:
         try:

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import threading
 import types
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
 from types import ModuleType
 from typing import Any, Self
 
+from rmgr.client.calls_again import FailedCalls, calls_again
 from rmgr.client.completion import as_completed
 from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.dropped import when_dropped
-from rmgr.client.futures import Future
+from rmgr.client.futures import Future, Futures
+from rmgr.client.notebook import card
 from rmgr.client.output import FollowsOutput
 from rmgr.client.ports import HandlePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
@@ -33,17 +36,21 @@ from rmgr.client.values.pickling import dump_call, name_of
 from rmgr.client.values.scattered import Payload
 from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
 from rmgr.client.waiting import Deadline, check_timeout, giving_slot_back
+from rmgr.coord.decisions.gating import Doer
 from rmgr.coord.decisions.ownership import trusted
 from rmgr.coord.protocol.ports import SessionState
-from rmgr.coord.protocol.records import encode_keyed
+from rmgr.coord.protocol.records import decode_keyed, encode_keyed
 from rmgr.errors import DeadlineExceeded, NotFound, StateConflict, SubmitUnknown, UsageError, ValueTooLarge
 from rmgr.model.base.ids import parse_submission, taskq_name
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, KeyedPayload
 from rmgr.model.tasks.submission import Submission, Work
 from rmgr.procedures.admission import admit
+from rmgr.runtime import machine
 
 #: Calls that `map` adds at a time, and bytes of their arguments, about: the first run while the rest is still being pickled.
 _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
+#: Characters of a value in an error.
+_MOST_SHOWN = 60
 #: How often a wait without news looks whether the cluster still answers.
 _TICK_S = 1.0
 _open_queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
@@ -228,6 +235,11 @@ class TaskQueue(FollowsOutput):
             return f"<rmgr.TaskQueue {where}: unused>"
         return f"<rmgr.TaskQueue {self.name} {where}: {self._tasks.ended} task{'s' * (len(self) != 1)} ended{', closed' * self.is_closed}>"
 
+    def _repr_html_(self) -> str:
+        name = "" if self._tasks.handle is None else self.name
+        more = (f"function {self._function_name}", "closed" * self.is_closed)
+        return card("TaskQueue", name, self.connection.where, self._tasks.progress, *more)
+
     # -- submitting
 
     def submit(
@@ -260,6 +272,7 @@ class TaskQueue(FollowsOutput):
         """
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
+        _check_keys(inputs, outputs, resubmit)
         check_names(inputs, outputs)
         record = self._record
         replace = self._overwrite if overwrite is None else overwrite
@@ -309,6 +322,9 @@ class TaskQueue(FollowsOutput):
             function: the queue's own (or None, or its id); tasks of another function may stand in the same queue too.
             chunksize: accepted for likeness with `Executor.map`; tasks travel in blocks anyway.
         """
+        if not (function is None or isinstance(function, str) or callable(function)):
+            told = f"map takes a function first, and this is a {type(function).__name__}"
+            raise UsageError(told, hint="queue.map(None, range(3)) calls the queue's own function, queue.map(f, range(3)) another one")
         if not iterables:
             raise UsageError("map needs at least one iterable", hint="queue.map(function, range(1000))")
         if chunksize < 1:
@@ -319,7 +335,7 @@ class TaskQueue(FollowsOutput):
             if digest != spec.function:
                 spec = TaskSpec(function=digest, resubmit=spec.resubmit, retries=spec.retries)
         name = self._function_name if function is None or isinstance(function, str) else name_of(function)
-        futures: list[Future] = []
+        futures = Futures()
         calls = zip(*iterables, strict=False)
         payloads = (dump_call(args, {}, name) for args in calls)
         while batch := _some(payloads):
@@ -370,7 +386,7 @@ class TaskQueue(FollowsOutput):
 
     def futures(self) -> list[Future]:
         """Futures of the tasks that have not ended; of all tasks after `attach`. In order."""
-        return [self.future(index) for index in range(len(self))] if self._attached else self._tasks.unfinished()
+        return Futures(map(self.future, range(len(self))) if self._attached else self._tasks.unfinished())
 
     def future(self, index: int) -> Future:
         """The future of task `index`. Raises NotFound; also when it has ended, unless the queue was attached to."""
@@ -421,7 +437,8 @@ class TaskQueue(FollowsOutput):
 
         for queue in self._variants.all():
             queue.cancel(reason=reason, timeout=timeout)
-        cancel_submission(self.connection, self.id, detail=reason, timeout_s=timeout)
+        doer = Doer(name=self.connection.submitter.cluster.user, now_us=machine.wall_us())
+        cancel_submission(self.connection, self.id, detail=reason, doer=doer, timeout_s=timeout)
 
     def _cancel_some(self, indices: list[int], reason: str, timeout_s: float) -> None:
         count = len(self)
@@ -429,6 +446,41 @@ class TaskQueue(FollowsOutput):
             raise NotFound(f"the queue has no task {missing[0]}, it has {count}", hint="future.index is a task's number, from 0")
         if indices:
             self._tasks.end_tasks(indices, reason=reason, timeout_s=timeout_s)
+
+    def rerun_failed(self, indices: Sequence[int] | None = None, *, timeout: float | None = 60.0, **options: Any) -> TaskQueue:
+        """Submits again what has FAILED so far, in a queue of its own: `queue.rerun_failed(memory="2G").wait_all()`.
+
+        Args:
+            indices: of these tasks alone. options: as of `with_options`; what is not named is as here, the functions' environment too.
+        Returns: a TaskQueue with these tasks in their order, numbered from 0, to which nothing can be added.
+        Raises: NotFound where nothing has failed; DataLost naming a task whose arguments are not kept: it has not FAILED, never came to a
+            node, or was lost with it (without `indices` such tasks are left out, with a RuntimeWarning, if there are others); what
+            `with_options` raises. Output keys of these tasks are replaced. Cost: reads all ends, and each large argument.
+        """
+        if unknown := [name for name in options if name not in OF_TASKS]:
+            raise UsageError(f"rerun_failed has no option {unknown[0]!r}", hint=f"a task may have its own {', '.join(OF_TASKS)}")
+        deadline = Deadline(timeout)
+        known = FailedCalls.read(self.connection, self._tasks.opened().view.number, deadline)
+        wanted = {index: known.get(index) for index in sorted(known if indices is None else set(indices))}
+        if indices is None and 0 < (left_out := sum(call is None for call in wanted.values())) < len(wanted):
+            told = f"{left_out} of {len(wanted)} tasks that failed are left out: their arguments are not kept"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            wanted = {index: call for index, call in wanted.items() if call is not None}
+        calls = calls_again(self._tasks.store, self.id, wanted)
+        record, submitter = self._record, self.connection.submitter
+        given = {name: value for name, value in options_of(record).items() if name != "function"} | options
+        draft = draft_of(Options(**given), work=Work.PYTHON, python=record.python, function=record.function, user=submitter.cluster.user)
+        draft = admit(draft, submitter.cluster.settings(timeout_s=30.0), submitter.cluster.nodes(timeout_s=30.0))
+        tasks = Tasks(self.connection, keep_all=True, opening=SubmissionOpening(submitter, draft, timeout_s=30.0))
+        made = TaskQueue.__new__(TaskQueue)
+        made._begin(self.connection, tasks, draft, overwrite=True, attached=True)  # noqa: SLF001 - a constructor of this class
+        for call in calls:
+            spec = TaskSpec(function=call.function, resubmit=draft.resubmit, retries=draft.retries, keyed=call.keyed)
+            outputs = decode_keyed(call.payload).outputs if call.keyed else ()
+            tasks.wait_room(block=True, timeout_s=deadline.left())
+            tasks.add(spec, [call.payload], outputs=outputs)
+        made.close(timeout=deadline.left())
+        return made
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything submitted is durable, and its output keys are its own.
@@ -464,6 +516,23 @@ class TaskQueue(FollowsOutput):
         except Exception:
             if kind is None:
                 raise
+
+
+def _check_keys(inputs: object, outputs: object, resubmit: object) -> None:
+    """Raises UsageError for arguments of a call in place of keys."""
+    for value in (inputs, outputs):
+        if not isinstance(value, Iterable) or any(not isinstance(key, str) for key in (value if isinstance(value, Sized) else ())):
+            told = f"submit takes keys of the data store, and {_shown(value)} is none"
+            raise UsageError(told, hint="plain arguments: queue.submit_call(3), or queue.map(None, range(3))")
+    if resubmit is not None and not isinstance(resubmit, bool):
+        told = f"submit takes keys of the data store; resubmit = {_shown(resubmit)} is not True or False"
+        raise UsageError(told, hint="plain arguments: queue.submit_call(1, 2, 3)")
+
+
+def _shown(value: object) -> str:
+    """A value for an error: a large one by its type."""
+    text = repr(value) if isinstance(value, int | float | str | list | tuple | dict | set) else f"a {type(value).__name__}"
+    return text if len(text) <= _MOST_SHOWN else f"a {type(value).__name__}"
 
 
 def _some(payloads: Iterator[Payload]) -> list[Payload]:

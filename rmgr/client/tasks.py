@@ -20,7 +20,6 @@ from rmgr.client.values.scattered import Payload
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
-from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.procedures.removal import delete_pointers
@@ -80,14 +79,22 @@ class Tasks:
     @property
     def ended(self) -> str:
         """`3 of 8`: how many have ended, for people."""
-        handle = self.handle
-        total = 0 if handle is None else max(handle.view.next_index, handle.view.progress.total)
-        return f"{0 if handle is None else handle.view.progress.final} of {total}"
+        counts = self.progress
+        return "0 of 0" if counts is None else f"{counts.final} of {counts.total}"
 
     @property
-    def request(self) -> Request | None:
-        """What each task asked for."""
-        return self.handle.view.submission.request if self.handle is not None else None
+    def progress(self) -> Counts | None:
+        """How far it is, as known here; None while it has no submission. Never raises."""
+        handle = self.handle
+        if handle is None:
+            return None
+        progress = handle.view.progress
+        return Counts(
+            total=max(handle.view.next_index, progress.total),
+            final=progress.final,
+            failed=progress.counts[State.FAILED],
+            cancelled=progress.counts[State.CANCELLED],
+        )
 
     # -- adding (one caller at a time)
 
@@ -266,16 +273,9 @@ class Tasks:
 
     def counts(self) -> Counts:
         """How many there are, and how they stand. Raises when nothing more will come."""
-        handle = self.handle
-        if handle is None:
-            return Counts(total=0, final=0, failed=0, cancelled=0)
-        progress = handle.view.progress
-        counts = Counts(
-            total=max(handle.view.next_index, progress.total),
-            final=progress.final,
-            failed=progress.counts[State.FAILED],
-            cancelled=progress.counts[State.CANCELLED],
-        )
+        counts = self.progress
+        if counts is None:
+            return Counts(total=0, final=0)
         if self.dead is not None and counts.final < counts.total:
             raise self.dead
         if not self.connection.is_usable:
@@ -310,7 +310,7 @@ class Tasks:
         others = f" ({len(fatal)} tasks failed in all)" if len(fatal) > 1 else ""
         if settled is None:
             return TaskFailed(f"task {self.number}_{first} failed{others}", task_id=f"{self.number}_{first}", reason="FAILED")
-        error = error_of(settled, self.number, loses=True, request=self.request)
+        error = error_of(settled, self.number, loses=True)
         assert isinstance(error, TaskFailed)
         if others:
             error.message += others

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from rmgr.client.specs import LAUNCHES
 from rmgr.client.tasks import Waited
 from rmgr.client.waiting import Deadline
 from rmgr.errors import TaskFailed, UsageError
@@ -92,7 +93,8 @@ def options_of(record: Submission) -> dict[str, Any]:
         "python": record.python.python if record.python is not None else "",
     }
     if rigid is not None:
-        options |= {"processes": rigid.processes, "nodes": rigid.nodes}
+        launch = next(name for name, number in LAUNCHES.items() if number == rigid.launch)
+        options |= {"processes": rigid.processes, "nodes": rigid.nodes, "launch": launch}
     return options
 
 

@@ -116,7 +116,7 @@ def _require_driver() -> None:
     driver = importlib.util.find_spec("cassandra")
     if driver is None or driver.origin is None:  # a directory of that name somewhere on the path is not the driver
         msg = "Cassandra's driver for Python is missing"
-        raise Unavailable(msg, hint="pip install 'rmgr[cassandra]'")
+        raise Unavailable(msg, hint="pip install 'cassandra-driver>=3.30,<4'")
 
 
 def missing_parts() -> str | None:

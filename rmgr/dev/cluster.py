@@ -172,6 +172,8 @@ class DevCluster:
                 self.start_gateway()
             for number in range(1, self._servers + 1):
                 self.start_server(f"s{number}")
+            if self._servers:
+                self.wait_servers(self._servers, deadline_s=end - time.monotonic())
             write_recipes(self.directory, self._recipes)
         except BaseException:
             self.stop()
@@ -322,6 +324,30 @@ class DevCluster:
                 missing = "no leader" if leader and not leads else f"{len(up)} of {nodes} nodes up"
                 raise Unavailable(f"the cluster is not healthy after {deadline_s:.0f} s: {missing}", hint=f"logs: {self.directory / 'log'}")
             time.sleep(_POLL_S)
+
+    def wait_servers(self, count: int, *, deadline_s: float) -> None:
+        """Waits until so many servers can have calls. Raises Unavailable with the log of what is missing."""
+        from rmgr.client.calls import Caller  # few clusters have servers
+
+        config = self.admin_config()
+        caller = Caller(replace(config, cluster=replace(config.cluster, gateway=self.state.gateway)))
+        end = time.monotonic() + deadline_s
+        try:
+            while True:
+                for process in self.state.processes:
+                    if process.find() is None:
+                        raise self._stillborn(process)
+                there = 0
+                with contextlib.suppress(Unavailable):  # the gateway is starting
+                    there = sum(server.state == "open" for server in caller.asked(lambda client: client.servers("")).servers)
+                if there >= count:
+                    return
+                if time.monotonic() > end:
+                    told = f"the cluster is not healthy after {deadline_s:.0f} s: {there} of {count} servers are open"
+                    raise Unavailable(told, hint=f"logs: {self.directory / 'log'}")
+                time.sleep(_POLL_S)
+        finally:
+            caller.close()
 
     def log_file(self, name: str) -> Path:
         """What a daemon writes to stderr."""

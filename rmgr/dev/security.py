@@ -20,7 +20,6 @@ class DevSecurity:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._authority: Authority | None = None
 
     def bundle(self, role: Role, name: str) -> Path:
         """The bundle of a daemon or person; one that has expired is made anew."""
@@ -46,9 +45,7 @@ class DevSecurity:
         return ServerTls(certificate=certificate, key=key, ca=authority.cert_pem)
 
     def _ca(self) -> Authority:
-        if self._authority is None:
-            self._authority, _ = ensure_authority(self.directory)
-        return self._authority
+        return ensure_authority(self.directory)[0]  # read anew: to revoke somebody changes the secret of his role
 
 
 def is_open_asked() -> bool:

@@ -74,6 +74,19 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.submission}_{self.index}"
 
 
+class FailureView(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks of a submission that FAILED alike. node: "" of those that ended on none, or on more nodes than are told apart.
+
+    error: of the first of them.
+    """
+
+    reason: str
+    node: str
+    tasks: int
+    exit_code: int | None = None
+    error: str = ""
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """One submission, as `rmgr jobs` and `rmgr show` tell it."""
 
@@ -117,6 +130,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     #: What its user and its account have used against their shares (core-seconds), by which its policy orders just now; None: it does not
     share: float | None = None
     account_share: float | None = None
+    failures: tuple[FailureView, ...] = ()  #: what is known of those that failed; of outcomes in rows of the store only once it is closed
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +167,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     clock_error_us: int | None = None  #: of the clock by which slots are counted, None: no jobs take turns there
     switches: int = 0  #: boundaries of slots at which its Starter has stopped or continued somebody
     late_switches: int = 0  #: those at which somebody did not stand still at once
+    call_cores: int = 0  #: that it has beside `cores`, kept for a server of calls
+    by: str = ""  #: who drains it
+    since_us: int = 0  #: since when it is up, drained or in trouble, 0 = nobody knows
 
 
 class HeldView(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +264,7 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
     max_tqlb: int = 0  #: so many slots at most from one turn of a job to its next
     servers: int | None = None  #: that can have calls; None: it places jobs
     age_s: float = 0.0  #: of the oldest load of those
+    degraded: bool = False  #: no leader answers: gateways pick servers by themselves
 
 
 class PartView(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,10 +15,11 @@ from rmgr.model.base.resources import Request, checked_resources, needs_of
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.cluster.servers import CALLS
 from rmgr.model.tasks.block import PRIORITY_RANGE
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Submission, Work
-from rmgr.procedures.feasible import Needs, check_nodes, check_shape, told_resources
+from rmgr.procedures.feasible import Needs, check_nodes, check_shape, told_cores, told_resources
 from rmgr.procedures.queue_classes import check_class, chosen_classes, class_names, homes_of
 
 _MAX_CORES = 99_999
@@ -170,6 +171,11 @@ def _opens_to(queue: QueueSpec, user: str) -> bool:
 
 
 def _check_partition(partition: str, settings: ClusterSettings) -> None:
+    if partition == CALLS:
+        raise Infeasible(
+            f"--partition: partition {CALLS} is for calls of functions on servers: no job runs there",
+            hint="leave it out; a function is called by rmgr call, rmgr functions lists them",
+        )
     known = sorted({queue.partition for queue in settings.queues})
     if partition not in known:
         close = difflib.get_close_matches(partition, known, 1, 0.5)
@@ -309,7 +315,7 @@ def _check_nodes(request: Request, queue: QueueSpec, nodes: Sequence[NodeRecord]
     need = counted(request.cores, "core") + (f" and {format_size(request.memory_bytes)}" if request.memory_bytes else "")
     need += "".join(f", {count} {name}" for name, count in needs_of(request.resources))
     raise Infeasible(
-        f"no node can ever run this: it needs {need}; the largest node, {largest.node}, has {counted(largest.capacity.cores, 'core')} "
+        f"no node can ever run this: it needs {need}; the largest node, {largest.node}, has {told_cores(largest)} "
         f"and {format_size(largest.capacity.memory_bytes)}{told_resources(request, with_features, largest)}",
         hint="ask for less, or add a larger node; rmgr nodes",
     )

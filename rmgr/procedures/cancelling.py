@@ -13,6 +13,7 @@ from itertools import islice
 
 import msgspec
 
+from rmgr.coord.decisions.gating import words_of
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import cancel_failed, no_outcome, order
 from rmgr.coord.protocol import paths
@@ -70,6 +71,7 @@ def cancel_tasks(
     ranges: Sequence[tuple[int, int]],
     *,
     detail: str = "",
+    by: str = "",
     running: bool,
     deadline_s: float,
     may_ask: bool = True,
@@ -77,34 +79,45 @@ def cancel_tasks(
     """Cancels tasks of submission `number`. Cost: as the ranges, and as what of them still waits or runs; a byte of memory a task.
 
     Args:
-        ranges: (first, count) of them. detail: the user's words. running: also order those that run to be killed.
+        ranges: (first, count) of them. detail: the user's words. by: who cancels, "" = its user.
+        running: also order those that run to be killed.
         deadline_s: monotonic. may_ask: the leader does what this role may not.
     Returns: ranges of those that were waiting (they are CANCELLED now), and with `running` those that were ordered to end.
     Raises: NotFound, CoordinationUnavailable, DeadlineExceeded.
     """
     submission = read_submission(coordinator, number, timeout_s=_left(deadline_s))
     wanted, ended = TaskRanges(ranges, MOST_TASKS), _Ended()
+    is_own = by in {"", submission.user}
+    reason, detail = (Reason.USER_CANCEL, detail) if is_own else (Reason.OPERATOR_CANCEL, words_of(by, detail))
     detail = detail[:120]
     for _ in range(_ROUNDS):
         before = ended.count
         try:
             for held in (False, True):
-                _take_out(coordinator, submission, wanted, ended, held=held, detail=detail, deadline_s=deadline_s)
+                _take_out(coordinator, submission, wanted, ended, held=held, reason=reason, detail=detail, deadline_s=deadline_s)
         except PermissionDenied:  # what waits in a queue may be taken out by the leader, operators and gateways
             if not may_ask:
                 raise
             ended.add(ask_to_cancel(coordinator, number, ranges, detail=detail, deadline_s=deadline_s))
             break
-        _drop_failed(coordinator, submission, wanted, ended, deadline_s=deadline_s)
+        _drop_failed(coordinator, submission, wanted, ended, reason=reason, deadline_s=deadline_s)
         if ended.count >= wanted.count or ended.count == before:
             break
     if running and ended.count < wanted.count:
-        _order(coordinator, submission, wanted, ended, detail=detail, deadline_s=deadline_s)
+        _order(coordinator, submission, wanted, ended, reason=reason, detail=detail, deadline_s=deadline_s)
     return ended.ranges()
 
 
 def _take_out(
-    coordinator: Coordinator, submission: Submission, wanted: TaskRanges, ended: _Ended, *, held: bool, detail: str, deadline_s: float
+    coordinator: Coordinator,
+    submission: Submission,
+    wanted: TaskRanges,
+    ended: _Ended,
+    *,
+    held: bool,
+    reason: Reason,
+    detail: str,
+    deadline_s: float,
 ) -> None:
     if ended.count >= wanted.count:
         return
@@ -125,13 +138,15 @@ def _take_out(
                 continue
             # What one multi and one fragment bear; the rest of the block is found under its new names in the next round.
             some = indices[: 10_000 // (40 + len(detail))] if len(indices) == key.count else indices[:60]
-            fragment = no_outcome(State.CANCELLED, Reason.USER_CANCEL, some, detail, attempt=key.attempt)
+            fragment = no_outcome(State.CANCELLED, reason, some, detail, attempt=key.attempt)
             multi = ops.take_out(submission.queue, key, data, block.version, indices=some, fragment=fragment, held=held)
             multis.append((multi, some))
         _commit(coordinator, multis, ended, deadline_s)
 
 
-def _drop_failed(coordinator: Coordinator, submission: Submission, wanted: TaskRanges, ended: _Ended, *, deadline_s: float) -> None:
+def _drop_failed(
+    coordinator: Coordinator, submission: Submission, wanted: TaskRanges, ended: _Ended, *, reason: Reason, deadline_s: float
+) -> None:
     if ended.count >= wanted.count:
         return
     names = coordinator.children(paths.failed(submission.id), timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
@@ -144,20 +159,27 @@ def _drop_failed(coordinator: Coordinator, submission: Submission, wanted: TaskR
             if record is not None:
                 with suppress(msgspec.MsgspecError):  # as among blocks; the leader ends such a range
                     failed = decode_failed(record.data)
-                    multi = cancel_failed(submission, first, count, attempt, failed, record.version, reason=Reason.USER_CANCEL)
+                    multi = cancel_failed(submission, first, count, attempt, failed, record.version, reason=reason)
                     multis.append((multi, range(first, first + count)))
         _commit(coordinator, multis, ended, deadline_s)
 
 
 def _order(
-    coordinator: Coordinator, submission: Submission, wanted: TaskRanges, ended: _Ended, *, detail: str, deadline_s: float
+    coordinator: Coordinator,
+    submission: Submission,
+    wanted: TaskRanges,
+    ended: _Ended,
+    *,
+    reason: Reason,
+    detail: str,
+    deadline_s: float,
 ) -> None:
     nodes = coordinator.children(paths.NODES, timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
     multis: list[tuple[Multi, Sequence[int]]] = []
     for node, key, data in read_claimed(coordinator, nodes, submission=submission.id, timeout_s=_left(deadline_s)):
         for index in wanted.within(key.first, key.end):
             if index not in ended and not data.done >> (index - key.first) & 1:
-                what = InboxOrder(order=OrderKind.CANCEL, submission=submission.id, index=index, reason=Reason.USER_CANCEL, detail=detail)
+                what = InboxOrder(order=OrderKind.CANCEL, submission=submission.id, index=index, reason=reason, detail=detail)
                 multis.append((order(node, machine.guid(), what), [index]))
     _commit(coordinator, multis, ended, deadline_s)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rmgr.coord.decisions import gating
+from rmgr.coord.decisions.gating import ITS_USER, Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Unknown
@@ -38,22 +39,26 @@ class Changed:
 _Decide = Callable[[Submission], gating.Change | str]
 
 
-def cancel_submission(connection: HasCoordinator, number: int, *, detail: str = "", timeout_s: float = 30.0) -> Changed:
+def cancel_submission(
+    connection: HasCoordinator, number: int, *, detail: str = "", doer: Doer = ITS_USER, timeout_s: float = 30.0
+) -> Changed:
     """CANCEL: from its commit on nothing of the submission starts; what waits ends CANCELLED, what runs is killed.
 
     Raises: NotFound, CoordinationUnavailable.
     """
-    return _change(connection, number, lambda record: gating.cancelled(record, detail), timeout_s)
+    return _change(connection, number, lambda record: gating.cancelled(record, detail, doer), timeout_s)
 
 
-def hold_submission(connection: HasCoordinator, number: int, *, detail: str = "", timeout_s: float = 30.0) -> Changed:
+def hold_submission(
+    connection: HasCoordinator, number: int, *, detail: str = "", doer: Doer = ITS_USER, timeout_s: float = 30.0
+) -> Changed:
     """HOLD: nothing more of it starts until it is released; what runs goes on. Raises as `cancel_submission`."""
-    return _change(connection, number, lambda record: gating.held(record, detail), timeout_s)
+    return _change(connection, number, lambda record: gating.held(record, detail, doer), timeout_s)
 
 
-def release_submission(connection: HasCoordinator, number: int, *, timeout_s: float = 30.0) -> Changed:
-    """RELEASE: after a hold. One that was held before its dependencies were met waits for those again."""
-    return _change(connection, number, gating.released, timeout_s)
+def release_submission(connection: HasCoordinator, number: int, *, doer: Doer = ITS_USER, timeout_s: float = 30.0) -> Changed:
+    """RELEASE: after a hold; operators alone release an operator's. One that waited for others before waits for them again."""
+    return _change(connection, number, lambda record: gating.released(record, doer), timeout_s)
 
 
 def _change(connection: HasCoordinator, number: int, decide: _Decide, timeout_s: float) -> Changed:

@@ -95,7 +95,7 @@ def check_nodes(needs: Needs, nodes: Sequence[NodeRecord]) -> None:
         largest = max((here[name] for name in able), key=lambda node: (node.capacity.cores, node.capacity.memory_bytes, node.node))
         raise Infeasible(
             f"no node can ever run one of these processes: {needs.text}; the largest node of {_where(needs)}, {largest.node}, has "
-            f"{counted(largest.capacity.cores, 'core')} and {format_size(largest.capacity.memory_bytes)}"
+            f"{told_cores(largest)} and {format_size(largest.capacity.memory_bytes)}"
             + told_resources(needs.request, [here[name] for name in able], largest),
             hint="ask for less with -c, --mem; rmgr nodes",
         )
@@ -118,6 +118,12 @@ def processes_on(node: NodeRecord, request: Request) -> int:
         if count:
             room = min(room, capacity.resources.get(name, 0) // count)
     return room
+
+
+def told_cores(node: NodeRecord) -> str:
+    """`6 cores (and 2 that it keeps for calls)`: what an empty node has for work."""
+    kept = node.attributes.call_cores
+    return counted(node.capacity.cores, "core") + (f" (and {kept} that it keeps for calls)" if kept else "")
 
 
 def told_resources(request: Request, nodes: Sequence[NodeRecord], largest: NodeRecord) -> str:

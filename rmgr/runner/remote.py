@@ -5,7 +5,11 @@ Imported by clients too (an exception's pickle names `rebuild` here): standard l
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import re
+import stat
 import traceback
 import types
 from typing import Any
@@ -15,6 +19,8 @@ from rmgr.runner import program
 
 #: Frames of the runner itself, left out of tracebacks.
 _OWN_FILES = ("rmgr/runner/python/worker.py", "rmgr/runner/python/calls.py", "rmgr/runner/python/served.py")
+#: A line of a traceback that names a place, also inside of a group. Bytes of a file that is read for its lines.
+_FRAME, _MOST_SOURCE_BYTES = re.compile(r'([\s|]*)File "([^"]+)", line (\d{1,9}), in '), 4 * 1024 * 1024
 #: Exceptions of a chain that travel: more is told by the traceback's text.
 _CHAIN = 50
 #: A class that has one of these says itself how it is pickled.
@@ -30,9 +36,33 @@ def rebuild(error: BaseException, text: str) -> BaseException:
         last = last.__cause__
         seen.add(id(last))
     is_suppressed = last.__suppress_context__
-    last.__cause__ = RemoteTraceback(text)
+    last.__cause__ = RemoteTraceback(with_sources(text))
     last.__suppress_context__ = is_suppressed
     return error
+
+
+def with_sources(text: str) -> str:
+    """A traceback with the source lines that its node has not got, and this process has: of scripts, and of cells of a notebook."""
+    lines, told = text.split("\n"), []
+    for at, line in enumerate(lines):
+        told.append(line)
+        frame = _FRAME.match(line)
+        if frame and not (at + 1 < len(lines) and lines[at + 1].startswith(f"{frame[1]}  ")):
+            source = _source(frame[2], int(frame[3]))
+            told += [f"{frame[1]}  {source}"] if source else []
+    return "\n".join(told)
+
+
+def _source(name: str, number: int) -> str:
+    import linecache
+
+    with contextlib.suppress(OSError, ValueError):  # no name that a file can have
+        if name not in linecache.cache:
+            found = os.stat(name)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_SOURCE_BYTES:
+                return ""
+        return linecache.getline(name, number).strip()
+    return ""
 
 
 def _chained(error: BaseException, state: dict[str, Any]) -> BaseException:

@@ -9,6 +9,8 @@ from rmgr.model.base import version
 from rmgr.model.base.version import Release
 from rmgr.model.cluster.node import Meta
 
+#: What pip calls this package; `rmgr` on the public index is somebody else's.
+DISTRIBUTION = "rmgr-cluster"
 #: What to do where the tree of a known cluster is not there.
 WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor reports more"
 
@@ -25,7 +27,7 @@ def package_version() -> str:
     from importlib import metadata  # 10 ms, and most processes have no use for it
 
     try:
-        return metadata.version("rmgr")
+        return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return ""
 

@@ -129,14 +129,16 @@ class ToServer(_message.Message):
     def __init__(self, welcome: _Optional[_Union[ServerWelcome, _Mapping]] = ..., ask: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., cancel: _Optional[_Union[CallId, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., beat: bool = ..., orphan: _Optional[_Union[CallId, _Mapping]] = ...) -> None: ...
 
 class ServerWelcome(_message.Message):
-    __slots__ = ("version", "gateway", "refused")
+    __slots__ = ("version", "gateway", "refused", "over")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     version: int
     gateway: str
     refused: str
-    def __init__(self, version: _Optional[int] = ..., gateway: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...
+    over: bool
+    def __init__(self, version: _Optional[int] = ..., gateway: _Optional[str] = ..., refused: _Optional[str] = ..., over: bool = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("key", "id", "lowest", "function", "function_version", "bytes", "left_ms", "attempt")

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JobView(_message.Message):
-    __slots__ = ("id", "name", "user", "queue", "state", "reason", "detail", "submitted_us", "started_us", "ended_us", "exit_code", "counts", "nodes", "tasks", "priority", "cpu_us", "max_rss_kib", "work", "command", "cores", "memory_bytes", "after", "processes", "expected_start_us", "resources", "account", "run_us", "lost", "route", "moving", "asked_json", "share", "account_share", "served_us", "turns", "slots")
+    __slots__ = ("id", "name", "user", "queue", "state", "reason", "detail", "submitted_us", "started_us", "ended_us", "exit_code", "counts", "nodes", "tasks", "priority", "cpu_us", "max_rss_kib", "work", "command", "cores", "memory_bytes", "after", "processes", "expected_start_us", "resources", "account", "run_us", "lost", "route", "moving", "asked_json", "share", "account_share", "served_us", "turns", "slots", "failures")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class JobView(_message.Message):
     SERVED_US_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     user: str
@@ -93,7 +94,22 @@ class JobView(_message.Message):
     served_us: int
     turns: int
     slots: str
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ..., processes: _Optional[int] = ..., expected_start_us: _Optional[int] = ..., resources: _Optional[_Mapping[str, int]] = ..., account: _Optional[str] = ..., run_us: _Optional[int] = ..., lost: _Optional[int] = ..., route: _Optional[str] = ..., moving: _Optional[_Union[MovingView, _Mapping]] = ..., asked_json: _Optional[str] = ..., share: _Optional[float] = ..., account_share: _Optional[float] = ..., served_us: _Optional[int] = ..., turns: _Optional[int] = ..., slots: _Optional[str] = ...) -> None: ...
+    failures: _containers.RepeatedCompositeFieldContainer[FailureView]
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ..., processes: _Optional[int] = ..., expected_start_us: _Optional[int] = ..., resources: _Optional[_Mapping[str, int]] = ..., account: _Optional[str] = ..., run_us: _Optional[int] = ..., lost: _Optional[int] = ..., route: _Optional[str] = ..., moving: _Optional[_Union[MovingView, _Mapping]] = ..., asked_json: _Optional[str] = ..., share: _Optional[float] = ..., account_share: _Optional[float] = ..., served_us: _Optional[int] = ..., turns: _Optional[int] = ..., slots: _Optional[str] = ..., failures: _Optional[_Iterable[_Union[FailureView, _Mapping]]] = ...) -> None: ...
+
+class FailureView(_message.Message):
+    __slots__ = ("reason", "node", "tasks", "exit_code", "error")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    node: str
+    tasks: int
+    exit_code: int
+    error: str
+    def __init__(self, reason: _Optional[str] = ..., node: _Optional[str] = ..., tasks: _Optional[int] = ..., exit_code: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class MovingView(_message.Message):
     __slots__ = ("saves", "moves", "most")
@@ -106,7 +122,7 @@ class MovingView(_message.Message):
     def __init__(self, saves: bool = ..., moves: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us", "version", "resources", "resources_used", "trouble", "until_us", "metrics", "fix", "level", "freezer", "clock_error_us", "switches", "late_switches")
+    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us", "version", "resources", "resources_used", "trouble", "until_us", "metrics", "fix", "level", "freezer", "clock_error_us", "switches", "late_switches", "call_cores", "by", "since_us")
     class ResourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +167,9 @@ class NodeView(_message.Message):
     CLOCK_ERROR_US_FIELD_NUMBER: _ClassVar[int]
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
     LATE_SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    CALL_CORES_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     cores: int
@@ -181,7 +200,10 @@ class NodeView(_message.Message):
     clock_error_us: int
     switches: int
     late_switches: int
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ..., resources: _Optional[_Mapping[str, int]] = ..., resources_used: _Optional[_Mapping[str, int]] = ..., trouble: _Optional[str] = ..., until_us: _Optional[int] = ..., metrics: _Optional[str] = ..., fix: _Optional[str] = ..., level: _Optional[str] = ..., freezer: _Optional[str] = ..., clock_error_us: _Optional[int] = ..., switches: _Optional[int] = ..., late_switches: _Optional[int] = ...) -> None: ...
+    call_cores: int
+    by: str
+    since_us: int
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ..., resources: _Optional[_Mapping[str, int]] = ..., resources_used: _Optional[_Mapping[str, int]] = ..., trouble: _Optional[str] = ..., until_us: _Optional[int] = ..., metrics: _Optional[str] = ..., fix: _Optional[str] = ..., level: _Optional[str] = ..., freezer: _Optional[str] = ..., clock_error_us: _Optional[int] = ..., switches: _Optional[int] = ..., late_switches: _Optional[int] = ..., call_cores: _Optional[int] = ..., by: _Optional[str] = ..., since_us: _Optional[int] = ...) -> None: ...
 
 class QueueView(_message.Message):
     __slots__ = ("id", "partition", "dispatch", "policy", "state", "pending", "running", "held_tasks", "limits", "held", "of_class")
@@ -349,7 +371,7 @@ class PartView(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., fix: _Optional[str] = ..., level: _Optional[str] = ..., told: _Optional[str] = ...) -> None: ...
 
 class PolicyView(_message.Message):
-    __slots__ = ("partition", "policy", "passes", "last_pass_s", "faults", "problem", "generation", "max_tqlb", "servers", "age_s")
+    __slots__ = ("partition", "policy", "passes", "last_pass_s", "faults", "problem", "generation", "max_tqlb", "servers", "age_s", "degraded")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +382,7 @@ class PolicyView(_message.Message):
     MAX_TQLB_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
     partition: str
     policy: str
     passes: int
@@ -370,7 +393,8 @@ class PolicyView(_message.Message):
     max_tqlb: int
     servers: int
     age_s: float
-    def __init__(self, partition: _Optional[str] = ..., policy: _Optional[str] = ..., passes: _Optional[int] = ..., last_pass_s: _Optional[float] = ..., faults: _Optional[_Iterable[_Union[FaultView, _Mapping]]] = ..., problem: _Optional[str] = ..., generation: _Optional[int] = ..., max_tqlb: _Optional[int] = ..., servers: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
+    degraded: bool
+    def __init__(self, partition: _Optional[str] = ..., policy: _Optional[str] = ..., passes: _Optional[int] = ..., last_pass_s: _Optional[float] = ..., faults: _Optional[_Iterable[_Union[FaultView, _Mapping]]] = ..., problem: _Optional[str] = ..., generation: _Optional[int] = ..., max_tqlb: _Optional[int] = ..., servers: _Optional[int] = ..., age_s: _Optional[float] = ..., degraded: bool = ...) -> None: ...
 
 class FaultView(_message.Message):
     __slots__ = ("policy", "count", "error")

@@ -66,7 +66,7 @@ def test_a_flood_is_refused_at_the_cap_and_drains(chaos: Chaos):
     chaos.start(nodes=1, cores=2, watchdogs=1)
     settings = chaos.directory / "settings.toml"
     settings.write_text('[queues.default]\nmax_pending_blocks = 20\n')
-    applied = chaos.rmgr("config", "apply", str(settings))
+    applied = chaos.rmgr("config", "apply", "--remove", str(settings))
     assert applied.returncode == 0, applied.stderr
     chaos.rmgr("drain", "n1", "--reason", "flood")
     eventually("it is drained", lambda: '"drained"' in chaos.rmgr("nodes", "--json").stdout, within=60)

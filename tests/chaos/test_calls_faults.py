@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.errors import CallLost
+from rmgr.errors import CallLost, CallTimeout
 from tests.harness.called import Called
 from tests.harness.waiting import eventually
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.chaos
 
 @pytest.fixture(scope="module")
 def world(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Called]:
-    made = Called(tmp_path_factory.mktemp("faulty"), zookeeper, watchdogs=2, gateways=2)
+    made = Called(tmp_path_factory.mktemp("faulty"), zookeeper, watchdogs=2, gateways=2, linked=True)
     yield made
     made.close()
 
@@ -105,3 +106,218 @@ def test_a_server_that_is_asked_to_end_finishes_what_it_has(world: Called, calle
     (tmp_path / "go").touch()
     assert future.result(60) == 1
     eventually(lambda: world.cluster.process(server).find() is None, "it has ended")
+
+
+# -- each moment of a call --------------------------------------------------------------------------------------------------------
+
+
+def alone(world: Called, caller: Caller, name: str, **variables: str) -> None:
+    """This server is there alone, started with these variables."""
+    for one in ("s1", "s2"):
+        if world.cluster.process(one).find() is not None:
+            world.cluster.kill(one)
+    world.start_server(name, **variables)
+    eventually(lambda: world.open_servers(caller) == 1, "one server is open")
+
+
+@pytest.mark.parametrize(
+    ("moment", "executed", "once"),
+    [
+        ("server.offered", 1, "result"),  # before it accepts: nothing was sent, so another life gets it
+        pytest.param("server.accepted", 0, "lost", marks=pytest.mark.long),
+        ("server.running", 1, "lost"),  # at most
+    ],
+)
+def test_a_server_that_is_killed_at_any_moment_of_a_call_executes_it_at_most_once(
+    world: Called, caller: Caller, moment: str, executed: int, once: str
+) -> None:
+    alone(world, caller, "s1", RMGR_FAILPOINT=f"{moment}:1=kill")
+    before = world.executions("nap")
+    future = caller.call_async("nap", 0.2)
+    eventually(lambda: world.cluster.process("s1").find() is None, "it is dead")
+    world.start_server("s1")
+    if once == "lost":
+        with pytest.raises(CallLost, match="may have run"):
+            future.result(60)
+    else:
+        assert future.result(60) == 0.2
+    assert sum((world.executions("nap") - before).values()) <= executed
+    assert caller.call("again", 0.0, timeout=60) == 0.0
+
+
+def test_a_server_that_is_killed_with_half_of_an_answer_sent_has_lost_it(world: Called, caller: Caller) -> None:
+    alone(world, caller, "s1")
+    before, values = world.executions("twice"), np.ones(8_000_000)
+    sent = sum(link.sent_bytes for link in world.links.values())
+    future = caller.call_async("twice", values)
+    while sum(link.sent_bytes for link in world.links.values()) < sent + 8_000_000:  # it looks as often as it can
+        assert not future.done()
+        time.sleep(0.001)
+    for link in world.links.values():
+        link.black_hole(to_client=False)
+    assert not future.done()
+    world.cluster.kill("s1")
+    for link in world.links.values():
+        link.black_hole(to_client=False, to_server=False)
+    world.start_server("s1")
+    with pytest.raises(CallLost, match="may have run"):
+        future.result(60)
+    assert list((world.executions("twice") - before).values()) == [1]
+
+
+@pytest.mark.parametrize("moment", ["calls.picked:1", "calls.forward:2"])
+def test_a_gateway_that_is_killed_at_any_moment_of_a_call_costs_nothing(world: Called, caller: Caller, moment: str) -> None:
+    before, values = world.executions("twice"), np.arange(1_000_000.0)  # 8 pieces
+    world.cluster.kill("g1")
+    world.cluster.start_gateway("g1", environment={**world.gateway_variables, "RMGR_FAILPOINT": f"{moment}=kill"})
+    with world.caller(gateway="g1") as first:
+        eventually(lambda: world.open_servers(first) == 2, "it has both servers")
+    future = caller.call_async("twice", values)
+    assert np.array_equal(future.result(120), values * 2)
+    assert world.cluster.process("g1").find() is None, "it was killed"
+    assert list((world.executions("twice") - before).values()) == [1]
+
+
+# -- links and silence ----------------------------------------------------------------------------------------------------------------
+
+
+def test_links_to_gateways_that_are_cut_cost_no_call_and_no_second_execution(world: Called, caller: Caller, tmp_path: Path) -> None:
+    before = world.executions("wait_for")
+    futures = [caller.call_async("wait_for", str(tmp_path / "go")) for _ in range(2)]
+    eventually(lambda: sum((world.executions("wait_for") - before).values()) == 2, "both run")
+    for link in world.links.values():
+        link.cut()
+    (tmp_path / "go").touch()
+    assert [future.result(120) for future in futures] == [1] * 2
+    assert list((world.executions("wait_for") - before).values()) == [1, 1]
+
+
+@pytest.mark.long
+def test_links_that_swallow_everything_for_longer_than_streams_live_cost_no_call(world: Called, caller: Caller, tmp_path: Path) -> None:
+    before = world.executions("wait_for")
+    futures = [caller.call_async("wait_for", str(tmp_path / "go")) for _ in range(2)]
+    eventually(lambda: sum((world.executions("wait_for") - before).values()) == 2, "both run")
+    for link in world.links.values():
+        link.black_hole()
+    eventually(lambda: world.open_servers(caller) == 0, "no gateway hears them")
+    (tmp_path / "go").touch()
+    for link in world.links.values():
+        link.black_hole(to_client=False, to_server=False)
+    assert [future.result(120) for future in futures] == [1] * 2
+    assert list((world.executions("wait_for") - before).values()) == [1, 1]
+
+
+@pytest.mark.long
+def test_servers_that_no_gateway_hears_for_a_minute_are_given_up_and_begin_anew(world: Called, caller: Caller, tmp_path: Path) -> None:
+    before = world.executions("wait_for")
+    future = caller.call_async("wait_for", str(tmp_path / "never"))
+    server = running(world, future, "wait_for", sum(before.values()))
+    lives = {one.name: one.life for one in caller.asked(lambda client: client.servers("")).servers if one.state == "open"}
+    for link in world.links.values():
+        link.refuse()
+    began_s = time.monotonic()
+    with pytest.raises(CallLost, match="may have run"):
+        future.result(180)
+    assert time.monotonic() - began_s > 50
+    for link in world.links.values():
+        link.refuse(False)
+    eventually(lambda: world.open_servers(caller) == 2, "they are there again")
+    now = {one.name: one.life for one in caller.asked(lambda client: client.servers("")).servers if one.state == "open"}
+    assert now[server] != lives[server]
+    assert caller.call("nap", 0.0, timeout=60) == 0.0
+    assert list((world.executions("wait_for") - before).values()) == [1]
+
+
+@pytest.mark.parametrize("stopped_for_s", [11, pytest.param(15, marks=pytest.mark.long)])
+def test_a_gateway_that_stands_still_for_longer_than_its_silence_costs_no_call(
+    world: Called, caller: Caller, tmp_path: Path, stopped_for_s: float
+) -> None:
+    before = world.executions("wait_for")
+    futures = [caller.call_async("wait_for", str(tmp_path / "go")) for _ in range(2)]
+    eventually(lambda: sum((world.executions("wait_for") - before).values()) == 2, "both run")
+    world.cluster.kill("g1", signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    try:
+        naps = [caller.call_async("nap", 0.0) for _ in range(4)]  # they wait for slots
+        (tmp_path / "go").touch()
+        assert [future.result(120) for future in futures] == [1] * 2
+        assert [nap.result(120) for nap in naps] == [0.0] * 4
+        time.sleep(max(0.0, stopped_s + stopped_for_s - time.monotonic()))
+    finally:
+        world.cluster.kill("g1", signal.SIGCONT)
+    assert caller.call("nap", 0.0, timeout=60) == 0.0
+    assert list((world.executions("wait_for") - before).values()) == [1, 1]
+
+
+# -- leaders, functions -----------------------------------------------------------------------------------------------------------------
+
+
+def test_calls_go_on_while_both_watchdogs_are_away(world: Called, caller: Caller) -> None:
+    away_s = time.monotonic()
+    for process in [one for one in world.cluster.state.processes if one.role == "watchdog" and one.find() is not None]:
+        world.cluster.kill(process.id)
+    while time.monotonic() < away_s + 5:
+        assert caller.call("nap", 0.0, timeout=60) == 0.0
+    assert caller.asked(lambda client: client.servers("")).degraded
+    for number in range(2):
+        world.cluster.start_watchdog(f"w{number}of{time.monotonic_ns()}")
+    eventually(lambda: not caller.asked(lambda client: client.servers("")).degraded, "a leader picks")
+    assert caller.call("nap", 0.0, timeout=60) == 0.0
+
+
+def test_64_calls_that_hang_end_at_their_deadline_and_leave_the_slots_to_others(world: Called, caller: Caller) -> None:
+    futures = [caller.call_async("hangs", number, timeout=8) for number in range(64)]
+    for future in futures:
+        with pytest.raises((CallTimeout, CallLost)):
+            future.result(60)
+    assert sum(isinstance(future.exception(), CallTimeout) for future in futures) >= 60, "told by their servers, or never sent"
+    assert set(world.executions("hangs").values()) == {1}
+    assert [caller.call_async("nap", 0.0).result(60) for _ in range(4)] == [0.0] * 4
+
+
+# -- the six steps ------------------------------------------------------------------------------------------------------------------------
+
+
+def traced(caller: Caller) -> dict[str, float]:
+    """Seconds of each step of a call."""
+    future = caller.call_async("twice", [1.0])
+    assert future.result(60).tolist() == [2.0]
+    return {name: took_s for _, name, took_s, _ in future.timing.trace}
+
+
+def slowest(trace: dict[str, float], delay_s: float) -> str:
+    """The only step that took so long; all others took less than half of it."""
+    (found,) = [name for name, took_s in trace.items() if took_s >= delay_s / 2]
+    assert trace[found] >= delay_s
+    return found
+
+
+def test_a_step_that_is_delayed_is_the_only_line_of_the_trace_that_grows(world: Called, caller: Caller) -> None:
+    delay_s, scheduler_s = 2.0, 0.7  # a leader that takes a second is asked no more
+
+    def again(name: str, points: str, **variables: str) -> None:
+        world.cluster.kill(name)
+        world.cluster.start_gateway(name, environment={**world.gateway_variables, "RMGR_FAILPOINT": points, **variables})
+
+    again("g1", f"calls.monitor:1=delay:{delay_s}", RMGR_SUBMITTER_REFRESH="1h")  # its first look at servers is its last
+    again("g2", f"calls.links:1=delay:{delay_s}", RMGR_SUBMITTER_REFRESH="1h")
+    leads = [one.id for one in world.cluster.state.processes if one.role == "watchdog" and one.find() is not None]
+    world.cluster.start_watchdog("slow", environment={"RMGR_FAILPOINT": f"calls.scheduler:1=delay:{scheduler_s}"})
+    for name, step in (("g1", "monitor"), ("g2", "links")):
+        with world.caller(gateway=name) as asks:
+            eventually(lambda asks=asks: world.open_servers(asks) == 2, "it has both servers")
+            trace = eventually(lambda asks=asks, step=step: (found := traced(asks))[step] >= delay_s and found, "its first look is over")
+            assert slowest(trace, delay_s) == step
+    again("g1", ",".join(f"calls.{name}:{at}=delay:{delay_s}" for at, name in enumerate(("request", "proxy", "forward"), 1)))
+    with world.caller(gateway="g1") as asks:
+        eventually(lambda: world.open_servers(asks) == 2, "it has both servers")
+        assert [slowest(traced(asks), delay_s) for _ in range(3)] == ["request", "proxy", "forward"]
+        for name in leads:
+            world.cluster.kill(name, signal.SIGTERM)
+        slow = world.cluster.process("slow").pid
+        eventually(lambda: world.cluster.snapshot().epoch.pid == slow, "the slow one leads")
+        eventually(lambda: not asks.asked(lambda client: client.servers("")).degraded and world.open_servers(asks) == 2, "it is asked")
+        assert slowest(traced(asks), scheduler_s) == "scheduler"
+    for name in ("g1", "g2"):
+        world.cluster.kill(name)  # the next test has usual ones
+    world.cluster.start_watchdog(f"w{time.monotonic_ns()}")

@@ -323,7 +323,7 @@ def test_a_starter_that_stands_still_for_long_stops_nobody_else(turning: Turning
 
 def test_a_starter_that_ends_in_good_order_leaves_nothing_stopped(turning: Turning):
     chaos = turning.chaos
-    wide, other = turning.submit(2, 0.5), turning.submit(2, 0.5)
+    wide, other = turning.submit(4, 0.5), turning.submit(4, 0.5)  # on all nodes: two halves would run side by side, without a turn
     turning.turned(wide, other)
     node = chaos.nodes_of(wide)[0]
     below = turning.pids_of(node)

@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rmgr.bench.load.shaped_link import ShapedLink
 from rmgr.client.calls import Caller
 from rmgr.config import load
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.proxy import Proxy
 from tests.harness.waiting import eventually
 
 #: What the servers run. `note` writes a line an execution: the function, the call, the life.
 SOLVERS = '''
-import os, time
+import os, signal, time
 
 def note(name):
     fd = os.open(os.environ["EXECUTIONS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -40,7 +42,14 @@ def wait_for(path):
         time.sleep(0.02)
     return 1
 
+def hangs(number):
+    note("hangs")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(0.1)
+
 def twice(x):
+    note("twice")
     x *= 2
     return x
 
@@ -68,6 +77,12 @@ idempotent = true
 name = "wait_for"
 call = "solvers:wait_for"
 arguments = ["in path str", "out n int"]
+operations = "1000000"
+
+[[function]]
+name = "hangs"
+call = "solvers:hangs"
+arguments = ["in number int", "out n int"]
 operations = "1000000"
 
 [[function]]
@@ -106,7 +121,11 @@ idempotent = true
 
 
 class Called:
-    """A cluster for calls: WatchDogs, gateways g1.., servers s1.. of two slots; no Starter."""
+    """A cluster for calls: WatchDogs, gateways g1.., servers s1.. of two slots; no Starter.
+
+    Args: linked: servers reach each gateway through a proxy of `links`, so that the link can be cut. shaped: each server reaches the first
+        gateway through a link of its own of `shaped`, with a rate that can be set. speeds: million operations a second, where not 100.
+    """
 
     def __init__(
         self,
@@ -118,6 +137,9 @@ class Called:
         servers: int = 2,
         gateway: Mapping[str, str] | None = None,
         secured: bool = False,
+        linked: bool = False,
+        shaped: bool = False,
+        speeds: Mapping[str, int] | None = None,
     ) -> None:
         self.directory = directory
         self.executions_file = directory / "executions"
@@ -129,21 +151,30 @@ class Called:
         self.cluster.start()
         for number in range(1, gateways + 1):
             self.cluster.start_gateway(f"g{number}", environment=self.gateway_variables)
-        for number in range(1, servers + 1):
-            self.start_server(f"s{number}")
+        self.gateways = dict(zip((f"g{number}" for number in range(1, gateways + 1)), self.cluster.state.gateway.split(","), strict=True))
+        self.links = {name: Proxy(endpoint, framed=False) for name, endpoint in self.gateways.items() if linked}
+        names = [f"s{number}" for number in range(1, servers + 1)]
+        self.shaped = {name: ShapedLink(self.gateways["g1"]) for name in names if shaped}
+        self.speeds = speeds or {}
+        for name in names:
+            self.start_server(name)
         with self.caller() as caller:
             eventually(lambda: self.open_servers(caller) == servers, "all servers are known and open")
 
     def start_server(self, name: str, **variables: str) -> int:
-        options = ["--functions", str(self.functions), "--slots", "2", "--speed", "100"]
+        options = ["--functions", str(self.functions), "--slots", "2", "--speed", str(self.speeds.get(name, 100))]
+        if name in self.shaped:
+            options += ["--dial", self.shaped[name].endpoint]
+        if self.links:
+            options += ["--dial", ",".join(link.hosts for link in self.links.values())]
         return self.cluster.start_server(name, options=options, environment={"EXECUTIONS": str(self.executions_file), **variables})
 
     @contextmanager
-    def caller(self, bundle: Path | None = None) -> Iterator[Caller]:
-        """Who runs the cluster, or whose bundle it is."""
+    def caller(self, bundle: Path | None = None, *, gateway: str = "") -> Iterator[Caller]:
+        """Who runs the cluster, or whose bundle it is. gateway: by its name, the only one that is asked."""
         state, security = self.cluster.state, self.cluster.security
         where = str(bundle or (security.owner if security is not None else ""))
-        sections = {"cluster": {"zk": state.zookeeper, "gateway": state.gateway}, "security": {"dir": where}}
+        sections = {"cluster": {"zk": state.zookeeper, "gateway": self.gateways.get(gateway, state.gateway)}, "security": {"dir": where}}
         made = Caller(load(sections, env={"HOME": "/"}))
         try:
             yield made
@@ -170,3 +201,7 @@ class Called:
 
     def close(self) -> None:
         self.cluster.stop(at_once=True)
+        for link in self.links.values():
+            link.close()
+        for shaped in self.shaped.values():
+            shaped.close()

@@ -74,6 +74,7 @@ class Tree:
     znodes: dict[str, Stamped] = field(default_factory=dict)
     config: ClusterSettings = ClusterSettings()
     user: str = ""
+    is_operator: bool = False
 
     def number(self, version: int) -> int:
         if version != self.ids[1]:

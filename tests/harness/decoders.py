@@ -38,7 +38,7 @@ from rmgr.daemons.starter.jobs import ranks as starter_ranks
 from rmgr.dev import keeper, record
 from rmgr.errors import ConfigError, DataLost, NotFound, PermissionDenied, UsageError, WrongCluster
 from rmgr.errors import Unavailable as Unreachable
-from rmgr.model.calls import arrays, interface, sent
+from rmgr.model.calls import arrays, interface
 from rmgr.model.cluster.node import Drain, InboxOrder, Meta, NodeRecord, StarterEntry, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
 from rmgr.model.tasks.block import BlockData, KeyedPayload
@@ -420,8 +420,8 @@ DECODERS = (
     ),
     Decoder(
         name="the interface of a function",
-        module="model/calls/sent.py",
-        decode=sent.decode_interface,
+        module="model/calls/interface.py",
+        decode=interface.decode_interface,
         raises=(ConfigError,),
         form=Form.JSON,
         sample=b'{"arguments":["in n int"],"idempotent":false,"name":"f","operations":"n","version":1}',

@@ -30,7 +30,7 @@ from rmgr.model.cluster.node import (
 )
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload, PastAttempt, Seal
-from rmgr.model.tasks.outcome import FailedRange, Fragment, FragmentSeal, Outcome
+from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
 from rmgr.model.tasks.placing import Allocation, NodeHold, PlacingSeal, Reserved, Rigid
 from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
 from rmgr.model.tasks.submission import Command, Condition, Dependency, Paged, PythonEnvironment, Submission, Tail, Upload, Work
@@ -38,6 +38,7 @@ from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
 SHA = "0123456789abcdef" * 4
 _PAST = PastAttempt(attempt=1, node="n1", reason=Reason.NODE_LOST)
+_CALL = Call(function="a" * 64, payload=b"arguments", row=f"args/{7:010d}/{0:010d}/{'b' * 64}", at=1, keyed=True)
 _SEAL = Seal(key_id="0" * 32, first=0, count=1, not_after_s=4_000_000_000, signature=b"s" * 64)
 _PLACING_SEAL = PlacingSeal(key_id="0" * 32, epoch=1, serial=1, incarnation=1, signature=b"s" * 64)
 _ALLOCATION = Allocation(shares=(("n1", 1),), threads=1, seal=_PLACING_SEAL)
@@ -80,7 +81,8 @@ SAMPLES: tuple[Any, ...] = (
     _ALLOCATION,
     _DATA,
     KeyedPayload(inputs=("in/1",), outputs=("out/1",)),
-    Outcome(index=0, past=(_PAST,), helpers=("n2",), story=("saved",), value_sha256=b"h" * 32, exit_code=0),
+    _CALL,
+    Outcome(index=0, past=(_PAST,), helpers=("n2",), story=("saved",), value_sha256=b"h" * 32, exit_code=0, call=_CALL),
     FragmentSeal("0" * 32, b"s" * 64),
     Fragment(node="n1", outcomes=(Outcome(index=0),), ranges=((Outcome(index=0).state, 0, 1),), seal=FragmentSeal("0" * 32, b"s" * 64)),
     FailedRange(queue="default", seq=1, priority=0, cores=1, memory_mib=0, reason=Reason.NODE_LOST, block=b"x"),

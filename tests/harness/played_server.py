@@ -11,7 +11,8 @@ from typing import Any
 
 import grpc
 
-from rmgr.adapters.calls.links import PIECE_BYTES, VERSION
+from rmgr.adapters.calls.links import VERSION
+from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
 from tests.harness.waiting import eventually
@@ -25,7 +26,7 @@ def echoed(_offer: Any, arguments: bytes) -> tuple[Any, bytes]:
 
 
 class PlayedServer:
-    """Answers offers by `work` on a thread each; `verdicts` are given first, one an offer, in place of ACCEPTED."""
+    """Answers offers by `work` on a thread each; `verdicts` are given first, one an offer, in place of ACCEPTED; -1: none."""
 
     def __init__(self, endpoint: str, name: str, *, work: Work = echoed, functions: tuple[bytes, ...] = (b"echo",), **hello: Any) -> None:
         self.name, self.work = name, work
@@ -79,7 +80,8 @@ class PlayedServer:
     def _offered(self, offer: Any) -> None:
         self.offers.append(offer)
         kind = self.verdicts.pop(0) if self.verdicts else pb.Verdict.ACCEPTED
-        self.say(verdict=pb.Verdict(key=offer.key, kind=kind, reason="as the test wants it"))
+        if kind >= 0:
+            self.say(verdict=pb.Verdict(key=offer.key, kind=kind, reason="as the test wants it"))
         if kind != pb.Verdict.ACCEPTED:
             return
         with suppress(grpc.RpcError, ValueError):  # ValueError: the test has closed the channel

@@ -11,10 +11,11 @@ import grpc
 
 from rmgr.adapters.access.auth import USER_KEY, open_channel
 from rmgr.adapters.access.errors import rebuild
-from rmgr.adapters.calls.links import PIECE_BYTES, SILENT_S
+from rmgr.adapters.calls.links import SILENT_S, STALLED_S
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.errors import Unavailable
+from rmgr.errors import NoServer, Unavailable
+from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
@@ -39,9 +40,9 @@ class CallsClient:
         """`pb.FunctionsReply`. Raises: Unavailable; what the gateway refuses, as from all that follow."""
         return self._asked(self._stub.Functions, pb.FunctionsRequest(name=name))
 
-    def servers(self, name: str = "") -> Any:
+    def servers(self, name: str = "", *, timeout_s: float = _ANSWER_S) -> Any:
         """`pb.ServersReply`."""
-        return self._asked(self._stub.Servers, pb.ServersRequest(name=name))
+        return self._asked(self._stub.Servers, pb.ServersRequest(name=name), timeout_s)
 
     def explain(self, function: str, version: int, sizes: str) -> Any:
         """`pb.PickReply` with all terms. sizes: JSON."""
@@ -56,29 +57,28 @@ class CallsClient:
         """Begins a try. arguments: pieces of at most 1 MiB, asked for once the server is named."""
         return Attempt(self._stub, self._metadata, ask, arguments, self.endpoint)
 
-    def _asked(self, method: Callable[..., Any], request: Any) -> Any:
+    def _asked(self, method: Callable[..., Any], request: Any, timeout_s: float = _ANSWER_S) -> Any:
         try:
-            return method(request, timeout=_ANSWER_S, metadata=self._metadata)
+            return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                told = f"the gateway at {self.endpoint} passes no calls on ([submitter] calls = false there)"
+                raise NoServer(told, hint="name another one: --gateway HOST:PORT or RMGR_GATEWAY") from None
             raise rebuild(error, self.endpoint) from None
 
 
 class Attempt:
-    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. A silence of 10 s ends it.
-
-    Attributes:
-        has_sent: the server may have some of the arguments.
-    """
+    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. Silence ends it, 10 s, and within an answer 30 s."""
 
     def __init__(
         self, stub: Any, metadata: Sequence[tuple[str, str]], ask: Any, arguments: Callable[[], Iterable[bytes]], endpoint: str
     ) -> None:
-        self.has_sent = False
         self._ask = ask
         self._arguments = arguments
         self._endpoint = endpoint
         self._changed = threading.Condition()
-        self._is_named = self._has_answer = self._is_over = False
+        self._ended = threading.Event()
+        self._is_named = self._is_known = self._has_answer = self._is_over = False
         self._call = stub.Call(self._sent(), metadata=metadata)
         self._guard = _Silence(SILENT_S, self._call.cancel)
 
@@ -86,31 +86,41 @@ class Attempt:
         """`pb.ToCaller` until the last; beats are left out. Raises: Unavailable when the gateway is gone or silent; what it refuses."""
         try:
             for message in self._call:
+                if message.WhichOneof("what") == "outcome":
+                    self._guard.most_s = STALLED_S  # its pieces come over a link that may be slow, and no beats between them
                 self._guard.heard()
                 if message.WhichOneof("what") == "named":
-                    self._let(named=True)
+                    self._let(named=True, known=message.named.known)
                 if not message.beat:
                     yield message
         except grpc.RpcError as error:
             if self._guard.has_fired:
-                raise Unavailable(f"the gateway at {self._endpoint} has said nothing for {SILENT_S:.0f} s", hint="rmgr doctor") from None
+                why = f"the gateway at {self._endpoint} has said nothing for {self._guard.most_s:.0f} s"
+                raise Unavailable(why, hint="rmgr doctor") from None
             raise rebuild(error, self._endpoint) from None
         finally:
             self._let(over=True)
             self._guard.close()
+            self._ended.set()
 
     def acknowledge(self) -> None:
-        """The whole answer is here: the server may forget it."""
+        """The whole answer is here: the server may forget it. The gateway ends the stream when it has heard so."""
         self._let(answer=True)
 
-    def close(self) -> None:
-        """Ends it, from any thread. Idempotent."""
-        self._let(over=True)
-        self._call.cancel()
+    def wait(self, timeout_s: float) -> None:
+        """Until `messages` has ended."""
+        self._ended.wait(timeout_s)
 
-    def _let(self, *, named: bool = False, answer: bool = False, over: bool = False) -> None:
+    def close(self) -> None:
+        """Ends it, from any thread. One that was acknowledged ends by itself: cancelled, it would take that word with it. Idempotent."""
+        self._let(over=True)
+        if not self._has_answer:
+            self._call.cancel()
+
+    def _let(self, *, named: bool = False, known: bool = False, answer: bool = False, over: bool = False) -> None:
         with self._changed:
             self._is_named |= named
+            self._is_known |= known
             self._has_answer |= answer
             self._is_over |= over
             self._changed.notify_all()
@@ -122,8 +132,7 @@ class Attempt:
             self._changed.wait_for(lambda: self._is_named or self._is_over)
             if not self._is_named or self._is_over:
                 return
-            self.has_sent = True
-        for data in self._arguments():
+        for data in () if self._is_known else self._arguments():
             if len(data) > PIECE_BYTES:
                 raise ValueError(f"a piece of {len(data)} bytes")
             yield pb.FromCaller(data=data)
@@ -135,10 +144,10 @@ class Attempt:
 
 
 class _Silence:
-    """Calls `cut` once nothing was heard for so long."""
+    """Calls `cut` once nothing was heard for `most_s`, which counts from the next word on where it is changed."""
 
     def __init__(self, most_s: float, cut: Callable[[], object]) -> None:
-        self._most_s = most_s
+        self.most_s = most_s
         self._cut = cut
         self._heard = threading.Event()
         self._is_closed = False
@@ -153,7 +162,7 @@ class _Silence:
         self._heard.set()
 
     def _look(self) -> None:
-        while self._heard.wait(self._most_s):
+        while self._heard.wait(self.most_s):
             if self._is_closed:
                 return
             self._heard.clear()

@@ -25,6 +25,9 @@ import grpc
 from rmgr.coord.calls.ledger import Life
 from rmgr.coord.calls.lives import Lives, Standing
 from rmgr.errors import RmgrError, UsageError, VersionMismatch
+from rmgr.model.base.ids import check_name
+from rmgr.model.calls.arrays import PIECE_BYTES
+from rmgr.model.calls.interface import ALL_BYTES, MOST_BYTES, MOST_FUNCTIONS
 from rmgr.v1 import calls_pb2 as pb
 
 VERSION = 1
@@ -34,12 +37,12 @@ BEAT_S, SILENT_S = 2.0, 10.0
 STALLED_S = 30.0
 #: What is known of a server that has gone is kept for so long.
 KEEP_S = 3600.0
-#: Of a message with bulk.
-PIECE_BYTES = 1 << 20
 #: A probe is at most so large, and takes at most this part of a link; without an older measurement it has so many bytes.
 PROBE_BYTES, PROBE_PART, FIRST_PROBE_BYTES = 256 * 1024, 0.01, 64 * 1024
 #: Only what takes long enough to be measured says how fast a link is.
 MEASURED_BYTES = 64 * 1024
+#: More slots than a machine can have are a mistake.
+MOST_SLOTS = 10_000
 #: Messages to one server that it has not taken: far more than its waiting calls can be.
 _MOST_UNSENT = 10_000
 
@@ -161,8 +164,13 @@ class ServerLink:
             if count > probe.size:
                 break
         if probe.size and count == probe.size:
-            took_s = time.monotonic() - probe.taken_s
-            self.link = Measured(2 * probe.size / max(took_s, 1e-6), self.link.round_trip_s, time.monotonic())
+            known, now_s = self.link, time.monotonic()
+            took_s = now_s - probe.taken_s
+            if took_s > 2 * known.round_trip_s:
+                rate = 2 * probe.size / max(took_s - known.round_trip_s, 1e-6)
+            else:  # mostly the round trip: it is at least so fast. Taken for the rate, it would make the next probe smaller still
+                rate = max(known.bytes_per_s, 2 * probe.size / max(took_s, 1e-6))
+            self.link = Measured(rate, known.round_trip_s, now_s)
         self._probe = None
         return True
 
@@ -214,12 +222,16 @@ class Links:
             return self._lives.standing(life, _now_us())
 
     def heard_elsewhere(self, life: Life, ago_us: int, *, is_over: bool) -> None:
-        """Another gateway knows so."""
+        """Another gateway knows so. A life that is over and has its stream here all the same is told to begin another."""
         with self._lock:
-            if is_over:
-                self._lives.over(life, _now_us())
-            else:
+            if not is_over:
                 self._lives.heard(life, _now_us() - ago_us)
+                return
+            self._lives.over(life, _now_us())
+            link = self._live.get(life.server)
+        if link is not None and link.life == life.number and not link.is_over:
+            link.tell(welcome=pb.ServerWelcome(version=VERSION, refused=_given_up(life.server), over=True))
+            link.out.put(None)
 
     def served(self, requests: Iterator[Any], context: grpc.ServicerContext, identity: str, gateway: str) -> Iterator[Any]:
         """What a server is told, while its stream lasts: the body of `Serve`.
@@ -234,7 +246,8 @@ class Links:
         welcome = pb.ServerWelcome(version=VERSION, gateway=gateway)
         refusal = self._enter(link)
         if refusal:
-            yield pb.ToServer(welcome=pb.ServerWelcome(version=VERSION, gateway=gateway, refused=refusal))
+            is_over = self.standing(Life(link.name, link.life)) is Standing.OVER
+            yield pb.ToServer(welcome=pb.ServerWelcome(version=VERSION, gateway=gateway, refused=refusal, over=is_over))
             return
         if not context.add_callback(lambda: link.out.put(None)):
             self._leave(link)
@@ -275,10 +288,12 @@ class Links:
         if hello.version != VERSION:
             words = f"server {hello.name or '?'} speaks version {hello.version} of calls, this gateway {VERSION}"
             raise VersionMismatch(words, hint="rmgr version")
-        if not hello.name or not hello.life or not hello.slots or not 0 <= hello.mops < math.inf:
-            raise UsageError(f"server {hello.name!r} says hello without name, life, slots or speed")
         if identity and identity != hello.name:
-            raise UsageError(f"server {hello.name} has a certificate of {identity}", hint=f"rmgr server --name {identity}")
+            raise UsageError(f"server {hello.name[:100]!r} has a certificate of {identity}", hint=f"rmgr server --name {identity}")
+        check_name("server", hello.name[:100])
+        wrong = _crooked(hello)
+        if wrong:
+            raise UsageError(f"server {hello.name} says hello with {wrong}")
         return ServerLink(
             hello.name,
             hello.site,
@@ -299,7 +314,7 @@ class Links:
             if known is not None and known.life != link.life and time.monotonic() - known.heard_s < SILENT_S:
                 return f"another server {link.name} is here (site {known.site or '-'}): a name is of one server"
             if not self._lives.hello(Life(link.name, link.life), _now_us()):
-                return f"server {link.name} was silent for too long: what it had is given up, and it has to begin another life"
+                return _given_up(link.name)
             self._live[link.name] = link
             self._gone.pop(Life(link.name, link.life), None)
         if known is not None:
@@ -329,6 +344,28 @@ class Links:
         for one in list(link.tries.values()):
             one.lost()
         self._changed()
+
+
+def _crooked(hello: Any) -> str:
+    """What of a hello cannot be, "" where all can. What passes here is kept, reported every 5 s and shown."""
+    if not hello.life:
+        return "no life"
+    if not 1 <= hello.slots <= MOST_SLOTS:
+        return f"{hello.slots:,} slots: 1 to {MOST_SLOTS:,} can be"
+    if not 0 < hello.mops < math.inf:
+        return f"a speed of {hello.mops} million operations a second"
+    if len(hello.site) > 64 or not hello.site.isprintable():
+        return f"site {hello.site[:64]!r}: at most 64 printable characters"
+    if len(hello.functions) > MOST_FUNCTIONS:
+        return f"{len(hello.functions):,} functions: {MOST_FUNCTIONS:,} are the most"
+    largest, count = max(map(len, hello.functions), default=0), sum(map(len, hello.functions))
+    if largest > MOST_BYTES or count > ALL_BYTES:
+        return f"interfaces of {count:,} bytes, the largest of {largest:,}: {ALL_BYTES:,} and {MOST_BYTES:,} are the most"
+    return ""
+
+
+def _given_up(name: str) -> str:
+    return f"server {name} was silent for too long: what it had is given up, and it has to begin another life"
 
 
 def _now_us() -> int:

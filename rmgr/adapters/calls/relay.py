@@ -26,10 +26,11 @@ from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.errors import fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.stalls import Stalls
-from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, STALLED_S, VERSION, Links, ServerLink
+from rmgr.adapters.calls.links import BEAT_S, SILENT_S, STALLED_S, VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life
 from rmgr.coord.calls.lives import Standing
-from rmgr.errors import RmgrError, UsageError, VersionMismatch
+from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionMismatch
+from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb
 
 #: Calls under way through one gateway; each holds up to three threads.
@@ -38,6 +39,8 @@ MAX_CALLS = 256
 VERDICT_S = 5.0
 #: How often a call that waits for room looks again, beside being told of changes.
 _LOOK_S = 1.0
+#: A server to whom a call comes with less than this left may bar it because its time is over.
+_OVER_S = 0.1
 _LONGEST_S = 7 * 86400.0
 
 
@@ -47,11 +50,12 @@ _REFUSALS = frozenset({pb.Verdict.REFUSED, pb.Verdict.BARRED})
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked for, as the gateway understands it. function: name@version. bytes: both ways."""
+    """What is asked for, as the gateway understands it. function: name@version. bytes: both ways. sizes: `n=600`, for people."""
 
     function: str
     operations: int
     bytes: int
+    sizes: str = ""
     took_s: float = 0.0  #: to understand it
 
 
@@ -70,8 +74,8 @@ class Choosing(Protocol):
     def forwarding(self, count: int) -> None:
         """So many bytes of arguments are about to go to a server. May block, for tests."""
 
-    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
-        """A call has its answer."""
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, out_s: float, pick: Any) -> None:
+        """A call has its answer. took_s: since its server was named; out_s: of it, the way of the answer to the client."""
 
     def functions(self, request: Any) -> Any:
         """`pb.FunctionsReply`."""
@@ -100,6 +104,7 @@ class _Given:
     context: grpc.ServicerContext
     at_s: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
+    is_read: bool = False  #: by the client's RPC, however long that takes
     is_taken: bool = False
 
 
@@ -214,15 +219,25 @@ class Relay:
         return None, None
 
     def _take(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        link, one = self._link_of(request.key, context)
-        if link is None or one is None:
-            yield from self._probed(request.key, context)
-            return
+        try:
+            yield from self._stalls.watched(context, self._taken(request.key, context))
+        except RmgrError as error:
+            fail(context, error)
+
+    def _taken(self, key: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
+        """What lies there for this key. Raises: NotFound, StateConflict; UsageError for a client that broke off."""
+        _, one = self._link_of(key, context)
+        if one is None:
+            probes = (link.probe_pieces(key) for link in self._of(context))
+            pieces = next((found for found in probes if found is not None), None)
+            if pieces is None:
+                raise NotFound("nothing is there for this key: its call has gone elsewhere or ended, or it was told to another server")
+            return pieces
         with one.changed:
             if one.taker is not None or one.has_ended:
-                return  # once: the pieces are gone
+                raise StateConflict("these arguments were taken before: they are not kept")
             one.taker = context
-        yield from self._stalls.watched(context, self._arguments(one))
+        return self._arguments(one)
 
     def _arguments(self, one: _Try) -> Iterator[Any]:
         """Reads what the client sends, on the thread that sends it on."""
@@ -232,7 +247,8 @@ class Relay:
                 began_s = time.monotonic()
                 with self._stalls.waited(one.context):
                     message = next(one.requests)
-                one.client_s += time.monotonic() - began_s
+                if one.sent_s:
+                    one.client_s += time.monotonic() - began_s
                 data = message.data
                 left -= len(data)
                 if not data or len(data) > PIECE_BYTES or left < 0:
@@ -243,13 +259,6 @@ class Relay:
         except (StopIteration, grpc.RpcError, UsageError) as error:
             one.put("cut")
             raise UsageError(f"the client of this call went away in the middle of its arguments ({type(error).__name__})") from None
-
-    def _probed(self, key: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
-        for link in self._of(context):
-            pieces = link.probe_pieces(key)
-            if pieces is not None:
-                yield from pieces
-                return
 
     def _of(self, context: grpc.ServicerContext) -> list[ServerLink]:
         identity = caller_of(context).identity
@@ -265,10 +274,13 @@ class Relay:
                 if link.probe_given(first.key, requests, len(first.data)):
                     return pb.GiveReply(is_taken=True)
             return pb.GiveReply()
+        if first.outcome.kind not in pb.CallOutcome.Kind.values():
+            words = f"what its server says of its end is no outcome ({first.outcome.kind})"
+            first.outcome.CopyFrom(pb.CallOutcome(kind=pb.CallOutcome.LOST, error=words))
         given = _Given(first.outcome, requests, first.data, context)
         one.put(given)
         while not given.done.wait(BEAT_S):
-            if not context.is_active() or one.has_ended:
+            if not context.is_active() or (one.has_ended and not given.is_read):
                 break
         given.done.wait(0.1)
         return pb.GiveReply(is_taken=given.is_taken)
@@ -312,6 +324,10 @@ class Relay:
 
     def _tried(self, one: _Try) -> Iterator[Any]:
         """One try from its question to its last message."""
+        life = Life(one.ask.bound_server, one.ask.bound_life)
+        if life.number and self.links.find(life) is None:  # also where nobody offers its function any more
+            yield self._over(life)
+            return
         wanted = yield from self._understood(one)
         if wanted is None:
             return
@@ -325,8 +341,10 @@ class Relay:
         while True:
             event = one.take(min(BEAT_S, max(0.0, one.left_s)))
             if isinstance(event, _Given):
+                given_s = time.monotonic()
                 yield from self._answered(one, event)
-                self._choosing.ended(wanted, link, event.outcome, time.monotonic() - began_s, pick)
+                ended_s = time.monotonic()
+                self._choosing.ended(wanted, link, event.outcome, ended_s - began_s, ended_s - given_s, pick)
                 return
             if event == "gone":
                 return
@@ -353,26 +371,32 @@ class Relay:
         return None
 
     def _accepted(self, one: _Try, wanted: Wanted) -> Generator[Any, None, _Accepted | None]:
-        """Offers the call until a server takes it. Returns (its link, the pick, the trace), None when the try has ended."""
+        """Offers the call until a server takes it. Returns (its link, the pick, the trace), None when the try has ended.
+
+        Raises: UsageError where each server that offers its function has barred it, as one that is too large is.
+        """
         ask = one.ask
         if ask.bound_life:
             return (yield from self._bound(one))
         full: list[ServerLink] = []
+        barred: dict[int, str] = {}  # life -> why it takes no attempt of this call
         while True:
             seen = self._changes
-            links = [
-                link
-                for link in self._choosing.offering(wanted)
-                if link.life not in ask.without and link not in full and not link.is_leaving
-            ]
+            offering = self._choosing.offering(wanted)
+            links = [link for link in offering if link.life not in ask.without and link not in full and not link.is_leaving]
             pick, trace = self._choosing.pick(wanted, one.caller.user, links) if links else (pb.PickReply(), ())
             link = next((link for link in links if link.name == pick.server), None)
             if link is not None:
                 verdict = self._offer(one, link, wanted)
                 if verdict is not None and verdict.kind in _TAKES:
                     return link, pick, trace
+                if verdict is not None and verdict.kind == pb.Verdict.BARRED:
+                    barred[link.life] = verdict.reason
                 full.append(link)  # it has refused this attempt, which must not be offered there again
                 continue
+            if barred and one.left_s > _OVER_S and all(link.life in barred for link in offering):
+                why = next(iter(barred.values()))
+                raise UsageError(f"no server takes this call of {wanted.function}: {why}", hint="rmgr functions; rmgr servers")
             yield from self._paused(one, _LOOK_S, seen)  # a server that gets room, or a new one, is asked by the next attempt
             reason = pick.why or (f"every server of {wanted.function} is full" if full else f"no server takes {wanted.function} now")
             yield pb.ToCaller(none=pb.NoneNow(kind=pb.NoneNow.FULL, reason=reason))
@@ -415,13 +439,17 @@ class Relay:
                 if event.kind not in _TAKES:
                     link.tries.pop(one.key, None)
                 return event
+            if isinstance(event, _Given):  # it has overtaken the word that the server has this call: they travel on two connections
+                one.events.appendleft(event)
+                one.is_known = True
+                return pb.Verdict(key=one.key, kind=pb.Verdict.JOINED)
             if event is None or event in ("lost", "gone"):
                 link.tries.pop(one.key, None)
                 return None
 
     def _answered(self, one: _Try, given: _Given) -> Iterator[Any]:
         """Reads what the server gives, on the thread that sends it on; then the client's word that it has all."""
-        one.has_ended = True
+        one.has_ended = given.is_read = True
         link, outcome = one.link, given.outcome
         there_s = one.client_s + (outcome.waited_us + outcome.ran_us) / 1e6  # the rest of the time it was on its way
         in_s = max(0.0, given.at_s - one.sent_s - there_s) if one.sent_s else 0.0

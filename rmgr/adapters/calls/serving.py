@@ -21,14 +21,17 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
+import msgspec
 
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.access.errors import rebuild
-from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, STALLED_S, VERSION
+from rmgr.adapters.calls.links import BEAT_S, SILENT_S, STALLED_S, VERSION
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.coord.calls.ledger import CallId
+from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.servers import ServerLoad
 from rmgr.runner.host.writing import write_whole
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
@@ -67,19 +70,6 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadNow:
-    """As `Load` of `calls.proto`."""
-
-    running: int
-    waiting: int
-    other: float
-    mean_load: float
-    arrivals_per_s: float
-    service_s: float
-    service_cv: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnd:
     """How a call ended, as `CallOutcome` of `calls.proto`. kind: its names."""
 
@@ -108,6 +98,14 @@ class Parted:
     line: GatewayLine
     why: str
     was_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outlived:
+    """Gateways have given this life up: whoever serves on begins another."""
+
+    line: GatewayLine
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,7 @@ class Given:
     trouble: str = ""
 
 
-LineEvent: TypeAlias = Joined | Parted | Asked | Offered | Cancelled | Orphaned | Acknowledged | Taken | Given
+LineEvent: TypeAlias = Joined | Parted | Outlived | Asked | Offered | Cancelled | Orphaned | Acknowledged | Taken | Given
 
 
 class _Transfer:
@@ -269,10 +267,9 @@ class GatewayLine:
 
     # -- what the owner orders
 
-    def load(self, ask: int, load: LoadNow) -> None:
+    def load(self, ask: int, load: ServerLoad) -> None:
         """Answers `Asked`."""
-        now = {name: getattr(load, name) for name in LoadNow.__slots__}
-        self._out.put(pb.FromServer(load=pb.Load(ask=ask, **now)))
+        self._out.put(pb.FromServer(load=pb.Load(ask=ask, **msgspec.structs.asdict(load))))
 
     def verdict(self, key: bytes, kind: str, reason: str = "") -> None:
         """Says what becomes of an offered call. kind: a name of `Verdict.Kind`."""
@@ -389,6 +386,9 @@ class GatewayLine:
         """Passes it on to the owner; why the gateway refuses this server, "" = it does not."""
         match message.WhichOneof("what"):
             case "welcome":
+                if message.welcome.over:
+                    self._closing.set()  # this life does not come back
+                    self._tell(Outlived(self, message.welcome.refused))
                 if message.welcome.refused:
                     return f"it refuses this server: {message.welcome.refused}"
                 self._is_up = True

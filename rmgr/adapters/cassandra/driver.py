@@ -50,7 +50,8 @@ try:
     from cassandra.query import BatchStatement, BatchType, SimpleStatement, tuple_factory
 except ImportError as error:
     raise ConfigError(
-        f"the Cassandra driver cannot be imported: {error}", hint="install it: pip install 'rmgr[cassandra]', or use --store sqlite:PATH"
+        f"the Cassandra driver cannot be imported: {error}",
+        hint="install it: pip install 'cassandra-driver>=3.30,<4', or use --store sqlite:PATH",
     ) from error
 except Exception as error:
     # DependencyException: no event loop of the driver works with this Python (asyncore is gone from 3.12 on).

@@ -215,7 +215,7 @@ def too_new(keyspace: str, version: int) -> ConfigError:
     """The error for a schema that a later release made."""
     return ConfigError(
         f"keyspace {keyspace} of the data store has schema version {version}, this rmgr knows {NEWEST} and older ones",
-        hint="upgrade rmgr on this machine: pip install --upgrade rmgr",
+        hint="upgrade rmgr on this machine, from a newer checkout: pip install --upgrade .",
     )
 
 

@@ -34,6 +34,8 @@ _NEEDED = ("ca.crt", "tls.crt", "tls.key", "sign.crt", "sign.key", "roles.json")
 SECRET_FILES = ("tls.key", "sign.key", "ca.key", "zookeeper.secret", "zookeeper.secrets")
 _ENDPOINTS = "watchdogs.json"
 AUTHORITY_FILES = ("ca.crt", "ca.key", "zookeeper.secrets")
+#: What makes the bundle of a role; those of WatchDogs and gateways are made with the authority.
+_MAKERS = {Role.STARTER: "rmgr admin add-node NAME", Role.SERVER: "rmgr admin add-server NAME", Role.USER: "rmgr admin add-user NAME"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,7 @@ class Credentials:
             meant = " or ".join(roles)
             raise ConfigError(
                 f"{where} is the bundle of {_told(who)}, and a {meant} needs its own",
-                hint=f"set [security] dir (RMGR_SECURITY_DIR) to that of a {meant}; rmgr admin add-node and add-user make them",
+                hint=f"set [security] dir (RMGR_SECURITY_DIR) to that of a {meant}; {_MAKERS.get(roles[0], 'rmgr admin init')} makes it",
             )
         key = _private_key(where / "sign.key", files["sign.key"], signer)
         _private_key(where / "tls.key", files["tls.key"], link)

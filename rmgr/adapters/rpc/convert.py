@@ -10,6 +10,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.views import (
     ClassView,
     ExplainView,
+    FailureView,
     FaultView,
     HeldView,
     JobView,
@@ -33,6 +34,7 @@ V = TypeVar("V")
 MESSAGES: dict[type[Any], type[Any]] = {
     JobView: pb.JobView,
     MovingView: pb.MovingView,
+    FailureView: pb.FailureView,
     NodeView: pb.NodeView,
     QueueView: pb.QueueView,
     ClassView: pb.ClassView,

@@ -14,11 +14,11 @@ import click
 from rmgr.cli.control import settings as cluster_settings
 from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.control.settings_pipelines import warn_of_pulls
-from rmgr.cli.display.render import emit
+from rmgr.cli.display.render import clock, emit, iso
 from rmgr.cli.session.command import command, command_group
 from rmgr.cli.session.context import Session
 from rmgr.config import Config, check_file
-from rmgr.errors import UNREADABLE_TEXT, ConfigError
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -47,8 +47,11 @@ def show(session: Session, of_cluster: bool) -> None:
     if of_cluster:
         settings, version = read_settings(session)
         if session.json:
-            emit({"version": version, "settings": cluster_settings.to_document(settings)})
+            who = {"by": settings.changed_by, "since": iso(settings.changed_us)}
+            emit({"version": version, "settings": cluster_settings.to_document(settings), **who})
         else:
+            if settings.changed_by:
+                session.note(f"changed last by {settings.changed_by}, {clock(settings.changed_us)}")
             sys.stdout.write(cluster_settings.to_toml(settings))
         return
     loaded = session.config()
@@ -92,16 +95,25 @@ def check(session: Session, file: Path | None) -> None:
 @command(
     "apply",
     group=config,
-    examples="rmgr config apply c.toml\nrmgr config apply --dry-run c.toml",
-    exits="0 applied, 1 changed by somebody else meanwhile, or a removed queue holds work, 2 the file is wrong, 5 no ZooKeeper",
+    examples="rmgr config apply c.toml\nrmgr config apply --dry-run c.toml\nrmgr config apply --remove c.toml     what it leaves out goes",
+    exits="""\
+0 applied, 1 changed by somebody else meanwhile, or a removed queue holds work,
+2 the file is wrong, or leaves out what is set (it names what), 5 no ZooKeeper""",
 )
 @click.argument("file", type=_FILE)
 @click.option("--dry-run", is_flag=True, help="say what would change")
-def apply(session: Session, file: Path, dry_run: bool) -> None:
-    """Makes FILE the settings of the cluster; all processes take them up at once. What it leaves out is the default."""
+@click.option("--remove", is_flag=True, help="what is set, and FILE leaves out, becomes the default again; queues go")
+def apply(session: Session, file: Path, dry_run: bool, remove: bool) -> None:
+    """Makes FILE the settings of the cluster; all processes take them up at once. What it leaves out must be the default (or --remove)."""
     wanted = cluster_settings.read_settings_file(file)
     present, version = read_settings(session)
     changes = differences(present, wanted)
+    gone = left_out(file, present, wanted)
+    if gone and not remove and not dry_run:
+        raise UsageError(
+            f"{file} leaves out what is set: {', '.join(gone)}{_last_change(present)}",
+            hint=f"rmgr config show --cluster prints what is set; rmgr config apply --remove {file} removes these",
+        )
     if changes and not dry_run:
         apply_settings(session, wanted, version)
     if session.json:
@@ -121,6 +133,25 @@ def apply(session: Session, file: Path, dry_run: bool) -> None:
         sys.stdout.write("nothing changes: these are the settings of the cluster\n")
     elif dry_run:
         session.note("nothing was changed (--dry-run)")
+    if gone and dry_run and not remove:
+        session.note(f"it leaves out what is set, and needs --remove: {', '.join(gone)}")
+
+
+def left_out(file: Path, present: ClusterSettings, wanted: ClusterSettings) -> list[str]:
+    """What is set and `file` does not mention: it would go, or become the default again. Dotted names, a queue or pipeline by its own."""
+    keys, pipelines = cluster_settings.mentioned(file.read_text("utf-8-sig"))
+    old = {f"pipelines.{item.partition}" for item in present.pipelines}
+    gone = [f"queues.{name}" for name in sorted(_names(present) - _names(wanted))] + sorted(old - pipelines)
+    for key, before, after in differences(present, wanted):
+        is_inside = any(key.startswith(f"{whole}.") for whole in (*gone, *pipelines, *old))
+        if before is not None and after is not None and not is_inside and cluster_settings.settled(key) not in keys:
+            gone.append(f"{key} ({_shown(before)} -> {_shown(after)})")
+    return gone
+
+
+def _last_change(settings: ClusterSettings) -> str:
+    """Who has changed them last."""
+    return f" (changed last by {settings.changed_by}, {clock(settings.changed_us)})" if settings.changed_by else ""
 
 
 def differences(old: ClusterSettings, new: ClusterSettings) -> list[tuple[str, Any, Any]]:

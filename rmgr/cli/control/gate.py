@@ -7,11 +7,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from rmgr.cli.display.render import emit
+from rmgr.cli.display.render import emit, now_us
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.numbers import positions_of
@@ -21,6 +22,7 @@ from rmgr.errors import NotFound, PermissionDenied, UsageError
 from rmgr.model.tasks.submission import Phase, Submission
 
 if TYPE_CHECKING:
+    from rmgr.coord.decisions.gating import Doer
     from rmgr.coord.protocol.ports import Coordinator
     from rmgr.procedures.control import Changed
 
@@ -58,11 +60,12 @@ def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Fi
     exits=_EXITS,
 )
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.option("--reason", metavar="TEXT", default="", help="shown by show and explain")
 @filter_options
-def hold(session: Session, selectors: tuple[str, ...], chosen: Filter) -> None:
-    """Keeps waiting work from starting until rmgr release; what runs goes on."""
+def hold(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
+    """Keeps waiting work from starting until rmgr release; what runs goes on. What an operator holds, operators release."""
     targets = _whole(_select(session, selectors, chosen), "hold")
-    _tell(session, _change_all(session, targets, _hold), "held")
+    _tell(session, _change_all(session, targets, partial(_hold, doer_of(session), reason)), "held")
 
 
 @command("release", examples="rmgr release 42\nrmgr release all", exits=_EXITS)
@@ -71,7 +74,7 @@ def hold(session: Session, selectors: tuple[str, ...], chosen: Filter) -> None:
 def release(session: Session, selectors: tuple[str, ...], chosen: Filter) -> None:
     """Lets held work start; what waits for other work goes on waiting for that."""
     targets = _whole(_select(session, selectors, chosen), "release")
-    _tell(session, _change_all(session, targets, _release), "released")
+    _tell(session, _change_all(session, targets, partial(_release, doer_of(session, is_free=is_operator(session)))), "released")
 
 
 def cancel_ids(session: Session, ids: Sequence[str], *, reason: str) -> Changes:
@@ -82,30 +85,32 @@ def cancel_ids(session: Session, ids: Sequence[str], *, reason: str) -> Changes:
 
 def cancel_targets(session: Session, targets: Sequence[Target], *, reason: str) -> Changes:
     """Cancels submissions and single tasks. Raises NotFound, PermissionDenied, StateConflict, Unavailable."""
-    changes = Changes()
+    changes, me = Changes(), doer_of(session)
     for target in targets:
         if target.tasks:
             _cancel_tasks(session, target, reason, changes)
         else:
-            why = _change(session, target.submission, _cancel(reason))
+            why = _change(session, target.submission, partial(_cancel, me, reason))
             changes.add(target.ids, _always(why))
             if not why and not session.query().has_leader():
-                _order_kill(session, target.submission, reason)
+                _order_kill(session, target.submission)
     return changes
 
 
-def _order_kill(session: Session, number: int, reason: str) -> None:
+def _order_kill(session: Session, number: int) -> None:
     """Writes the orders that a leader would give to the Starters, while there is none."""
+    from rmgr.coord.decisions.gating import cancel_words
+    from rmgr.coord.decisions.keeping import cancel_reason
     from rmgr.coord.ops.leader import order
     from rmgr.coord.protocol import paths
-    from rmgr.model.base.states import Reason
     from rmgr.model.cluster.node import InboxOrder, OrderKind
-    from rmgr.procedures.snapshot import read_claimed
+    from rmgr.procedures.snapshot import read_claimed, read_submission
 
     coordinator, timeout_s = session.coordinator(), session.left_s(10.0) or 10.0
     names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
     claimed = read_claimed(coordinator, names, submission=number, timeout_s=timeout_s)
-    what = InboxOrder(order=OrderKind.CANCEL, submission=number, reason=Reason.USER_CANCEL, detail=reason)
+    record = read_submission(coordinator, number, timeout_s=timeout_s)
+    what = InboxOrder(order=OrderKind.CANCEL, submission=number, reason=cancel_reason(record), detail=cancel_words(record))
     orders = [
         coordinator.commit(order(node, uuid.uuid4().hex, what), timeout_s=timeout_s) for node in sorted({node for node, _, _ in claimed})
     ]
@@ -148,25 +153,22 @@ class ControlReach:
     coordinator: Coordinator | None
 
 
-def _hold(reach: ControlReach, number: int, timeout_s: float) -> Changed:
+def _hold(doer: Doer, reason: str, reach: ControlReach, number: int, timeout_s: float) -> Changed:
     from rmgr.procedures.control import hold_submission
 
-    return hold_submission(reach, number, timeout_s=timeout_s)
+    return hold_submission(reach, number, detail=reason, doer=doer, timeout_s=timeout_s)
 
 
-def _release(reach: ControlReach, number: int, timeout_s: float) -> Changed:
+def _release(doer: Doer, reach: ControlReach, number: int, timeout_s: float) -> Changed:
     from rmgr.procedures.control import release_submission
 
-    return release_submission(reach, number, timeout_s=timeout_s)
+    return release_submission(reach, number, doer=doer, timeout_s=timeout_s)
 
 
-def _cancel(reason: str) -> Change:
-    def change(reach: ControlReach, number: int, timeout_s: float) -> Changed:
-        from rmgr.procedures.control import cancel_submission
+def _cancel(doer: Doer, reason: str, reach: ControlReach, number: int, timeout_s: float) -> Changed:
+    from rmgr.procedures.control import cancel_submission
 
-        return cancel_submission(reach, number, detail=reason, timeout_s=timeout_s)
-
-    return change
+    return cancel_submission(reach, number, detail=reason, doer=doer, timeout_s=timeout_s)
 
 
 def _cancel_tasks(session: Session, target: Target, reason: str, changes: Changes) -> None:
@@ -184,7 +186,8 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
     positions = positions_of(session, number, target.tasks, total=read[1].total)
     open_ = [position for position in positions if read[1].state_of(position) is None]
     end_s = time.monotonic() + timeout_s
-    ended = TaskRanges(cancel_tasks(coordinator, number, ranges_of(open_), detail=reason, running=True, deadline_s=end_s), MOST_TASKS)
+    gone = cancel_tasks(coordinator, number, ranges_of(open_), detail=reason, by=session.me, running=True, deadline_s=end_s)
+    ended = TaskRanges(gone, MOST_TASKS)
     for id_, position in zip(target.ids, positions, strict=True):
         state = read[1].state_of(position)
         late = "" if ended.covers(position, position + 1) else "it has ended meanwhile"
@@ -193,19 +196,30 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
 
 def check_owner(session: Session, record: Submission) -> None:
     """A courtesy among users who reach ZooKeeper itself: gateways are the wall (`daemons/gateway/rights`)."""
-    from rmgr.model.cluster.identity import Role
-
-    me, credentials = session.me, session.credentials()
-    if record.user in {me, ""} or (me == "root" and credentials is None):
-        return
-    if credentials is not None and credentials.identity.role in {Role.OPERATOR, Role.ADMIN}:
-        return
-    from rmgr.procedures.bootstrap import read_settings
-
-    if me not in read_settings(session.coordinator()).operators:
+    if record.user not in {session.me, ""} and not is_operator(session):
         raise PermissionDenied(
             f"{record.id} belongs to {record.user}", hint="its owner or an operator may do that (operators: rmgr config)"
         )
+
+
+def is_operator(session: Session) -> bool:
+    """By certificate or settings; in an open cluster root is one. A gateway knows better, and decides."""
+    from rmgr.model.cluster.identity import Role
+    from rmgr.procedures.bootstrap import read_settings
+
+    credentials = session.credentials()
+    if credentials is None and session.me == "root":
+        return True
+    if credentials is not None and credentials.identity.role in {Role.OPERATOR, Role.ADMIN}:
+        return True
+    return session.me in read_settings(session.coordinator()).operators
+
+
+def doer_of(session: Session, *, is_free: bool = False) -> Doer:
+    """Who types this. is_free: he is an operator; asked of a release alone."""
+    from rmgr.coord.decisions.gating import Doer
+
+    return Doer(name=session.me, is_operator=is_free, now_us=now_us())
 
 
 # -- selection and answer -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rmgr.coord.decisions.rights import Person, check_operator
@@ -10,10 +11,10 @@ from rmgr.coord.ops import operator as operator_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi
 from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import CoordinationUnavailable, StateConflict
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, StateConflict
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import Drain
+from rmgr.model.cluster.node import Drain, NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings
 
 if TYPE_CHECKING:
@@ -57,6 +58,35 @@ def resume_node(session: Session, node: str) -> bool:
     return True
 
 
+def forget_node(session: Session, name: str) -> None:
+    """No screen shows the node any more; a Starter that registers it anew brings it back.
+
+    Raises: StateConflict unless it is stopped, empty and (in a secured cluster) revoked; PermissionDenied unless ZooKeeper lets him.
+    """
+    timeout_s = session.left_s(10.0) or 10.0
+    coordinator = session.coordinator()
+
+    def attempt() -> Multi:
+        found = _get(session, paths.node(name))
+        assert found is not None, name
+        record = decode_record(found[0], NodeRecord, paths.node(name))
+        if record.state is not NodeState.FENCED:
+            raise StateConflict(
+                f"{name} is not stopped, so it is not forgotten", hint=f"stop its Starter on {record.host or name}; rmgr nodes {name}"
+            )
+        if coordinator.children(paths.running_node(name), timeout_s=timeout_s).result(timeout_s + 1.0):
+            raise StateConflict(f"{name} has work that the leader has not taken away yet", hint=f"try again; rmgr nodes {name}")
+        if record.key_id and _get(session, paths.revoked(record.key_id)) is None:
+            told = f"the credentials of {name} are still believed"
+            raise StateConflict(told, hint=f"rmgr admin revoke {name} --role starter; then this again")
+        return operator_ops.forget(record, found[1])
+
+    try:
+        _commit(session, attempt, f"the record of {name}")
+    except PermissionDenied as error:
+        raise PermissionDenied(f"{name}: forgetting a node is for the admin", hint="run it with the bundle of rmgr admin init") from error
+
+
 def for_operators(session: Session, what: str) -> None:
     """Says in words what ZooKeeper would refuse; a gateway knows who is one, and says so itself. Raises PermissionDenied."""
     credentials = session.credentials()
@@ -93,6 +123,9 @@ def apply_settings(session: Session, settings: ClusterSettings, version: int) ->
                     )
     directories = [path for queue in settings.queues for path in (paths.pending(queue.name), paths.held(queue.name))]
     coordinator.ensure(directories, timeout_s=timeout_s)
+    from rmgr.cli.display.render import now_us
+
+    settings = replace(settings, changed_by=session.me, changed_us=now_us())
     answer = coordinator.commit(operator_ops.set_settings(settings, version), timeout_s=timeout_s).result(timeout_s + 5.0)
     match answer:
         case Committed():

@@ -45,7 +45,7 @@ from rmgr.model.cluster.queue import FAIR, FIFO, PRIVATE, SHARED, ClusterSetting
 from rmgr.model.tasks.block import PRIORITY_RANGE
 
 _STATES = ("open", "closed", "stopped")
-_TOP_HIDDEN = {"format", "queues", "pipelines", "limits"}
+_TOP_HIDDEN = {"format", "queues", "pipelines", "limits", "changed_by", "changed_us"}
 #: Whole numbers may be below 0; all are far within the integers of every codec.
 _SIGNED = frozenset({"default_priority", "max_priority", "rank"})
 _MOST = 10**12
@@ -184,6 +184,25 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("a number, or text with a unit, expected")
     return value
+
+
+def mentioned(text: str) -> tuple[set[str], set[str]]:
+    """Keys that a file says, and the pipelines that it has, dotted and without units (`settled`). text: TOML that can be read."""
+    document = tomllib.loads(text)
+    pipelines = {f"pipelines.{partition}" for partition in document.get("pipelines", {})}
+    keys = {settled(key) for key in document}
+    for section in ("queues", "limits"):
+        for name, value in document.get(section, {}).items():
+            keys.add(settled(f"{section}.{name}"))
+            keys.update(settled(f"{section}.{name}.{key}") for key in (value if isinstance(value, dict) else ()))
+    return keys, pipelines
+
+
+def settled(key: str) -> str:
+    """A key of a file, or of `to_document`, without its unit."""
+    for suffix in ("_us", "_bytes", "_s"):
+        key = key.removesuffix(suffix)
+    return key
 
 
 def to_toml(settings: ClusterSettings) -> str:

@@ -30,6 +30,10 @@ def nodes_or_reason(job: JobView) -> str:
     if job.state in {State.RUNNING, State.COMPLETED, State.STARTING, State.SUSPENDED} and job.nodes:
         return f"{node_list(job.nodes)} ({job.detail})" if job.state is State.STARTING and job.detail else node_list(job.nodes)
     told = str(job.reason) + (f": {job.detail}" if job.detail and job.reason else "")
+    if job.state is State.FAILED and not job.detail and job.failures:
+        from rmgr.cli.display.failures import cell
+
+        told = cell(job)
     return f"({told})" if told else node_list(job.nodes)
 
 
@@ -137,6 +141,12 @@ def _node_state(node: NodeView) -> str:
     return f"{node.state} until {clock(node.until_us)}" if node.state == NodeState.QUARANTINED and node.until_us else str(node.state)
 
 
+def _node_reason(node: NodeView) -> str:
+    """With who drains it, since when."""
+    who = f"drained by {node.by}, {clock(node.since_us)}" if node.by else ""
+    return f"{node.reason} ({who})" if node.reason and who else node.reason or who
+
+
 def node_columns(now_us: int) -> tuple[Column, ...]:
     """`rmgr nodes`: used/total in the resource columns."""
     return (
@@ -148,7 +158,9 @@ def node_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="RUN", text=lambda n: str(n.running), order=lambda n: n.running, right=True),
         Column(name="LOAD", text=lambda n: "" if n.load is None else f"{n.load:.2f}", order=lambda n: n.load, right=True),
         Column(name="SEEN", text=lambda n: age(n.seen_us, now_us), order=lambda n: n.seen_us, right=True),
-        Column(name="REASON", text=lambda n: n.reason),
+        Column(name="REASON", text=_node_reason),
+        Column(name="BY", text=lambda n: n.by, default=False),
+        Column(name="SINCE", text=lambda n: clock(n.since_us) if n.since_us else "", order=lambda n: n.since_us, default=False),
         Column(name="PARTITION", text=lambda n: n.partition, default=False),
         Column(name="SITE", text=lambda n: n.site, default=False),
         Column(name="SPEED", text=lambda n: f"{n.speed:g}", order=lambda n: n.speed, right=True, default=False),
@@ -163,6 +175,7 @@ def node_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="FREEZER", text=lambda n: n.freezer, default=False),
         Column(name="CLOCK", text=_clock_error, order=lambda n: n.clock_error_us or 0, right=True, default=False),
         Column(name="LATE", text=lambda n: f"{n.late_switches}/{n.switches}" if n.switches else "", right=True, default=False),
+        Column(name="CALLCORES", text=lambda n: str(n.call_cores or ""), order=lambda n: n.call_cores, right=True, default=False),
     )
 
 

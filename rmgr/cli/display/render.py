@@ -138,14 +138,14 @@ def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
     """
     if not out.isatty() or text.startswith("rmgr ") or begin + width_of(text) <= (room := shutil.get_terminal_size().columns):
         return text
-    words = text.split(" ")
+    words = re.split("( +)", text)  # and between them, what parts them
     told, used = words[0], begin + width_of(words[0])
-    for word in words[1:]:
-        used += 1 + width_of(word)
+    for gap, word in zip(words[1::2], words[2::2], strict=True):
+        used += len(gap) + width_of(word)
         if used > room:
             told, used = f"{told}\n{' ' * indent}{word}", indent + width_of(word)
         else:
-            told = f"{told} {word}"
+            told += gap + word
     return told
 
 

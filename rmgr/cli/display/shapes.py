@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rmgr.cli.display.failures import Failure
 from rmgr.cli.display.render import iso
 from rmgr.coord.views.asked import USUAL
 from rmgr.model.base.states import State
 from rmgr.model.views import (
     AttemptView,
     ExplainView,
+    FailureView,
     HeldView,
     JobView,
     LeaderView,
@@ -83,7 +85,33 @@ def job(view: JobView) -> dict[str, Any]:
         **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
         **({"class": view.route} if view.route else {}),
         **_moving(view.moving),
+        **({"failures": [_failed(item) for item in view.failures]} if view.failures else {}),
     }
+
+
+def _failed(view: FailureView) -> dict[str, Any]:
+    """An element of `failures`."""
+    return {"reason": view.reason, "exit_code": view.exit_code, "node": view.node, "tasks": view.tasks, "error": view.error}
+
+
+def failures(found: Sequence[Failure], steps: Sequence[str]) -> dict[str, Any]:
+    """`failures` of `show` and `explain`, read from the ends themselves, and `next`; nothing where nothing failed."""
+    if not found:
+        return {}
+    told = [
+        {
+            "reason": item.reason,
+            "exit_code": item.exit_code,
+            "node": node,
+            "tasks": count,
+            "error": item.error,
+            "task": item.task,
+            "stderr": item.stderr,
+        }
+        for item in found
+        for node, count in item.nodes.items()
+    ]
+    return {"failures": told, "next": list(steps)}
 
 
 def shown_job(view: JobView, attempts: Iterable[AttemptView], story: Sequence[str] = ()) -> dict[str, Any]:
@@ -198,6 +226,9 @@ def node(view: NodeView) -> dict[str, Any]:
         "clock_error_us": view.clock_error_us,
         "switches": view.switches,
         "late_switches": view.late_switches,
+        "call_cores": view.call_cores,
+        "by": view.by,
+        "since": iso(view.since_us),
     }
 
 
@@ -269,7 +300,7 @@ def policy(view: PolicyView) -> dict[str, Any]:
         "faults": [{"policy": fault.policy, "count": fault.count, "error": fault.error} for fault in view.faults],
         "problem": view.problem,
         **({"generation": view.generation, "max_tqlb": view.max_tqlb} if view.generation is not None else {}),
-        **({"servers": view.servers, "age": view.age_s} if view.servers is not None else {}),
+        **({"servers": view.servers, "age": view.age_s, "degraded": view.degraded} if view.servers is not None else {}),
     }
 
 

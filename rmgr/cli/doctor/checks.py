@@ -5,6 +5,7 @@ A check never raises for what it is there to find. `ok` False makes the whole un
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import re
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from rmgr.cli.doctor.check_result import CheckResult
 from rmgr.cli.doctor.containment import containment
 from rmgr.cli.doctor.security import credentials, root, talkative
-from rmgr.errors import RmgrError, StoreUnavailable, WrongCluster
+from rmgr.errors import NoServer, RmgrError, StoreUnavailable, WrongCluster
 from rmgr.model.base.units import counted, format_size
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import Level, StatusView
@@ -69,8 +70,10 @@ def this_python(_session: Session) -> Checks:
     yield CheckResult(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
     from importlib import metadata
 
+    from rmgr.runtime.release import DISTRIBUTION
+
     try:
-        required = [one for one in metadata.requires("rmgr") or () if "extra ==" not in one]
+        required = [one for one in metadata.requires(DISTRIBUTION) or () if "extra ==" not in one]
     except metadata.PackageNotFoundError:
         required = []  # it runs from a source tree that is not installed
     problems = []
@@ -86,7 +89,7 @@ def this_python(_session: Session) -> Checks:
             problems.append(f"{package} {found} is too old, it must be {oldest[1]} at least")
         elif newer and _numbers(found) >= _numbers(newer[1]):
             problems.append(f"{package} {found} is too new, it must be before {newer[1]}")
-    fix = "install rmgr again into this environment: pip install --upgrade rmgr" if problems else ""
+    fix = "install rmgr again into this environment, from its checkout: pip install --upgrade ." if problems else ""
     yield CheckResult(name="packages", ok=not problems, detail="; ".join(problems) or f"{len(required)} packages are as required", fix=fix)
 
 
@@ -356,9 +359,33 @@ def cluster(session: Session) -> Checks:
     )
     yield from _parts(view)
     yield from _starters({node.endpoint: node.id for node in nodes if node.endpoint}, session.via, session.credentials())
+    yield from _calls(session)
     waiting = sum(progress.total - progress.final for _, progress in facts.submissions.values())
     told = f"{counted(len(facts.submissions), 'submission')} in memory, {counted(waiting, 'task')} not ended"
     yield CheckResult(name="work", ok=True, detail=told)
+
+
+def _calls(session: Session) -> Checks:
+    """The gateways through which calls go answer, and which servers they have."""
+    config = session.config()
+    for gateway in filter(None, map(str.strip, config.cluster.gateway.split(","))):
+        from rmgr.client.calls import Caller
+
+        caller = Caller(dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, gateway=gateway)))
+        try:
+            told = caller.asked(lambda client: client.servers("", timeout_s=3.0))
+        except NoServer as error:
+            yield CheckResult(name=f"calls by {gateway}", ok=True, detail=error.message)
+        except RmgrError as error:
+            fix = "start it: rmgr submitter --listen HOST:PORT; else firewall, or another gateway: [cluster] gateway, RMGR_GATEWAY"
+            yield CheckResult(name=f"calls by {gateway}", ok=False, detail=error.message, fix=fix)
+        else:
+            able = sum(server.state in {"open", "stale", "odd"} for server in told.servers)
+            who = "picks them by itself: no leader answers" if told.degraded else f"the leader picks by {told.policy}"
+            detail = f"{able} of {counted(len(told.servers), 'server')} take calls; {who}"
+            yield CheckResult(name=f"calls by {gateway}", ok=True, detail=detail)
+        finally:
+            caller.close()
 
 
 def _parts(view: StatusView) -> Checks:

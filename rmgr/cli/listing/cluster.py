@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 
 import click
+import msgspec
 
 from rmgr.cli.control.draining import no_node
 from rmgr.cli.display import columns, queue_lines, shapes
@@ -15,12 +16,14 @@ from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.session.tables import draw, table_options
-from rmgr.errors import NotFound, UsageError
+from rmgr.errors import NotFound, RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import PolicyView, QueueView, StatusView
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
+#: A gateway that says nothing for so long is not asked for its servers.
+_GATEWAY_S = 2.0
 #: Where the answer of `status` begins.
 _INDENT = 11
 
@@ -39,7 +42,7 @@ def status(session: Session, watch: bool) -> None:
 
     def once() -> None:
         nonlocal healthy
-        view = _with_own_certificate(session, session.query().status())
+        view = _with_own_certificate(session, _with_calls(session, session.query().status()))
         healthy = view.healthy
         emit(shapes.status(view)) if session.json else _draw_status(view)
 
@@ -52,14 +55,20 @@ def status(session: Session, watch: bool) -> None:
     "nodes",
     examples="""\
     rmgr nodes
-    rmgr nodes n1 -o +partition,site,speed,features
+    rmgr nodes n1                       with what runs there
+    rmgr nodes n1 -o +partition,site,speed,features,since,by
+    rmgr nodes --forget n7              one that is stopped and revoked is shown no more
     rmgr nodes --json | jq '.nodes[] | select(.state != "up")'""",
     exits=_EXITS,
 )
 @click.argument("names", nargs=-1, metavar="[NODE]...")
+@click.option("--forget", is_flag=True, help="show these no more (the admin's): they are stopped, and revoked; add-node brings them back")
 @table_options
-def nodes(session: Session, names: tuple[str, ...], layout: Layout, watch: bool) -> None:
-    """Nodes: state, used and total cores and memory, tasks that run, load, when they were last heard of."""
+def nodes(session: Session, names: tuple[str, ...], forget: bool, layout: Layout, watch: bool) -> None:
+    """Nodes: state, used and total cores and memory, tasks that run, load, when they were last heard of; of named ones what runs there."""
+    if forget:
+        _forget(session, names)
+        return
 
     def once() -> None:
         found = session.query().nodes()
@@ -74,8 +83,38 @@ def nodes(session: Session, names: tuple[str, ...], layout: Layout, watch: bool)
             table(shown, columns.node_columns(now_us()), layout)
             if not shown:
                 session.note("no node has registered; start one: rmgr starter")
+            if names and not layout.columns:
+                _draw_work(session, {node.id for node in shown})
 
     draw(session, once, watch=watch)
+
+
+def _draw_work(session: Session, names: set[str]) -> None:
+    """The jobs of these nodes that run; single tasks have a list of their own."""
+    found = [job for job in session.query().jobs() if names & set(job.nodes)]
+    if found:
+        sys.stdout.write("\n")
+        table(found, columns.job_columns(now_us()), Layout())
+        session.note(f"single tasks: rmgr tasks --node {min(names)}")
+    else:
+        session.note("nothing of yours runs there" if session.config().cluster.uses_gateway else "nothing runs there")
+
+
+def _forget(session: Session, names: tuple[str, ...]) -> None:
+    from rmgr.cli.control.operate import forget_node
+
+    if not names:
+        raise UsageError("--forget needs the names of nodes", hint="rmgr nodes --forget n7")
+    known = {node.id for node in session.query().nodes()}
+    for name in names:
+        if name not in known:
+            raise no_node(name, known)
+    for name in names:
+        forget_node(session, name)
+        if not session.json:
+            sys.stdout.write(f"{name} is forgotten\n")
+    if session.json:
+        emit({"forgotten": list(names)})
 
 
 @command(
@@ -161,6 +200,32 @@ def _named(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:
     return [queue for queue in found if not names or queue.id in names]
 
 
+def _with_calls(session: Session, view: StatusView) -> StatusView:
+    """Without a leader, what the gateway that is configured knows of servers: it picks them by itself."""
+    config = session.config()
+    if view.leader is not None or not config.cluster.gateway:
+        return view
+    from rmgr.client.calls import Caller
+    from rmgr.coord.views.health import of_servers
+    from rmgr.model.cluster.servers import CALLS
+
+    caller = Caller(config)
+    try:
+        told = caller.asked(lambda client: client.servers("", timeout_s=_GATEWAY_S))
+    except RmgrError:
+        return view
+    finally:
+        caller.close()
+    able = [server for server in told.servers if server.state in {"open", "stale", "odd"}]
+    if not told.servers:
+        return view
+    age_s = max((server.age_s for server in able), default=0.0)
+    mine = PolicyView(partition=CALLS, policy=told.policy, servers=len(able), age_s=age_s, degraded=told.degraded)
+    if able:
+        view = of_servers(view)
+    return msgspec.structs.replace(view, policies=(*view.policies, mine))
+
+
 def _with_own_certificate(session: Session, view: StatusView) -> StatusView:
     """Adds the certificate of the user who asks."""
     mine = session.shown_credentials()
@@ -237,7 +302,8 @@ def _placing(view: PolicyView) -> str:
 def _picking(view: PolicyView) -> str:
     age = f", load at most {view.age_s:.0f} s old" if view.servers else ""
     servers = counted(view.servers or 0, "server")
-    return printable(f"{view.policy} in partition {view.partition}; {servers}{age}; {counted(view.passes, 'pick')}")
+    picks = "degraded: gateways pick by themselves" if view.degraded else counted(view.passes, "pick")
+    return printable(f"{view.policy} in partition {view.partition}; {servers}{age}; {picks}")
 
 
 def _part(facts: dict[str, object]) -> str:

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 import click
 
 from rmgr.cli.display.output import JsonLines, Labelled, Plain, Sink, ToFiles
-from rmgr.cli.listing.show import find_one
 from rmgr.cli.listing.work import kept_tasks
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.session.numbers import positions_of
+from rmgr.cli.session.numbers import find_one, positions_of
 from rmgr.cli.submit.run import stream
 from rmgr.cli.waiting.detach import detached
 from rmgr.cli.waiting.ends import codes, tell_failure
@@ -25,6 +24,7 @@ from rmgr.client.logs.live import OutputPiece
 from rmgr.client.logs.stored_logs import read_ended, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable, UsageError
+from rmgr.model.base.states import State
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.views import TaskView
 
@@ -45,6 +45,7 @@ LINES = Parsed("lines", parse_lines)
     rmgr logs 42                   what it has written so far
     rmgr logs -f last              as it comes, until it has ended
     rmgr logs 42_7 --stream stderr
+    rmgr logs 42 --failed -n 20    the ends of what went wrong
     rmgr logs 42 -o 'out/%a.txt'   a file for each task
     rmgr logs 42_7 --attempt 1     of an earlier attempt, what the store has of it
     rmgr logs -f 42 --json | jq -r 'select(.stream == "stdout").data'""",
@@ -54,12 +55,16 @@ LINES = Parsed("lines", parse_lines)
 @click.option("-f", "--follow", is_flag=True, help="go on until it has ended, and exit with its code")
 @click.option("-o", "--out", metavar="FILE", default="", help="into a file here; with %a a file for each task")
 @click.option("--stream", "only", type=one_of("stream", STREAMS), metavar="stdout|stderr", help="one of the two  [both]")
+@click.option("--failed", is_flag=True, help="only of tasks that FAILED")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="of this attempt  [the latest]")
 @click.option("-n", "--tail", type=LINES, metavar="N", help="only the last N lines of each stream of each task")
-def logs(session: Session, selector: str, follow: bool, out: str, only: str | None, attempt: int | None, tail: int | None) -> None:
+def logs(
+    session: Session, selector: str, follow: bool, out: str, only: str | None, failed: bool, attempt: int | None, tail: int | None
+) -> None:
     """Prints what tasks have written: stdout to stdout, stderr to stderr; several tasks with their ids before each line."""
-    if follow and (attempt is not None or tail is not None):
-        raise UsageError("-f follows all that is written from the first line on: neither -n nor --attempt fits", hint="rmgr logs -n N ID")
+    if follow and (attempt is not None or tail is not None or failed):
+        told = "-f follows all that is written from the first line on: neither -n nor --attempt nor --failed fits"
+        raise UsageError(told, hint=f"rmgr logs --failed {selector}" if failed else "rmgr logs -n N ID")
     target = find_one(session, selector)
     streams = (only,) if only else STREAMS
     if follow:
@@ -71,6 +76,10 @@ def logs(session: Session, selector: str, follow: bool, out: str, only: str | No
     if target.tasks:
         positions = set(positions_of(session, job.id, target.tasks, total=len(tasks)))
         tasks = [task for task in tasks if task.position in positions]
+    if failed:
+        tasks = [task for task in tasks if task.state is State.FAILED]
+        if not tasks:
+            session.note(f"no task of {selector} has failed")
     sink = _sink(session, tasks, out, job.id)
     try:
         for task in tasks:

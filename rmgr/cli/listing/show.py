@@ -9,19 +9,19 @@ import click
 import msgspec
 
 from rmgr.cli.display import shapes
-from rmgr.cli.display.columns import node_list, task_columns
+from rmgr.cli.display.columns import node_list
+from rmgr.cli.display.failures import sentence, steps
 from rmgr.cli.display.render import STATE_STYLES, Layout, clock, elapsed, emit, folded, now_us, paint, printable, table, told_counts
+from rmgr.cli.listing.failures import BadEnds, bad_ends_of, told
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.session.numbers import positions_of
-from rmgr.cli.words.selectors import Target, parse_one, resolve
+from rmgr.cli.session.numbers import find_one, positions_of
 from rmgr.coord.views.asked import in_words
 from rmgr.errors import NotFound, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.views import AttemptView, ExplainView, JobView, MovingView, TaskView, WhyView
 
-_SHOWN_FAILURES = 5
 _EXITS = "0 ok, 3 no such id, 5 ZooKeeper cannot be reached"
 
 
@@ -44,14 +44,21 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
     job = session.query().job(target.submission)
     if target.tasks:
         task = find_task(session, job, target.tasks[0])
-        emit(shapes.shown_task(task, job)) if session.json else _draw_task(task, job)
+        bad = bad_ends_of(session, job, task.position) if task.state.is_final else BadEnds()
+        then = _steps(session, job, bad, task.id)
+        if session.json:
+            emit(shapes.shown_task(task, job) | shapes.failures(bad.failures, then))
+        else:
+            _draw_task(task, job, [*told(bad, job, 1), *_next(then)])
         return
-    tasks = _readable_tasks(session, job)
-    attempts: Sequence[AttemptView] = tasks[0].attempts if job.tasks == 1 and tasks else ()
+    only = _only_task(session, job)
+    bad = bad_ends_of(session, job)
+    then = _steps(session, job, bad)
+    attempts: Sequence[AttemptView] = only.attempts if only is not None else ()
     if session.json:
-        emit(shapes.shown_job(job, attempts, tasks[0].story if attempts else ()))
+        emit(shapes.shown_job(job, attempts, only.story if only is not None else ()) | shapes.failures(bad.failures, then))
     else:
-        _draw_job(job, tasks, attempts)
+        _draw_job(job, only, [*told(bad, job, job.tasks), *_next(then)])
 
 
 @command(
@@ -71,22 +78,21 @@ def explain(session: Session, selector: str) -> None:
         if position is not None:
             raise
         view = _explained_past(session.query().job(number))
-    view = _with_story(session, _with_failures(session, view, position), position)
+    view = _with_story(session, view, position)
+    bad, then, lines, total = BadEnds(), [], [], 1
+    if view.state in {State.FAILED, State.CANCELLED}:
+        job = session.query().job(number)
+        bad = bad_ends_of(session, job, position)
+        then = _steps(session, job, bad, view.id if position is not None else "")
+        total = 1 if position is not None else job.tasks
+        lines = [*told(bad, job, total), *_next(then)]
     if session.json:
-        emit(shapes.explain(view))
+        more = [WhyView(what="failed", id=item.task or view.id, detail=sentence(item, total)) for item in bad.failures]
+        emit(shapes.explain(msgspec.structs.replace(view, why=(*view.why, *more))) | shapes.failures(bad.failures, then))
         return
-    out = sys.stdout
-    head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
-    out.write(f"{head} ({view.reason})\n" if view.reason else f"{head}\n")
-    for item in view.why:
-        told = folded(printable(item.detail), out, begin=len(f"  {item.what} {item.id}: "), indent=4)
-        out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {told}\n")
-    if view.expected_start_us:
-        out.write(f"  expected to start at {clock(view.expected_start_us)}\n")
-    if not view.state.is_final:
-        out.write(f"  {paint('priority:', 'bold', out)} {view.priority}\n")
-        if view.share is not None and view.account_share is not None:
-            out.write(f"  {paint('fair share:', 'bold', out)} {printable(_shares(view.account, view.account_share, view.share))}\n")
+    if bad.failures and not bad.is_past:  # that it has ended is told below
+        view = msgspec.structs.replace(view, why=tuple(item for item in view.why if item.what != "ended"))
+    _draw_explained(view, lines)
 
 
 def _shares(account: str, of_account: float, of_user: float) -> str:
@@ -95,54 +101,36 @@ def _shares(account: str, of_account: float, of_user: float) -> str:
     return f"{whose} {format_duration(of_user)} of core time against the share; who has used least goes first"
 
 
-def find_one(session: Session, word: str) -> Target:
-    """The one submission or task that `word` means. Raises NotFound, UsageError."""
-    selection = parse_one(word)
-    if not selection.needs_list:
-        number = selection.named[0]
-        return resolve(selection, [session.query().job(number)], me=session.me)[0]
-    return resolve(selection, session.query().jobs(ended=True, user=session.me), me=session.me)[0]
-
-
 def find_task(session: Session, job: JobView, index: int) -> TaskView:
     """The task that people call `index`. Raises NotFound."""
     position = positions_of(session, job.id, [index], total=job.tasks)[0]
     return session.query().tasks(job.id, first=position, limit=1)[0]
 
 
-def _readable_tasks(session: Session, job: JobView) -> list[TaskView]:
-    """Tasks worth reading for `show`: the only one, or those that failed; none when it is only history."""
-    if job.tasks != 1 and not job.counts.get("FAILED"):
-        return []
+def _only_task(session: Session, job: JobView) -> TaskView | None:
+    """The task of a submission that has one; None where it has several, or is history."""
+    if job.tasks != 1:
+        return None
     try:
-        tasks = session.query().tasks(job.id)
+        return session.query().tasks(job.id)[0]
     except NotFound:
-        return []
-    return tasks if job.tasks == 1 else [task for task in tasks if task.state is State.FAILED]
+        return None
+
+
+def _steps(session: Session, job: JobView, bad: BadEnds, task: str = "") -> list[str]:
+    """What to type next; what is history can be neither read nor run again."""
+    return [] if bad.is_past else steps(job, bad.failures, task=task, mine=job.user == session.me)
+
+
+def _next(commands: Sequence[str]) -> list[tuple[str, str]]:
+    """(name, command) of each line."""
+    return [("next" if not at else "", command_) for at, command_ in enumerate(commands)]
 
 
 def _explained_past(job: JobView) -> ExplainView:
     ended = told_counts(job.counts)
     why = WhyView(what="ended", id=str(job.id), detail=f"it is history: {ended}. rmgr history {job.id}")
     return ExplainView(id=str(job.id), state=job.state, reason=job.reason, why=(why,), priority=job.priority, account=job.account)
-
-
-def _with_failures(session: Session, view: ExplainView, position: int | None) -> ExplainView:
-    """Ends are explained by the tasks that failed: their node, exit code and error."""
-
-    if view.state is not State.FAILED:
-        return view
-    number = int(view.id.partition("_")[0])
-    try:
-        tasks = session.query().tasks(number, first=position or 0, limit=0 if position is None else 1)
-    except NotFound:
-        return view
-    failed = [task for task in tasks if task.state is State.FAILED]
-    told = [WhyView(what="failed", id=task.id, detail=f"{how_it_ended(task)}; rmgr logs {task.id}") for task in failed[:_SHOWN_FAILURES]]
-    if len(failed) > _SHOWN_FAILURES:
-        more = f"{len(failed) - _SHOWN_FAILURES} more: rmgr tasks {number} --state failed"
-        told.append(WhyView(what="failed", id=str(number), detail=more))
-    return msgspec.structs.replace(view, why=(*view.why, *told))
 
 
 def _with_story(session: Session, view: ExplainView, position: int | None) -> ExplainView:
@@ -166,18 +154,30 @@ def _with_story(session: Session, view: ExplainView, position: int | None) -> Ex
     return msgspec.structs.replace(view, why=(*view.why, *told))
 
 
-def how_it_ended(task: TaskView) -> str:
-    """`EXIT_CODE 3 on n1, attempt 2: ValueError: ...`, for messages."""
-    code = f" {task.exit_code}" if task.exit_code is not None and task.reason in {"EXIT_CODE", "SIGNAL"} else ""
-    where = f" on {task.node}" if task.node else ""
-    attempt = f", attempt {task.attempt}" if task.attempt > 1 else ""
-    return f"{task.reason or task.state}{code}{where}{attempt}" + (f": {task.error}" if task.error else "")
-
-
 # -- drawing ------------------------------------------------------------------------------------------------------------------
 
 
-def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptView]) -> None:
+def _draw_explained(view: ExplainView, bad: Sequence[tuple[str, str]]) -> None:
+    """bad: what failed, as `told` says it."""
+    out = sys.stdout
+    head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
+    out.write(f"{head} ({view.reason})\n" if view.reason else f"{head}\n")
+    for item in view.why:
+        words = folded(printable(item.detail), out, begin=len(f"  {item.what} {item.id}: "), indent=4)
+        out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {words}\n")
+    for name, words in bad:
+        indent = len("  next: ") if words.startswith("rmgr ") and not name else 4
+        label = f"  {name}: " if name else " " * indent
+        out.write(paint(label, "bold", out) + folded(printable(words), out, begin=len(label), indent=indent + 2) + "\n")
+    if view.expected_start_us:
+        out.write(f"  expected to start at {clock(view.expected_start_us)}\n")
+    if not view.state.is_final:
+        out.write(f"  {paint('priority:', 'bold', out)} {view.priority}\n")
+        if view.share is not None and view.account_share is not None:
+            out.write(f"  {paint('fair share:', 'bold', out)} {printable(_shares(view.account, view.account_share, view.share))}\n")
+
+
+def _draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) -> None:
     counts = told_counts(job.counts)
     _fields(
         ("id", str(job.id)),
@@ -200,18 +200,14 @@ def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptVie
         ("served", _served(job)),
         ("nodes", node_list(job.nodes, 12)),
         (str(job.work) or "command", job.command),
+        *bad,
     )
-    if attempts:
-        _draw_attempts(attempts)
-        _draw_story(tasks[0])
-    elif tasks:
-        sys.stdout.write("\n")
-        table(tasks[:_SHOWN_FAILURES], task_columns(now_us()), Layout())
-        if len(tasks) > _SHOWN_FAILURES:
-            sys.stdout.write(f"{len(tasks) - _SHOWN_FAILURES} more: rmgr tasks {job.id} --state failed\n")
+    if only is not None:
+        _draw_attempts(only.attempts)
+        _draw_story(only)
 
 
-def _draw_task(task: TaskView, job: JobView) -> None:
+def _draw_task(task: TaskView, job: JobView, bad: list[tuple[str, str]]) -> None:
     _fields(
         ("id", task.id),
         ("name", job.name),
@@ -223,15 +219,15 @@ def _draw_task(task: TaskView, job: JobView) -> None:
         ("started", clock(task.started_us)),
         ("ended", clock(task.ended_us) + (f"  after {elapsed(task.started_us, task.ended_us, 0)}" if task.ended_us else "")),
         ("exit code", "" if task.exit_code is None else str(task.exit_code)),
-        ("error", task.error),
+        ("error", "" if bad else task.error),
         ("asks for", _request(job)),
         ("", in_words(job.asked, clock)),
         ("used", _used(task.cpu_us, task.max_rss_kib)),
         ("served", _served(task)),
         (str(job.work) or "command", job.command),
+        *bad,
     )
-    if task.attempts:
-        _draw_attempts(task.attempts)
+    _draw_attempts(task.attempts)
     _draw_story(task)
 
 
@@ -246,6 +242,8 @@ def _draw_story(task: TaskView) -> None:
 def _draw_attempts(attempts: Sequence[AttemptView]) -> None:
     from rmgr.cli.display.render import Column
 
+    if not attempts:
+        return
     now = now_us()
     sys.stdout.write("\n")
     table(
@@ -258,7 +256,7 @@ def _draw_attempts(attempts: Sequence[AttemptView]) -> None:
             Column(name="TIME", text=lambda a: elapsed(a.started_us, a.ended_us, now), right=True),
             Column(name="EXIT", text=lambda a: "" if a.exit_code is None else str(a.exit_code), right=True),
             Column(name="REASON", text=lambda a: str(a.reason)),
-            Column(name="ERROR", text=lambda a: a.error),
+            Column(name="ERROR", text=lambda a: "" if a.error == f"exit code {a.exit_code}" else a.error),
         ),
         Layout(),
     )

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from rmgr.cli.control.draining import no_node
 from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.render import Layout, emit, now_us, table
 from rmgr.cli.session.command import command
@@ -31,6 +32,7 @@ _MOST_JOBS = 3000
     rmgr jobs -a --sort=-submitted     with those that have ended, newest first
     rmgr jobs -A -q default            of everyone, in one queue or queue class
     rmgr jobs -a --state failed -o jobid,name,exit,reason
+    rmgr jobs -A --node n1             that run on a node
     rmgr jobs -A -o +priority,share    core time used against shares, where the policy orders by it
     rmgr jobs --json | jq '.jobs[].id'""",
     exits="0 ok (an empty list too), 3 no such id, 5 ZooKeeper cannot be reached",
@@ -38,13 +40,19 @@ _MOST_JOBS = 3000
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
 @click.option("-a", "--all", "ended", is_flag=True, help="also those that have ended")
 @click.option("-A", "--everyone", is_flag=True, help="of all users")
+@click.option("--node", metavar="NODE", default="", help="that run there; with -a also those that ran there")
 @filter_options
 @table_options
-def jobs(session: Session, selectors: tuple[str, ...], ended: bool, everyone: bool, chosen: Filter, layout: Layout, watch: bool) -> None:
+def jobs(
+    session: Session, selectors: tuple[str, ...], ended: bool, everyone: bool, node: str, chosen: Filter, layout: Layout, watch: bool
+) -> None:
     """Submissions that wait or run; with -a also those that have ended and are still in memory (older ones: rmgr history)."""
 
     def once() -> None:
         found = _find(session, selectors, chosen, ended=ended, everyone=everyone)
+        if node:
+            _check_node(session, node)
+            found = [job for job in found if node in job.nodes]
         if session.json:
             emit({"jobs": [shapes.job(job) for job in found]})
         else:
@@ -93,22 +101,35 @@ def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended
     rmgr tasks 42
     rmgr tasks last --state failed
     rmgr tasks 42_7 42_10-20
+    rmgr tasks --node n1                   what runs there now, of all jobs
     rmgr tasks 42 -o task,node,maxrss --sort=-maxrss
     rmgr tasks 42 --json --cursor 10000    the next page: "next" of the one before""",
     exits="0 ok, 3 no such id, 5 ZooKeeper cannot be reached, 125 outcomes are missing from the store",
 )
-@click.argument("selectors", nargs=-1, required=True, metavar="ID...")
+@click.argument("selectors", nargs=-1, metavar="[ID]...")
+@click.option("--node", metavar="NODE", default="", help="there alone; without IDs: what runs there")
 @click.option("-s", "--state", "states", type=STATES, metavar="STATE,...", default=(), help="in these states")
 @click.option("--cursor", type=click.IntRange(0), default=0, metavar="N", help="begin at the N-th task")
 @click.option("--limit", type=click.IntRange(0), default=_TASK_PAGE, show_default=True, metavar="N", help="at most N tasks, 0 = all")
 @table_options
 def tasks(
-    session: Session, selectors: tuple[str, ...], states: tuple[State, ...], cursor: int, limit: int, layout: Layout, watch: bool
+    session: Session,
+    selectors: tuple[str, ...],
+    node: str,
+    states: tuple[State, ...],
+    cursor: int,
+    limit: int,
+    layout: Layout,
+    watch: bool,
 ) -> None:
     """The tasks of a submission: state, attempt, node, time, exit code, error."""
+    if not selectors and not node:
+        raise UsageError("tasks of which job?", hint="rmgr tasks last; rmgr tasks --node NODE lists what runs on a node")
 
     def once() -> None:
-        found, following = _tasks(session, selectors, states, cursor, limit)
+        found, following = _tasks_of_node(session, selectors, node, states, cursor, limit) if node else _tasks(
+            session, selectors, states, cursor, limit
+        )
         if session.json:
             emit({"tasks": [shapes.task(task) for task in found], "next": following})
             return
@@ -143,6 +164,26 @@ def _tasks(
         found += [view for view in views if not states or view.state in states]
     page = found[cursor : cursor + limit] if limit else found[cursor:]
     return page, cursor + len(page) if cursor + len(page) < len(found) else None
+
+
+def _tasks_of_node(
+    session: Session, selectors: tuple[str, ...], node: str, states: tuple[State, ...], cursor: int, limit: int
+) -> tuple[list[TaskView], int | None]:
+    """Of named jobs all that are or were there, else what runs there now; as `_tasks`."""
+    _check_node(session, node)
+    if not selectors:
+        selectors = tuple(str(job.id) for job in session.query().jobs() if node in job.nodes)
+        states = states or (State.STARTING, State.RUNNING, State.SUSPENDED, State.STOPPING)
+    found = [task for one in selectors for task in _tasks(session, (one,), states, 0, 0)[0] if task.node == node]
+    page = found[cursor : cursor + limit] if limit else found[cursor:]
+    return page, cursor + len(page) if cursor + len(page) < len(found) else None
+
+
+def _check_node(session: Session, node: str) -> None:
+    """Raises NotFound naming the nearest one."""
+    known = {view.id for view in session.query().nodes()}
+    if node not in known:
+        raise no_node(node, known)
 
 
 def kept_tasks(session: Session, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:

@@ -15,7 +15,7 @@ import click
 
 from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.control.settings_pipelines import warn_of_pulls
-from rmgr.cli.display.render import Column, Layout, emit, table
+from rmgr.cli.display.render import Column, Layout, clock, emit, iso, table
 from rmgr.cli.session.command import command, command_group
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import DURATION, Parsed, nearest, parse_pair
@@ -82,7 +82,8 @@ def show(session: Session, queue: str | None, partition: str) -> None:
         shown.append(_CALLS)
     if session.json:
         told = {"queues": {item.name: told_of(settings, item) for item in shown if item is not _CALLS}}
-        emit(told | ({"calls": told_of(settings, _CALLS)} if _CALLS in shown else {}))
+        who = {"by": settings.changed_by, "since": iso(settings.changed_us)}
+        emit(told | ({"calls": told_of(settings, _CALLS)} if _CALLS in shown else {}) | who)
         return
     columns = (
         Column(name="QUEUE", text=lambda q: q.name, is_id=True),
@@ -92,6 +93,8 @@ def show(session: Session, queue: str | None, partition: str) -> None:
         Column(name="PARAMETERS", text=lambda q: _parameters_text(told_of(settings, q))),
     )
     table(shown, columns, Layout())
+    if settings.changed_by:
+        session.note(f"the settings were changed last by {settings.changed_by}, {clock(settings.changed_us)}")
 
 
 @command(

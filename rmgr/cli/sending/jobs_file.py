@@ -26,7 +26,7 @@ from rmgr.cli.sending.options import checked_options, with_directives
 from rmgr.cli.session.command import GlobalOption
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
-from rmgr.cli.words.script import read_script, refused
+from rmgr.cli.words.script import Script, read_script, refused, unset_slurm
 from rmgr.client.commands.job_lists import ListedJob, in_order
 from rmgr.client.commands.request import CommandRequest
 from rmgr.errors import UNREADABLE_TEXT, RmgrError, UsageError
@@ -79,6 +79,8 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
         if item.name:
             places.setdefault(item.name, []).append(place)
     entries = [_entry(ctx, session, item, keys, places) for item in raw]
+    if told := next(filter(None, map(_unset_slurm, entries)), ""):
+        session.note(told)  # one of them is enough
     _refuse_cycles(shown, entries)
     return entries
 
@@ -227,6 +229,14 @@ def _entry(ctx: click.Context, session: Session, raw: _Raw, keys: Mapping[str, _
     shown = raw.name or (script_name or _first_word(raw)).rpartition("/")[2] or "work"
     options = replace(options, name=shown[:200], after=(*options.after, *after))
     return ListedJob(where=raw.where, name=raw.name, request=CommandRequest(options=options, words=words, script=script), needs=needs)
+
+
+def _unset_slurm(job: ListedJob) -> str:
+    """See `script.unset_slurm`."""
+    script, options = job.request.script, job.request.options
+    assert script is None or isinstance(script, Script)
+    told = "" if options.slurm_env else unset_slurm(script, job.request.words, [name for name, _ in options.env])
+    return f"{job.where}: {told}" if told else ""
 
 
 def _unknown(raw: _Raw, key: str, keys: Mapping[str, _Key]) -> NoReturn:

@@ -14,10 +14,10 @@ from click.core import ParameterSource
 
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import hint_of
-from rmgr.cli.words.params import DURATION_US, RESOURCE, Parsed, listed, one_of, parse_pair
+from rmgr.cli.words.params import DURATION_US, RESOURCE, TIME_LIMIT_US, Parsed, listed, one_of, parse_pair
 from rmgr.cli.words.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
 from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
-from rmgr.cli.words.script import Script, ignoring, looks_like_script, read_script, refused, translation
+from rmgr.cli.words.script import Script, ignoring, looks_like_script, read_script, refused, translation, unset_slurm
 from rmgr.client.commands.request import CommandOptions, CommandRequest
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import parse_size
@@ -121,7 +121,7 @@ SECTIONS = {
         *("array", "max_fails", "each_line", "after", "begin_us", "hold", "priority", "retries", "backoff_us", "resubmit", "requeue"),
         *("on_disconnect", "kill_on_bad_exit"),
     ),
-    "Files and output": ("out", "err", "stdin", "cwd", "env", "inputs", "outputs", "uploads"),
+    "Files and output": ("out", "err", "stdin", "cwd", "env", "slurm_env", "inputs", "outputs", "uploads"),
     "Checkpoints": ("checkpoint", "checkpoint_every_us", "checkpoint_grace_us", "restart_from", "max_moves"),
     "Submitting": (
         "jobs_file",
@@ -146,12 +146,28 @@ def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def work_options_but(names: Collection[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The same without these parameters."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        before = list(getattr(function, "__click_params__", ()))
+        made = work_options(function)
+        made.__click_params__ = [  # type: ignore[attr-defined]
+            parameter
+            for parameter in made.__click_params__  # type: ignore[attr-defined]
+            if parameter in before or parameter.name not in names
+        ]
+        return made
+
+    return decorate
+
+
 _OPTIONS = (
     click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
     click.option("-q", "--queue", metavar="NAME", help="queue, or a queue class by hand (rmgr queues)  [the cluster's default]"),
     click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of one task, or process  [1]"),
     click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of one task, as 512M or 2G"),
-    click.option("-t", "--time", "time_us", type=DURATION_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),
+    click.option("-t", "--time", "time_us", type=TIME_LIMIT_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),
     click.option(
         "--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N",
         help="higher goes first; in a fair queue among your own work  [the queue's]",
@@ -166,6 +182,7 @@ _OPTIONS = (
     click.option("-o", "--out", metavar="FILE", default="", help="stdout to FILE on the node, and fetched here by --wait; %j %a %t %x %N"),
     click.option("-e", "--err", metavar="FILE", default="", help="stderr likewise"),
     click.option("--env", type=ENV, metavar="K=V", multiple=True, help="environment variable; K alone passes on its value"),
+    click.option("--slurm-env", is_flag=True, help="set the variables of Slurm (SLURM_JOB_ID, ...), and provide srun"),
     click.option("--cwd", metavar="DIR", default="", help="directory on the node  [a private one]"),
     click.option("--input", "inputs", type=KEY_FILE, metavar="KEY=FILE", multiple=True, help="stored value as FILE in the directory"),
     click.option("--output", "outputs", type=OF_FILE, metavar="KEY=FILE", multiple=True, help="FILE of the directory into the data store"),
@@ -220,6 +237,8 @@ def read_work(
         values = with_directives(ctx, found, values, given)
         words = words[1:]
     options = checked_options(values)
+    if not options.slurm_env and (told := unset_slurm(found, words, [name for name, _ in options.env])):
+        session.note(told)
     if not options.name:
         options = _named(options, found, words)
     flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: A line of an epilog: what is typed, two blanks or more, what it does; and what is typed alone.
 _EXPLAINED = re.compile(r"(?P<what> *\S.*?\S {2,})(?P<why>\S.*)")
+#: How much of a name has to be as typed for it to be what was meant (difflib's ratio).
+_LIKE = 0.74
 #: What click has before a paragraph that is not to be wrapped.
 _TABLE = "\b\n"
 _IS_TYPED = re.compile(r" *(rmgr |[A-Z_]+=|\{|echo )")
@@ -131,6 +133,13 @@ class _Help:
             formatter.write("\n{}\n".format("\n".join(lines)))
 
 
+def near(typed: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """Names that `typed` is a slip of the pen of, or the beginning of: a wrong guess is worse than none."""
+    names = [name for name in known if name.lstrip("-")[:1] == typed.lstrip("-")[:1]]
+    whole = [name for name in names if len(typed.lstrip("-")) > 2 and name.startswith(typed)]
+    return (whole or difflib.get_close_matches(typed, names, most, _LIKE))[:most]
+
+
 class RmgrCommand(_Help, click.Command):
     """A command with global options and examples."""
 
@@ -140,7 +149,10 @@ class RmgrCommand(_Help, click.Command):
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click leaves it out where a flag has a value; hints need it
-            raise
+            if not isinstance(error, click.NoSuchOption):
+                raise
+            close = near(error.option_name, error.possibilities or ())
+            raise click.NoSuchOption(error.option_name, possibilities=close, ctx=error.ctx) from None
 
 
 class RmgrGroup(_Help, click.Group):
@@ -161,7 +173,7 @@ class RmgrGroup(_Help, click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             known = self.list_commands(ctx)
-            close = difflib.get_close_matches(args[0], known, 1)
+            close = near(args[0], known, 1)
             hint = f"did you mean: {ctx.command_path} {close[0]}" if close else f"known: {', '.join(known)}"
             raise with_hint(click.UsageError(f"there is no command {args[0]!r} below {ctx.command_path}", ctx), hint)
         return super().resolve_command(ctx, args)

@@ -124,8 +124,10 @@ def hint_of(error: click.ClickException, otherwise: str = "") -> str:
     if option := _option_of(error):
         from rmgr.cli.words.foreign import option_for
 
-        words = ctx.meta.get("rmgr.args", ()) if ctx is not None else ()
-        if told := option_for(option, words, submits=ctx is not None and ctx.command.name in {"submit", "run"}):
+        if ctx is None:
+            return otherwise or "rmgr --help"
+        known = {name for parameter in ctx.command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        if told := option_for(option, ctx.meta.get("rmgr.args", ()), command=ctx.command.name or "", known=known):
             return told
     return otherwise or (f"{ctx.command_path} --help" if ctx is not None else "rmgr --help")
 

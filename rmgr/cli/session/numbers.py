@@ -1,4 +1,4 @@
-"""Numbers that people see (`42_7`, the array index) and the dense positions that the protocol knows."""
+"""Words and numbers that people use (`last`, `42_7`, the array index), and the dense positions that the protocol knows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from rmgr.model.base.units import counted
 from rmgr.model.tasks.array import parse_array
 
 if TYPE_CHECKING:
+    from rmgr.cli.session.context import Session
     from rmgr.cli.session.doors import TreeSession
+    from rmgr.cli.words.selectors import Target
+
+
+def find_one(session: Session, word: str) -> Target:
+    """The one submission or task that `word` means. Raises NotFound, UsageError."""
+    from rmgr.cli.words.selectors import parse_one, resolve
+
+    selection = parse_one(word)
+    if not selection.needs_list:
+        number = selection.named[0]
+        return resolve(selection, [session.query().job(number)], me=session.me)[0]
+    return resolve(selection, session.query().jobs(ended=True, user=session.me), me=session.me)[0]
 
 
 def positions_of(session: TreeSession, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:

@@ -76,7 +76,7 @@ def paper(session: Session, number: str, checks: tuple[str, ...], seeds: tuple[i
         report = module.report(chosen, wanted, on_progress, processes)
     pictures = _write(out, report, chosen, wanted) if out is not None else 0
     if report.figures and out is not None and not pictures:
-        session.note(f"figures are not drawn: matplotlib is missing (pip install 'rmgr[plots]', then rmgr sim plot {out})")
+        session.note(f"figures are not drawn: matplotlib is missing (pip install 'matplotlib>=3.8,<4', then rmgr sim plot {out})")
     if session.json:
         emit(report.document())
     else:

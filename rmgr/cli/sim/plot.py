@@ -1,4 +1,4 @@
-"""`rmgr sim plot`: pictures of runs, sweeps and reports, without a display; needs the extra `rmgr[plots]`."""
+"""`rmgr sim plot`: pictures of runs, sweeps and reports, without a display; needs the extra `plots`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def plot(
     calls         a lane for each server and link, of rmgr sim calls: the first replication of each policy and case
     figures       its figures: lines with the range over the seeds
 
-    The same results give the same pictures, byte for byte. Needs matplotlib: pip install 'rmgr[plots]'.
+    The same results give the same pictures, byte for byte. Needs matplotlib: pip install 'matplotlib>=3.8,<4'.
     """
     from rmgr.sim.plots import pictures
     from rmgr.sim.plots.parts.window import TimeWindow

@@ -15,7 +15,7 @@ from rmgr.client.logs.stored_logs import read_ended, tail_of
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import counted, format_duration, format_size
+from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
     from rmgr.cli.session.context import Session
@@ -26,6 +26,10 @@ TAIL_LINES = 10
 
 def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) -> None:
     """On stderr: which task failed, where, how, its last lines, and what to type next. Nothing when all is well."""
+    if item.is_not_taken:
+        detail = item.past.detail if item.past is not None else item.submission.reason_detail if item.submission is not None else ""
+        session.note(f"{item.number} was not needed: {detail}")
+        return
     if item.past is not None:
         if item.past.state is not State.COMPLETED:
             session.note(f"{item.number} ended {item.past.state} ({item.past.reason}); rmgr history {item.number}")
@@ -39,7 +43,7 @@ def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) 
     single = item.total == 1
     id_ = str(item.number) if single else first.id
     told = _detail(item, first)
-    lines = [f"{id_} {how(first)}" + (f": {told}" if told and told not in first.error else "")]
+    lines = [f"{id_} {how(first)}" + (f"{'; ' if first.error else ': '}{told}" if told and told not in first.error else "")]
     if with_tail and first.state is State.FAILED:
         lines += _tail(session, first)
     if len(failed) > 1:
@@ -61,16 +65,13 @@ def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) 
 def _detail(item: AwaitedSubmission, end: FollowedEnd) -> str:
     """What the submission knows of such an end, and the task's own words do not say."""
     submission = item.submission
-    if submission is None or (end.error and end.state is State.FAILED):
+    if submission is None:
         return ""
     if end.state is State.CANCELLED:
         return submission.reason_detail
-    if end.reason == Reason.TIME_LIMIT and submission.request.time_limit_us:
-        return f"over its limit of {format_duration(submission.request.time_limit_us / 1e6)}; more: -t/--time"
     if end.reason == Reason.OUT_OF_MEMORY:
-        asked = submission.request.memory_bytes
-        return f"over its {format_size(asked)}; more: --mem" if asked else "the node had no memory left; say what it needs: --mem"
-    return ""
+        return "more: --mem" if submission.request.memory_bytes else "say what it needs: --mem"
+    return "more: -t/--time" if end.reason == Reason.TIME_LIMIT else ""
 
 
 def how(end: FollowedEnd) -> str:

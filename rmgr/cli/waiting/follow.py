@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rmgr.cli.sending.host import engine_of
 from rmgr.cli.words.exits import exit_code_of, highest
+from rmgr.coord.decisions.dependencies import is_branch_not_taken
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.base.states import State
-from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.array import Array, parse_array
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import JobView
@@ -44,6 +45,7 @@ class FollowedEnd:
     error: str
     started_us: int = 0
     ended_us: int = 0
+    max_rss_kib: int = 0
     log: tuple[bytes, bytes] = (b"", b"")
     log_parts: tuple[int, int] = (0, 0)
 
@@ -121,8 +123,17 @@ class AwaitedSubmission:
         return max(bad, key=lambda end: (end.code, -end.position)) if bad else None
 
     @property
+    def is_not_taken(self) -> bool:
+        """It was to run after a failure that did not come."""
+        if self.past is not None:
+            return is_branch_not_taken(self.past.reason, self.past.detail)
+        return self.submission is not None and is_branch_not_taken(self.submission.reason, self.submission.reason_detail)
+
+    @property
     def code(self) -> int:
         """Exit code for it."""
+        if self.is_not_taken:
+            return 0
         if self.past is not None:
             return exit_code_of(self.past.state, self.past.reason, self.past.exit_code)
         if not self.ends:
@@ -228,38 +239,45 @@ def _ends(item: AwaitedSubmission, fragment: Fragment, outcomes: Sequence[Outcom
     array = parse_array(item.submission.array) if item.submission.array else None
     fresh = []
     for outcome in outcomes:
-        if item.wanted is not None and outcome.index not in item.wanted:
-            continue
-        started_us = fragment.base_us + outcome.started_us if fragment.base_us else 0
-        end = FollowedEnd(
-            submission=item.number,
-            position=outcome.index,
-            index=array.index_at(outcome.index) if array else outcome.index,
-            state=outcome.state,
-            reason=str(outcome.reason),
-            exit_code=outcome.exit_code,
-            node=fragment.node,
-            attempt=outcome.attempt or fragment.attempt,
-            error=outcome.error,
-            started_us=started_us,
-            ended_us=started_us + outcome.elapsed_us if started_us else 0,
-            log=outcome.log,
-            log_parts=outcome.log_parts,
-        )
-        item.ends[outcome.index] = end
-        fresh.append(end)
+        if item.wanted is None or outcome.index in item.wanted:
+            end = item.ends[outcome.index] = _end(item.number, array, fragment, outcome)
+            fresh.append(end)
     return fresh
 
 
-def read_ends(session: Session, number: int) -> list[FollowedEnd]:
-    """How the ended tasks of a submission ended, read once, without following it. Raises NotFound, DataLost."""
+def _end(number: int, array: Array | None, fragment: Fragment, outcome: Outcome) -> FollowedEnd:
+    started_us = fragment.base_us + outcome.started_us if fragment.base_us else 0
+    return FollowedEnd(
+        submission=number,
+        position=outcome.index,
+        index=array.index_at(outcome.index) if array else outcome.index,
+        state=outcome.state,
+        reason=str(outcome.reason),
+        exit_code=outcome.exit_code,
+        node=fragment.node,
+        attempt=outcome.attempt or fragment.attempt,
+        error=outcome.error,
+        started_us=started_us,
+        ended_us=started_us + outcome.elapsed_us if started_us else 0,
+        max_rss_kib=outcome.max_rss_kib,
+        log=outcome.log,
+        log_parts=outcome.log_parts,
+    )
+
+
+def read_ends(session: Session, number: int) -> Iterator[FollowedEnd]:
+    """How the ended tasks of a submission ended, read once, without following it; in the order of their commits.
+
+    Raises: NotFound, DataLost. Cost: every outcome is read; those of one fragment are in memory at a time.
+    """
     from rmgr.coord.decisions.ends import EndFold
     from rmgr.coord.protocol import paths
     from rmgr.coord.validity import records as validity
     from rmgr.procedures.snapshot import fetch, outcomes_of, read_pages, read_submission, read_whole
 
     coordinator, timeout_s = session.coordinator(), session.left_s(30.0) or 30.0
-    item = AwaitedSubmission(number, submission=read_submission(coordinator, number, timeout_s=timeout_s))
+    submission = read_submission(coordinator, number, timeout_s=timeout_s)
+    array = parse_array(submission.array) if submission.array else None
     tail, done = fetch([paths.tail(number), paths.done(number)], coordinator.get, timeout_s=timeout_s)
     if tail is None or done is None:
         raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
@@ -269,5 +287,5 @@ def read_ends(session: Session, number: int) -> list[FollowedEnd]:
     fragments += [fragment for _, fragment in recent]
     ends, total = EndFold(), validity.tail(tail, number).next
     for fragment in fragments:
-        _ends(item, fragment, ends.fold(outcomes_of(fragment, store, end=total), total))
-    return list(item.ends.values())
+        for outcome in ends.fold(outcomes_of(fragment, store, end=total), total):
+            yield _end(number, array, fragment, outcome)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rmgr.cli.words import qsub, sbatch
 
@@ -25,8 +25,6 @@ _COMMANDS = {
     "scancel": "cancel",
     "sattach": "logs -f",
     "sacctmgr": "limits",
-    "scontrol": "show",
-    "scontrol show": "show",
     "scontrol show job": "show",
     "scontrol show jobs": "jobs",
     "scontrol show node": "nodes",
@@ -35,15 +33,18 @@ _COMMANDS = {
     "scontrol show config": "config show",
     "scontrol hold": "hold",
     "scontrol release": "release",
+    "scontrol requeue": "rerun",
     "scontrol ping": "status",
     "qsub": "submit",
     "qstat": "jobs",
     "qdel": "cancel",
     "qhold": "hold",
     "qrls": "release",
+    "qrerun": "rerun",
     "bsub": "submit",
     "bjobs": "jobs",
     "bkill": "cancel",
+    "brequeue": "rerun",
     "job": "jobs",
     "job list": "jobs",
     "job info": "show",
@@ -87,9 +88,20 @@ _COMMANDS = {
     "undrain": "resume",
     "info": "status",
     "start": "dev",
+    "init": "admin init",
+    "usage": "report",
+    "remove": "cancel",
     "put": "store put",
     "get": "store get",
 }
+#: Commands whose words mean nothing in ours.
+_ALONE = {"sacctmgr", "sreport", "sshare", "sdiag"}
+#: Words of command lines that nothing here does -> what to do instead.
+_ADVICE = {
+    "scontrol update": "what was submitted stays as it is: rmgr cancel ID, and submit it again; a node: rmgr drain NODE, rmgr resume NODE",
+}
+#: What `rmgr cancel` takes: other words behind `kill` or `remove` are of nodes, values or queues.
+_SELECTOR = re.compile(r"\d[\d,:_%-]*|taskq-\d+|last|all")
 #: What stands before the words of another program's own commands.
 _PROGRAMS = {"hq", "dask", "slurm", "rmgr"}
 
@@ -136,7 +148,6 @@ _OPTIONS = {
     "--lines": "-n N",
     "--log-file": "-o FILE",
     "--partition": "-q QUEUE",
-    "--nodelist": "the node's name alone, as in rmgr nodes n1",
     "-l": "-t TIME (walltime), -c CORES (ncpus), --mem SIZE (mem), -N NODES -n P (select, nodes:ppn)",
     "-j": "-o FILE -e FILE, with the same name",
     "-V": "--env NAME for each variable: the whole environment does not go along",
@@ -145,6 +156,17 @@ _OPTIONS = {
     "-I": "rmgr run --pty bash",
     "-S": "#!/bin/bash, in the first line of the script",
 }
+#: Options that a command of ours has none for, because it takes such a thing as a word.
+_WORD_ALONE = {
+    ("queues", "-p"): "the queue's name alone: rmgr queues QUEUE",
+    ("queues", "-q"): "the queue's name alone: rmgr queues QUEUE",
+    ("queues", "--partition"): "the queue's name alone: rmgr queues QUEUE",
+    ("nodes", "-n"): "the node's name alone: rmgr nodes NODE",
+    ("nodes", "-w"): "the node's name alone: rmgr nodes NODE",
+    ("nodes", "--nodelist"): "the node's name alone: rmgr nodes NODE",
+}
+#: An option that a hint names.
+_NAMED_OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][a-z-]*")
 #: Options of qsub -> values that mean nothing in an option of this name of Slurm, or here.
 _VALUES_OF_PBS = {
     "-j": re.compile(""),
@@ -167,9 +189,16 @@ def command_for(words: Sequence[str]) -> str:
         rest = rest[1:]
     for length in (3, 2, 1):
         found = _COMMANDS.get(" ".join(rest[:length]), "") if len(rest) >= length else ""
+        if found == "cancel" and not all(map(_SELECTOR.fullmatch, rest[length:])):
+            return ""
         if found:
-            return shlex.join(["rmgr", *found.split(), *rest[length:]])
+            return shlex.join(["rmgr", *found.split(), *([] if rest[0] in _ALONE else rest[length:])])
     return shlex.join(["rmgr", *rest]) if rest and rest[0] != words[0] else ""
+
+
+def advice_for(words: Sequence[str]) -> str:
+    """What to do where no command here does what these words do elsewhere; "" where nothing is known."""
+    return _ADVICE.get(" ".join(words[:2]), "")
 
 
 def below_jobs(words: Sequence[str]) -> str:
@@ -177,15 +206,19 @@ def below_jobs(words: Sequence[str]) -> str:
     return command_for(["job", *words]) if f"job {words[0]}" in _COMMANDS else ""
 
 
-def option_for(option: str, words: Sequence[str] = (), *, submits: bool = False) -> str:
+def option_for(option: str, words: Sequence[str] = (), *, command: str = "submit", known: Collection[str] | None = None) -> str:
     """What to type here instead of an option of another system, or why nothing does the same; "" where nothing is known.
 
     Args:
-        words: all that was typed: the option's value stands there. submits: it was typed to a command that submits work.
+        words: all that was typed: the option's value stands there. command: to which it was typed. known: the options that this
+            command has: a hint that names others alone is none. None: all that are named.
     """
     told = f"here it is {_OPTIONS[option]}" if option in _OPTIONS else ""
-    if not submits:
-        return told
+    if command not in {"submit", "run"}:
+        if (command, option) in _WORD_ALONE:
+            return _WORD_ALONE[command, option]
+        named = _NAMED_OPTION.findall(_OPTIONS.get(option, ""))
+        return told if known is None or not named or set(named) & set(known) else ""
     value = _value_of(option, words)
     if option == "--wrap":  # a command line is no value to look at
         return told

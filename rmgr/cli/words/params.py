@@ -10,7 +10,7 @@ import click
 
 from rmgr.errors import UsageError
 from rmgr.model.base.states import State
-from rmgr.model.base.units import parse_duration_us, parse_size
+from rmgr.model.base.units import counted, parse_duration_us, parse_size
 
 
 class Parsed(click.ParamType):
@@ -34,6 +34,25 @@ class Parsed(click.ParamType):
 DURATION = Parsed("duration", lambda text: parse_duration_us(text) / 1e6)
 #: Microseconds as int.
 DURATION_US = Parsed("duration", parse_duration_us)
+
+
+_IS_NOTED = "rmgr.limit_is_noted"
+
+
+class _TimeLimit(Parsed):
+    """A time limit; a number alone is noted as seconds, because other systems have it as minutes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        limit_us = super().convert(value, param, ctx)
+        text = value.strip() if isinstance(value, str) else ""
+        if limit_us and text.isascii() and text.isdigit() and ctx is not None and ctx.obj is not None and _IS_NOTED not in ctx.meta:
+            ctx.meta[_IS_NOTED] = True  # of a list of jobs once
+            ctx.obj.note(f"-t {text} is {counted(int(text), 'second')}; {counted(int(text), 'minute')} would be -t {text}m")
+        return limit_us
+
+
+#: Microseconds as int, of a time limit.
+TIME_LIMIT_US = _TimeLimit("duration", parse_duration_us)
 #: Bytes: `512M`, `2G`.
 SIZE = Parsed("size", parse_size)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 import shutil
 from codecs import BOM_UTF8
@@ -24,6 +25,10 @@ from rmgr.model.tasks.submission import MAX_SCRIPT_BYTES
 _MARK = "#RMGR"
 _SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd"}
 PBS = "#PBS"
+#: A variable of Slurm that is read: $SLURM_X, ${SLURM_X}, environ["SLURM_X"], getenv("SLURM_X").
+_SLURMS = re.compile(r"""(?:\$\{?[#!]?|environ\W{1,3}|environ\.get\W{1,3}|getenv\W{1,3})(SLURMD?_[A-Z_]+)""")
+#: srun where a shell takes it for a command.
+_SRUN = re.compile(r"(?:^|[;&|(]|\b(?:then|do|else|time|exec))\s*srun\s")
 #: Whose lines are translated.
 _TRANSLATED = (SBATCH, PBS)
 _FOREIGN = (*_TRANSLATED, "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
@@ -111,7 +116,24 @@ def translation(script: Script) -> list[str]:
     theirs = [line for _, line in script.foreign if line.startswith(SBATCH)]
     lines, without = sbatch.translated(theirs) if theirs else qsub.translated([line for _, line in script.foreign])
     told = [f"{_MARK} {shlex.join(words)}" for words in lines if words]
+    told += [f"{_MARK} --slurm-env"] if unset_slurm(script, ()) else []
     return [*told, *(f"# without an equal here: {what}  ({why})" for what, why in without)]
+
+
+def unset_slurm(script: Script | None, words: Sequence[str], known: Collection[str] = ()) -> str:
+    """A warning for work that reads variables of Slurm, or calls srun, without `--slurm-env`; "" where it does not.
+
+    Args:
+        words: its command, or the arguments of its script. known: variables that its user has set.
+    """
+    lines = script.text.decode("utf-8", "replace").split("\n") if script is not None else []
+    code = [(f"{script.where(number)}: it" if script is not None else "it", line) for number, line in enumerate(lines, 1)]
+    for where, line in [*((where, line) for where, line in code if not line.lstrip().startswith("#")), *(("it", word) for word in words)]:
+        read = next((name for name in _SLURMS.findall(line) if name not in known), "")
+        what = f"reads {read}, which nothing sets" if read else "calls srun, which is not there" if _SRUN.search(line) else ""
+        if what:
+            return f"{where} {what}: --slurm-env sets Slurm's variables and provides srun"
+    return ""
 
 
 def refused(script: Script) -> UsageError:

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 
 from rmgr.client.commands.checks import check_room, check_size, check_store, read_facts, waiting_blocks
 from rmgr.client.commands.request import CommandRequest
-from rmgr.client.commands.sending import CheckedRequest, Sent, SilentListener, blocks_of, prepare, seconds_left, send_in_parts, shipped
+from rmgr.client.commands.sending import (
+    CheckedRequest,
+    Sent,
+    SilentListener,
+    blocks_of,
+    output_files,
+    prepare,
+    seconds_left,
+    send_in_parts,
+    shipped,
+)
 from rmgr.errors import CoordinationUnavailable, RmgrError, StateConflict, SubmitUnknown
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Work
@@ -186,7 +196,7 @@ def _make(
         if record.phase is not Phase.HELD:
             record = replace(record, phase=Phase.HELD, reason=Reason.DEPENDENCY)
         blocks = blocks_of(record, draft.payloads)
-        if blocks is None or draft.request.options.outputs:
+        if blocks is None or output_files(draft):
             sent[place] = send_in_parts(host, submitter, record, draft, deadline_s)
         else:
             wave[place] = ToSubmit(draft=record, blocks=blocks, tasks=draft.tasks)

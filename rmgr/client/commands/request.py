@@ -65,6 +65,7 @@ class CommandOptions:
     account: str = ""
     partition: str = ""
     rigid: Rigid | None = None
+    slurm_env: bool = False
 
     def check(self) -> None:
         """Raises UsageError for options that contradict each other."""
@@ -117,7 +118,7 @@ def read_entries(file: str) -> list[bytes]:
 def command_of(request: CommandRequest) -> Command:
     """The command as it is recorded; script and uploads are named later, by their hashes. Raises UsageError (`python`, names of files)."""
     options = request.options
-    out, err = _on_node(options.out, options.cwd), _on_node(options.err, options.cwd)
+    out, err = on_node(options.out, options.cwd), on_node(options.err, options.cwd)
     for option, name in (("--out", out), ("--err", err), ("--cwd", options.cwd), ("--python", options.python)):
         _check_name(option, name)
     _check_files("--input", options.inputs, absolute=False)
@@ -181,6 +182,6 @@ def output_key(pattern: str, record: Submission, number: int, position: int) -> 
     return pattern.replace("%a", shown).replace("%j", str(number)).replace("%x", record.name)
 
 
-def _on_node(pattern: str, cwd: str) -> str:
+def on_node(pattern: str, cwd: str) -> str:
     """An output file as the node sees it: below `--cwd`, else below the directory where it was submitted."""
     return os.path.abspath(os.path.join(cwd, pattern)) if pattern else ""

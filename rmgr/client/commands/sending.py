@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,8 +19,8 @@ from rmgr.client.commands.checks import (
     read_facts,
     waiting_blocks,
 )
-from rmgr.client.commands.request import CommandRequest, command_of, output_key, payloads_of
-from rmgr.client.commands.shipping import script_sha256, ship_script, ship_stdin, ship_uploads
+from rmgr.client.commands.request import CommandOptions, CommandRequest, command_of, output_key, payloads_of
+from rmgr.client.commands.shipping import script_sha256, ship_lines, ship_script, ship_stdin, ship_uploads
 from rmgr.errors import RmgrError, SubmitUnknown
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_duration
@@ -27,6 +29,7 @@ from rmgr.model.tasks.submission import Phase, Submission, Work
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
+    from rmgr.client.commands.again import StoredWork
     from rmgr.client.commands.doors import CommandHost, CommandSubmitter
     from rmgr.coord.ops.work import Block
     from rmgr.model.cluster.queue import ClusterSettings
@@ -52,6 +55,7 @@ class CheckedRequest:
     payloads: list[bytes]
     settings: ClusterSettings
     request: CommandRequest
+    is_again: bool = False  #: it was run before: its output keys belong to tasks that have left nothing under them
 
     @property
     def tasks(self) -> int:
@@ -59,21 +63,25 @@ class CheckedRequest:
         return len(self.payloads)
 
 
-def prepare(host: CommandHost, request: CommandRequest, facts: AdmissionFacts | None = None) -> CheckedRequest:
+def prepare(
+    host: CommandHost, request: CommandRequest, facts: AdmissionFacts | None = None, *, stored: StoredWork | None = None
+) -> CheckedRequest:
     """Checks a request against the cluster; nothing is written.
 
     Args:
-        facts: what it is checked against; None: they are read.
+        facts: what it is checked against; None: they are read. stored: what it runs again.
     Raises: UsageError, NotFound (queue, dependency), Infeasible naming the largest node or the limit, PermissionDenied,
         StateConflict (closed queue), Unavailable.
     """
     from rmgr.procedures.admission import admit
 
     options = request.options
-    payloads = payloads_of(options)
-    draft = _draft(host, request)
+    payloads = payloads_of(options) if stored is None else list(stored.payloads)
+    draft = _draft(host, request, stored)
     facts = facts or read_facts(host)
     draft = admit(draft, facts.settings, facts.nodes, partition=options.partition, tasks=len(payloads))
+    if options.slurm_env and draft.command is not None:
+        draft = replace(draft, command=replace(draft.command, env=slurm_variables(draft, options, len(payloads)) | draft.command.env))
     if options.time_us == 0:
         limit_us = draft.request.time_limit_us
         own = f"; queue {draft.queue} gives it its own: {format_duration(limit_us / 1e6)}" if limit_us else ": it runs until it ends"
@@ -81,11 +89,34 @@ def prepare(host: CommandHost, request: CommandRequest, facts: AdmissionFacts | 
     check_dependencies(host, draft)
     check_inputs(host, [key for key, _ in options.inputs])
     check_outputs(host, draft, len(payloads))
-    return CheckedRequest(record=draft, payloads=payloads, settings=facts.settings, request=request)
+    return CheckedRequest(record=draft, payloads=payloads, settings=facts.settings, request=request, is_again=stored is not None)
 
 
-def _draft(host: CommandHost, request: CommandRequest) -> Submission:
+def slurm_variables(record: Submission, options: CommandOptions, tasks: int) -> dict[str, str]:
+    """What `--slurm-env` adds to the variables of a command here: a node makes the others (`runner/host/slurm.py`)."""
+    from rmgr.runner.host.slurm import FLAG
+
+    found = {
+        FLAG: "1",
+        "SLURM_SUBMIT_DIR": os.getcwd(),
+        "SLURM_SUBMIT_HOST": socket.gethostname(),
+        "SLURM_JOB_PARTITION": record.queue,
+        "SLURM_JOB_USER": record.user,
+    }
+    if record.account:
+        found["SLURM_JOB_ACCOUNT"] = record.account
+    if options.array or options.each_line:
+        parts = parse_array(options.array).parts if options.array else (range(tasks),)
+        found["SLURM_ARRAY_TASK_COUNT"] = str(tasks)
+        found["SLURM_ARRAY_TASK_MIN"] = str(min(part[0] for part in parts))
+        found["SLURM_ARRAY_TASK_MAX"] = str(max(part[-1] for part in parts))
+        found["SLURM_ARRAY_TASK_STEP"] = str(parts[0].step)
+    return found
+
+
+def _draft(host: CommandHost, request: CommandRequest, stored: StoredWork | None) -> Submission:
     """The record of a request, before a queue has given its defaults."""
+    from rmgr.client.commands.again import command_again
     from rmgr.client.specs import Options, draft_of
 
     options = request.options
@@ -106,7 +137,7 @@ def _draft(host: CommandHost, request: CommandRequest) -> Submission:
             token=options.token or machine.guid(),
         ),
         work=Work.COMMAND,
-        command=command_of(request),
+        command=command_of(request) if stored is None or stored.record.command is None else command_again(stored.record.command, request),
         array=options.array,
         max_running=parse_array(options.array).max_running if options.array else 0,
         max_fails=-1 if options.max_fails is None else options.max_fails,
@@ -115,6 +146,8 @@ def _draft(host: CommandHost, request: CommandRequest) -> Submission:
         rigid=options.rigid,
         user=host.me,
     )
+    if stored is not None:
+        draft = replace(draft, umask=stored.record.umask, grace_us=stored.record.grace_us)
     if options.hold:
         return replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)
     return replace(draft, phase=Phase.HELD, reason=Reason.DEPENDENCY) if options.after else draft
@@ -153,13 +186,16 @@ def shipped(host: CommandHost, draft: CheckedRequest) -> Submission:
         command = replace(command, uploads=ship_uploads(host, request.options.uploads))
     if request.options.stdin:
         command = replace(command, stdin_sha256=ship_stdin(host, request.options.stdin))
-    return replace(draft.record, command=command)
+    record = replace(draft.record, command=command)
+    if request.options.each_line or any(draft.payloads):
+        record = replace(record, entries=ship_lines(host, draft.payloads))
+    return record
 
 
 def _commit(host: CommandHost, record: Submission, draft: CheckedRequest) -> Sent:
     deadline_s = machine.monotonic() + (host.left_s() or _SUBMIT_S)
     blocks = blocks_of(record, draft.payloads)
-    if blocks is None or draft.request.options.outputs:
+    if blocks is None or output_files(draft):
         return send_in_parts(host, host.submitter(), record, draft, deadline_s)
     from rmgr.client.submitter import submitting
 
@@ -192,17 +228,16 @@ def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submis
     from rmgr.client.ports import TaskSpec
     from rmgr.procedures.control import cancel_submission
 
-    options = draft.request.options
-    if not options.token:  # a token of the user's may stand for a submission that is in already
+    if not draft.request.options.token:  # a token of the user's may stand for a submission that is in already
         check_room(submitter.coordinator, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
     handle = submitter.open(record, SilentListener(), timeout_s=seconds_left(deadline_s))
     known = handle.view.next_index
     if known or handle.view.progress.tail.complete:  # the token had been used before
         return Sent(submission=handle.view.submission, tasks=known, created=False)
     try:
-        if options.outputs:
+        if output_files(draft):
             pointers = _pointers(draft, handle.view.number, handle.view.reign)
-            submitter.values.claim_outputs(pointers, overwrite=False, timeout=host.left_s(30.0) or 30.0)
+            submitter.values.claim_outputs(pointers, overwrite=draft.is_again, timeout=host.left_s(30.0) or 30.0)
         handle.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
         handle.complete()
         handle.flush(seconds_left(deadline_s))
@@ -215,12 +250,17 @@ def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submis
     return Sent(submission=handle.view.submission, tasks=draft.tasks, created=True)
 
 
+def output_files(draft: CheckedRequest) -> tuple[tuple[str, str], ...]:
+    """(key, file) of what its tasks leave in the data store."""
+    return draft.record.command.output_files if draft.record.command is not None else ()
+
+
 def _pointers(draft: CheckedRequest, number: int, reign: str) -> list[tuple[str, Any]]:
     from rmgr.coord.protocol.keys import Pointer
 
     return [
         (output_key(key, draft.record, number, position), Pointer(sub=number, index=position, n=n, by=reign))
-        for n, (key, _) in enumerate(draft.request.options.outputs)
+        for n, (key, _) in enumerate(output_files(draft))
         for position in range(draft.tasks)
     ]
 

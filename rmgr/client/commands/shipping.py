@@ -55,6 +55,12 @@ def ship_stdin(host: HasStore, name: str) -> str:
     return _store(host, data)
 
 
+def ship_lines(host: HasStore, lines: Sequence[bytes]) -> str:
+    """Stores the lines of `--each-line`, so that tasks can be run again; "" where they are too many for that."""
+    data = b"\n".join(lines)
+    return _store(host, data) if len(data) <= MAX_UPLOAD_BYTES else ""
+
+
 def ship_uploads(host: HasStore, names: Sequence[str]) -> tuple[Upload, ...]:
     """Stores files as they are and directories as archives. Raises UsageError, ValueTooLarge."""
     uploads = []

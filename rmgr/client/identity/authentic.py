@@ -78,5 +78,5 @@ def disbelief(why: str) -> str:
 def doubted(outcomes: Sequence[Outcome], why: str) -> list[Outcome]:
     """What is left of outcomes that are not believed: states, and what is wrong."""
     text = disbelief(why)
-    bare = {"value": b"", "value_size": -1, "value_sha256": None, "outputs": 0, "error": text}
+    bare = {"value": b"", "value_size": -1, "value_sha256": None, "outputs": 0, "call": None, "error": text}
     return [msgspec.structs.replace(outcome, **bare) if is_precious(outcome) else outcome for outcome in outcomes]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.seal.work import seal_blocks, spec_digest
+from rmgr.coord.seal.work import record_statement, seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Submission
@@ -61,6 +62,11 @@ class Signer:
             if not self._published:
                 publish(coordinator, self._credentials, timeout_s=timeout_s)
                 self._published = True
+
+    def signed(self, record: Submission) -> Submission:
+        """A record that has its number, with the user's signature. Cost: 0.1 ms."""
+        signature = self._credentials.sign(record_statement(record, self._cluster_id))
+        return replace(record, signature=f"{self._credentials.identity.key_id}:{signature.hex()}")
 
     def sealer(self, record: Submission) -> Seal:
         """Seals blocks of one submission. Cost: 0.1 ms for those of one commit, and 0.02 ms each."""

@@ -31,6 +31,12 @@ def read_ended(
         yield rest
 
 
+def read_part(store: Store, number: int, position: int, attempt: int, stream: str, part: int, *, timeout_s: float = 30.0) -> bytes:
+    """One part of a stream, b"" where it is gone, or is none. Raises: StoreUnavailable. Cost: one read."""
+    row = keys.log(number, position, attempt, stream, part)
+    return rows_within(store, [row], MOST_LOG_PART_BYTES, timeout_s=timeout_s).get(row, b"")
+
+
 def _next_part(store: Store, prefix: str, after: str, timeout_s: float, *, none: int) -> int:
     """The number of the first part behind this key; `none`: there is no other."""
     length = len(after)

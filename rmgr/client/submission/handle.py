@@ -322,7 +322,7 @@ class SubmissionHandle:
             sender.want_complete = True
         if last > first:
             recorded = Reason(record.reason)
-            reason = recorded if recorded in {Reason.DEPENDENCY_FAILED, Reason.MAX_FAILS} else Reason.USER_CANCEL
+            reason = recorded if recorded in {Reason.DEPENDENCY_FAILED, Reason.MAX_FAILS, Reason.OPERATOR_CANCEL} else Reason.USER_CANCEL
             ended = [Outcome(index=index, state=State.CANCELLED, reason=reason) for index in range(first, last)]
             self.listener.on_outcomes(Fragment(attempt=0), ended)
         self.notify()

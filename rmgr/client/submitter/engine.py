@@ -179,8 +179,9 @@ class Engine:
     def cancel_tasks(self, number: int, indices: Sequence[int], *, reason: str, running: bool, timeout_s: float) -> list[int]:
         """See `ports.SubmitterPort`."""
         self.check_usable()
+        deadline_s = machine.monotonic() + timeout_s
         ended = cancelling.cancel_tasks(
-            self.coordinator, number, ranges_of(indices), detail=reason, running=running, deadline_s=machine.monotonic() + timeout_s
+            self.coordinator, number, ranges_of(indices), detail=reason, by=self.user, running=running, deadline_s=deadline_s
         )
         return indices_of(ended, MOST_TASKS)
 

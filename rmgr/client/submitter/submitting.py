@@ -97,6 +97,8 @@ def submit(
             return found
         number, version = found
         submission = replace(draft, id=number, owner=owner, token=token)
+        if signer is not None:
+            submission = signer.signed(submission)
         seal = signer.sealer(submission) if signer is not None else unsealed
         multi = ops.submit(
             submission,
@@ -193,6 +195,8 @@ def _guess(coordinator: Coordinator, window: Sequence[ToSubmit], deadline_s: flo
     for number, item in enumerate(window, first):
         user = signer.user if signer is not None else item.draft.user
         record = replace(item.draft, id=number, owner="", user=user)
+        if signer is not None:
+            record = signer.signed(record)
         _check(record)
         seal = signer.sealer(record) if signer is not None else unsealed
         tail = Tail(next=item.tasks, complete=True)

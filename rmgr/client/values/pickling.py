@@ -10,6 +10,7 @@ import functools
 import io
 import pickle
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from rmgr.client.values.scattered import Payload, is_large, scattered
@@ -24,8 +25,16 @@ _WORTH_A_LOOK = 64 * 1024
 _NO_ARGUMENTS = pickle.dumps(((), {}), PROTOCOL)
 
 
+class FutureHasNoValue(TypeError):
+    """A Future stands where a value should."""
+
+
 def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> Payload:
-    """Payload of a call. `function`: its name, for errors. Raises PickleFailed naming the argument; ValueTooLarge."""
+    """Payload of a call. `function`: its name, for errors. Raises PickleFailed naming the argument; ValueTooLarge; TypeError: a Future.
+
+    A call never waits for another one: it is durable once it is submitted, and an argument whose value only this process will know
+    would end that.
+    """
     data: Payload
     try:
         if is_large((*args, *kwargs.values()) if kwargs else args):
@@ -45,12 +54,15 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> P
 
 
 def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> bytes:
+    named = [(f"argument {at}", value) for at, value in enumerate(args)] + [(f"argument {name!r}", value) for name, value in kwargs.items()]
+    for name, value in named:
+        if isinstance(value, Future):
+            raise FutureHasNoValue(f"{name} of {function} is a Future: pass its value, future.result()")
     try:
         return program.dumps((args, kwargs))
+    except FutureHasNoValue as error:
+        raise FutureHasNoValue(f"an argument of {function} holds a Future: pass its value, future.result()") from error
     except Exception as error:  # noqa: BLE001 - as above
-        named = [(f"argument {at}", value) for at, value in enumerate(args)] + [
-            (f"argument {name!r}", value) for name, value in kwargs.items()
-        ]
         for name, value in named:
             why = _why_not(value)
             if why:

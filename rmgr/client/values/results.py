@@ -13,9 +13,7 @@ from rmgr.client.identity.authentic import LOST
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import DataLost, PickleFailed, TaskFailed
-from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import format_duration, format_size
 from rmgr.model.tasks.outcome import Outcome
 
 #: Lines of a failed task's output that its error shows.
@@ -96,13 +94,12 @@ def _unreadable(what: str, error: BaseException) -> PickleFailed:
     return PickleFailed(why, hint="is the module that defines it importable here?")
 
 
-def error_of(settled: Settled, number: int, *, loses: bool = False, request: Request | None = None) -> BaseException:
+def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseException:
     """The exception of a task that did not complete: its own, with the traceback there as cause, or TaskFailed.
 
     Args:
         loses: always TaskFailed, also when the task raised (what `wait_all` raises; its own exception is then the cause). So it is for
             exceptions that would end this process, or a generator of it, in silence.
-        request: what it asked for; an end at a limit names that and the keyword that sets it.
     """
     outcome = settled.outcome
     if outcome.state is State.CANCELLED:
@@ -111,7 +108,7 @@ def error_of(settled: Settled, number: int, *, loses: bool = False, request: Req
     if raised is not None and not loses and not isinstance(raised, _ENDS):
         return raised
     failed = TaskFailed(
-        _sentence(settled, number, request),
+        _sentence(settled, number),
         task_id=f"{number}_{outcome.index}",
         reason=str(outcome.reason),
         attempts=max(1, settled.attempt),
@@ -142,23 +139,11 @@ _KEYWORDS = {
 }
 
 
-def _limit(reason: Reason, request: Request | None) -> str:
-    """The limit that it ran into, "" where none was asked for."""
-    if request is None:
-        return ""
-    if reason is Reason.TIME_LIMIT and request.time_limit_us:
-        return f"over its limit of {format_duration(request.time_limit_us / 1e6)}"
-    if reason is Reason.OUT_OF_MEMORY:
-        return f"over its {format_size(request.memory_bytes)}" if request.memory_bytes else "its node had no memory left"
-    return ""
-
-
-def _sentence(settled: Settled, number: int, request: Request | None) -> str:
+def _sentence(settled: Settled, number: int) -> str:
     outcome = settled.outcome
     where = f" on {settled.node}" if settled.node else ""
     again = f", attempt {settled.attempt}" if settled.attempt > 1 else ""
-    what = _limit(outcome.reason, request) or outcome.error
-    what = what or (f"exit code {outcome.exit_code}" if outcome.exit_code is not None else "no details")
+    what = outcome.error or (f"exit code {outcome.exit_code}" if outcome.exit_code is not None else "no details")
     return f"task {number}_{outcome.index} failed{where}{again}: {outcome.reason} ({what})"
 
 

@@ -40,7 +40,7 @@ class CallId(NamedTuple):
 
 
 class Life(NamedTuple):
-    """One process of a server. number: drawn when it starts."""
+    """A server's process, until gateways give it up. number: drawn when it begins."""
 
     server: str
     number: int

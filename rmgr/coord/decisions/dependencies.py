@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rmgr.model.base.states import State
+from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.submission import Condition, Dependency
 
 
@@ -65,6 +65,11 @@ def weigh(after: Sequence[Dependency], endings: Mapping[int, SubmissionEnd]) -> 
         if ending.state is None:
             waits.append(item.submission)
     return Open(tuple(waits), tuple(missing)) if waits or missing else Met()
+
+
+def is_branch_not_taken(reason: str, detail: str) -> bool:
+    """It was cancelled because what it was to run after the failure of has succeeded: nothing is wrong. (As the leader records it.)"""
+    return reason == Reason.DEPENDENCY_FAILED and detail.startswith(f"{Condition.FAIL}:") and detail.endswith(f" ended {State.COMPLETED}")
 
 
 def _broken(item: Dependency, ending: SubmissionEnd) -> str:

@@ -16,6 +16,8 @@ from rmgr.model.tasks.block import MOST_TASKS, BlockKey, PastAttempt
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 
+#: Kinds of failures that are told apart, and characters that are kept of an error.
+_MOST_GROUPS, _ERROR_CHARS = 16, 200
 #: Ends of attempts whose node, or what they had of it, was lost.
 _LOST = LOSSES | {Reason.POISON}
 
@@ -31,6 +33,7 @@ class Progress:
         "cpu_us",
         "ends",
         "exit_code",
+        "failed",
         "first_started_us",
         "last_ended_us",
         "lost",
@@ -61,6 +64,8 @@ class Progress:
         self.again = False  #: some task had an attempt before the one that is told of
         self.nodes: dict[str, None] = {}  #: where tasks ended, in order of first appearance
         self.reason = Reason.NONE  #: of the first task that ended FAILED
+        #: Tasks that FAILED, by reason, exit code and node: how many, and the error of the first. Nodes of the first groups are told apart.
+        self.failed: dict[tuple[Reason, int | None, str], tuple[int, str]] = {}
 
     @property
     def counts(self) -> dict[State, int]:
@@ -155,17 +160,17 @@ class Progress:
             self.last_ended_us = last_us if self.last_ended_us is None else max(self.last_ended_us, last_us)
         for outcome in outcomes:
             if outcome.reason or outcome.exit_code is not None or outcome.past or outcome.helpers or outcome.turns:
-                self._account_unusual(outcome)
+                self._account_unusual(outcome, fragment.node)
 
     def copy(self) -> Progress:
         """The same at this moment, for another thread. Cost: O(tasks) bytes."""
         twin = Progress()
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
-        twin.nodes, twin.ends = dict(self.nodes), self.ends.copy()
+        twin.nodes, twin.failed, twin.ends = dict(self.nodes), dict(self.failed), self.ends.copy()
         return twin
 
-    def _account_unusual(self, outcome: Outcome) -> None:
+    def _account_unusual(self, outcome: Outcome, node: str) -> None:
         """What most outcomes have nothing of."""
         self.served_us += outcome.served_us
         self.turns += outcome.turns
@@ -179,10 +184,20 @@ class Progress:
             self._account_past(attempt)
         for name in outcome.helpers:
             self.nodes.setdefault(name)
-        if outcome.state is State.FAILED and not self.reason:
-            self.reason = outcome.reason
+        if outcome.state is State.FAILED:
+            self.reason = self.reason or outcome.reason
+            self._account_failure(outcome, node)
         if outcome.exit_code is not None and outcome.state is not State.CANCELLED:
             self.exit_code = max(self.exit_code or 0, outcome.exit_code)
+
+    def _account_failure(self, outcome: Outcome, node: str) -> None:
+        key = (outcome.reason, outcome.exit_code, node)
+        if key not in self.failed and len(self.failed) >= _MOST_GROUPS:
+            key = (outcome.reason, None, "")
+            if key not in self.failed and len(self.failed) >= 2 * _MOST_GROUPS:
+                return
+        count, error = self.failed.get(key, (0, outcome.error[:_ERROR_CHARS]))
+        self.failed[key] = count + 1, error
 
     def _account_past(self, attempt: PastAttempt) -> None:
         ran_us = max(0, attempt.ended_us - attempt.started_us) if attempt.started_us else 0
@@ -229,7 +244,7 @@ def state_counts(submission: Submission, progress: Progress, running: int) -> di
 def was_cancelled(submission: Submission) -> bool:
     """It was cancelled, whether or not it has been closed since: a closed record keeps the reason that it had."""
     if submission.phase is Phase.CLOSED:
-        return submission.reason not in {Reason.NONE, Reason.USER_HOLD, Reason.DEPENDENCY}
+        return submission.reason not in {Reason.NONE, Reason.USER_HOLD, Reason.OPERATOR_HOLD, Reason.DEPENDENCY}
     return submission.phase is Phase.CANCELLED
 
 

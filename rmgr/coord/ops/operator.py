@@ -1,11 +1,13 @@
-"""The multis of an operator: drain and resume a node, change the cluster's settings."""
+"""The multis of an operator: drain, resume and forget a node, change the cluster's settings."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Gone, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.cluster.node import Drain
+from rmgr.model.cluster.node import Drain, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 
 
@@ -21,6 +23,12 @@ def resume(node: str, version: int) -> Multi:
     """The node takes work again."""
     path = paths.drain(node)
     return Multi(name="RESUME", ops=(Delete(path, version),), proof=Gone(path))
+
+
+def forget(record: NodeRecord, version: int) -> Multi:
+    """FORGET: nothing shows the node any more. Its znode stays, and its version: a Starter that registers it anew goes on from there."""
+    path, data = paths.node(record.node), encode_record(replace(record, forgotten=True))
+    return Multi(name="FORGET", ops=(Set(path, data, version),), proof=Holds(path, data))
 
 
 def set_settings(settings: ClusterSettings, version: int) -> Multi:

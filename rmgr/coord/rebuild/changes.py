@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from rmgr.coord.decisions import gating
@@ -44,10 +45,13 @@ def resubmit(multi: Multi, known: Known) -> Multi:
     return leader_ops.resubmit(_named(number, user), first, count, attempt, failed, version, gate=gate, max_losses=most)[0]
 
 
-def cancel_failed(multi: Multi, known: Known) -> Multi:
-    """CANCEL_FAILED."""
+def cancel_failed(multi: Multi, known: Known, *, named: bool = False) -> Multi:
+    """CANCEL_FAILED. named: see `NAMED`."""
     number, (first, count, attempt), failed, version = _failed(multi, known)
-    return leader_ops.cancel_failed(_named(number), first, count, attempt, failed, version, reason=Reason.USER_CANCEL)
+    told = op_at(multi, 1, Create)
+    outcomes = decode(told.data, Fragment, told.path).outcomes
+    reason, _ = _cancelled_by(known, number, outcomes[0].reason if outcomes else Reason.NONE, "", named=named)
+    return leader_ops.cancel_failed(_named(number), first, count, attempt, failed, version, reason=reason)
 
 
 def _failed(multi: Multi, known: Known) -> tuple[int, tuple[int, int, int], FailedRange, int]:
@@ -65,8 +69,8 @@ def _named(number: int, user: str = "") -> Submission:
     return Submission(id=number, name="", user=user, queue="", work=Work.COMMAND)
 
 
-def take_out(multi: Multi, known: Known) -> Multi:
-    """TAKE_OUT: tasks that wait end CANCELLED."""
+def take_out(multi: Multi, known: Known, *, named: bool = False) -> Multi:
+    """TAKE_OUT: tasks that wait end CANCELLED. named: see `NAMED`."""
     gone = op_at(multi, 0, Delete)
     queue, held, key = waiting_block(gone.path, multi, 0, sequence=False)
     told = op_at(multi, len(multi.ops) - 1, Create)
@@ -77,23 +81,36 @@ def take_out(multi: Multi, known: Known) -> Multi:
     why = outcomes[0].error
     require(len(why) <= _WORDS, multi, len(multi.ops) - 1, "too many words")
     data = decode(known.read(gone.path, gone.version).data, BlockData, gone.path)
-    fragment = leader_ops.no_outcome(State.CANCELLED, Reason.USER_CANCEL, indices, why, attempt=key.attempt)
+    reason, words = _cancelled_by(known, key.submission, outcomes[0].reason, why, named=named)
+    fragment = leader_ops.no_outcome(State.CANCELLED, reason, indices, words[:_WORDS], attempt=key.attempt)
     return ops.take_out(queue, key, data, gone.version, indices=indices, fragment=fragment, held=held)
+
+
+def _cancelled_by(known: Known, number: int, told: Reason, words: str, *, named: bool) -> tuple[Reason, str]:
+    """(reason, words) of a cancel, as its client tells them; named: as it is, where somebody has a name."""
+    if not named or not known.user:
+        return Reason.OPERATOR_CANCEL if told is Reason.OPERATOR_CANCEL else Reason.USER_CANCEL, words
+    if known.facts(number).user == known.user:
+        return Reason.USER_CANCEL, words
+    mine = gating.words_of(known.user, "")
+    return Reason.OPERATOR_CANCEL, words if words == mine or words.startswith(f"{mine}: ") else gating.words_of(known.user, words)
 
 
 # -- the record -------------------------------------------------------------------------------------------------------------------
 
 
-def gate(multi: Multi, known: Known) -> Multi:
-    """GATE: a hold, a release or a cancel of what stands there."""
+def gate(multi: Multi, known: Known, *, named: bool = False) -> Multi:
+    """GATE: a hold, a release or a cancel of what stands there. named: see `NAMED`."""
     told, old, version = _record(multi, known)
     change: gating.Change | str
+    name = known.user if named else ""
+    doer = gating.Doer(name=name or told.by, is_operator=known.is_operator, now_us=told.by_us)
     if told.phase is Phase.CANCELLED:
-        change = gating.cancelled(old, told.reason_detail)
-    elif told.phase is Phase.HELD and told.reason == Reason.USER_HOLD:
-        change = gating.held(old, told.reason_detail)
+        change = gating.cancelled(old, told.reason_detail, doer)
+    elif told.phase is Phase.HELD and told.reason in {Reason.USER_HOLD, Reason.OPERATOR_HOLD}:
+        change = gating.held(old, told.reason_detail, doer)
     else:
-        change = gating.released(old)
+        change = gating.released(old, doer)
     if isinstance(change, str):
         raise unlike(multi, 0, change)
     return ops.set_record(change.record, version=version, gate=change.gate)
@@ -123,12 +140,16 @@ def _record(multi: Multi, known: Known) -> tuple[Submission, Submission, int]:
 # -- new znodes -------------------------------------------------------------------------------------------------------------------
 
 
-def order(multi: Multi, _known: Known) -> Multi:
-    """ORDER: what runs is to end. Everything else is ordered by the leader, who alone knows what it has started."""
+def order(multi: Multi, known: Known, *, named: bool = False) -> Multi:
+    """ORDER: what runs is to end (named: see `NAMED`). Everything else is ordered by the leader, who alone knows what it has started."""
     made = op_at(multi, 0, Create)
     node, guid = _below(made.path, paths.INBOX, multi)
     what = decode(made.data, InboxOrder, made.path)
-    require(what.order is OrderKind.CANCEL and what.reason == Reason.USER_CANCEL, multi, 0, f"{what.order} is ordered by the leader alone")
+    require(what.order is OrderKind.CANCEL, multi, 0, f"{what.order} is ordered by the leader alone")
+    is_cancel = what.reason in {Reason.USER_CANCEL, Reason.OPERATOR_CANCEL}
+    require(is_cancel, multi, 0, f"{what.reason} is told by the leader alone")
+    reason, words = _cancelled_by(known, what.submission, Reason(what.reason), what.detail, named=named)
+    what = replace(what, reason=reason, detail=words)
     require(not (what.signal or what.extra) and what.index >= -1, multi, 0, "a cancel says which task, and why")
     return leader_ops.order(node, guid_of(guid, multi), what)
 
@@ -170,14 +191,16 @@ def identify(multi: Multi, known: Known) -> Multi:
 # -- operators --------------------------------------------------------------------------------------------------------------------
 
 
-def drain(multi: Multi, _known: Known) -> Multi:
+def drain(multi: Multi, known: Known) -> Multi:
     """DRAIN."""
     op = multi.ops[0] if multi.ops else None
     if not isinstance(op, Create | Set):
         raise unlike(multi, 0)
     version = op.version if isinstance(op, Set) else None
     require(version is None or version >= 0, multi, 0, "it says which drain it replaces")
-    return operator_ops.drain(decode(op.data, Drain, op.path), version)
+    told = decode(op.data, Drain, op.path)
+    require(not known.user or told.user == known.user, multi, 0, "a drain names who has made it")
+    return operator_ops.drain(told, version)
 
 
 def resume(multi: Multi, _known: Known) -> Multi:
@@ -187,11 +210,13 @@ def resume(multi: Multi, _known: Known) -> Multi:
     return operator_ops.resume(gone.path.rpartition("/")[2], gone.version)
 
 
-def settings(multi: Multi, _known: Known) -> Multi:
+def settings(multi: Multi, known: Known) -> Multi:
     """SETTINGS."""
     new = op_at(multi, 0, Set)
     require(new.version >= 0, multi, 0, "it says which settings it replaces")
-    return operator_ops.set_settings(decode(new.data, ClusterSettings, new.path), new.version)
+    told = decode(new.data, ClusterSettings, new.path)
+    require(not known.user or told.changed_by in {"", known.user}, multi, 0, "settings name who has changed them")
+    return operator_ops.set_settings(told, new.version)
 
 
 def _below(path: str, root: str, multi: Multi) -> tuple[str, str]:
@@ -200,3 +225,8 @@ def _below(path: str, root: str, multi: Multi) -> tuple[str, str]:
     if len(parts) != 2 or not all(parts):
         raise unlike(multi, 0)
     return parts[0], parts[1]
+
+
+#: Changes by which operators end or hold others' work. What is committed names who has sent it, whatever the client says: a name is never
+#: the request's own, and what a client of the release before sends has one too.
+NAMED: dict[str, Callable[..., Multi]] = {"GATE": gate, "TAKE_OUT": take_out, "ORDER": order, "CANCEL_FAILED": cancel_failed}

@@ -71,6 +71,8 @@ def _rebuilt(multi: Multi, known: Known) -> Built:
         return Built(compared(built, multi), None, number, tail)
     if multi.name == "ENTER":  # what is committed says more than what was sent: who has sent it
         return Built(changes.entered(compared(changes.enter(multi, known), multi), known))
+    if multi.name in changes.NAMED:  # as well
+        return Built(changes.NAMED[multi.name](compared(CHANGES[multi.name](multi, known), multi), known, named=True))
     change = CHANGES.get(multi.name)
     if change is None:
         raise PermissionDenied(f"{multi.name}: clients of a gateway may not do this", hint="daemons need ZooKeeper itself: --zk")

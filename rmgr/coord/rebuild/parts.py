@@ -85,10 +85,11 @@ class SubmissionFacts:
 class Known(Protocol):
     """Questions of a rebuild about the cluster. Each may read, and so block. Raises: CoordinationUnavailable.
 
-    Attributes: user: the caller's name; "" in an open cluster, where nobody has one.
+    Attributes: user: the caller's name; "" in an open cluster, where nobody has one. is_operator: he may change everybody's work.
     """
 
     user: str
+    is_operator: bool
 
     def number(self, version: int) -> int:
         """What `/ids` holds at that version. Raises Moved when it is not there any more."""

@@ -109,7 +109,7 @@ def _new_record(multi: Multi, at: int, number: int) -> Submission:
     made = op_at(multi, at, Create)
     record = decode(made.data, Submission, made.path)
     require(record.id == number, multi, at, "it is the record of another number")
-    fresh = not record.closed_us and not record.reason_detail and record.token != ""
+    fresh = not record.closed_us and not record.reason_detail and not record.by and not record.by_us and record.token != ""
     match record.phase, record.reason:
         case (Phase.OPEN, ""):
             fresh = fresh and not record.after

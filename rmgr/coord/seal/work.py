@@ -50,12 +50,16 @@ RECORD_UNSIGNED = {
     "phase": "changed by hold, release, cancel, close",
     "reason": "of the phase",
     "reason_detail": "of the phase",
+    "by": "of the phase",
+    "by_us": "of the phase",
     "owner": "changed when another Submitter takes over",
     "priority": "only the order; an operator may change it",
     "closed_us": "written at the end",
     "ends_with_owner": "only when nothing more can be added; a release that does not know it still runs the work",
     "max_fails": "the leader ends work by it, and it may at any time",
     "newer": "unknown to this release; see `spec_digest`",
+    "entries": "runs nothing of it; signed with the record, for who runs it again (`record_statement`)",
+    "signature": "the record's own",
     "token": "made at SUBMIT where the user gave none; names nothing that runs",
 }
 #: Fields of a block that are not signed, and why.
@@ -92,6 +96,7 @@ Sign = Callable[[bytes], bytes]
 
 _WORK = "rmgr work 1"
 _RESULT = "rmgr result 1"
+_RECORD = "rmgr record 1"
 _GROUP = b"rmgr group\0"
 _ROOT = b"rmgr root\0"
 #: How "no seal" is written: the last field of a fragment, for ever.
@@ -118,6 +123,11 @@ def spec_digest(record: Submission) -> bytes:
     """
     told = {name: value for name, value in _told(record).items() if name not in RECORD_UNSIGNED}
     return hashlib.sha256(_json.encode(told)).digest()
+
+
+def record_statement(record: Submission, cluster_id: str) -> bytes:
+    """What the signature in a record must be of: who asked for what, under which number. Who runs it again checks it. Cost: 0.05 ms."""
+    return _pack.encode((_RECORD, cluster_id, record.id, record.user, spec_digest(record), record.entries))
 
 
 def _told(item: object) -> dict[str, object]:
@@ -331,4 +341,5 @@ def needs_seal(fragment: Fragment) -> bool:
 
 def is_precious(outcome: Outcome) -> bool:
     """See `needs_seal`."""
-    return outcome.state is State.COMPLETED or bool(outcome.value) or outcome.value_size >= 0 or outcome.outputs > 0
+    has_value = bool(outcome.value) or outcome.value_size >= 0 or outcome.outputs > 0
+    return outcome.state is State.COMPLETED or has_value or outcome.call is not None

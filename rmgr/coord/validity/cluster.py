@@ -116,6 +116,7 @@ BOOK.add(
     metrics=WORD,
     leaves=flag,
     freezer=text(16),
+    forgotten=flag,
 )
 BOOK.add(GangClock, node=NAME, incarnation=_COUNT, offset_us=_GANG_TIME)
 BOOK.add(
@@ -215,6 +216,8 @@ BOOK.add(
     values=one_of(PRIVATE, SHARED),
     limits=BOOK.of(UserLimits),
     extra=mapping(text(1000), text(ZNODE_BYTES), 1000),
+    changed_by=optional(USER, ""),
+    changed_us=SPAN,
 )
 BOOK.add(
     CancelRequest,

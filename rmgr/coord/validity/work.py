@@ -44,7 +44,7 @@ from rmgr.model.tasks.block import (
     PastAttempt,
     Seal,
 )
-from rmgr.model.tasks.outcome import FailedRange, Fragment, FragmentSeal, Outcome
+from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
 from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, PlacingSeal, Reserved, Rigid
 from rmgr.model.tasks.submission import (
     Command,
@@ -193,7 +193,7 @@ BOOK.add(
     resources=RESOURCES,
 )
 BOOK.add(Capacity, cores=whole(0, 1 << 31), memory_bytes=whole(0, 1 << 62), resources=mapping(text(255, 1), _COUNT, 1000))
-BOOK.add(NodeAttributes, partition=text(255, 1), site=WORD, speed=real(0.0, 1e12), features=FEATURES)
+BOOK.add(NodeAttributes, partition=text(255, 1), site=WORD, speed=real(0.0, 1e12), features=FEATURES, call_cores=whole(0, 1 << 31))
 BOOK.add(Dependency, condition=member(Condition), submission=NUMBER)
 BOOK.add(Upload, name=_BELOW, sha256=SHA256, is_dir=flag)
 BOOK.add(
@@ -274,7 +274,11 @@ BOOK.add(
     rigid=optional(BOOK.of(Rigid)),
     ends_with_owner=flag,
     umask=whole(-1, 0o777),
+    by=optional(USER, ""),
+    by_us=SPAN,
     spec_sha256=_SHA256,
+    entries=_SHA256,
+    signature=words(r"(?:[0-9a-f]{32}:[0-9a-f]{128})?", "a key id and a signature"),
 )
 BOOK.add(Tail, _reigns, next=_TASKS, complete=flag, enqueued=GUID, reigns=many(row(_TASKS, GUID), 10_000))
 BOOK.add(Paged, base=_COUNT, counts=mapping(words("COMPLETED|FAILED|CANCELLED", "COMPLETED, FAILED or CANCELLED"), _TASKS, 3))
@@ -363,6 +367,7 @@ BOOK.add(
     claims_by=GUID,
     deeds=many(blob(ZNODE_BYTES), LONG),
 )
+BOOK.add(Call, function=_SHA256, payload=blob(ZNODE_BYTES), row=optional(_ROW, ""), at=whole(0, MAX_TASKS), keyed=flag)
 BOOK.add(
     Outcome,
     index=_INDEX,
@@ -387,6 +392,7 @@ BOOK.add(
     story=_STORY,
     served_us=SPAN,
     turns=_COUNT,
+    call=optional(BOOK.of(Call)),
 )
 BOOK.add(FragmentSeal, key_id=text(64, 1), signature=blob(64))
 BOOK.add(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rmgr.coord.decisions.gating import told_by, words_of
 from rmgr.coord.decisions.view import Progress, overall_state, running_count, state_counts
 from rmgr.coord.protocol import paths
 from rmgr.coord.views import health
@@ -40,15 +41,17 @@ from rmgr.model.base.ids import taskq_name
 from rmgr.model.base.resources import MIB, Needs, needs_of
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
-from rmgr.model.cluster.node import TAKES_WORK, NodeRecord, NodeState
+from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, Trouble
 from rmgr.model.cluster.queue import Dispatch, QueueSpec
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.submission import Phase, Submission, Work
-from rmgr.model.views import ExplainView, JobView, LeaderView, Level, NodeView, PlacedView, QueueView, StatusView, WhyView
+from rmgr.model.views import ExplainView, FailureView, JobView, LeaderView, Level, NodeView, PlacedView, QueueView, StatusView, WhyView
 
 #: States counted by `rmgr status` and `rmgr show`, in their order.
 COUNTED = (State.INITIAL, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED, State.HELD, State.SUSPENDED)
 _MOST = 8  #: nodes that refuse a user's work and are named
+#: A submission whose tasks have failed while it was held bears such a reason still.
+_HELD_FOR = frozenset({Reason.USER_HOLD, Reason.OPERATOR_HOLD, Reason.DEPENDENCY})
 
 
 def job_view(
@@ -77,12 +80,14 @@ def job_view(
         state = State.RUNNING
     claimed_at = min((block.claimed_us for block in claimed if block.claimed_us), default=0)
     reason, detail = submission.reason, submission.reason_detail
+    if told_by(submission):
+        detail = words_of(submission.by, detail)
     if not reason and state is State.INITIAL:
         reason = Reason.RESOURCES if progress.total else ""
         if waits is not None:
             reason, detail = REASONS.get(waits.what, reason), waits.reason
-    elif not reason and state is State.FAILED:
-        reason = progress.reason
+    elif state is State.FAILED and (not reason or reason in _HELD_FOR):
+        reason, detail = progress.reason, ""  # what it waited for says nothing of how it failed
     elif state is State.STOPPING:
         detail = claimed[0].stopping
     elif state is State.STARTING:
@@ -125,6 +130,10 @@ def job_view(
         route=submission.rigid.queue_class if submission.rigid is not None else "",
         moving=None if submission.rigid is None or state.is_final else moving_view(submission.rigid, claimed, waiting),
         asked=asked(submission),
+        failures=tuple(
+            FailureView(reason=why, exit_code=code, node=node, tasks=count, error=error)
+            for (why, code, node), (count, error) in progress.failed.items()
+        ),
     )
 
 
@@ -155,6 +164,10 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
     return views
 
 
+def _shown_nodes(snapshot: ClusterSnapshot) -> list[tuple[str, NodeRecord]]:
+    return sorted((name, record) for name, record in snapshot.nodes.items() if not record.forgotten)
+
+
 def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
     """All nodes, by name; load and memory in use are added by whoever can ask the Starters."""
     used: dict[str, list[BlockOnNode]] = defaultdict(list)
@@ -166,7 +179,7 @@ def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
         if block.allocation is not None and not block.done:
             for (name, processes), cores in zip(block.allocation.helpers, block.allocation.cores[1:], strict=True):
                 helped[name].append((cores, processes * block.allocation.memory_mib * MIB))
-    views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in sorted(snapshot.nodes.items())]
+    views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in _shown_nodes(snapshot)]
     return [
         msgspec.structs.replace(view, resources_used=_at_most(others[view.id], view.resources)) if view.resources else view
         for view in views
@@ -203,7 +216,8 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Bloc
     alive = record.guid in snapshot.alive
     trouble = health.trouble_of(snapshot, record)
     tasks = running_count((block.key, block.done) for block in claimed) + len(helped)
-    how = health.condition(record, is_alive=alive, drain=snapshot.drains.get(record.node), trouble=trouble, is_empty=not tasks)
+    drain = snapshot.drains.get(record.node)
+    how = health.condition(record, is_alive=alive, drain=drain, trouble=trouble, is_empty=not tasks)
     wanted = sum(_cores(block) * (block.key.count - block.done.bit_count()) for block in claimed) + sum(cores for cores, _ in helped)
     memory = sum(block.key.memory_mib * MIB * min(block.key.count - block.done.bit_count(), record.capacity.cores) for block in claimed)
     memory += sum(size for _, size in helped)
@@ -223,6 +237,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Bloc
         site=record.attributes.site,
         speed=record.attributes.speed,
         features=record.attributes.features,
+        call_cores=record.attributes.call_cores,
         endpoint=record.endpoint if alive else "",
         seen_us=record.registered_us if alive else 0,  # when a dead one was last alive is not recorded
         version=record.version,
@@ -232,7 +247,18 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Bloc
         metrics=record.metrics if alive else "",
         fix=how.fix,
         level=how.level,
+        by=drain.user if drain is not None else "",
+        since_us=_since_us(record, drain, trouble, alive=alive),
     )
+
+
+def _since_us(record: NodeRecord, drain: Drain | None, trouble: Trouble | None, *, alive: bool) -> int:
+    """Since when it is as it is; 0 = nobody knows."""
+    if drain is not None:
+        return drain.since_us
+    if trouble is not None:
+        return trouble.since_us
+    return record.registered_us if alive and record.state is NodeState.UP else 0
 
 
 def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
@@ -362,6 +388,14 @@ def _all_ended(job: JobView) -> str:
     return f"all {job.tasks} tasks have ended" if job.tasks != 1 else "its only task has ended"
 
 
+def _held_words(submission: Submission) -> str:
+    """By whom, and who may release it."""
+    if told := told_by(submission):
+        return f"{told}; operators alone release it: ask {submission.by}, or another operator"
+    words = f" ({submission.reason_detail})" if submission.reason_detail else ""
+    return f"held by its user{words}; rmgr release {submission.id} lets it go on"
+
+
 def _verb(block: BlockOnNode) -> str:
     return "claimed by" if block.allocation is None else "placed on"
 
@@ -385,9 +419,9 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         told = f"{submission.reason_detail}; nothing that they signed starts: submit it again with new ones, and rmgr cancel {job.id}"
         why.append(WhyView(what="revoked", id=str(job.id), detail=told))
     elif submission.phase is Phase.HELD:
-        why.append(WhyView(what="hold", id=str(job.id), detail=f"held by its user; rmgr release {job.id} lets it go on"))
+        why.append(WhyView(what="hold", id=str(job.id), detail=_held_words(submission)))
     elif submission.phase is Phase.CANCELLED:
-        why.append(WhyView(what="cancel", id=str(job.id), detail="cancelled; what still runs is being stopped"))
+        why.append(WhyView(what="cancel", id=str(job.id), detail=f"{told_by(submission) or 'cancelled'}; what still runs is being stopped"))
     if waiting := snapshot.waiting.get(job.id, 0):
         why.append(WhyView(what="backoff", id=str(job.id), detail=f"{counted(waiting, 'task')} to run again after a failed attempt"))
     if running := job.counts[State.RUNNING]:  # those that have not begun have words of their own

@@ -3,7 +3,8 @@
 A *problem* makes the cluster unhealthy: no leader, ZooKeeper or store away; a node that should take work and does not (fenced, lost,
 quarantined, a full disk); waiting work that no node can run; a partition where nobody places. A *warning* is somebody's will, or costs
 nothing yet: a drained node (a fenced one, too, once it is drained), a stopped queue, a partition without nodes and without work, a single
-WatchDog, a policy that failed where FCFS places instead. Busy nodes are neither, nor is one whose Starter was stopped in good order.
+WatchDog, a policy that failed where FCFS places instead, no Starter where servers serve calls. Busy nodes are neither, nor is one whose
+Starter was stopped in good order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rmgr.coord.decisions import liveness
-from rmgr.coord.views.nodes import nobody_up, nobody_up_anywhere, room_whys, state_words
+from rmgr.coord.views.nodes import kept_for_calls, nobody_up, nobody_up_anywhere, room_whys, state_words
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.model.base.resources import needs_of
 from rmgr.model.base.states import State
@@ -62,7 +63,8 @@ def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, troubl
                 state=state, reason=told, fix=f"start its Starter{_on(record)}, and rmgr resume {name}", level=Level.WARNING
             )
         if is_fenced and reason == liveness.REVOKED:
-            return NodeCondition(state=state, reason=reason, fix=f"rmgr admin add-node {name} lets it in again", level=Level.WARNING)
+            fix = f"rmgr admin add-node {name} lets it in again; if it is not to come back: rmgr nodes --forget {name}"
+            return NodeCondition(state=state, reason=reason, fix=fix, level=Level.WARNING)
         fix = f"start its Starter{_on(record)}; if the node is not to come back: rmgr drain {name}"
         return NodeCondition(state=state, reason=reason, fix=fix, level=Level.PROBLEM)
     leaving = NodeState.DRAINED if is_empty else NodeState.DRAINING
@@ -218,6 +220,7 @@ def unfit(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Subm
     detail = f"none of {counted(len(up), 'node')} up fits {counted(request.cores, 'core')}, {request.memory_bytes // (1024 * 1024)} MiB"
     detail += "".join(f", {count} {name}" for name, count in needs)
     detail += f", features {','.join(request.features)}" if request.features else ""
+    detail += kept_for_calls(views)
     out = [view for view in views if view.state != NodeState.UP and can_run(snapshot, view, submission)]
     told = [f"{view.id} would, and is {state_words(view)}{f' ({view.reason})' if view.reason else ''}: {view.fix}" for view in out[:_SHOWN]]
     return "; ".join([detail, *told]) + (f"; and {len(out) - _SHOWN} more" if len(out) > _SHOWN else "")
@@ -262,6 +265,22 @@ def with_part(view: StatusView, part: PartView) -> StatusView:
     problems = (*view.problems, told) if part.level == Level.PROBLEM else view.problems
     warnings = (*view.warnings, told) if part.level == Level.WARNING else view.warnings
     return msgspec.structs.replace(view, healthy=not problems, parts=(*view.parts, part), problems=problems, warnings=warnings)
+
+
+def of_servers(view: StatusView) -> StatusView:
+    """The status of a cluster whose servers of calls serve: without a Starter it does what it is there for.
+
+    Only where none was ever started, or all were stopped in good order; waiting work is a problem of its own (`_waiting`).
+    """
+    if any(count for state, count in view.nodes.items() if state != NodeState.DOWN):
+        return view
+    told = "no Starter: submitted work waits"
+    calm = PartView(kind="nodes", id="", state="none", reason=told, fix="rmgr starter on a machine runs it", level=Level.WARNING)
+    found = tuple(calm if (part.kind, part.state) == ("nodes", "none") else part for part in view.parts)
+    problems = sentences(found, Level.PROBLEM)
+    return msgspec.structs.replace(
+        view, healthy=not problems, parts=found, problems=problems, warnings=sentences(found, Level.WARNING)
+    )
 
 
 def _on(record: NodeRecord) -> str:

@@ -84,7 +84,15 @@ def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, 
     detail = f"the nodes that are up have room for {sum(rooms)} of its {counted(rigid.processes, 'process')}"
     if sum(rooms) >= rigid.processes:
         detail = f"too few nodes are up for {counted(rigid.processes, 'process')}, spread over {counted(rigid.nodes, 'node')}"
-    return [WhyView(what="nodes", id=partition, detail=f"{detail}, even when they are empty{f'; {_told(gone)}' if gone else ''}: {hint}")]
+    kept = kept_for_calls(views) + (f"; {_told(gone)}" if gone else "")
+    return [WhyView(what="nodes", id=partition, detail=f"{detail}, even when they are empty{kept}: {hint}")]
+
+
+def kept_for_calls(views: Sequence[NodeView]) -> str:
+    """`; n1 keeps 2 of its 8 cores for calls`: of those that are up, for who is told that they are too small."""
+    kept = [view for view in views if view.call_cores and view.state == NodeState.UP]
+    told = (f"{view.id} keeps {view.call_cores} of its {view.cores + view.call_cores} cores for calls" for view in kept[:_SHOWN])
+    return "".join(f"; {words}" for words in told) + _more(len(kept))
 
 
 def _room(view: NodeView, request: Request) -> int:

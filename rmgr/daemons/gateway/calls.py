@@ -22,6 +22,7 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.calls.links import ServerLink
 from rmgr.adapters.calls.relay import Relay, Wanted
+from rmgr.adapters.rpc.convert import from_message
 from rmgr.adapters.rpc.metaserver import MetaserverClient, pick_to_message, servers_to_message
 from rmgr.coord.calls.ledger import Life
 from rmgr.daemons.gateway.metrics import GatewayMetrics
@@ -29,8 +30,7 @@ from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, UsageError
 from rmgr.model.base.units import counted
-from rmgr.model.calls.interface import Interface
-from rmgr.model.calls.sent import LENGTHS, decode_interface
+from rmgr.model.calls.interface import LENGTHS, Interface, offers, readable
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import (
     CALLS,
@@ -55,9 +55,12 @@ LEADER_S, AGAIN_S = 1.0, 1.0
 _LOAD_S = 1.0
 #: How often it is looked whether servers have come or gone; and whether loads have come.
 _LOOK_S, _POLL_S = 0.25, 0.01
-_MOST_INTERFACES, _SIZES_CHARACTERS = 10_000, 65_536
-#: A silent life is told of so often, whatever the refresh, so that others know in time.
+_SIZES_CHARACTERS = 65_536
+#: Of the sizes of a call, so many characters are shown.
+_SIZES_SHOWN = 200
+#: Reports go out so often, whatever the refresh: whoever reports no more hears nothing any more (`server_book.FRESH_US`).
 _LIVES_S = 5.0
+_LONGEST_S = 1e12
 
 
 class Calls:
@@ -88,7 +91,6 @@ class Calls:
         self.is_degraded = False  #: no leader answers
         self._shunned_s = -math.inf  # when the leader did not answer
         self._looked_s = self._linked_s = 0.0  # how long the last look at loads took, and at links
-        self._interfaces: dict[bytes, Interface | str] = {}  # by canonical JSON; a text: why it is none
         self._stop = threading.Event()
         self._told: frozenset[tuple[str, int, str]] = frozenset()  # servers of the last report, with their states
         self._thread = machine.Thread(target=self._run, name="calls-monitor", daemon=True)
@@ -122,7 +124,7 @@ class Calls:
 
     def _wanted(self, caller: Caller, interface: Interface, sizes: str) -> Wanted:
         allowed = self._users(interface.key)
-        if allowed is not None and caller.user not in allowed and not caller.is_operator():
+        if allowed is not None and caller.user not in allowed:  # its servers refuse operators, too
             who = caller.user or "nobody in particular"
             raise PermissionDenied(f"{interface.key} is not for {who}", hint="ask who runs its servers: `users` of the function")
         try:
@@ -133,7 +135,8 @@ class Calls:
             raise UsageError(f"the sizes of a call of {interface.key} cannot be read")
         lengths = known.pop(LENGTHS, 0)
         cost = interface.cost(known, lengths=max(0, int(lengths)) if math.isfinite(lengths) else 0)
-        return Wanted(interface.key, cost.operations, cost.bytes)
+        sizes = ", ".join(f"{name}={known[name]}" for name in interface.sizes)
+        return Wanted(interface.key, cost.operations, cost.bytes, sizes=sizes[:_SIZES_SHOWN])
 
     def _users(self, key: str) -> frozenset[str] | None:
         """Who may call it, None = everybody: a call may come to any of its servers, so all that name somebody must name the caller."""
@@ -152,14 +155,14 @@ class Calls:
         names: set[str] = set()
         for link in self.relay.links.all():
             for text in link.functions:
-                interface = self._read(text)
+                interface = readable(text)
                 name = interface.name if isinstance(interface, Interface) else ""
                 names.add(name)
                 if request.name in ("", name) and all(view.interface != text for view in views):
                     views.append(pb.FunctionView(interface=text, odd=interface if isinstance(interface, str) else ""))
         offered = {interface.digest: links for interface, links in self._offered().values()}
         for view in views:
-            interface = self._read(view.interface)
+            interface = readable(view.interface)
             holders = offered.get(interface.digest, ()) if isinstance(interface, Interface) else ()
             view.servers.extend(link.name for link in holders)
             if not holders and not view.odd:
@@ -175,32 +178,8 @@ class Calls:
         return max(offered, key=lambda interface: interface.version, default=None)
 
     def _offered(self) -> dict[str, tuple[Interface, list[ServerLink]]]:
-        """What is offered, by name@version: of several interfaces under one that of most servers, of equals that of the lowest name."""
-        found: dict[str, dict[bytes, list[ServerLink]]] = {}
-        for link in self.relay.links.all():
-            for text in link.functions:
-                interface = self._read(text)
-                if isinstance(interface, Interface):
-                    found.setdefault(interface.key, {}).setdefault(text, []).append(link)
-        offered = {}
-        for name, interfaces in found.items():
-            text, links = max(interfaces.items(), key=lambda item: len(item[1]))
-            interface = self._read(text)
-            assert isinstance(interface, Interface)
-            offered[name] = interface, links
-        return offered
-
-    def _read(self, text: bytes) -> Interface | str:
-        known = self._interfaces.get(text)
-        if known is None:
-            try:
-                known = decode_interface(text)
-            except UsageError as error:
-                known = error.message
-            if len(self._interfaces) > _MOST_INTERFACES:
-                self._interfaces.clear()
-            self._interfaces[text] = known
-        return known
+        """The interface of each name@version that counts, and the servers that offer it, by name."""
+        return {key: several[0] for key, several in offers((link, link.functions) for link in self.relay.links.all()).items()}
 
     # -- picks -------------------------------------------------------------------------------------------------------------------
 
@@ -209,6 +188,7 @@ class Calls:
         began_s = machine.perf_counter()
         found = self._picked(self._request(wanted, user, links))
         took_s = machine.perf_counter() - began_s
+        failpoint("calls.picked")
         self._metrics.picks.labels("gateway" if found.degraded else "leader").inc()
         return pick_to_message(found), self._trace(wanted, links, found, took_s)
 
@@ -275,10 +255,11 @@ class Calls:
         predicted = f"{found.computing_s:.3f} s + {found.transfer_s:.3f} s predicted"
         chosen = f"{found.policy}: {found.server}, {predicted}" if found.server else found.why
         took_us = round(took_s * 1e6)
+        sizes = f"{wanted.sizes}: " if wanted.sizes else ""
         steps = (
             ("monitor", self._looked_s * 1e6, f"load of {counted(len(links), 'server')}, {age_s:.1f} s old"),
             ("links", self._linked_s * 1e6, f"{rates or 'not measured'}, {link_age_s:.1f} s old"),
-            ("request", wanted.took_s * 1e6, f"{wanted.operations:,} operations, {wanted.bytes:,} bytes"),
+            ("request", wanted.took_s * 1e6, f"{sizes}{wanted.operations:,} operations, {wanted.bytes:,} bytes"),
             ("proxy", max(0, took_us - found.took_us), who),
             ("scheduler", found.took_us, chosen),
         )
@@ -291,22 +272,24 @@ class Calls:
         failpoint("calls.forward")
         self._metrics.call_bytes.inc(count)
 
-    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, out_s: float, pick: Any) -> None:
         """See `relay.Choosing`."""
         self._metrics.calls.labels(pb.CallOutcome.Kind.Name(outcome.kind).lower()).inc()
-        for part, took_us in (("in", outcome.in_us), ("waited", outcome.waited_us), ("ran", outcome.ran_us)):
-            self._metrics.call_seconds.labels(part).observe(took_us / 1e6)
+        parts = (("in", outcome.in_us / 1e6), ("waited", outcome.waited_us / 1e6), ("ran", outcome.ran_us / 1e6), ("out", out_s))
+        for part, part_s in parts:
+            self._metrics.call_seconds.labels(part).observe(part_s)
         if outcome.kind == pb.CallOutcome.OK:
-            rate = link.link.bytes_per_s
+            rate, took_us = link.link.bytes_per_s, round(took_s * 1e6)
+            ran_us = min(outcome.ran_us, took_us)  # whatever the server says
             link.answered.append(
                 CallReport(
                     function=wanted.function,
                     operations=wanted.operations,
                     bytes=wanted.bytes,
-                    ran_us=outcome.ran_us,
-                    alone_us=outcome.ran_us + (round(wanted.bytes / rate * 1e6) if rate else 0),
-                    took_us=round(took_s * 1e6),
-                    predicted_us=round((pick.computing_s + pick.transfer_s) * 1e6),
+                    ran_us=ran_us,
+                    alone_us=ran_us + (_us(wanted.bytes / rate) if rate else 0),
+                    took_us=took_us,
+                    predicted_us=_us(pick.computing_s + pick.transfer_s),
                 )
             )
 
@@ -323,13 +306,15 @@ class Calls:
         looked_s = reported_s = -math.inf
         while not self._stop.wait(_LOOK_S):
             now_s = machine.monotonic()
-            if now_s - looked_s >= self._refresh_s:
-                looked_s = now_s
-                self._look()
-                reported_s = now_s
-            elif self._standing() != self._told or (self.relay.links.gone() and now_s - reported_s >= _LIVES_S):
-                self._report()
-                reported_s = now_s
+            try:
+                if now_s - looked_s >= self._refresh_s:
+                    looked_s = reported_s = now_s
+                    self._look()
+                elif self._standing() != self._told or now_s - reported_s >= _LIVES_S:
+                    reported_s = now_s
+                    self._report()
+            except Exception:  # noqa: BLE001 - loop boundary: what one server says must not end the looks at all others
+                self._log.exception("calls_monitor_failed")
 
     def _look(self) -> None:
         """Step 1 and 2: asks all servers, measures the ways to them, reports."""
@@ -349,6 +334,7 @@ class Calls:
         self._report()
         for link in links:
             self._metrics.server(link.name, link.load, link.link.bytes_per_s, machine.monotonic() - link.loaded_s)
+        self._metrics.only_servers([link.name for link in links])
 
     def _report(self) -> None:
         """What is known here, to the leader and to this gateway's own picks."""
@@ -373,7 +359,6 @@ class Calls:
         answered = []
         while link.answered:
             answered.append(link.answered.popleft())
-        load = link.load
         return ServerReport(
             name=link.name,
             life=link.life,
@@ -382,17 +367,7 @@ class Calls:
             mops=link.mops,
             mops_declared=link.mops_declared,
             functions=link.functions,
-            load=None
-            if link.loaded_s == -math.inf
-            else ServerLoad(
-                running=load.running,
-                waiting=load.waiting,
-                other=load.other,
-                mean_load=load.mean_load,
-                arrivals_per_s=load.arrivals_per_s,
-                service_s=load.service_s,
-                service_cv=load.service_cv,
-            ),
+            load=None if link.loaded_s == -math.inf else from_message(ServerLoad, link.load),
             measured_ago_us=_ago_us(now_s, link.loaded_s),
             bytes_per_s=link.link.bytes_per_s,
             round_trip_s=link.link.round_trip_s,
@@ -404,6 +379,11 @@ class Calls:
 
     def _standing(self) -> frozenset[tuple[str, int, str]]:
         return frozenset((link.name, link.life, _state(link)) for link in [*self.relay.links.all(), *self.relay.links.gone()])
+
+
+def _us(seconds: float) -> int:
+    """Whole microseconds that can travel, of an expectation that may be anything."""
+    return round(min(seconds, _LONGEST_S) * 1e6)
 
 
 def _candidate(link: ServerLink) -> Candidate:

@@ -72,9 +72,9 @@ class Cluster:
         self._settings: ClusterSettings | None = None
         self._settings_read = 0
 
-    def asked_by(self, caller: Caller) -> KnownToCaller:
+    def asked_by(self, caller: Caller, *, is_operator: bool = False) -> KnownToCaller:
         """The same for one caller."""
-        return KnownToCaller(self, caller)
+        return KnownToCaller(self, caller, is_operator=is_operator)
 
     def number(self, version: int) -> int:
         """See `Known`. What a SUBMIT on its way will leave counts: its version exists only if it, or another like it, is committed.
@@ -180,7 +180,8 @@ class Cluster:
 class KnownToCaller:
     """`Known` of one caller."""
 
-    def __init__(self, cluster: Cluster, caller: Caller) -> None:
+    def __init__(self, cluster: Cluster, caller: Caller, *, is_operator: bool = False) -> None:
+        self.is_operator = is_operator
         self._caller = caller
         self._cluster = cluster
         self.user = "" if caller.is_open else caller.user

@@ -87,8 +87,6 @@ STALL_S = 30.0
 #: SIGTERM: how long what is under way may take.
 GRACE_S = 2.0
 _LOOK_S = 0.5
-#: Bounds of `[submitter] refresh_s`.
-_REFRESH_S = 1.0, 3600.0
 #: Whoever has more requests under way does not wait for his turn to submit: pings come behind them.
 _FEW = 8
 #: A waiting thread gets the interpreter after this (default 5 ms): a request passes through four threads here.
@@ -176,7 +174,7 @@ class Gateway:
             if multi.name != "SUBMIT":
                 others = submitter_rights.check_commit(person, multi, self._owner_of)
             try:
-                built = rebuild(multi, self._cluster.asked_by(caller))
+                built = rebuild(multi, self._cluster.asked_by(caller, is_operator=person.is_free))
             except Moved as moved:
                 return moved.conflict(multi)
             if built.record is not None:
@@ -331,7 +329,7 @@ def _calls(
         metrics,
         log,
         site=config.submitter.site,
-        refresh_s=min(_REFRESH_S[1], max(_REFRESH_S[0], config.submitter.refresh_s)),
+        refresh_s=config.submitter.refresh_s,
         ask=lambda endpoint: MetaserverClient(endpoint, credentials=credentials, timeout_s=LEADER_S),
         bounds=bounds,
     )

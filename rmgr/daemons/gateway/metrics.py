@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from prometheus_client.metrics import Counter, Gauge, Histogram
@@ -18,7 +19,7 @@ class GatewayMetrics:
         registry = self.registry
         self.sessions = Gauge("rmgr_gateway_sessions", "sessions of clients", registry=registry)
         self.connected = Gauge("rmgr_gateway_zookeeper_connected", "1 while ZooKeeper answers this gateway", registry=registry)
-        self.refused_connections = Gauge("rmgr_refused_connections", "connections not let in, of who begins too many", registry=registry)
+        self.refused_connections = Gauge("rmgr_refused_connections", "connections refused to callers with too many", registry=registry)
         self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
         self._counters = {
             "sessions": Counter("rmgr_gateway_sessions_events", "sessions by what became of them", ["kind"], registry=registry),
@@ -33,7 +34,7 @@ class GatewayMetrics:
         self.calls = Counter("rmgr_calls", "calls of functions on servers by outcome", ["outcome"], registry=registry)
         self.call_bytes = Counter("rmgr_call_argument_bytes", "bytes of arguments passed on to servers", registry=registry)
         self.call_seconds = Histogram(
-            "rmgr_call_seconds", "seconds of calls by part: in, waited, ran", ["part"], buckets=_BUCKETS, registry=registry
+            "rmgr_call_seconds", "seconds of calls by part: in, waited, ran, out", ["part"], buckets=_BUCKETS, registry=registry
         )
         self.picks = Counter("rmgr_call_picks", "servers picked, by leader or (where none answers) gateway", ["by"], registry=registry)
         self._server_load = Gauge("rmgr_call_server_load", "calls that run and wait, and other work", ["server"], registry=registry)
@@ -45,6 +46,13 @@ class GatewayMetrics:
         self._server_load.labels(name).set(load.running + load.waiting + load.other)
         self._server_link.labels(name).set(bytes_per_s)
         self._server_age.labels(name).set(age_s)
+
+    def only_servers(self, names: Collection[str]) -> None:
+        """Of other servers nothing is shown any more."""
+        for gauge in (self._server_load, self._server_link, self._server_age):
+            for metric in gauge.collect():
+                for name in {sample.labels["server"] for sample in metric.samples} - set(names):
+                    gauge.remove(name)
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
         """See `rpc_gateway_server.Gate`."""

@@ -35,6 +35,7 @@ from rmgr.daemons.leader.join import Joining
 from rmgr.daemons.leader.submissions.usage import CountedSubmission
 from rmgr.daemons.leader.term.calls import CallAnswering
 from rmgr.daemons.leader.term.certificate_ends import certificate_ends
+from rmgr.daemons.leader.term.cluster_metrics import ClusterMetrics
 from rmgr.daemons.leader.term.leader import Leader
 from rmgr.daemons.leader.term.limits import LeaderUse
 from rmgr.daemons.leader.term.view import LeaderAnswering
@@ -360,19 +361,19 @@ def _serve(
         credentials=credentials,
     )
     hosts = config.cluster.hosts_and_chroot()[0]
-    server.add_leader(
-        LeaderAnswering(
-            coordinator,
-            store.facts,
-            lambda: watchdog.leader,
-            watchdog.call,
-            cluster_id=lambda: meta.cluster_id,
-            hosts=hosts,
-            operators=config.security.operators,
-            log=log,
-            ends_s=partial(certificate_ends, trust, credentials),
-        )
+    answering = LeaderAnswering(
+        coordinator,
+        store.facts,
+        lambda: watchdog.leader,
+        watchdog.call,
+        cluster_id=lambda: meta.cluster_id,
+        hosts=hosts,
+        operators=config.security.operators,
+        log=log,
+        ends_s=partial(certificate_ends, trust, credentials),
     )
+    server.add_leader(answering)
+    ClusterMetrics(answering.measured, metrics.registry)
     server.add_generic(rpc_metaserver.handler_of(CallAnswering(lambda: watchdog.leader, metrics)))
     if credentials is not None:
         server.add_generic(rpc_join.handler(Joining(coordinator, credentials.zookeeper_secrets, log)))

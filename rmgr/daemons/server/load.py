@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from rmgr.adapters.calls.serving import LoadNow
+from rmgr.model.cluster.servers import ServerLoad
 
 #: Over less than this nothing is said of other work: while a server starts, much is busy for a moment.
 _LEAST_S = 2.0
@@ -50,14 +50,14 @@ class LoadMeter:
         self._load_s += self._load * (now_s - self._changed_s)
         self._changed_s, self._load = now_s, load
 
-    def now(self, now_s: float, running: int, waiting: int, who: object) -> LoadNow:
+    def now(self, now_s: float, running: int, waiting: int, who: object) -> ServerLoad:
         """As `who` asks for it; `mean_load` is since the same one asked before."""
         self.changed(now_s, running + waiting)
         at_s, load_s = self._told.get(who, (self._begun_s, 0.0))
         self._told[who] = now_s, self._load_s
         lasted_s = now_s - at_s
         self._look(now_s)
-        return LoadNow(
+        return ServerLoad(
             running=running,
             waiting=waiting,
             other=self._other,

@@ -1,7 +1,7 @@
 """The server of calls: named functions of a TOML file, run for clients that come through gateways.
 
-It dials its gateways and opens no port; it needs neither ZooKeeper nor a store. A *life* is one process of it: a random number that every
-gateway is told, within which no call is executed twice (`owner.py`).
+It dials its gateways and opens no port; it needs neither ZooKeeper nor a store. A *life* is a random number that every gateway is told,
+within which no call is executed twice (`owner.py`). A process lives once, and anew after all gateways had lost it for a minute.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from rmgr.adapters.host.process import CgroupConfig, NodeRunner
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.config import Config, ServerConfig
 from rmgr.daemons.server.load import LoadMeter, machine_busy_s
-from rmgr.daemons.server.metrics import ServerMetrics
-from rmgr.daemons.server.owner import Message, Server, ServerLimits, Stop, Worked
+from rmgr.daemons.server.owner import Message, Server, ServerLimits, ServerMetrics, Stop, Worked
 from rmgr.daemons.server.work import Work
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.errors import ConfigError, NotConnected, StateConflict
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.units import counted
-from rmgr.model.calls.interface import Function, read_functions
-from rmgr.model.calls.sent import encode_interface
+from rmgr.model.calls.interface import Function, encode_interface, read_functions
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
 from rmgr.runner.host.removal import remove_tree
@@ -54,6 +52,8 @@ STALL_S = 30.0
 _LOOK_S = 120.0
 #: At the end: so long for the streams to end in good order.
 _GOODBYE_S = 2.0
+#: From the end of the grace until the process is gone: slots that are killed, and the goodbye.
+_CLOSE_S = 10.0
 #: For libraries that count cores by themselves: a slot is one core.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SHIPPED = home.source("rmgr.runner.python.shipped").with_suffix(".toml")
@@ -77,6 +77,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
         answer are no reason to end: they are dialled again.
     """
     own = config.server
+    notifier = Notifier.from_environment()  # before anything is started that must not speak in its name
     credentials = credentials_of(config, Role.SERVER)
     check_exposure(credentials, listen="127.0.0.1", metrics=own.metrics, insecure=insecure)
     name = check_name("server", own.name or socket.gethostname().partition(".")[0])
@@ -84,7 +85,14 @@ def run(config: Config, *, insecure: bool = False) -> int:
     log = logs.setup(config.log, "server", name=name)
     spool = spool_directory(own, name)
     offer = look(own)
-    return _serve(config, name, endpoints, spool, offer, log, credentials)
+    try:
+        while _lived(config, name, endpoints, spool, offer, log, credentials, notifier):
+            pass
+    finally:
+        notifier.close()
+    log.info("server_stopped")
+    sys.stderr.flush()
+    return 0
 
 
 def gateways_of(config: Config) -> tuple[str, ...]:
@@ -129,7 +137,7 @@ def look(config: ServerConfig) -> Offer:
     needs = [one.name for one in interfaces if any(argument.shape is not None for argument in one.arguments)]
     if not found.numpy and (needs or not config.speed):
         what = f"arrays (function {needs[0]})" if needs else "a measurement of the speed"
-        hint = 'pip install "rmgr[calls]"' + ("" if needs else ", or give --speed MOPS")
+        hint = "pip install 'numpy>=1.24'" + ("" if needs else ", or give --speed MOPS")
         raise ConfigError(f"{what} need numpy, which {config.python or 'this Python'} does not have", hint=hint)
     for function in functions:
         if function.call in found.troubles:
@@ -167,9 +175,17 @@ def _runner(spool: Path, name: str, mailbox: Mailbox[Message]) -> NodeRunner:
         ) from None
 
 
-def _serve(
-    config: Config, name: str, endpoints: Sequence[str], spool: Path, offer: Offer, log: Log, credentials: Credentials | None
-) -> int:
+def _lived(
+    config: Config,
+    name: str,
+    endpoints: Sequence[str],
+    spool: Path,
+    offer: Offer,
+    log: Log,
+    credentials: Credentials | None,
+    notifier: Notifier,
+) -> bool:
+    """One life; nothing of it is left. Returns: another one is to begin."""
     own = config.server
     life = int(machine.random_hex(8), 16) or 1
     mailbox: Mailbox[Message] = Mailbox()
@@ -186,7 +202,6 @@ def _serve(
     calls = tuple(dict.fromkeys(function.call for function in offer.functions))
     work = Work(runner, slots, calls=calls, environ=environ, sys_path=(offer.directory,), python=own.python, log=log)
     load = LoadMeter(slots, os.cpu_count() or 1, machine.monotonic(), busy_s=machine_busy_s, own_s=work.processor_s)
-    notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the server's loop", on_progress=notifier.beat).start()
     limits = ServerLimits(
         most_waiting=own.most_waiting,
@@ -198,6 +213,8 @@ def _serve(
 
     def progress() -> None:
         guard.progress()
+        if server.is_leaving:
+            notifier.stopping(within_s=own.stop_grace_s + _CLOSE_S)
         if notifier.is_on:
             notifier.tell(f"{counted(server.gateways, 'gateway')}; {server.running} running, {server.waiting} waiting")
 
@@ -250,14 +267,13 @@ def _serve(
     try:
         run_loop(server)
     finally:
-        notifier.stopping()
+        goes_on = server.is_outlived and not server.is_leaving
+        if not goes_on:
+            notifier.stopping()
         guard.stop()
         work.close()
         lines.close(_GOODBYE_S)
         end_metrics()
         signals.restore()
         remove_tree(files)
-        notifier.close()
-    log.info("server_stopped")
-    sys.stderr.flush()
-    return 0
+    return goes_on

@@ -17,6 +17,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
+from prometheus_client.metrics import Counter, Gauge
+from prometheus_client.registry import CollectorRegistry
+
 from rmgr.adapters.calls.serving import (
     Acknowledged,
     Asked,
@@ -28,6 +31,7 @@ from rmgr.adapters.calls.serving import (
     LineEvent,
     Offered,
     Orphaned,
+    Outlived,
     Parted,
     Taken,
 )
@@ -35,11 +39,9 @@ from rmgr.adapters.host.workevents import NodeEvent
 from rmgr.coord.calls import ledger as book
 from rmgr.coord.calls.ledger import CallId, Ending, Ledger, Refused
 from rmgr.daemons.server.load import LoadMeter
-from rmgr.daemons.server.metrics import ServerMetrics
 from rmgr.daemons.server.work import Ended, Run, Work
 from rmgr.model.base.units import format_size
-from rmgr.model.calls.interface import Function
-from rmgr.model.calls.sent import encode_interface
+from rmgr.model.calls.interface import Function, encode_interface
 from rmgr.runner.host.removal import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
@@ -48,6 +50,8 @@ from rmgr.runtime.mailbox import Mailbox
 
 #: How often the loop looks at what has become late.
 _LOOK_S = 1.0
+#: Reasons that are told why a gateway is away, until it is back.
+_MOST_TOLD = 10
 #: The longest text of an error or traceback that travels.
 _MOST_TEXT = 64 * 1024
 _KINDS = {
@@ -124,6 +128,26 @@ class Worked:
 Message: TypeAlias = LineEvent | Stop | Worked
 
 
+class ServerMetrics:
+    """Of one life, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.gateways = Gauge("rmgr_server_gateways", "gateways that have its stream", registry=registry)
+        self.running = Gauge("rmgr_server_running", "calls in slots", registry=registry)
+        self.waiting = Gauge("rmgr_server_waiting", "calls without a slot yet", registry=registry)
+        self.spool_bytes = Gauge("rmgr_server_spool_bytes", "arguments and answers on disk", registry=registry)
+        self._counters = {
+            "offers": Counter("rmgr_server_offers", "offered calls by what was said", ["kind"], registry=registry),
+            "calls": Counter("rmgr_server_calls", "calls that ended, by outcome", ["kind"], registry=registry),
+        }
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """One more."""
+        self._counters[what].labels(kind).inc(amount)
+
+
 class Server:
     """The owner of everything: `runtime.loop.run` gives it turns.
 
@@ -166,9 +190,10 @@ class Server:
         self._count = 0
         self._used_bytes = 0
         self._up: dict[GatewayLine, None] = {}
-        self._told: dict[str, str] = {}  #: by gateway: why it was away, when that was last said
+        self._told: dict[str, set[str]] = {}  #: by gateway: why it is away, as it was said since it went
         self._looks_s = machine.monotonic()
         self.leaves_s = math.inf  #: until then what is here may end
+        self.is_outlived = False  #: gateways have given this life up
 
     # -- what others look at
 
@@ -213,7 +238,7 @@ class Server:
             self._look(now_s)
         self._begin(now_s)
         self._load.changed(now_s, self.running + self.waiting)
-        return not (self.is_leaving and (now_s >= self.leaves_s or self._is_done()))
+        return not (self.is_outlived or (self.is_leaving and (now_s >= self.leaves_s or self._is_done())))
 
     def _take_in(self, message: Message, now_s: float) -> None:
         match message:
@@ -245,6 +270,9 @@ class Server:
                     message.line.leaving()
             case Parted():
                 self._on_parted(message)
+            case Outlived():
+                self.is_outlived = True
+                self._log.warning("life_given_up", endpoint=message.line.endpoint, why=message.why)
             case Stop():
                 self._on_stop(now_s)
         self._obey()
@@ -464,8 +492,9 @@ class Server:
     def _on_parted(self, parted: Parted) -> None:
         line = parted.line
         self._up.pop(line, None)
-        if parted.was_up or self._told.get(line.endpoint) != parted.why:
-            self._told[line.endpoint] = parted.why
+        told = self._told.setdefault(line.endpoint, set())
+        if parted.why not in told and len(told) < _MOST_TOLD:  # two tries a second
+            told.add(parted.why)
             self._log.warning("gateway_away", endpoint=line.endpoint, why=parted.why)
         for call in self._calls.values():
             if call.line is line:

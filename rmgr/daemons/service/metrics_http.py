@@ -7,9 +7,12 @@ from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics import disable_created_metrics
 from prometheus_client.registry import CollectorRegistry
 
 from rmgr.runtime import machine
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # second rows with when a counter was made: nobody needs them
 
 #: Largest request: a scraper's headers are some hundred bytes.
 _MOST_BYTES = 8192

@@ -20,6 +20,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from rmgr.adapters.access.pace import Rates
 from rmgr.adapters.rpc.listening import check_place
+from rmgr.daemons.service.metrics_common import CommonMetrics
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.runtime import machine
@@ -62,12 +63,13 @@ class MetricsPlace:
         credentials: Credentials | None = None,
         trust: Trust | None = None,
     ) -> Callable[[], None]:
-        """Serves `registry`; returns what ends it.
+        """Serves `registry`, with what every daemon measures (`CommonMetrics`); returns what ends it.
 
         Args:
             health: why the daemon cannot work, "" while it can; called by threads of the server.
             credentials: with them TLS is spoken everywhere but on loopback. trust: whose keys count, None in an open cluster.
         """
+        CommonMetrics(registry, credentials)
         guarded = credentials if not is_loopback(self._host) else None
         return _Server(self._listener, registry, health, guarded, trust).end
 

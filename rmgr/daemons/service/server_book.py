@@ -4,8 +4,8 @@
   server the newest counts, of its links that of each gateway to itself.
 - A server is known by its name. Of two lives of a name the newer one counts; an older one that is measured after the newer came runs as
   well, and keeps the name.
-- A life that one gateway says is over is over, whoever hears it; so is one that no gateway has a stream of and none has heard for 60 s. A
-  gateway that does not report any more may still hear it.
+- A life that one gateway says is over is over, whoever hears it; so is one that no gateway has heard for 60 s. The word of a gateway that
+  does not report any more grows old: it may be gone, with the server.
 - A call that was sent counts until a load that was measured after it comes. One that comes later but was measured before does not have it:
   `sent_before` says how many such there are.
 
@@ -15,16 +15,14 @@ No clock and no lock of its own: `now_us` is passed in, never descending, and th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import isfinite
 
 import msgspec
 
 from rmgr.coord.calls.lives import OVER_US
-from rmgr.errors import ConfigError
-from rmgr.model.calls.sent import decode_interface
+from rmgr.model.calls.interface import Interface, offers, readable
 from rmgr.model.cluster.servers import (
     CALLS,
     REFRESH_US,
@@ -49,8 +47,8 @@ UNMEASURED = 1e6
 _MOST_SENT = 10_000
 #: What a gateway says of a server that it has a stream of.
 _STREAMS = frozenset({"open", "leaving"})
-#: A gateway that has a stream tells at once when it breaks; it is taken to have it so long after the report that was due.
-_LATE_US = 2_000_000
+#: A gateway reports every 5 s at least, and at once when a stream breaks: it is taken to have a stream for so long after its last report.
+FRESH_US = 12_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +62,14 @@ class _Word:
     round_trip_s: float
     link_us: int
     heard_us: int
-    refresh_us: int
+
+    def has_stream(self, now_us: int) -> bool:
+        """This gateway has the server's stream, as far as can be known now."""
+        return self.state in _STREAMS and now_us - self.at_us <= FRESH_US
 
     def hears_us(self, now_us: int) -> int:
         """When this gateway has heard the server last, as far as can be known now."""
-        return now_us if self.state in _STREAMS and now_us - self.at_us <= self.refresh_us + _LATE_US else self.heard_us
+        return now_us if self.has_stream(now_us) else self.heard_us
 
 
 @dataclass(slots=True)
@@ -107,6 +108,10 @@ class Life:
         """Measured bytes/s by gateway."""
         return {gateway: word.bytes_per_s for gateway, word in self.words.items() if word.bytes_per_s > 0}
 
+    def has_stream(self, now_us: int) -> bool:
+        """Some gateway has."""
+        return any(word.has_stream(now_us) for word in self.words.values())
+
     def record(self, gateway: str = "", rate: float = 0.0) -> Server:
         """For the scheduler. gateway, rate: bytes/s of that link, 0 = as it was measured."""
         load, about = self.load or ServerLoad(), self.about
@@ -133,11 +138,11 @@ class Life:
     def settle(self, now_us: int) -> None:
         """After its words or its odd functions have changed."""
         states = [word.state for word in self.words.values()]
-        self.stream = not _STREAMS.isdisjoint(states)
+        self.stream = self.has_stream(now_us)
         self.leaving = "leaving" in states
-        silent = bool(states) and not self.stream and all(now_us - word.heard_us >= OVER_US for word in self.words.values())
+        silent = bool(states) and all(now_us - word.hears_us(now_us) >= OVER_US for word in self.words.values())
         self.over = self.over or "closed" in states or silent
-        self.offered = tuple(name for name in sorted(map(function_of, self.about.functions)) if name and name not in self.odd)
+        self.offered = tuple(name for name in _keys(self.about.functions) if name not in self.odd)
 
 
 class ServerBook:
@@ -169,7 +174,7 @@ class ServerBook:
         """A pick has the gateway's newest measurement of its link."""
         word = one.words.get(asked.gateway)
         if is_rate(candidate.bytes_per_s) and (word is None or word.bytes_per_s != candidate.bytes_per_s):
-            known = word or _Word(now_us, "open", asked.site, 0.0, 0.0, now_us, now_us, REFRESH_US)
+            known = word or _Word(now_us, "open", asked.site, 0.0, 0.0, now_us, now_us)
             rate, round_trip_s = candidate.bytes_per_s, candidate.round_trip_s
             one.words[asked.gateway] = replace(known, bytes_per_s=rate, round_trip_s=round_trip_s, link_us=now_us)
             if word is None:
@@ -186,15 +191,13 @@ class ServerBook:
         return min((rate for other in self._every() for rate in other.rates().values()), default=UNMEASURED)
 
     def heard(self, report: GatewayReport, now_us: int) -> tuple[LifeHeard, ...]:
-        """What other gateways know of the lives that this one has named."""
+        """What other gateways know of each life: calls that are bound to it may come to any gateway."""
         found: list[LifeHeard] = []
-        for server in report.servers:
-            one = self.find(server.name, server.life)
-            if one is not None:
-                others = [word.hears_us(now_us) for gateway, word in one.words.items() if gateway != report.gateway]
-                if others or one.over:
-                    ago_us = now_us - max(others, default=one.words[report.gateway].heard_us)
-                    found.append(LifeHeard(name=one.name, life=one.life, heard_ago_us=ago_us, over=one.over))
+        for one in self._every():
+            others = [word.hears_us(now_us) for gateway, word in one.words.items() if gateway != report.gateway]
+            if others or one.over:
+                ago_us = now_us - max(others, default=one.seen_us)
+                found.append(LifeHeard(name=one.name, life=one.life, heard_ago_us=ago_us, over=one.over))
         return tuple(found)
 
     def views(self, name: str, now_us: int) -> tuple[ServerView, ...]:
@@ -207,8 +210,8 @@ class ServerBook:
         ruling = self.rulings.get(one.name)
         if one.over:
             return "closed", "its process has ended"
-        if not one.stream:
-            return "away", f"no gateway has a connection of it since {(now_us - one.seen_us) / 1e6:.0f} s"
+        if not one.has_stream(now_us):
+            return "away", f"no gateway has had its stream for {(now_us - one.seen_us) / 1e6:.0f} s"
         if ruling is not None and ruling is not one:
             if _runs_beside(ruling, one):
                 return "odd", f"another server is called {one.name}: life {ruling.life:016x}, site {ruling.about.site or '?'}"
@@ -245,7 +248,7 @@ class ServerBook:
         if before is not None and before.bytes_per_s > 0 and (before.link_us > link_us or not rate):  # a pick told it
             rate, round_trip_s, link_us = before.bytes_per_s, before.round_trip_s, before.link_us
         heard_us = now_us - server.heard_ago_us
-        one.words[report.gateway] = _Word(now_us, server.state, report.site, rate, round_trip_s, link_us, heard_us, refresh_us)
+        one.words[report.gateway] = _Word(now_us, server.state, report.site, rate, round_trip_s, link_us, heard_us)
         if server.state in _STREAMS:
             one.seen_us = now_us
         measured_us = now_us - server.measured_ago_us
@@ -265,19 +268,18 @@ class ServerBook:
         return gone
 
     def _judge_functions(self, now_us: int) -> None:
-        """Of several interfaces under one name@version that of most servers counts, of equals that of the lowest server's name."""
-        offered: dict[str, dict[bytes, list[Life]]] = {}
+        """Which functions of a server are odd: another interface counts (`interface.offers`, by names of servers)."""
         judged: list[Life] = []
+        holders: list[tuple[Life, tuple[bytes, ...]]] = []
         for one in sorted(self._every(), key=lambda one: (one.name, one.first_us, one.life)):
             if one.odd:
                 one.odd = ()
                 judged.append(one)
-            for interface in one.about.functions if one.stream and not one.over else ():
-                offered.setdefault(function_of(interface), {}).setdefault(interface, []).append(one)
-        for function, interfaces in offered.items():
-            right = max(interfaces.values(), key=len)
-            for others in interfaces.values():
-                for one in others if others is not right else ():
+            if one.stream and not one.over:
+                holders.append((one, one.about.functions))
+        for function, (_, *others) in offers(holders).items():
+            for _, lives in others:
+                for one in lives:
                     one.odd = (*one.odd, function)
                     judged.append(one)
         for one in judged:
@@ -317,7 +319,7 @@ class ServerBook:
             assigned=len(one.sent_us),
             life=one.life,
             links=links,
-            functions=tuple(sorted(map(function_of, about.functions))),
+            functions=one.offered,
             why=why,
         )
 
@@ -327,13 +329,9 @@ def _runs_beside(older: Life, newer: Life) -> bool:
     return older.first_us <= newer.first_us < older.measured_us
 
 
-@lru_cache(maxsize=4096)
-def function_of(interface: bytes) -> str:
-    """`name@version` of an interface in canonical JSON; "" for what is none."""
-    try:
-        return decode_interface(interface).key
-    except ConfigError:
-        return ""
+def _keys(functions: Iterable[bytes]) -> list[str]:
+    """`name@version` of each interface that can be read, in order."""
+    return sorted(one.key for text in functions if isinstance(one := readable(text), Interface))
 
 
 def is_rate(value: float) -> bool:
@@ -346,5 +344,5 @@ def _unfit(server: ServerReport) -> str:
     load = server.load or ServerLoad()
     numbers = {name: getattr(load, name) for name in ("other", "mean_load", "arrivals_per_s", "service_s", "service_cv")}
     numbers |= {name: getattr(server, name) for name in ("mops", "bytes_per_s", "round_trip_s")}
-    wrong = next((name for name, value in numbers.items() if not (isfinite(value) and value >= 0)), "")
+    wrong = next((name for name, value in numbers.items() if not (isfinite(value) and (value > 0 if name == "mops" else value >= 0))), "")
     return f"its report has {wrong} = {numbers[wrong]}" if wrong else ""

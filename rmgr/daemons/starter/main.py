@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -62,6 +63,7 @@ from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import ConfigError
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.resources import CUDA, GPU, Capacity, NodeAttributes
+from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
 from rmgr.model.wire.frames import MAX_INLINE_VALUE
@@ -95,6 +97,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
         Starter serves the node. A data store that does not answer is no reason to end: it is waited for in the background.
     """
     names = node_names(config.starter)
+    offered_cores(config.starter)  # before anything is begun
     credentials = credentials_of(config, Role.STARTER)
     check_exposure(credentials, listen=config.starter.listen, metrics=config.starter.metrics, insecure=insecure)
     log = logs.setup(config.log, "starter", nodes=list(names))
@@ -140,13 +143,25 @@ def work_directory(config: StarterConfig, node: str, *, shared: bool = False) ->
     return directory
 
 
+def offered_cores(config: StarterConfig) -> int:
+    """Cores of each node that work may have: those kept for calls are none of them. Raises ConfigError."""
+    cores = config.cores or len(os.sched_getaffinity(0))
+    if not 0 <= config.call_cores < cores:
+        most = f"0 to {cores - 1}" if cores > 1 else "0"
+        raise ConfigError(
+            f"[starter] call_cores = {config.call_cores} of a node of {counted(cores, 'core')}: one at least is left for its work",
+            hint=f"call_cores = {most}; a machine for calls alone needs rmgr server and no Starter",
+        )
+    return cores - config.call_cores
+
+
 def capacity_of(config: StarterConfig) -> Capacity:
     """What each node offers: as configured, else all of this machine; GPUs are found only where it is one node."""
     found = gpus_here() if config.nodes == 1 and GPU not in config.resources else 0
     resources = {GPU: found} | config.resources
     return Capacity(
         resources={name: count for name, count in sorted(resources.items()) if count},
-        cores=config.cores or len(os.sched_getaffinity(0)),
+        cores=offered_cores(config),
         memory_bytes=config.memory_bytes or psutil.virtual_memory().total,
     )
 
@@ -253,6 +268,8 @@ def build(
         starter.on_fenced(node)
 
     room = StagingRoom(own.staging_cap_bytes, own.staging_cap_user_bytes or (own.staging_cap_bytes * 3 // 4 if users is not None else 0))
+    metrics.disk_bytes.set_function(lambda: shutil.disk_usage(directory).total)
+    metrics.disk_free_bytes.set_function(lambda: shutil.disk_usage(directory).free)
     metrics.staged_bytes.set_function(lambda: room.used_bytes)
     metrics.values_bytes.set_function(lambda: shared.rows.in_memory_bytes + sum(agent.stager.held_bytes for agent in agents.values()))
 
@@ -323,7 +340,9 @@ def build(
     )
     if trust is not None:
         trust.listen(lambda: mailbox.put(nothing))
-    attributes = NodeAttributes(partition=own.partition, site=own.site, speed=own.speed, features=own.features)
+    attributes = NodeAttributes(
+        partition=own.partition, site=own.site, speed=own.speed, features=own.features, call_cores=own.call_cores
+    )
     for name, runner in zip(names, runners, strict=True):
         agents[name] = NodeAgent(name, shared, runner, capacity=capacity, attributes=attributes, files=directory / name / "stage")
     key_id = credentials.identity.key_id if credentials is not None else ""

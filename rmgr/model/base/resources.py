@@ -101,4 +101,5 @@ class NodeAttributes:
     site: str = ""
     speed: float = 1.0  #: relative to the cluster's reference node
     features: tuple[str, ...] = ()
+    call_cores: int = 0  #: of the machine's, beside its capacity: kept for a server of calls
     newer: Newer = newer()

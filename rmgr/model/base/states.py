@@ -56,12 +56,14 @@ class Reason(StrEnum):
     WORKER_LOST = "WORKER_LOST"  #: its worker process was killed from outside
     # not by itself
     USER_CANCEL = "USER_CANCEL"
+    OPERATOR_CANCEL = "OPERATOR_CANCEL"  #: by somebody who is not its user
     DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
     MAX_FAILS = "MAX_FAILS"  #: more tasks of its submission failed than its user allows
     # waits
     BACKOFF = "BACKOFF"
     DEPENDENCY = "DEPENDENCY"
     USER_HOLD = "USER_HOLD"
+    OPERATOR_HOLD = "OPERATOR_HOLD"  #: by somebody who is not its user: operators alone release it
     REVOKED = "REVOKED"  #: the key that signed it was revoked: nothing of it starts any more
     RESOURCES = "RESOURCES"
     QUEUE_CLOSED = "QUEUE_CLOSED"

@@ -49,7 +49,7 @@ def numpy_of(what: str) -> Any:
     try:
         import numpy as np
     except ImportError:
-        raise UsageError(f"{what} needs numpy, which is not installed here", hint="pip install 'rmgr[calls]'") from None
+        raise UsageError(f"{what} needs numpy, which is not installed here", hint="pip install 'numpy>=1.24'") from None
     return np
 
 
@@ -75,7 +75,7 @@ def encode(values: Sequence[Any], *, max_bytes: int = MAX_BYTES) -> list[Buffer]
         parts += [bytes(-size % ALIGNED), body]
         size += -size % ALIGNED + len(body)
     if size > max_bytes:
-        raise ValueTooLarge(f"arguments or answer of a call have {size} bytes, {max_bytes} are allowed", hint="max_bytes of the server")
+        raise ValueTooLarge(f"arguments or answer of a call have {size} bytes, {max_bytes} are allowed", hint="call it in parts")
     return [part for part in parts if len(part)]
 
 

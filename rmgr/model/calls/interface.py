@@ -1,4 +1,4 @@
-"""Interfaces of functions that servers offer: `[[function]]` in TOML, checked key by key; the same tables travel.
+"""Interfaces of functions that servers offer: `[[function]]` in TOML, checked key by key; the same tables travel, as canonical JSON.
 
 ```toml
 [[function]]
@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotFound, RmgrError, UsageError
 from rmgr.model.base.units import parse_duration_us, parse_size
@@ -39,9 +41,14 @@ ITEM_BYTES = {
 }  # fmt: skip
 SCALARS = ("int", "float", "str", "bytes")
 MOST_ARGUMENTS, MOST_DIMENSIONS, MOST_FUNCTIONS = 64, 8, 1000
+#: Of one interface as it travels; of all of a server together, which are in each report of a gateway.
+MOST_BYTES, ALL_BYTES = 16 * 1024, 256 * 1024
+#: Among the sizes that a client sends: bytes of its texts, which no size of an interface says.
+LENGTHS = "+bytes"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
 _ARGUMENT = re.compile(r"(in|out|inout)\s+([A-Za-z_]\w{0,63})\s+([a-z]\w*)\s*(?:\[([^\]]*)\])?", re.ASCII)
+H = TypeVar("H")
 _HOW = 'arguments look like "in A float64[n,n]", "inout b float64[n]", "in k int", "out text str"'
 
 
@@ -172,6 +179,9 @@ def read_functions(text: str, file: str) -> tuple[Function, ...]:
         except _Wrong as wrong:
             line, column = _place(text, number, wrong)
             raise ConfigError(f"{file}, line {line}, column {column}: {wrong.message}", hint=wrong.hint) from None
+    count = sum(len(encode_interface(one.interface)) for one in functions)
+    if count > ALL_BYTES:
+        raise ConfigError(f"the interfaces of {file} have {count:,} bytes, {ALL_BYTES:,} are the most", hint="two servers may share them")
     return tuple(functions)
 
 
@@ -181,6 +191,48 @@ def interface_of(table: object, where: str) -> Interface:
         return _interface(table, _SENT)
     except _Wrong as wrong:
         raise ConfigError(f"{where}: {wrong.message}", hint=wrong.hint) from None
+
+
+def encode_interface(interface: Interface) -> bytes:
+    """Canonical JSON of its table: two are the same where their bytes are."""
+    return json.dumps(interface.table(), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def decode_interface(text: bytes, where: str = "an interface") -> Interface:
+    """Raises: ConfigError, which begins with `where`, for what is none, or is not written as `encode_interface` does."""
+    if len(text) > MOST_BYTES:
+        raise ConfigError(f"{where}: {len(text):,} bytes, {MOST_BYTES:,} are the most")
+    try:
+        table = json.loads(text)
+    except UNREADABLE_TEXT:
+        raise ConfigError(f"{where}: it is no JSON") from None
+    made = interface_of(table, where)
+    if encode_interface(made) != text:
+        raise ConfigError(f"{where}: {made.key} is not in its canonical form")
+    return made
+
+
+@lru_cache(maxsize=4096)
+def readable(text: bytes) -> Interface | str:
+    """`decode_interface`, or why it is none."""
+    try:
+        return decode_interface(text)
+    except ConfigError as error:
+        return error.message
+
+
+def offers(holders: Iterable[tuple[H, Iterable[bytes]]]) -> dict[str, list[tuple[Interface, list[H]]]]:
+    """Who offers which interface, by name@version; what cannot be read is left out.
+
+    The first of a list counts, the others are odd: it is that of most holders, and of equals that of who comes first. Cost: O(interfaces).
+    """
+    found: dict[str, dict[bytes, tuple[Interface, list[H]]]] = {}
+    for holder, texts in holders:
+        for text in dict.fromkeys(texts):
+            interface = readable(text)
+            if isinstance(interface, Interface):
+                found.setdefault(interface.key, {}).setdefault(text, (interface, []))[1].append(holder)
+    return {key: sorted(several.values(), key=lambda one: -len(one[1])) for key, several in found.items()}
 
 
 def named(name: str, known: Iterable[Interface]) -> Interface:
@@ -271,6 +323,9 @@ def _interface(table: object, keys: Sequence[str]) -> Interface:
     _check_bound(operations, bound, "operations", _text(table, "operations", ""))
     if size is not None:
         _check_bound(size, bound, "bytes", _text(table, "bytes", ""))
+    count = len(encode_interface(interface))
+    if count > MOST_BYTES:
+        raise _Wrong("arguments", f"the interface of {name} has {count:,} bytes, {MOST_BYTES:,} are the most")
     return interface
 
 

@@ -50,6 +50,7 @@ class NodeRecord:
     takes_left: bool = False  #: of these it claims the output keys if the Submitter does not
     freezer: str = ""  #: how it stops work between slots (`model/cluster/gang.py`), "" = it cannot
     leaves: bool = False  #: its Starter writes down that it ends in good order: gone without that word, it has died
+    forgotten: bool = False  #: the admin wants to see no more of it; its znode stays, because its version is a fence
     newer: Newer = newer()
 
 

@@ -97,6 +97,8 @@ class ClusterSettings:
     limits: UserLimits = UserLimits()  #: of each user
     values: str = PRIVATE  #: what users may do with each other's values that were not shared with them (secured clusters)
     extra: dict[str, str] = field(default_factory=dict)
+    changed_by: str = ""  #: who has changed them last, "" = nobody, or by an older release
+    changed_us: int = 0  #: and when
     newer: Newer = newer()
 
     @property

@@ -86,7 +86,7 @@ class LifeHeard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway picks by where no leader answers, and what others know of the servers that it has named.
+    """What a gateway picks by where no leader answers, and what others know of all servers.
 
     pipeline: JSON, as `PipelineSpec.document`.
     """

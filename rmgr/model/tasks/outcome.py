@@ -20,6 +20,19 @@ Row: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(?:frag/[0-9]{1,10}/[^/
 INITIALIZER_FAILED = "initializer"
 
 
+class Call(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """What a call was that FAILED, for who runs it again. function: its sha256. payload: its arguments, where they came with its block.
+
+    row, at: else the row of the store, and which of those in it. keyed: they are an encoded `KeyedPayload`.
+    """
+
+    function: str
+    payload: bytes = b""
+    row: str = ""
+    at: Number = 0
+    keyed: bool = False
+
+
 class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """End of one attempt of one task; trailing defaults may be left out (`coord.records.brief`).
 
@@ -30,6 +43,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, 
     outputs: number of keyed output values in rows. value_sha256: of the bytes of the value in its row.
     helpers: of a placed job: its nodes beside the one that tells this. story: of its checkpoints (`BlockData.story`).
     served_us, turns: of one that shared its cores in time: for how long it had them, in how many turns.
+    call: of a function that FAILED on a node.
     """
 
     index: Number
@@ -54,6 +68,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, 
     story: tuple[str, ...] = ()
     served_us: SpanUs = 0
     turns: Number = 0
+    call: Call | None = None
 
 
 def has_begun(outcome: Outcome) -> bool:

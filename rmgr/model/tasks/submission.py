@@ -149,7 +149,7 @@ class Submission:
     on_disconnect: OnDisconnect = OnDisconnect.KEEP
     after: tuple[Dependency, ...] = ()
     phase: Phase = Phase.OPEN
-    reason: str = ""  #: of the phase: USER_HOLD, DEPENDENCY, USER_CANCEL, DEPENDENCY_FAILED, ...
+    reason: str = ""  #: of the phase: USER_HOLD, OPERATOR_HOLD, DEPENDENCY, USER_CANCEL, ...
     reason_detail: str = ""  #: the user's words with a cancel
     owner: str = ""  #: guid of the Submitter that looks after it; empty = the leader does
     token: str = ""
@@ -167,7 +167,11 @@ class Submission:
     rigid: Rigid | None = None  #: of placed jobs
     ends_with_owner: bool = False  #: an Executor: nobody can attach, so the leader declares it complete soon after its owner has gone
     umask: int = -1  #: of who submitted it: its work creates files so; -1 = as the node's spawners, 0o022
+    by: str = ""  #: who has held or cancelled it, where that was not its user
+    by_us: SpanUs = 0  #: and when
     spec_sha256: str = ""  #: reserved: never written, and refused where it is
+    entries: str = ""  #: sha256 of the stored lines of `--each-line`, for who runs tasks of it again
+    signature: str = ""  #: secured clusters: "key id:hex" of who submitted it, of all that runs again (`coord/seal/work.py`)
     newer: Newer = newer()
 
 

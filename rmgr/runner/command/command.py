@@ -22,10 +22,11 @@ from typing import NoReturn
 
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
+from rmgr.runner.host import slurm
 from rmgr.runner.host.contain import ControlGroup, state_of
 from rmgr.runner.host.dispositions import PYTHONS_OWN
 from rmgr.runner.host.environment import command_environment, shared_variables, umask_of
-from rmgr.runner.host.kernel import CLOCK, NODE_TROUBLE, oom_kills, prefer_for_oom
+from rmgr.runner.host.kernel import CLOCK, DISK_WAS_FULL, NODE_TROUBLE, is_full, oom_kills, prefer_for_oom
 from rmgr.runner.host.outputs import open_output, settle, take
 from rmgr.runner.host.untouched import blind_ns, marks_of
 
@@ -81,6 +82,7 @@ class RunningCommand:
     program: str
     handshake: int  #: where it tells that it cannot be executed, if that was not waited for; -1 = it is executed
     is_told: bool = False
+    used_bytes: int = 0  #: memory of all its processes when it was killed for it
 
     def started(self) -> CommandStarted:
         """For the Starter."""
@@ -218,10 +220,16 @@ class Launcher:
                 reason = Reason.SIGNAL
             elif code:
                 reason = Reason.EXIT_CODE
+        rss_kib = usage.ru_maxrss
+        if reason is Reason.OUT_OF_MEMORY:  # what was compared with the limit: of all its processes
+            rss_kib = max(rss_kib, run.used_bytes // 1024, run.group.peak_bytes() // 1024 if run.group is not None else 0)
         detail = ""
         if (number := _failure(run.handshake)) and reason is Reason.EXIT_CODE:
             failed = StartFailed(*self._why(run.program, OSError(number, os.strerror(number))), number)
             reason, detail, code = failed.reason, failed.detail, failed.exit_code if failed.reason is Reason.START_FAILED else None
+        if reason in _OWN and not detail and is_full(self._directory):  # before anything of it is removed
+            how = f"killed by signal {signum}" if signum else f"exit code {code}"
+            reason, detail = Reason.NODE_LOST, f"{DISK_WAS_FULL} on node {self._node} when it ended ({how})"
         is_bereft = reason in _OWN and not self._has_files(run)
         if is_bereft:
             reason, detail = Reason.NODE_LOST, f"its files on node {self._node} were removed while it ran"
@@ -244,7 +252,7 @@ class Launcher:
             started_us=run.started_us,
             elapsed_us=elapsed_us,
             cpu_us=int((usage.ru_utime + usage.ru_stime) * 1e6),
-            max_rss_kib=usage.ru_maxrss,
+            max_rss_kib=rss_kib,
             out=out,
             err=err,
             detail=detail,
@@ -258,6 +266,8 @@ class Launcher:
         """What all commands of a batch share is made once."""
         self._batch = None
         self._base = self._shared | shared_variables(batch.shape, self._node)
+        if slurm.FLAG in batch.shape.environ:
+            self._base["PATH"] = slurm.furnish(self._directory) + os.pathsep + self._base.get("PATH", os.defpath)
         first = batch.items[0].seq
         self._stdin = batch.stdin_path or os.devnull
         self._script = []

@@ -239,6 +239,7 @@ class Commands:
         if shape.memory_bytes and not (current.group is not None and current.group.limits_memory):
             used = resident_bytes(current.pid, current.group, also=self._strangers())
             if used > shape.memory_bytes:
+                current.used_bytes = used
                 self.kill(Reason.OUT_OF_MEMORY)
                 return None
             moments.append(now + max(2 * _MS, min(_MEMORY_TICK_NS, (shape.memory_bytes - used) // 5)))  # it may grow by 5 bytes/ns

@@ -301,6 +301,13 @@ class ControlGroup:
             return _counter(os.path.join(self._unified, "memory.events"), "oom_kill") > 0
         return bool(self._memory) and _counter(os.path.join(self._memory, "memory.oom_control"), "oom_kill") > 0
 
+    def peak_bytes(self) -> int:
+        """The most memory that was used here at a time, 0 where the kernel does not say."""
+        for path, name in ((self._unified, "memory.peak"), (self._memory, "memory.max_usage_in_bytes")):
+            with contextlib.suppress(OSError, ValueError), open(os.path.join(path or "/", name), "rb") as file:
+                return int(file.read())
+        return 0
+
     def members(self) -> list[int]:
         """Pids."""
         for path in self._paths():

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from rmgr.model.wire.frames import BatchShape, CommandItem, TaskItem
-from rmgr.runner.host import affinity
+from rmgr.runner.host import affinity, slurm
 
 #: Variables that differ from task to task.
 _CHANGING = ("RMGR_TASK_ID", "RMGR_ARRAY_INDEX", "RMGR_ATTEMPT", "RMGR_TOKEN")
@@ -58,6 +58,8 @@ def command_environment(base: dict[str, str], shape: BatchShape, item: CommandIt
     environ.update(zip(_CHANGING, task_variables(shape, item), strict=True))
     if item.environ:
         environ.update(item.environ)
+    if slurm.FLAG in shape.environ:
+        slurm.add(environ, shape.memory_bytes, shape.environ)
     return environ
 
 

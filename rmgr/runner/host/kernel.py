@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import os
 import sys
 import time
 
@@ -13,6 +14,10 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRI
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 #: Errors that say something of the node, not of the work: elsewhere it may succeed.
 NODE_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EROFS, errno.EIO})
+#: Begins what is told of work that failed by itself while the disk of its node was full.
+DISK_WAS_FULL = "the disk was full"
+#: Less free than this, or than a hundredth of the file system, is nothing.
+_FULL_BYTES = 1024 * 1024
 #: What a spawner reports when its slot's directory was removed: nothing more can be started there.
 DIRECTORY_GONE = "directory_gone"
 #: Variables that a spawner's interpreter starts with, and that are not of its work.
@@ -80,6 +85,17 @@ def trim_memory() -> None:
     """Gives freed memory back to the system: 0.7-1 MiB of what importing has taken. Nothing where the C library has no name for it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def is_full(directory: str) -> bool:
+    """Nothing can be written on its file system now: no block is left for who asks, or no file. Cost: 2 us."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return False
+    free = found.f_bavail if os.geteuid() else found.f_bfree
+    left, whole = free * found.f_frsize, found.f_blocks * found.f_frsize
+    return left < min(_FULL_BYTES, whole // 100) or (found.f_files > 0 and not found.f_favail)
 
 
 def oom_kills() -> int:

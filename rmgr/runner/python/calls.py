@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from rmgr.errors import DataLost, PickleFailed, RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
 from rmgr.model.wire.frames import MAX_INLINE_VALUE, KeyedCall, TaskBatch, TaskExtra, TaskItem, Value
+from rmgr.runner.current import running
 from rmgr.runner.host.writing import write_whole
 from rmgr.runner.python.versions import mismatch
 from rmgr.runner.remote import dump_exception, dump_value
@@ -172,8 +175,37 @@ def _hash(data: bytes) -> bytes:
 
 def failure(error: BaseException, reason: Reason) -> TaskExtra:
     """What is reported of a call that raised."""
-    data, line = dump_exception(error)
+    data, line = told_with_cure(error)
     return TaskExtra(reason=reason, error=data, summary=line)
+
+
+def told_with_cure(error: BaseException) -> tuple[bytes, str]:
+    """As `dump_exception`; of a module that is missing it is said where, and what to do."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return dump_exception(error)
+    top = error.name.partition(".")[0]
+    cure = (
+        f"node {running.node or '?'} runs {sys.executable}, which has no {error.name!r}: install it for that interpreter, "
+        f"ship one of your own with modules=[{top!r}], or name another interpreter with python="
+    )
+    error.add_note(cure)
+    data, line = dump_exception(error)
+    return data, f"{line}; {cure}"
+
+
+def found_no_room(error: BaseException) -> bool:
+    """It, or what it was raised from, is a write that found no room on a disk."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        if isinstance(one, OSError) and one.errno == errno.ENOSPC:
+            return True
+        seen.add(id(one))
+        todo += [one.__cause__, one.__context__]
+    return False
 
 
 def not_begun(error: BaseException, path: str, *, keyed: bool = False) -> TaskExtra:

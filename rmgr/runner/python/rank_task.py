@@ -15,8 +15,8 @@ from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import TaskItem
 from rmgr.runner import program
 from rmgr.runner.current import running
-from rmgr.runner.host.kernel import NODE_TROUBLE
-from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure
+from rmgr.runner.host.kernel import NODE_TROUBLE, is_full
+from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure, found_no_room
 from rmgr.runner.python.rank_call import Bundle, RankAnswer
 from rmgr.runner.python.versions import check_versions
 from rmgr.runner.ranks import ranks
@@ -56,7 +56,7 @@ def main() -> NoReturn:
     try:
         value = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, SystemExit and KeyboardInterrupt too
-        _fail(bundle, place, rank, error, Reason.EXCEPTION, comm)
+        _fail(bundle, place, rank, error, Reason.NODE_LOST if found_no_room(error) and is_full(place) else Reason.EXCEPTION, comm)
     if rank == 0:
         try:
             results = ResultWriter(bundle.directory)

@@ -23,8 +23,7 @@ import msgspec
 
 from rmgr.model.calls import arrays
 from rmgr.model.calls.arguments import fit_inputs, fit_outputs
-from rmgr.model.calls.interface import Interface
-from rmgr.model.calls.sent import decode_interface
+from rmgr.model.calls.interface import Interface, decode_interface
 from rmgr.model.wire.decoders import json_decoder
 from rmgr.model.wire.stream import UNREADABLE
 from rmgr.runner.host.writing import write_whole

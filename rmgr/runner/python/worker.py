@@ -50,12 +50,11 @@ from rmgr.runner import program
 from rmgr.runner.current import running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
 from rmgr.runner.host.environment import TaskEnvironment, umask_of
-from rmgr.runner.host.kernel import CLOCK, NODE_TROUBLE, keep_memory
+from rmgr.runner.host.kernel import CLOCK, DISK_WAS_FULL, NODE_TROUBLE, is_full, keep_memory
 from rmgr.runner.host.outputs import open_output, take
 from rmgr.runner.python.blocking import TaskTerminated, gate
-from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure, not_begun
+from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure, found_no_room, not_begun, told_with_cure
 from rmgr.runner.python.versions import check_versions
-from rmgr.runner.remote import dump_exception
 
 _FLUSH_NS = 5_000_000
 #: A result above this is not kept on the board but sent at once.
@@ -139,7 +138,7 @@ class WorkerProcess:
                 function, args = pickle.loads(spec.initializer)  # noqa: S301 - unpickled in the runner only
                 function(*args)
         except BaseException as error:  # noqa: BLE001 - an initializer raises anything, SystemExit too
-            data, line = dump_exception(error)
+            data, line = told_with_cure(error)
             self._send(encode(WorkerRefused(data, line, in_initializer, *self._take_outputs(0))))
             return False
         self._send(encode(WorkerUp(self._pid)))
@@ -301,7 +300,7 @@ class WorkerProcess:
             return b"", True, failure(error, Reason.USER_CANCEL)
         except BaseException as error:  # noqa: BLE001 - a task may raise anything, SystemExit and KeyboardInterrupt too
             self._in_call = False
-            return b"", True, failure(error, Reason.EXCEPTION if os.path.isdir(self._cwd) else Reason.NODE_LOST)
+            return b"", True, self._raised(error)
         try:
             if outputs >= 0:
                 return b"", True, self._results.keyed(item.seq, value, outputs)
@@ -313,6 +312,15 @@ class WorkerProcess:
             return b"", True, failure(error, Reason.NODE_LOST if is_ours else Reason.EXCEPTION)
         except Exception as error:  # noqa: BLE001 - __reduce__ of the result's class may raise anything
             return b"", True, failure(error, Reason.EXCEPTION)
+
+    def _raised(self, error: BaseException) -> TaskExtra:
+        """What a call raised is its own failure, unless its node had taken away what it needs: its directory, or room on the disk."""
+        if not os.path.isdir(self._cwd):
+            return failure(error, Reason.NODE_LOST)
+        if found_no_room(error) and is_full(self._directory):
+            extra = failure(error, Reason.NODE_LOST)
+            return msgspec.structs.replace(extra, summary=f"{DISK_WAS_FULL} on node {self._node} when it ended ({extra.summary})")
+        return failure(error, Reason.EXCEPTION)
 
     def _call_ranks(self, batch: TaskBatch, _f: object, item: TaskItem, _keyed: bool) -> tuple[bytes, bool, TaskExtra | None]:
         """As `_call`; each process of the job makes the call, and what rank 0 answers is the answer."""

@@ -18,7 +18,15 @@ from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import NO_OUTPUT, Output, StartWorker, WorkerForked, WorkerGone
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import OF_WORK, ControlGroup, resident_bytes, send, send_all, send_group
-from rmgr.runner.host.kernel import become_subreaper, die_with_parent, oom_kills, open_to_others, prefer_for_oom
+from rmgr.runner.host.kernel import (
+    DISK_WAS_FULL,
+    become_subreaper,
+    die_with_parent,
+    is_full,
+    oom_kills,
+    open_to_others,
+    prefer_for_oom,
+)
 from rmgr.runner.host.outputs import open_output, take, trim_path
 from rmgr.runner.python import worker as worker_process
 
@@ -56,6 +64,7 @@ class Watched:
     shift: tuple[int, int] = (0, 0)  #: (seq, ns by which its suspensions move its time limit)
     busy_ns: float = -math.inf  #: when its worker was last found at work
     capped: set[int] = field(default_factory=set)
+    used_bytes: int = 0  #: memory of all its processes when it was killed for it
 
 
 class Workers:
@@ -211,6 +220,7 @@ class Workers:
             if limit and not (watched.group is not None and watched.group.limits_memory and watched.memory_bytes):
                 used = resident_bytes(watched.pid, watched.group)
                 if used > limit:
+                    watched.used_bytes = used
                     self.kill(watched, Reason.OUT_OF_MEMORY, seq)
                     continue
                 soonest = _sooner(soonest, now + max(2_000_000, min(100_000_000, (limit - used) // 5)))  # 5 bytes/ns
@@ -296,6 +306,11 @@ class Workers:
             code, signum = None, 0  # not its own doing, also where it died of that while it was being stopped
             if watched.killed_for is None:
                 reason, detail = Reason.NODE_LOST, f"its directory on node {self._node} was removed"
+        if reason in {Reason.EXIT_CODE, Reason.SIGNAL} and watched.killed_for is None and is_full(self._directory):
+            reason, detail = Reason.NODE_LOST, f"{DISK_WAS_FULL} on node {self._node} when it ended ({detail})"
+        rss_kib = usage.ru_maxrss
+        if reason is Reason.OUT_OF_MEMORY:  # what was compared with the limit: of all its processes
+            rss_kib = max(rss_kib, watched.used_bytes // 1024, watched.group.peak_bytes() // 1024 if watched.group is not None else 0)
         out, err = self._outputs(watched, seq) if seq or watched.killed_for is None else (NO_OUTPUT, NO_OUTPUT)
         return watched, WorkerGone(
             worker=watched.number,
@@ -304,7 +319,7 @@ class Workers:
             exit_code=code,
             signal=signum,
             cpu_us=int((usage.ru_utime + usage.ru_stime) * 1e6),
-            max_rss_kib=usage.ru_maxrss,
+            max_rss_kib=rss_kib,
             detail=detail,
             out=out,
             err=err,

@@ -150,6 +150,15 @@ def own_share(environ: Mapping[str, str], local: int) -> dict[str, str]:
     return found
 
 
+def _slurms(environ: Mapping[str, str], local: int) -> dict[str, str]:
+    """Slurm's variables that differ from rank to rank, for work that asked for them (`runner/host/slurm.py` has the others)."""
+    total, node = environ.get("RMGR_NPROCS", "1"), environ.get("RMGR_NODE", "")
+    nodes = environ.get("RMGR_NODELIST", "").split(",")
+    found = {"SLURM_PROCID": environ["RMGR_RANK"], "SLURM_LOCALID": str(local), "SLURM_NTASKS": total, "SLURM_NPROCS": total}
+    found |= {"SLURM_STEP_NUM_TASKS": total, "SLURMD_NODENAME": node, "SLURM_NODEID": str(nodes.index(node) if node in nodes else 0)}
+    return found | ({"SLURM_CPUS_ON_NODE": environ["RMGR_CPUS_ON_NODE"]} if "RMGR_CPUS_ON_NODE" in environ else {})
+
+
 def _is_here(named: str, directory: str) -> bool:
     """Both names are of one directory: PWD may have symbolic links that the system's own name for it has not."""
     try:
@@ -212,6 +221,8 @@ class Crew:
             number = spec["first"] + local
             environ = spec["environ"] | {"RMGR_RANK": str(number), "RMGR_LOCAL_RANK": str(local)}
             environ |= own_share(environ, local)
+            if "RMGR_SLURM_ENV" in environ:
+                environ |= _slurms(environ, local)
             if binding:
                 environ |= _bind(binding, int(environ.get("RMGR_THREADS", "1")), local)
             source: int = subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""Pictures of runs, sweeps and reports, with matplotlib (the extra `rmgr[plots]`): this package is the only place that imports it.
+"""Pictures of runs, sweeps and reports, with matplotlib (the extra `plots`): this package is the only place that imports it.
 
 `pictures` chooses; one file a picture; `parts` is what they share. Importing it without matplotlib raises UsageError, which says what
 to install. The rest of the simulator must not import it.
@@ -9,4 +9,4 @@ from rmgr.errors import UsageError
 try:
     import matplotlib as mpl  # noqa: F401 - whether it is there; canvas.py uses it
 except ImportError as error:
-    raise UsageError(f"pictures need matplotlib: {error}", hint="install it: pip install 'rmgr[plots]'") from error
+    raise UsageError(f"pictures need matplotlib: {error}", hint="install it: pip install 'matplotlib>=3.8,<4'") from error

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rmgr.client.calls import Caller
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.errors import CallFailed, CallTimeout, NotFound, UsageError
+from rmgr.errors import CallFailed, CallLost, CallTimeout, NotFound, UsageError
+from rmgr.model.calls import arrays
+from rmgr.model.calls.interface import encode_interface, interface_of
+from rmgr.v1 import calls_pb2 as pb
 from tests.harness.called import Called
+from tests.harness.played_server import PlayedServer
 from tests.harness.waiting import eventually
 
 
@@ -64,6 +72,19 @@ def test_many_calls_at_once_run_once_each(world: Called, caller: Caller) -> None
     counts = world.executions("nap") - before
     assert (len(counts), set(counts.values())) == (40, {1})
     assert {future.server for future in futures} == {"s1", "s2"}
+
+
+def test_an_answer_that_has_arrived_is_forgotten_by_its_server(world: Called) -> None:
+    def kept() -> set[Path]:
+        return {path for path in (world.cluster.directory / "work").glob("*/calls/**/*") if path.is_file()}
+
+    before = kept()
+    for _ in range(8):  # the word that it is here must not be lost when the call ends, nor when its client goes at once
+        with world.caller() as leaving:
+            leaving.call("both", np.ones(1000))
+    program = "import numpy, rmgr; rmgr.call('both', numpy.ones(1000))"
+    subprocess.run([sys.executable, "-c", program], env=world.environment(), timeout=60, check=True)
+    eventually(lambda: not kept() - before, "the servers forget the answers")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +138,7 @@ def test_the_shell_lists_calls_traces_and_explains(world: Called, tmp_path: Path
     called = shell(world, "call", "linsolve", "A.npy", "b.npy", "-o", "x.npy", "--trace", cwd=tmp_path)
     assert (called.returncode, called.stdout) == (0, ""), called.stderr
     assert np.load(tmp_path / "x.npy").tolist() == [1.0, 0.5, 0.25]
+    assert " n=3: " in called.stderr, called.stderr
     names = [line.split()[:2] for line in called.stderr.splitlines()]
     wanted = ["monitor", "links", "request", "proxy", "scheduler", "forward"]
     assert names == [[str(at), name] for at, name in enumerate(wanted, 1)]
@@ -136,6 +158,10 @@ def test_the_shell_lists_calls_traces_and_explains(world: Called, tmp_path: Path
         (("call", "nap"), 2, "seconds"),
         (("call", "nap", "1", "2"), 2, "does not take 2"),
         (("call", "linsolve", "none.npy", "none.npy"), 2, "none.npy"),
+        (("call", "linsolve", "README.md", "README.md"), 2, "A: README.md is no .npy file"),
+        (("call", "nap", "1", "-o", "nowhere/x"), 2, "nowhere/x cannot be written"),
+        (("call", "--explain", "nap", "--weeks", "1"), 2, "nap@1 has no size weeks"),
+        (("call", "alices", "0"), 4, "alices@1 is not for"),
         (("call", "fail", "luck"), 1, "no luck here"),
         (("call", "nap", "60", "--timeout", "8s"), 6, "in time"),
         (("servers", "s7"), 3, "s1, s2"),
@@ -145,6 +171,87 @@ def test_the_shell_says_what_is_wrong(world: Called, words: tuple[str, ...], cod
     ended = shell(world, *words)
     assert ended.returncode == code, ended.stderr
     assert told in ended.stderr
+
+
+def test_arrays_come_from_pipes_and_files_that_are_none_are_told(world: Called, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(3.0))
+    words = f"{sys.executable} -m rmgr.cli.main call twice <(cat x.npy) -o >(cat > y.npy) || exit"
+    command = ["bash", "-c", f"{words}; wait"]
+    piped = subprocess.run(command, env=world.environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert piped.returncode == 0, piped.stderr
+    eventually(lambda: (tmp_path / "y.npy").exists() and (tmp_path / "y.npy").stat().st_size == 152, "the pipe is written", within_s=20)
+    assert np.load(tmp_path / "y.npy").tolist() == [0.0, 2.0, 4.0]
+    whole = (tmp_path / "x.npy").read_bytes()
+    for name, data in (
+        ("short", whole[:-8]), ("empty", b""), ("none", b"no array"), ("huge", whole.replace(b"(3,)", b"(999999999999999,)")[: len(whole)])
+    ):  # fmt: skip
+        (tmp_path / f"{name}.npy").write_bytes(data)
+        refused = shell(world, "call", "twice", f"{name}.npy", cwd=tmp_path)
+        assert (refused.returncode, "numpy.save" in refused.stderr) == (2, True), (name, refused.stderr)
+    np.savez(tmp_path / "many.npz", a=np.ones(1))
+    assert "several arrays" in shell(world, "call", "twice", "many.npz", cwd=tmp_path).stderr
+
+
+def test_a_file_that_shrinks_while_its_call_waits_changes_nothing(world: Called, caller: Caller, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(500_000.0))
+    busy = [caller.call_async("wait_for", str(tmp_path / "go")) for _ in range(4)]  # all slots
+    command = [sys.executable, "-m", "rmgr.cli.main", "call", "twice", "x.npy", "-o", "y.npy"]
+    with subprocess.Popen(command, env=world.environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: any(s.waiting for s in caller.asked(lambda client: client.servers("")).servers), "it waits for a slot")
+        (tmp_path / "x.npy").write_bytes(b"")
+        (tmp_path / "go").touch()
+        _, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    assert np.array_equal(np.load(tmp_path / "y.npy"), np.arange(500_000.0) * 2)
+    assert [future.result(60) for future in busy] == [1] * 4
+
+
+def test_an_answer_that_cannot_be_written_is_kept_elsewhere_or_never_called_for(world: Called, tmp_path: Path) -> None:
+    before = world.executions("twice")
+    np.save(tmp_path / "x.npy", np.arange(3.0))
+    refused = shell(world, "call", "twice", "x.npy", "-o", "nowhere/y.npy", cwd=tmp_path)
+    assert (refused.returncode, "nothing was called" in refused.stderr) == (2, True), refused.stderr
+    assert world.executions("twice") == before
+    kept = shell(world, "call", "twice", "x.npy", "-o", "/dev/full", cwd=tmp_path)
+    assert kept.returncode == 2
+    assert "/dev/full cannot be written" in kept.stderr
+    words = next(line for line in kept.stderr.splitlines() if "mv " in line).split()
+    answer = Path(words[words.index("mv") + 1])
+    assert np.load(answer).tolist() == [0.0, 2.0, 4.0]
+    answer.unlink()
+    answer.parent.rmdir()
+
+
+def test_answers_that_have_arrived_are_not_kept_by_their_servers(world: Called, caller: Caller) -> None:
+    program = "import rmgr; assert rmgr.call('twice', [1.0]).tolist() == [2.0]"
+    for _ in range(3):
+        assert shell(world, "call", "nap", "0").returncode == 0
+        command = [sys.executable, "-c", program]
+        ended = subprocess.run(command, env=world.environment(), capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert caller.call("nap", 0.0, timeout=60) == 0.0
+    eventually(lambda: not list((world.directory / "cluster" / "work").glob("s*/calls/*")), "no answer is kept", within_s=30)
+
+
+@pytest.mark.parametrize("phase", ["running", "waiting"])
+def test_ctrl_c_ends_the_call_at_its_server(world: Called, caller: Caller, tmp_path: Path, phase: str) -> None:
+    before = world.executions("wait_for")
+    busy = [caller.call_async("wait_for", str(tmp_path / "go")) for _ in range(4 if phase == "waiting" else 0)]
+    eventually(lambda: sum((world.executions("wait_for") - before).values()) == len(busy), "all slots are taken")
+    load = lambda: caller.asked(lambda client: client.servers("")).servers  # noqa: E731
+    command = [sys.executable, "-m", "rmgr.cli.main", "call", "wait_for", str(tmp_path / "never")]
+    with subprocess.Popen(command, env=world.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        eventually(lambda: sum(s.running + s.waiting for s in load()) == len(busy) + 1, "it is there")
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=60)
+    ended_s = time.monotonic()
+    assert process.returncode == 130, told
+    assert "Traceback" not in told
+    eventually(lambda: sum(s.running + s.waiting for s in load()) == len(busy), "its server has ended it")
+    assert time.monotonic() - ended_s < 25, "not only because its client is gone"
+    (tmp_path / "go").touch()
+    assert [future.result(60) for future in busy] == [1] * len(busy)
+    assert sum((world.executions("wait_for") - before).values()) == len(busy) + (phase == "running")
 
 
 def test_a_policy_that_is_swapped_in_a_burst_loses_nothing(world: Called, caller: Caller) -> None:
@@ -163,3 +270,62 @@ def test_closing_ends_the_calls_that_are_under_way_and_those_that_wait(world: Ca
     for future in futures:
         with pytest.raises(CancelledError):
             future.result(30)
+
+
+def test_a_crooked_server_spoils_its_own_calls_alone(world: Called, caller: Caller) -> None:
+    names = ("huge", "wrong", "more", "numbers", "strange", "refuses", "silent")
+    table = {"version": 1, "arguments": ["inout x float64[n]"], "operations": "n"}
+    functions = tuple(encode_interface(interface_of({"name": name, **table}, "here")) for name in names)
+    silent = threading.Event()
+
+    def work(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        outcome = pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=len(arguments))
+        match offer.function:
+            case "huge":
+                outcome.bytes = 1 << 60
+            case "wrong":
+                arguments = b"".join(map(bytes, arrays.encode([7])))
+                outcome.bytes = len(arguments)
+            case "more":
+                arguments *= 20_000
+            case "numbers":
+                outcome.ran_us = outcome.waited_us = 2**64 - 1
+            case "strange":
+                outcome.kind = 99
+            case "silent":
+                silent.wait(60)
+        return outcome, arguments
+
+    crooked = PlayedServer(world.gateways["g1"], "crooked", functions=functions, work=work, mops=1e-300)
+    try:
+        eventually(lambda: world.open_servers(caller) == 3, "it is here")
+        values = np.arange(3.0)
+        with pytest.raises(CallFailed, match="1,152,921,504,606,846,976 bytes"):
+            caller.call("huge", values, timeout=60)
+        with pytest.raises(CallFailed, match="the answer of crooked does not fit wrong@1"):
+            caller.call("wrong", values, timeout=60)
+        with pytest.raises(CallLost, match="crooked"):
+            caller.call("more", values, timeout=3)
+        assert caller.call("numbers", values, timeout=60).tolist() == values.tolist()
+        with pytest.raises(CallLost, match="no outcome"):
+            caller.call("strange", values, timeout=60)
+        crooked.verdicts = [pb.Verdict.REFUSED] * 1000
+        with pytest.raises(CallTimeout, match="never ran"):
+            caller.call("refuses", values, timeout=3)
+        crooked.verdicts = []
+        with pytest.raises(CallLost, match="crooked"):
+            caller.call("silent", values, timeout=3)
+        crooked.load = {"running": 2**32 - 1, "other": math.nan}
+
+        def servers() -> dict[str, Any]:
+            return {one.name: one for one in caller.asked(lambda client: client.servers("")).servers}
+
+        assert eventually(lambda: (found := servers()["crooked"]).state == "odd" and found.why, "its load is none") == (
+            "its report has other = nan"
+        )
+        assert eventually(lambda: all(servers()[name].age_s < 5 for name in ("s1", "s2")), "the gateway looks at the others")
+        assert caller.call("nap", 0.0, timeout=60) == 0.0
+    finally:
+        silent.set()
+        crooked.close()
+    eventually(lambda: world.open_servers(caller) == 2 and servers()["crooked"].state == "away", "it is gone")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,7 @@ import pytest
 
 from rmgr.model.calls import arrays
 from rmgr.model.calls.arguments import fit_inputs
-from rmgr.model.calls.interface import Interface, read_functions
-from rmgr.model.calls.sent import decode_interface
+from rmgr.model.calls.interface import Interface, decode_interface, read_functions
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.calls_gateway import PlayedGateway, ServerProcess, executions
 from tests.harness.waiting import eventually
@@ -367,6 +368,31 @@ def test_a_user_has_only_so_many_calls_and_a_full_spool_refuses(tmp_path: Path) 
         assert small.ended() == "OK"
 
 
+@pytest.fixture
+def small_spool(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose spool has 12 MiB."""
+    spool, mount, unmount = tmp_path / "spool", shutil.which("mount"), shutil.which("umount")
+    spool.mkdir()
+    if not mount or not unmount or subprocess.run([mount, "-t", "tmpfs", "-o", "size=12m", "none", spool], check=False).returncode:
+        pytest.skip("no small file system can be mounted")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run([unmount, "-l", spool], check=True)
+
+
+def test_a_disk_that_is_full_costs_the_call_that_fills_it_and_no_other(small_spool: Path) -> None:
+    with Rig(small_spool, slots=1) as rig:
+        large = rig.gateway.offer("length", packed("length", bytes(20 << 20)))
+        eventually(lambda: large.said("ACCEPTED", "REFUSED"))
+        assert "No space left on device" in large.verdicts[-1].reason
+        answered = rig.gateway.offer("length", packed("length", bytes(8 << 20)))
+        assert answered.ended() == "FAILED"
+        assert "No space left on device" in answered.outcome.error
+        assert rig.gateway.offer("length", packed("length", bytes(2 << 20))).ended() == "OK", "all room is free again"
+        assert rig.server.is_alive()
+
+
 # -- ends and lost gateways ---------------------------------------------------------------------------------------------------------
 
 
@@ -426,6 +452,25 @@ def test_a_gateway_that_says_nothing_is_left_and_dialled_again(tmp_path: Path) -
         rig.gateway.stream(2)
         assert any("said nothing for 10 s" in line["why"] for line in rig.server.lines("gateway_away"))
         assert first.beats() >= 2
+
+
+def test_a_life_that_gateways_have_given_up_ends_what_it_has_and_another_begins(tmp_path: Path) -> None:
+    with Rig(tmp_path, slots=1) as rig:
+        running = rig.gateway.offer("sleep", packed("sleep", 600.0))
+        eventually(lambda: rig.ran("sleep"))
+        first = rig.gateway.stream()
+        rig.gateway.tell(welcome=pb.ServerWelcome(version=1, refused="it was silent for too long", over=True))
+        second = rig.gateway.stream(2)
+        assert second.hello.life != first.hello.life
+        assert second.hello.name == first.hello.name
+        assert first.is_over
+        one = rig.gateway.offer("sleep", packed("sleep", 0.0))
+        assert one.ended() == "OK"
+        assert not running.is_answered.is_set()
+        lives = [line.split()[2] for line in executions(rig.executions)]
+        assert lives == [f"{stream.hello.life:016x}" for stream in (first, second)]
+        rig.server.signal(signal.SIGTERM)
+        assert rig.server.wait() == 0
 
 
 # -- at the start ------------------------------------------------------------------------------------------------------------------

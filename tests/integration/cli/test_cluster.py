@@ -155,16 +155,91 @@ def test_settings_are_applied_to_everyone(sh: Shell) -> None:
     assert (refused.code, refused.error["code"]) == (2, "INFEASIBLE")
     held = sh.submit("-q", "fast", "--hold", "--", "true")
     sh.file("old.toml", before)
-    refused = sh("config", "apply", "old.toml")
+    refused = sh("config", "apply", "--remove", "old.toml")
     assert (refused.code, "still holds work" in refused.err) == (1, True)
     sh.ok("cancel", held)
     assert sh("wait", held).code == 130
-    sh.ok("config", "apply", "old.toml")
+    sh.ok("config", "apply", "--remove", "old.toml")
     assert sh.ok("config", "show", "--cluster").out == before
     bad = sh("config", "apply", sh.file("bad.toml", before.replace("max_cores", "max_core")))
     assert bad.code == 2
     assert "bad.toml:" in bad.err
     assert "did you mean 'max_cores'?" in bad.err
+
+
+def test_an_older_file_of_settings_does_not_undo_what_was_set_since(sh: Shell) -> None:
+    before = sh.ok("config", "show", "--cluster").out
+    short = before[: before.index("retention")] + before[before.index("\n", before.index("retention")) + 1 :]
+    assert "\nretention" not in short
+    sh.file("old.toml", short)
+    sh.ok("config", "apply", "old.toml")  # what it leaves out is the default, as it is
+    longer = before.replace('retention = "1h"', 'retention = "2h"', 1) + "\n[queues.fast]\nmax_cores = 1\n"
+    sh.ok("config", "apply", sh.file("new.toml", longer))
+    try:
+        refused = sh("config", "apply", "old.toml")
+        assert refused.code == 2
+        assert "leaves out what is set: queues.fast, retention_s (7200.0 -> 3600.0) (changed last by" in refused.err
+        assert "rmgr config apply --remove old.toml" in refused.err
+        assert "needs --remove: queues.fast, retention_s" in sh.ok("config", "apply", "--dry-run", "old.toml").err
+        shown = sh.ok("config", "show", "--cluster", "--json").json
+        assert shown["by"]
+        assert shown["since"]
+        assert sh.ok("policy", "show", "--json").json["by"] == shown["by"]
+    finally:
+        sh.ok("config", "apply", "--remove", "old.toml")
+    assert sh.ok("config", "show", "--cluster").out == before
+
+
+def test_screens_say_who_drains_a_node_and_what_runs_there(sh: Shell) -> None:
+    number = sh.submit("-c", "1", "--", "sleep", "120")
+    try:
+        eventually(lambda: sh.ok("jobs", "--json", number).json["jobs"][0]["nodes"], "it runs")
+        (node,) = sh.ok("jobs", "--json", number).json["jobs"][0]["nodes"]
+        sh.ok("drain", node)
+        try:
+            me = sh.ok("show", number, "--json").json["user"]
+            found = next(item for item in sh.ok("nodes", "--json").json["nodes"] if item["id"] == node)
+            assert found["by"] == me
+            assert found["since"]
+            assert f"drained by {me}, " in sh.ok("nodes").out
+            assert number in sh.ok("nodes", node).out
+            assert [job["id"] for job in sh.ok("jobs", "-A", "--node", node, "--json").json["jobs"]] == [number]
+            assert [task["id"] for task in sh.ok("tasks", "--node", node, "--json").json["tasks"]] == [f"{number}_0"]
+            other = "n1" if node != "n1" else "n2"
+            assert not sh.ok("jobs", "-A", "--node", other, "--json").json["jobs"]
+            assert not sh.ok("tasks", number, "--node", other, "--json").json["tasks"]
+            wrong = sh("tasks", "--node", "n77")
+            assert (wrong.code, "no node 'n77'" in wrong.err) == (3, True)
+            assert "--node" in sh("tasks").err
+        finally:
+            sh.ok("resume", node)
+    finally:
+        sh.ok("cancel", number)
+
+
+def test_a_node_that_is_stopped_and_revoked_is_forgotten_by_the_admin(sh: Shell, cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    admin = Shell(tmp_path, cluster.environment() | {"RMGR_SECURITY_DIR": str(cluster.security.admin)})
+    cluster.start_starter("n9")
+
+    def state() -> str:
+        return next((node["state"] for node in sh.ok("nodes", "--json").json["nodes"] if node["id"] == "n9"), "none")
+
+    eventually(lambda: state() == "up", "n9 is up")
+    early = admin("nodes", "--forget", "n9")
+    assert (early.code, "n9 is not stopped" in early.err, "stop its Starter" in early.err) == (1, True, True), early
+    cluster.kill("n9", signal.SIGTERM)
+    eventually(lambda: state() == "down", "n9 is down")
+    believed = admin("nodes", "--forget", "n9")
+    assert (believed.code, "rmgr admin revoke n9 --role starter" in believed.err) == (1, True), believed
+    admin.ok("admin", "revoke", "n9", "--role", "starter", "--grace", "3s")
+    refused = sh("nodes", "--forget", "n9")
+    assert (refused.code, "is for the admin" in refused.err) == (4, True), refused
+    assert admin.ok("nodes", "--forget", "n9").out == "n9 is forgotten\n"
+    eventually(lambda: state() == "none", "no screen shows it")
+    gone = admin("nodes", "--forget", "n9")
+    assert (gone.code, "no node 'n9'" in gone.err) == (3, True), gone
+    assert sh("nodes", "--forget").code == 2
 
 
 def test_policies_are_told_honestly(sh: Shell) -> None:
@@ -413,7 +488,11 @@ def test_ended_work_is_history_once_it_is_collected(sh: Shell) -> None:
     assert sh("wait", number).code == 9
     collect(sh, number)
     assert sh.ok("show", number, "--json").json["exit_code"] == 9
-    assert "it is history" in sh.ok("explain", number).out
+    explained = sh.ok("explain", number).out
+    assert "it is history" in explained
+    assert ("exit code 9 on n" in explained, "rmgr rerun" in explained) == (True, False)
+    late = sh("rerun", number)
+    assert (late.code, "is kept for `retention`, and that is over" in late.err) == (3, True), late
     assert sh("wait", number).code == 9
     listed = sh.ok("history", "--name", "bygone", "--json").json["history"]
     assert [(item["id"], item["state"], item["reason"], item["account"]) for item in listed] == [(number, "FAILED", "EXIT_CODE", "physics")]
@@ -441,8 +520,13 @@ def test_followers_of_work_that_ended_long_ago_do_as_the_table_of_dependencies_s
         sh("wait", number)
     forgotten = {kind: sh.submit("--hold", "-d", f"{kind}:{ended['completed']}", "--", "true") for kind in ("ok", "any", "fail")}
     collect(sh, *ended.values())
+
+    def ran(follower: str) -> bool:
+        sh("wait", follower)
+        return sh.ok("show", follower, "--json").json["state"] == "COMPLETED"
+
     runs = {
-        how: [sh("wait", follower).code == 0 for follower in [sh.submit("-d", f"{kind}:{number}", "--", "true") for kind in forgotten]]
+        how: [ran(follower) for follower in [sh.submit("-d", f"{kind}:{number}", "--", "true") for kind in forgotten]]
         for how, number in ended.items()
     }
     assert runs == {

@@ -71,7 +71,7 @@ def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> It
     sh.file("short.toml", f'{before}\n[queues.short]\ndispatch = "place"\nmax_time = "1h"\n')
     sh.ok("config", "apply", "short.toml")
     yield sh
-    sh.ok("config", "apply", "before.toml")
+    sh.ok("config", "apply", "--remove", "before.toml")
 
 
 def many(sh: Shell, lines: Sequence[str]) -> list[Ended]:

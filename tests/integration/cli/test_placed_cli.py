@@ -125,5 +125,5 @@ def test_where_a_policy_chooses_the_class_a_command_of_one_process_is_placed_by_
         assert sh("wait", number).code == 130
         look_at_classes(sh)
     finally:
-        sh.ok("config", "apply", sh.file("before.toml", before))
+        sh.ok("config", "apply", "--remove", sh.file("before.toml", before))
     assert sh.ok("submit", "--dry-run", "--json", "--", "true").json["queue"] == "default"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def mpi() -> None:
     if shutil.which("mpirun") is None or find_spec("mpi4py") is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("Open MPI or mpi4py is missing: openmpi-bin, rmgr[mpi]")
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("Open MPI or mpi4py is missing: openmpi-bin, mpi4py")
 
 
 def test_each_rank_makes_the_call_and_the_value_of_rank_0_is_the_result(connection: Connection, tmp_path: Path) -> None:

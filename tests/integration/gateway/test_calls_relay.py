@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import grpc
 import pytest
 
+from rmgr.adapters.access.errors import rebuild
+from rmgr.adapters.calls import asking
 from rmgr.adapters.calls.asking import CallsClient
-from rmgr.adapters.calls.links import PIECE_BYTES, VERSION, ServerLink
+from rmgr.adapters.calls.links import VERSION, ServerLink
 from rmgr.adapters.calls.relay import Relay, Wanted
 from rmgr.adapters.rpc.server import RpcServer
+from rmgr.errors import LimitReached, NotFound, RmgrError, StateConflict, UsageError
+from rmgr.model.calls.arrays import PIECE_BYTES
+from rmgr.model.cluster.limits import UserLimits
 from rmgr.v1 import calls_pb2 as pb
-from tests.harness.played_server import PlayedServer
+from tests.harness.played_server import PlayedServer, echoed
 from tests.harness.waiting import eventually
 
 
@@ -37,7 +43,7 @@ class Chosen:
     def forwarding(self, count: int) -> None:
         pass
 
-    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, out_s: float, pick: Any) -> None:
         self.ends.append((link.name, outcome.kind))
 
     def functions(self, request: Any) -> Any:
@@ -54,11 +60,11 @@ class Chosen:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 64) -> None:
         self.chosen = Chosen()
         self.relay = Relay(self.chosen)
         self.chosen.links = self.relay.links.all
-        self.server = RpcServer("127.0.0.1:0", threads=64)
+        self.server = RpcServer("127.0.0.1:0", threads=threads)
         self.server.add_generic(self.relay.handler)
         self.server.start()
         self.guid = os.urandom(16)
@@ -81,9 +87,9 @@ class World:
         fields = {"function": "echo", "left_ms": 60_000, "lowest": 1, "attempt": 1, **fields}
         return pb.CallAsk(version=VERSION, guid=self.guid, number=number or self.number, bytes=size, sizes="{}", **fields)
 
-    def called(self, data: bytes, **fields: Any) -> tuple[list[str], bytes]:
+    def called(self, data: bytes, *, piece: int = PIECE_BYTES, **fields: Any) -> tuple[list[str], bytes]:
         """One try to its end: what came, and the answer."""
-        attempt = self.client().attempt(self.ask(len(data), **fields), lambda: pieces(data))
+        attempt = self.client().attempt(self.ask(len(data), **fields), lambda: pieces(data, piece))
         kinds: list[str] = []
         answer, size = b"", 0
         for message in attempt.messages():
@@ -101,8 +107,8 @@ class World:
         self.server.stop()
 
 
-def pieces(data: bytes) -> Iterator[bytes]:
-    return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+def pieces(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
 
 
 @pytest.fixture
@@ -146,6 +152,17 @@ def test_a_life_that_refuses_a_call_that_is_bound_to_it_is_told_to_the_client(wo
     assert (len(server.taken), len(other.taken)) == (0, 1)
 
 
+def test_a_call_that_every_server_bars_is_refused_with_their_reason_and_waits_where_one_may_take_it(world: World) -> None:
+    first, second = world.played("s1"), world.played("s2")
+    first.verdicts = second.verdicts = [pb.Verdict.BARRED, pb.Verdict.BARRED]
+    with pytest.raises(UsageError, match="no server takes this call of echo@1: as the test wants it"):
+        list(world.client().attempt(world.ask(1), lambda: [b"x"]).messages())
+    assert (len(first.taken), len(second.taken)) == (0, 0)
+    first.verdicts, second.verdicts = [pb.Verdict.BARRED], [pb.Verdict.REFUSED]
+    [message] = world.client().attempt(world.ask(1), lambda: [b"x"]).messages()
+    assert message.none.kind == pb.NoneNow.FULL
+
+
 def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world: World) -> None:
     one, two = world.played("s1"), world.played("s2")
     world.called(b"x", bound_server="s2", bound_life=two.life)
@@ -160,6 +177,11 @@ def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world:
     [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=77), lambda: [b"x"]).messages()
     assert message.over.kind == pb.Over.ELSEWHERE
     assert successor.offers == []
+    for server in (one, successor):
+        server.close()
+    eventually(lambda: len(world.relay.links) == 0, "nobody offers it")
+    [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=two.life), lambda: [b"x"]).messages()
+    assert message.over.kind == pb.Over.ENDED
 
 
 def test_a_server_that_dies_with_a_call_is_told_at_once_and_one_whose_client_goes_hears_of_it(world: World) -> None:
@@ -207,14 +229,132 @@ def test_cancelling_and_acknowledging_reach_every_server(world: World) -> None:
 
 
 def test_a_link_is_measured_by_probes_and_by_what_passes(world: World) -> None:
-    server = world.played("s1")
+    server = world.played("s1", work=lambda _offer, data: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=len(data)), data))
     link = world.relay.links.all()[0]
     eventually(lambda: link.link.bytes_per_s > 0, "the probe of its hello")
     assert link.link.round_trip_s > 0
     before = link.link
-    world.called(os.urandom(2 * PIECE_BYTES))
-    eventually(lambda: link.link.at_s > before.at_s, "measured by the call")
-    assert len(server.taken) == 1
+
+    def measured() -> bool:
+        """A transfer during which the client alone was waited for says nothing of the link."""
+        world.called(os.urandom(2 * PIECE_BYTES))
+        return link.link.at_s > before.at_s
+
+    eventually(measured, "measured by a call")
+    assert server.taken
+
+
+def refusal(call: Callable[[], object]) -> RmgrError:
+    with pytest.raises(grpc.RpcError) as failed:
+        call()
+    return rebuild(failed.value, "gateway")
+
+
+def test_keys_that_are_nobodys_or_were_used_are_errors_and_take_nothing(world: World) -> None:
+    keys: list[bytes] = []
+    again: list[RmgrError] = []
+
+    def work(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        keys.append(offer.key)
+        again.append(refusal(lambda: server.take(offer.key)))
+        return echoed(offer, arguments)
+
+    server = world.played("s1", work=work)
+    assert isinstance(refusal(lambda: server.take(b"k" * 16)), NotFound)
+    assert not server.give(b"k" * 16, pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), b"1")
+    assert world.called(b"x")[1] == b"x"
+    assert isinstance(again[0], StateConflict), "once: the pieces are gone"
+    assert isinstance(refusal(lambda: server.take(keys[0])), NotFound), "its call has ended"
+    assert not server.give(keys[0], pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), b"1")
+
+
+def test_an_answer_that_overtakes_the_word_that_its_server_has_the_call_is_not_lost(world: World) -> None:
+    server = world.played("s1")
+    server.verdicts = [-1]  # none
+    given = threading.Thread(
+        target=lambda: server.give(
+            eventually(lambda: server.offers, "offered")[0].key, pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), b"1"
+        )
+    )
+    given.start()
+    kinds, answer = world.called(b"x" * 10 * PIECE_BYTES, bound_server="s1", bound_life=server.life)
+    given.join(30)
+    assert (kinds, answer) == (["named", "outcome", "data"], b"1")
+    eventually(lambda: any(m.WhichOneof("what") == "closed" for m in server.heard), "acknowledged, without arguments that nobody wants")
+
+
+@pytest.mark.parametrize(
+    ("announced", "sent"),
+    [(10, [b"x" * 11]), (10, [b"x" * 9]), (10, [b"x" * 5, b"", b"x" * 5]), (3 << 20, [b"x" * (3 << 20)])],
+    ids=["too many", "too few", "an empty piece", "a large piece"],
+)
+def test_arguments_that_are_not_as_announced_reach_no_function(world: World, announced: int, sent: list[bytes]) -> None:
+    server = world.played("s1")
+    stub = world.client()._stub
+    named = threading.Event()
+
+    def says() -> Iterator[Any]:
+        yield pb.FromCaller(ask=world.ask(announced))
+        named.wait(30)
+        yield from (pb.FromCaller(data=data) for data in sent)
+
+    kinds: list[str] = []
+    for message in stub.Call(says()):
+        kinds.append(message.WhichOneof("what"))
+        named.set()
+    assert (kinds[0], kinds[-1]) == ("named", "over")
+    eventually(lambda: len(world.relay) == 0, "its place is free")
+    assert server.taken == []
+    assert world.called(b"x")[1] == b"x"
+
+
+def test_arguments_that_come_byte_by_byte_are_as_good(world: World) -> None:
+    server = world.played("s1")
+    _, answer = world.called(b"x" * 300, piece=1)
+    assert answer == b"x" * 300
+    assert server.taken == [b"x" * 300]
+
+
+def test_a_piece_of_an_answer_may_take_longer_than_the_silence_that_ends_a_stream(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "SILENT_S", 3.0)
+
+    def slow(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        def parts() -> Iterator[Any]:
+            yield pb.GivePart(key=offer.key, outcome=pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=len(arguments)))
+            threading.Event().wait(4.0)
+            yield pb.GivePart(data=arguments)
+
+        server.stub.Give(parts())
+        return pb.CallOutcome(), b""
+
+    server = world.played("s1", work=slow)
+    assert world.called(b"x")[1] == b"x"
+
+
+def test_a_user_who_opens_300_calls_leaves_room_to_others() -> None:
+    world, go_on = World(threads=400), threading.Event()
+
+    def slow(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        go_on.wait(60)
+        return echoed(offer, arguments)
+
+    try:
+        world.played("s1", work=slow)
+        client = world.client()
+        opened = [client.attempt(world.ask(1), lambda: [b"x"]).messages() for _ in range(300)]
+        refused = 0
+        for messages in opened:
+            try:
+                assert next(messages).WhichOneof("what") == "named"
+            except LimitReached:
+                refused += 1
+        assert refused == 300 - UserLimits().remote_calls
+        other = CallsClient(world.server.endpoint, user="bob")
+        assert next(other.attempt(world.ask(1), lambda: [b"x"]).messages()).WhichOneof("what") == "named"
+        other.close()
+    finally:
+        go_on.set()
+        world.close()
 
 
 def test_a_second_server_of_a_name_is_refused_while_the_first_is_heard(world: World) -> None:

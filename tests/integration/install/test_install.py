@@ -31,7 +31,7 @@ def backend() -> None:
     try:
         importlib.import_module(BACKEND)
     except ModuleNotFoundError:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{BACKEND} is missing: pip install 'rmgr[test]'")
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{BACKEND} is missing: pip install '.[test]'")
 
 
 @pytest.fixture(scope="module")

@@ -94,3 +94,13 @@ def test_a_gateway_is_ready_when_it_listens_and_beats(live_cluster: object, tmp_
         assert gateway.status() == "serving 0 clients"
         assert gateway.stop() == 0
         assert gateway.times("STOPPING=1")
+
+
+def test_a_server_of_calls_is_ready_without_a_gateway_beats_and_says_that_it_stops(tmp_path: Path) -> None:
+    words = ("server", "--name", "s1", "--speed", "100", "--slots", "1", "--dial", "127.0.0.1:1", "--spool", str(tmp_path / "spool"))
+    with Service(tmp_path, *words, environment={"HOME": str(tmp_path)}, watchdog_s=4.0) as server:
+        server.until("it is ready", lambda: server.times("READY=1"))
+        server.until("it says what it is", lambda: server.status() == "0 gateways; 0 running, 0 waiting")
+        server.until("it beats", lambda: len(server.times("WATCHDOG=1")) >= 3)
+        assert server.stop() == 0
+        assert server.times("STOPPING=1")

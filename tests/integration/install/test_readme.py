@@ -19,17 +19,24 @@ from rmgr.cli.main import cli
 from tests.places import ROOT
 
 #: In the order in which their blocks run.
-DOCUMENTS = ("README.md", "rmgr/docs/guide.md", "deploy/README.md")
+DOCUMENTS = ("README.md", "rmgr/docs/guide.md", "rmgr/docs/slurm.md", "rmgr/docs/backup.md", "rmgr/docs/many.md", "deploy/README.md")
 #: A block that contains this is not run, and why. Its `rmgr` commands must exist, with these options.
 ELSEWHERE = {
     "deploy/quickstart.sh": "it installs packages, and takes a minute: tests/chaos/test_applications.py runs what it runs",
     "systemctl daemon-reload": "it installs services on a machine",
     "rmgr admin init --cluster": "it makes the authority of machines that are not here: tests/integration/install/test_machines.py",
     "rmgr admin add-node": "machines of a cluster of one's own: tests/integration/install/test_machines.py",
+    "apt-get install zookeeperd": "it installs a service",
+    "rmgr config check /etc/rmgr/config.toml": "it is about the files of another machine",
+    "systemctl edit rmgr-": "services of another machine",
+    "rmgr admin init --close-root": "ZooKeeper of a cluster of one's own: tests/integration/zookeeper/test_root.py",
+    "/var/lib/zookeeper": "data of services of other machines",
     "docker compose": "containers: tests/compose/run.sh",
     "RMGR_GATEWAY=127.0.0.1:7071": "containers: tests/compose/run.sh",
     "rmgr sim sweep": "traces that are not here, and minutes of processor: tests/papers and tests/unit/sim",
+    "rmgr dev --servers 2 --detach": "a second cluster beside the first: tests/integration/calls",
     'rmgr.call("linsolve"': "a gateway and servers of calls: tests/integration/calls",
+    "bad parameter": "its tasks fail, and all others end well: tests/integration/cli/test_failures_told.py, test_rerun.py",
     "def energy(x, *, comm)": "64 processes with MPI: tests/integration/starter/test_mpi.py",
 }
 #: What the examples need beside them. PROGRAM stands for a program of the reader's.
@@ -88,12 +95,14 @@ def rmgr_commands(text: str) -> list[list[str]]:
     lexer.whitespace_split, lexer.commenters = True, "#"
     found: list[list[str]] = []
     words: list[str] | None = None
+    last = ""
     for word in lexer:
+        last, before = word, last
         if word and set(word) <= set(";&|<>"):
             words = None
         elif words is not None:
             words.append(word)
-        elif word == "rmgr" or word.endswith("/bin/rmgr"):
+        elif before not in {"-o", "-u"} and (word == "rmgr" or word.endswith("/bin/rmgr")):  # not the user of that name
             words = []
             found.append(words)
     return found

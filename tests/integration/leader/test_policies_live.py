@@ -72,7 +72,7 @@ def sh(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     environment = cluster.environment() | {"PYTHONPATH": cluster._environment["PYTHONPATH"]}
     sh = Shell(tmp_path_factory.mktemp("user"), environment)
     sh.directory.joinpath("settings.toml").write_text(SETTINGS)
-    sh.ok("config", "apply", "settings.toml")
+    sh.ok("config", "apply", "--remove", "settings.toml")
     return sh
 
 

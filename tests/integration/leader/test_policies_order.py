@@ -85,7 +85,7 @@ def played(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Map
     sh = Shell(tmp_path_factory.mktemp("user"), cluster.environment())
     settings = [f'[queues.{name}]\ndispatch = "place"\npartition = "{name}"\n' for name in POLICIES]
     sh.directory.joinpath("settings.toml").write_text("[queues.default]\n" + "".join(settings))
-    sh.ok("config", "apply", "settings.toml")
+    sh.ok("config", "apply", "--remove", "settings.toml")
     for name in POLICIES:
         stage = POLICIES[name]
         lines = ["[[stage]]", f'policy = "{stage["policy"]}"']

@@ -183,6 +183,23 @@ def test_what_a_task_prints_can_be_read_while_it_runs(node: WorkNode, worker: Wo
 # -- Python tasks: failures --------------------------------------------------------------------------------------------------
 
 
+def test_a_missing_module_is_told_with_node_interpreter_and_cure(node: WorkNode, worker: Worker) -> None:
+    def work() -> object:
+        import no_such_module.below  # type: ignore[import-not-found]
+
+        return no_such_module.below
+
+    end = node.ended(node.call(worker, work))
+    assert end.extra is not None
+    assert end.extra.reason is Reason.EXCEPTION
+    told = f"node n1 runs {sys.executable}, which has no 'no_such_module'"
+    assert told in end.extra.summary
+    assert "modules=['no_such_module']" in end.extra.summary
+    error = error_of(end)
+    assert isinstance(error, ModuleNotFoundError)
+    assert told in error.__notes__[0]
+
+
 def test_an_exception_comes_back_with_its_remote_traceback(node: WorkNode, worker: Worker) -> None:
     def fail() -> None:
         raise ValueError("no good")

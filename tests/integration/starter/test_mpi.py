@@ -48,7 +48,7 @@ print(f"rank {world.rank} of {world.size} on {os.environ['RMGR_NODE']}: {world.a
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("mpirun") is None or shutil.which("mpicc") is None or find_spec("mpi4py") is None:
-        what = "Open MPI or mpi4py is missing: openmpi-bin, libopenmpi-dev, rmgr[mpi]"
+        what = "Open MPI or mpi4py is missing: openmpi-bin, libopenmpi-dev, mpi4py"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(what)
     where = tmp_path_factory.mktemp("mpi")
     (where / "sum.c").write_text(PROGRAM)

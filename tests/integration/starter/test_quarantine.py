@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -182,3 +184,47 @@ def test_work_that_stops_its_slot_is_ended_at_its_limit_and_when_it_is_cancelled
     order(rig, OrderKind.CANCEL, endless, 0, reason=Reason.USER_CANCEL)
     assert rig.outcomes(endless, 1)[0].state is State.CANCELLED
     assert key.submission == endless
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that is soon full."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(folder)]
+    if os.geteuid() or shutil.which("mount") is None or subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("a file system that is filled must be mounted: needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
+
+
+FILLS = "cat /dev/zero > big"
+
+
+@pytest.mark.parametrize("is_command", [True, False], ids=["command", "call"])
+def test_what_fails_on_a_full_disk_is_lost_and_the_node_says_so(rig: Rig, small_disk: Path, is_command: bool) -> None:
+    def fill_the_disk() -> None:
+        with open("big", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 20))
+
+    work: Any = Command(argv=("sh", "-c", FILLS)) if is_command else fill_the_disk
+    rig.start(work_dir=str(small_disk), cores=1)
+    bad = rig.submit(work, [b"" if isinstance(work, Command) else call()] * 5, blocks=5, resubmit=False)
+    ends = rig.outcomes(bad, 5).values()
+    assert {(end.state, end.reason) for end in ends} == {(State.FAILED, Reason.NODE_LOST)}, [end.error for end in ends]
+    assert all(end.error.startswith("the disk was full on node n1 when it ended (") for end in ends), [end.error for end in ends]
+    told = eventually(lambda: trouble(rig), "the trouble to be published")
+    assert "disk" in told.reason
+
+
+def test_what_asks_for_more_than_there_is_or_fills_another_disk_has_failed_by_itself(rig: Rig, small_disk: Path) -> None:
+    rig.start()
+    elsewhere = rig.submit(Command(argv=("sh", "-c", f"cd {small_disk}; {FILLS}")))
+    assert rig.outcomes(elsewhere, 1)[0].reason is Reason.EXIT_CODE
+    (small_disk / "big").unlink()
+    rig.start("n2", work_dir=str(small_disk))
+    too_much = rig.submit(Command(argv=("sh", "-c", "exit 1")), request=Request(cores=1))
+    assert rig.outcomes(too_much, 1)[0].reason is Reason.EXIT_CODE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +128,27 @@ def test_calls_of_a_task_queue_find_theirs(cluster: DevCluster, monkeypatch: pyt
             with TaskQueue(mine, queue=queue, resources={"gpu": 1}, connection=connection) as calls:
                 found = {future.result(60) for future in calls.map(None, range(6))}
                 assert found <= {("0", "n1"), ("1", "n1")}, found
+
+
+def test_cores_kept_for_calls_get_neither_pulled_nor_placed_work(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
+    # 3 cores, 2 of them for a server beside the Starter: whatever comes, and however, one process has the node at a time.
+    with DevCluster(tmp_path / "kept", nodes=0, watchdogs=1, guest_of=zookeeper) as cluster:
+        cluster.start_starter("n1", cores=3, environment={"RMGR_STARTER_CALL_CORES": "2"})
+        cluster.wait_healthy(nodes=1, leader=True, deadline_s=60.0)
+        sh = Shell(tmp_path / "home", cluster.environment())
+        (node,) = sh.ok("nodes", "--json").json["nodes"]
+        assert (node["cores"], node["call_cores"]) == (1, 2)
+        assert sh.ok("nodes", "-o", "node,cores,callcores").out.split()[-3:] == ["n1", "0/1", "2"]
+        for words in (("-c", "2"), ("-q", "batch", "-c", "2"), ("-n", "1", "-c", "2")):
+            refused = sh("submit", *words, "--", "true")
+            assert refused.code == 2, refused
+            assert "n1, has 1 core (and 2 that it keeps for calls)" in refused.err
+        assert "one node has room for 1" in sh("submit", "-n", "2", "--", "true").err
+        alone = f"mkdir {tmp_path}/lock || echo shared; sleep .2; rmdir {tmp_path}/lock"
+        pulled = sh.submit("--array", "1-4", "--", "sh", "-c", alone)
+        placed = [sh.submit("-q", "batch", "-t", "5m", "--", "sh", "-c", alone) for _ in range(2)]
+        for job in (pulled, *placed):
+            assert sh("wait", job).code == 0
+            assert sh.ok("logs", job).out == ""
+        refused = sh("submit", "--partition", "calls", "--", "true")
+        assert (refused.code, "rmgr call" in refused.err) == (2, True), refused

@@ -303,3 +303,60 @@ def test_a_users_work_survives_the_death_of_his_gateway(
         assert queue.wait_all(timeout=90).failed == []
     assert [future.result(60) for future in futures] == [number * number for number in range(80)]
     assert sorted(int(line) for line in ledger.read_text().split()) == list(range(80)), "each of them, and at most once"
+
+
+# -- what an operator did stays done -----------------------------------------------------------------------------------------
+
+
+def test_what_an_operator_holds_its_user_does_not_release(anna: Shell, olga: Shell) -> None:
+    number = anna.submit("--hold", "--", "true")
+    olga.ok("hold", number, "--reason", "disk is full")
+    told = anna.ok("release", number, "--json").json
+    assert not told["changed"]
+    why = told["unchanged"][0]["why"]
+    assert "held by olga, an operator, since" in why
+    assert "(disk is full)" in why
+    assert "ask olga" in why
+    assert "held by olga" in anna.ok("explain", number).out
+    shown = anna.ok("show", number, "--json").json
+    assert (shown["state"], shown["reason"], shown["detail"]) == ("HELD", "OPERATOR_HOLD", "by olga: disk is full")
+    assert olga.ok("release", number, "--json").json["changed"] == [number]
+    anna.ok("wait", number)
+
+
+def test_a_gateway_lets_no_client_release_what_an_operator_holds_and_believes_no_name(
+    anna: Shell, olga: Shell, connections: dict[str, Connection]
+) -> None:
+    number = anna.submit("--hold", "--", "true")
+    olga.ok("hold", number)
+    coordinator, path = connections["anna"].coordinator, paths.sub(int(number))
+    assert coordinator is not None
+    found = coordinator.get(path, timeout_s=10.0).result(15.0)
+    assert found is not None
+    record = decode_record(found.data, Submission, path)
+    assert (record.reason, record.by) == (Reason.OPERATOR_HOLD, "olga")
+    change = gating.released(record, gating.Doer(name="olga", is_operator=True))
+    assert isinstance(change, gating.Change)
+    with pytest.raises(PermissionDenied, match="operators alone release it"):
+        coordinator.commit(ops.set_record(change.record, version=found.version, gate=change.gate), timeout_s=10.0).result(15.0)
+    gone = gating.cancelled(record, "", gating.Doer(name="olga"))
+    assert isinstance(gone, gating.Change)
+    multi = ops.set_record(gone.record, version=found.version, gate=gone.gate)
+    assert isinstance(coordinator.commit(multi, timeout_s=10.0).result(15.0), Committed)  # his own work, so in his own name
+    assert anna.ok("show", number, "--json").json["reason"] == "USER_CANCEL"
+
+
+def test_an_operators_cancel_bears_his_name(anna: Shell, olga: Shell, running: str) -> None:
+    waiting = anna.submit("--hold", "--array", "1-3", "--", "true")
+    olga.ok("cancel", f"{waiting}_2", "--reason", "wrong input")
+    olga.ok("cancel", running, "--reason", "too long")
+    for number, reason in ((waiting, "wrong input"), (running, "too long")):
+        if number == running:
+            assert anna("wait", number).code == 130
+            assert anna.ok("show", number, "--json").json["reason"] == "OPERATOR_CANCEL"
+        ended = [task for task in anna.ok("tasks", number, "--json").json["tasks"] if task["state"] == "CANCELLED"]
+        assert ended
+        assert {(task["reason"], task["error"]) for task in ended} == {("OPERATOR_CANCEL", f"by olga: {reason}")}
+    anna.ok("cancel", waiting)
+    assert anna("wait", waiting).code == 130
+    assert anna.ok("show", waiting, "--json").json["reason"] == "USER_CANCEL"

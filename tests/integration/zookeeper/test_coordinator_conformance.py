@@ -419,6 +419,7 @@ def test_closing_ends_the_session_and_everything_under_way(world: World, coord: 
     other = world.open()
     coord.commit(multi(Create("/a/e", ephemeral=True))).result(60)
     gone = threading.Event()
+    eventually(lambda: other.stat("/a/e").result(60))  # it may talk to another server, which hears of it later
     assert other.stat("/a/e", watch=gone.set).result(60) is not None
     world.silence(coord, silent=True)
     commit, read = coord.commit(enqueue(1), timeout_s=20), coord.get("/a", timeout_s=20)

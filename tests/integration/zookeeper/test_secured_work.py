@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -17,9 +18,11 @@ from rmgr.config import load
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.acl import ROLES, TABLE
 from rmgr.coord.protocol.multi import Delete, Exists, Multi, Set
+from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.dev.cluster import CHROOT, DevCluster
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.submission import Submission
 from rmgr.runtime.secured import credentials_of, zookeeper_options
 from tests.harness.bundles import session_bundles
 
@@ -128,6 +131,44 @@ def test_a_user_cancels_single_waiting_tasks_by_asking_the_leader(secured: DevCl
         queue.cancel()
     assert run(bob, "cancel", number).returncode == 0
     assert check_tree(secured.coordinator).deviations == []
+
+
+def test_a_record_that_was_changed_is_not_run_again(secured: DevCluster) -> None:
+    """Users who reach ZooKeeper can write records of others: nobody signs by `rerun` what somebody else has put there."""
+    alice, mallory = (environment_of(secured, Role.USER, name) for name in ("alice", "mallory"))
+    number = run(alice, "submit", "--parsable", "--array", "1-3", "--", "sh", "-c", "exit 3").stdout.strip()
+    assert run(alice, "wait", number).returncode == 3
+    again = run(alice, "rerun", number, "--failed", "--wait")
+    assert (again.returncode, f"3 tasks of {number}" in again.stderr) == (3, True), again.stderr
+    others = run(mallory, "rerun", number, "--trust", "alice")
+    assert (others.returncode, f"{number} belongs to alice" in others.stderr) == (4, True), others.stderr
+    operator = secured.environment()
+    warned = run(operator, "rerun", number)
+    assert (warned.returncode, "it would run what alice wrote as you, " in warned.stderr) == (4, True), warned.stderr
+    assert "--trust alice" in warned.stderr
+    trusting = run(operator, "rerun", number, "--trust", "alice", "--wait")
+    assert trusting.returncode == 3, trusting.stderr
+    assert '"user": "alice"' not in run(operator, "show", "last", "--json").stdout
+
+    config = load(env=mallory)
+    path = paths.sub(int(number))
+    with ZkCoordinator.connect(secured.zookeeper.hosts, CHROOT, **zookeeper_options(config, credentials_of(config))) as attacker:
+        found = attacker.get(path).result(60)
+        assert found is not None
+        record = decode_record(found.data, Submission, path)
+        assert record.command is not None
+        evil = replace(record.command, argv=("sh", "-c", "id"))
+        for changed, why in (
+            (replace(record, command=evil), "is not what alice has signed"),
+            (replace(record, command=evil, signature=""), "nobody has signed its record"),
+            (replace(record, entries="a" * 64), "is not what alice has signed"),
+        ):
+            attacker.commit(Multi(name="ATTACK", ops=(Set(path, encode_record(changed), -1),), proof=Exists(path))).result(60)
+            refused = run(alice, "rerun", number)
+            assert (refused.returncode, why in refused.stderr) == (4, True), refused.stderr
+        taken = Set(path, encode_record(replace(record, user="mallory")), -1)
+        attacker.commit(Multi(name="ATTACK", ops=(taken,), proof=Exists(path))).result(60)
+        assert run(alice, "rerun", number).returncode == 4, "what is said to be another's is not hers to run"
 
 
 def test_nobody_and_the_credentials_of_another_cluster_are_kept_out(secured: DevCluster) -> None:

@@ -167,7 +167,8 @@ def test_thousands_of_calls_in_an_outage_block_nobody_and_end_at_their_deadlines
     assert timer.elapsed_s < 10.0
     assert all(isinstance(commit.result(60), Unknown) for commit in commits)
     proxy.refuse(False)
-    assert isinstance(coord.commit(enqueue(0), timeout_s=60.0).result(90), Committed)
+    # Where the machine was slow the session has ended meanwhile: then one more is unknown, and the next tells what is there.
+    eventually(lambda: not isinstance(coord.commit(enqueue(0), timeout_s=60.0).result(90), Unknown))
     assert coord.children("/names").result(60) == ["0"]
 
 

@@ -178,3 +178,18 @@ def test_what_needs_nobody_goes_first(tmp_path: Path) -> None:
     needs = {"a": ["b"], "b": ["c"], "c": [], "d": ["c"]}
     jobs = "".join(f'[[job]]\nname = "{name}"\ncommand = "true"\nafter = {json.dumps(after)}\n' for name, after in needs.items())
     assert list(in_order(read(tmp_path, jobs))) == [2, 1, 3, 0]
+
+
+def test_notes_are_made_once_for_a_whole_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text(
+        '{"command": ["x"], "time": 90}\n{"command": ["y"], "time": "90"}\n{"command": ["z"], "time": "90s"}\n'
+        '{"command": "echo $SLURM_JOB_ID", "slurm_env": true}\n{"command": "echo $SLURM_JOB_ID"}\n{"command": "echo $SLURM_NTASKS"}\n'
+    )
+    with submit.make_context("submit", ["--from", str(path)], obj=Session()) as ctx:
+        jobs = read_jobs(ctx, Session(), str(path))
+    assert [job.request.options.slurm_env for job in jobs] == [False, False, False, True, False, False]
+    err = capsys.readouterr().err
+    assert err.count("-t 90 is 90 seconds") == 1
+    assert err.count("which nothing sets") == 1
+    assert "line 5: it reads SLURM_JOB_ID" in " ".join(err.split())

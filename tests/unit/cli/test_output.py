@@ -10,13 +10,14 @@ from typing import Any, cast
 import pytest
 
 from rmgr.cli.display.output import JsonLines, Labelled, Plain, ToFiles
-from rmgr.cli.waiting.ends import expand, fetch_files, how
+from rmgr.cli.waiting.ends import expand, fetch_files, how, tell_failure
 from rmgr.cli.waiting.follow import AwaitedSubmission, FollowedEnd
 from rmgr.client.logs.live import OutputPiece
 from rmgr.client.logs.stored_logs import read_ended, read_flushed, tail_of
+from rmgr.coord.decisions.dependencies import SubmissionEnd, Unmet, is_branch_not_taken, weigh
 from rmgr.coord.protocol import keys
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.submission import Command
+from rmgr.model.tasks.submission import Command, Condition, Dependency
 from rmgr.model.views import JobView
 
 
@@ -117,6 +118,40 @@ def test_history_is_an_end_too() -> None:
     )
     item = AwaitedSubmission(7, past=job)
     assert (item.is_ended, item.state, item.code, item.counts) == (True, State.FAILED, 124, {State.FAILED: 1})
+
+
+@pytest.mark.parametrize("is_past", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "detail", "code"),
+    [
+        (Reason.DEPENDENCY_FAILED, "fail:41: submission 41 ended COMPLETED", 0),
+        (Reason.DEPENDENCY_FAILED, "fail:41: submission 41 was cancelled before anything of it ran", 130),
+        (Reason.DEPENDENCY_FAILED, "ok:41: submission 41 ended FAILED", 130),
+        (Reason.USER_CANCEL, "fail:41: submission 41 ended COMPLETED", 130),  # somebody's words
+    ],
+)
+def test_a_branch_that_was_not_needed_is_no_failure(is_past: bool, reason: Reason, detail: str, code: int) -> None:
+    if is_past:
+        job = JobView(id=42, name="x", user="ada", queue="default", state=State.CANCELLED, reason=reason, detail=detail)
+        item = AwaitedSubmission(42, past=job)
+    else:
+        item = AwaitedSubmission(42, submission=SimpleNamespace(reason=reason, reason_detail=detail, max_fails=-1))  # type: ignore[arg-type]
+        item.ends[0] = an_end(state=State.CANCELLED, reason=str(reason), exit_code=None)
+    assert item.code == code
+    told: list[str] = []
+    session: Any = SimpleNamespace(note=told.append)
+    tell_failure(session, item, with_tail=False) if code == 0 else None
+    assert told == ([f"42 was not needed: {detail}"] if code == 0 else [])
+
+
+def test_the_leader_records_such_a_branch_so() -> None:
+    after = (Dependency(condition=Condition.FAIL, submission=41),)
+    verdict = weigh(after, {41: SubmissionEnd(state=State.COMPLETED, began=True)})
+    assert isinstance(verdict, Unmet)
+    assert is_branch_not_taken(Reason.DEPENDENCY_FAILED, verdict.detail)
+    spared = weigh(after, {41: SubmissionEnd(state=State.CANCELLED)})
+    assert isinstance(spared, Unmet)
+    assert not is_branch_not_taken(Reason.DEPENDENCY_FAILED, spared.detail)
 
 
 def test_both_streams_may_be_fetched_into_one_file(tmp_path: Path) -> None:

@@ -167,6 +167,8 @@ def test_sentences_are_folded_between_words_on_a_terminal_only(monkeypatch: pyte
     assert folded(command := "rmgr drain n3 --reason 'a disk is to be built in'", Terminal()) == command
     assert folded("a " + "x" * 60, Terminal(), indent=2) == "a\n  " + "x" * 60
     assert folded("水" * 10 + " " + "水" * 10, Terminal()) == "水" * 10 + "\n" + "水" * 10
+    assert folded("a stands here for  b", Terminal()) == "a stands here for  b"
+    assert folded("a stands here for some time  beside b", Terminal(), indent=2) == "a stands here for some time\n  beside b"
 
 
 @pytest.mark.parametrize(("named", "more"), [("C", "+"), ("POSIX", "+"), ("C.UTF-8", "…"), ("de_DE.UTF-8", "…")])

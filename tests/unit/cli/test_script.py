@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.words.script import ignoring, looks_like_script, read_script, refused, translation
+from rmgr.cli.words.script import ignoring, looks_like_script, read_script, refused, translation, unset_slurm
 from rmgr.errors import UsageError
 
 
@@ -142,3 +142,39 @@ def test_a_script_that_does_not_exist_is_refused_with_the_nearest_name(tmp_path:
     assert caught.value.hint == "did you mean job.sh?"
     with pytest.raises(UsageError, match="directory"):
         looks_like_script("./")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('echo "task $SLURM_ARRAY_TASK_ID"', "reads SLURM_ARRAY_TASK_ID, which nothing sets"),
+        ("x=${SLURM_NTASKS:-1}", "reads SLURM_NTASKS"),
+        ('rank = int(os.environ["SLURM_PROCID"])', "reads SLURM_PROCID"),
+        ("os.getenv('SLURM_LOCALID')", "reads SLURM_LOCALID"),
+        ("echo $SLURMD_NODENAME", "reads SLURMD_NODENAME"),
+        ("cd /tmp && srun ./a", "calls srun, which is not there"),
+        ("for i in 1 2; do srun ./a; done", "calls srun"),
+        ("# srun $SLURM_JOB_ID", ""),
+        ("echo slurm; ./my-srun x", ""),
+    ],
+)
+def test_work_that_reads_variables_of_slurm_is_warned_of(tmp_path: Path, line: str, told: str) -> None:
+    read = read_script(script(tmp_path, f"#!/bin/sh\n\n{line}\necho\n"))
+    said = unset_slurm(read, ())
+    assert told in said
+    assert bool(said) == bool(told)
+    if told:
+        assert "job.sh:3: it " in said
+        assert "--slurm-env" in said
+        assert "\n" not in said
+
+
+def test_words_of_a_command_are_looked_at_too_and_what_is_set_by_hand_is_left_out() -> None:
+    assert "reads SLURM_JOB_ID" in unset_slurm(None, ["sh", "-c", "echo $SLURM_JOB_ID"])
+    assert unset_slurm(None, ["sh", "-c", "echo $SLURM_JOB_ID"], ["SLURM_JOB_ID"]) == ""
+    assert unset_slurm(None, ["echo", "SLURM_JOB_ID"]) == ""
+
+
+def test_a_script_of_slurm_that_reads_its_variables_is_told_the_option_as_a_line(tmp_path: Path) -> None:
+    read = read_script(script(tmp_path, "#!/bin/sh\n#SBATCH -a 1-3\necho $SLURM_ARRAY_TASK_ID\n"))
+    assert translation(read) == ["#RMGR -a 1-3", "#RMGR --slurm-env"]

@@ -184,6 +184,23 @@ def test_an_argument_that_cannot_travel_is_told_at_once(cluster: Cluster) -> Non
             executor.submit(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("max_workers", [None, 2])
+def test_an_executor_is_named_after_its_first_function_unless_it_has_a_name(max_workers: int | None) -> None:
+    def name_of_job(executor: Executor) -> str:
+        assert executor._core.handle is not None
+        return executor._core.handle.view.submission.name
+
+    with running() as (_, connection):
+        for make in (lambda e: e.submit(square, 2).result(60), lambda e: list(e.map(square, [1, 2], chunksize=2))):
+            with Executor(max_workers, connection=connection) as executor:
+                make(executor)
+                executor.submit(pow, 2, 3).result(60)
+                assert name_of_job(executor).endswith("square")
+        with Executor(max_workers, connection=connection, name="mine") as executor:
+            executor.submit(square, 2).result(60)
+            assert name_of_job(executor) == "mine"
+
+
 # -- a cap on slots
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from concurrent.futures import Future as StdlibFuture
 from typing import Any
 
 import pytest
@@ -442,3 +443,39 @@ def test_hold_and_release_change_gate_and_record(cluster: Cluster) -> None:
         assert hold_submission(connection, queue.id).unchanged == "it is CANCELLED"
         with pytest.raises(NotFound, match="there is no submission 99"):
             hold_submission(connection, 99)
+
+
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [((3,), "3 is none"), (([1, 2],), r"\[1, 2\] is none"), ((double, 3), "a function is none"), (([], [], 3), "resubmit = 3")],
+)
+def test_arguments_in_place_of_keys_name_submit_call(cluster: Cluster, args: Any, shown: str) -> None:
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        with pytest.raises(UsageError, match=shown) as caught:
+            queue.submit(*args)
+        assert "queue.submit_call(" in caught.value.hint
+        assert len(queue) == 0
+
+
+def test_a_map_without_its_function_says_what_was_meant(cluster: Cluster) -> None:
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        for iterable in (range(3), [1, 2]):
+            with pytest.raises(UsageError, match=f"map takes a function first, and this is a {type(iterable).__name__}") as caught:
+                queue.map(iterable)  # type: ignore[arg-type]
+            assert "queue.map(None, range(3))" in caught.value.hint
+
+
+def test_a_future_as_an_argument_is_a_type_error_that_says_result(cluster: Cluster) -> None:
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue, Executor(connection=connection) as executor:
+        future = queue.submit_call(1)
+        for call in (
+            lambda: queue.submit_call(future),
+            lambda: queue.submit_call(x=[future]),
+            lambda: queue.map(None, [future]),
+            lambda: executor.submit(double, future),
+            lambda: executor.submit(double, {"deep": [future]}),
+            lambda: executor.submit(double, StdlibFuture()),
+        ):
+            with pytest.raises(TypeError, match=r"Future: pass its value, future\.result\(\)"):
+                call()
+        assert len(queue) == 1

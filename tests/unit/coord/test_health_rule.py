@@ -10,7 +10,7 @@ import pytest
 from rmgr.coord.decisions import liveness
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.views.answers import explain, nodes, status
-from rmgr.coord.views.health import with_part
+from rmgr.coord.views.health import of_servers, with_part
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
@@ -190,6 +190,30 @@ def test_of_hundreds_of_lost_nodes_some_are_named_and_all_are_counted() -> None:
     assert len(answer.problems) == 9
     assert answer.problems[-1] == "lost: 92 more nodes: rmgr nodes"
     assert sum(part.level == Level.PROBLEM for part in answer.parts) == 100
+
+
+def test_a_cluster_for_calls_alone_is_well_until_work_waits_or_a_node_is_lost() -> None:
+    none = facts(nodes={}, alive=frozenset())
+    assert told(none).problems == ("no node is up: nothing can run (start one: rmgr starter)",)
+    calm = of_servers(told(none))
+    assert (calm.healthy, calm.problems, calm.warnings) == (True, (), ("no Starter: submitted work waits",))
+    assert "rmgr starter" in calm.parts[0].fix
+    waits = of_servers(told(replace(none, submissions=job())))
+    assert (waits.healthy, len(waits.problems)) == (False, 1)
+    assert waits.problems[0].startswith("3 tasks wait that no node can run, 42 first: no node of partition default is up")
+    stopped = facts(record(state=NodeState.FENCED, reason=liveness.STOPPED))
+    assert of_servers(told(stopped)).healthy
+    for other in (facts(record(guid="gone"), alive=frozenset()), facts(record(), drains={"n1": DRAIN}), facts()):
+        assert of_servers(told(other)) == told(other)  # Starters are there: as ever
+
+
+def test_who_is_told_that_nodes_are_too_small_hears_what_they_keep_for_calls() -> None:
+    kept = record(attributes=NodeAttributes(call_cores=2))
+    (pulled,) = explain(facts(kept, submissions=job(request=Request(cores=5))), 42, None).why
+    assert pulled.detail == "none of 1 node up fits 5 cores, 0 MiB; n1 keeps 2 of its 6 cores for calls"
+    places = ClusterSettings(queues=(QueueSpec(name="wide", dispatch=Dispatch.PLACE),))
+    (part,) = told(facts(kept, settings=places, submissions=job(queue="wide", rigid=Rigid(processes=5)))).parts
+    assert "room for 4 of its 5 processes, even when they are empty; n1 keeps 2 of its 6 cores for calls: rmgr nodes" in part.reason
 
 
 def test_explain_says_that_the_store_is_away() -> None:

@@ -16,12 +16,13 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, ConflictKind, Create, Delete, Exists, Gone, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
+from rmgr.coord.rebuild.changes import NAMED
 from rmgr.coord.rebuild.multis import CHANGES, GROWS, rebuild
 from rmgr.coord.rebuild.parts import Moved, SubmissionFacts
 from rmgr.daemons.gateway.rights import OPERATIONS
 from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, WrongCluster
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.placing import Allocation
@@ -368,3 +369,30 @@ def test_refusals_name_the_operation_and_what_is_wrong() -> None:
     assert "operator" not in refused(Multi(name="CLAIM", ops=multi.ops, proof=multi.proof), tree)
     settings = operator_ops.set_settings(ClusterSettings(), -1)
     assert "which settings" in refused(settings, tree)
+
+
+def test_what_an_operator_ends_or_holds_bears_his_name_whatever_his_client_says() -> None:
+    seen = set()
+    for multi, tree in EVERYTHING:
+        if multi.name not in NAMED:
+            continue
+        ends = any(isinstance(op, Create | Set) and (b"USER_CANCEL" in op.data or b"USER_HOLD" in op.data) for op in multi.ops)
+        for user, is_operator in (("olga", True), ("ann", False)):
+            made = rebuild(multi, replace(tree, user=user, is_operator=is_operator)).multi
+            bears = any(isinstance(op, Create | Set) and b"OPERATOR_" in op.data for op in made.ops)
+            assert bears is (is_operator and ends), multi
+            assert bears or made == multi
+        seen.add(multi.name)
+    assert seen == set(NAMED)
+
+
+def test_drains_and_settings_bear_the_name_of_their_operator() -> None:
+    tree = Tree(user="olga", is_operator=True)
+    for multi in (
+        operator_ops.drain(Drain(node="n1", reason="", user="anna", since_us=1), None),
+        operator_ops.set_settings(ClusterSettings(changed_by="anna", changed_us=1), 3),
+    ):
+        assert "who has" in refused(multi, tree)
+    rebuild(operator_ops.drain(Drain(node="n1", reason="", user="olga", since_us=1), None), tree)
+    rebuild(operator_ops.set_settings(ClusterSettings(changed_by="olga", changed_us=1), 3), tree)
+    rebuild(operator_ops.set_settings(ClusterSettings(), 3), tree)  # of the release before

@@ -13,7 +13,7 @@ import pytest
 
 from tests.places import ROOT
 
-yaml = pytest.importorskip("yaml", reason="PyYAML reads the compose file; pip install 'rmgr[test]'")
+yaml = pytest.importorskip("yaml", reason="PyYAML reads the compose file; pip install '.[test]'")
 
 COMPOSE = ROOT / "docker-compose.yml"
 DAEMONS = {"watchdog": 2, "starter": 3, "submitter": 1}

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from rmgr.cli.main import cli
 from rmgr.config import _SECTIONS, Config, check_file, dev_file, load, stopped_dev
+from rmgr.errors import ConfigError
 from tests.places import ROOT
 
 FILE = ROOT / "deploy" / "rmgr.toml"
@@ -68,3 +69,17 @@ def test_a_dev_cluster_whose_zookeeper_died_is_named(tmp_path: Path) -> None:
     assert stopped_dev(env) == ""
     recorded.unlink()
     assert stopped_dev(env) == ""
+
+
+def test_how_often_servers_are_asked_is_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    for value, is_good in (("1", True), ('"1h"', True), ("0", False), ("0.9", False), ('"2h"', False), ("-5", False)):
+        file.write_text(f"[submitter]\nrefresh_s = {value}\n")
+        if is_good:
+            check_file(file)
+            continue
+        with pytest.raises(ConfigError, match=r"refresh_s = .* is not valid") as refused:
+            check_file(file)
+        assert refused.value.message.startswith(f"{file}:2: "), refused.value.message
+    with pytest.raises(ConfigError, match="servers are asked every 1 s to 1 h"):
+        load(env={"RMGR_SUBMITTER_REFRESH": "0"})

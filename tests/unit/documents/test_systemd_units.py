@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.config import StarterConfig
+from rmgr.config import ServerConfig, StarterConfig
 from rmgr.daemons.gateway import main as submitter
 from rmgr.daemons.leader import watchdog
+from rmgr.daemons.server import main as server
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.node import ending
 from tests.places import ROOT
 
 UNITS = ROOT / "deploy" / "systemd"
 #: `systemd-analyze security`: 0 = locked up, 10 = open. The Starter runs users' work, from which little can be taken.
-MOST_EXPOSED = {"rmgr-watchdog": 1.5, "rmgr-submitter": 1.5, "rmgr-starter": 6.5}
+MOST_EXPOSED = {"rmgr-watchdog": 1.5, "rmgr-submitter": 1.5, "rmgr-server": 2.0, "rmgr-starter": 6.5}
 EXECUTABLE = "/opt/rmgr/bin/rmgr"
 
 
@@ -77,10 +78,19 @@ def test_a_unit_is_notified_watched_and_started_again(name: str) -> None:
 
 def test_times_of_the_units_fit_those_of_the_daemons() -> None:
     stall = {"rmgr-watchdog": watchdog.STALL_S, "rmgr-starter": starter.STALL_S, "rmgr-submitter": submitter.STALL_S}
+    stall["rmgr-server"] = server.STALL_S
     for name, limit_s in stall.items():
         assert int(options(name)["Service"]["WatchdogSec"]) >= 1.5 * limit_s, "the guard inside, which shows the stacks, comes first"
     needs_s = StarterConfig().stop_grace_s + ending._KILL_GRACE_S + ending._LAST_COMMITS_S + ending._CLOSE_S
     assert int(options("rmgr-starter")["Service"]["TimeoutStopSec"]) > needs_s
+    assert int(options("rmgr-server")["Service"]["TimeoutStopSec"]) > ServerConfig().stop_grace_s + server._CLOSE_S
+    assert int(options("rmgr-server")["Service"]["TimeoutStartSec"]) > server._LOOK_S
+
+
+def test_every_unit_is_looked_at_and_installed() -> None:
+    assert {unit.stem for unit in UNITS.glob("*.service")} == set(MOST_EXPOSED)
+    told = (ROOT / "deploy" / "README.md").read_text()
+    assert [name for name in MOST_EXPOSED if f"systemctl enable --now {name}" not in told] == []
 
 
 def test_the_starter_keeps_what_work_needs() -> None:

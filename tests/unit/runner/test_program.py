@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rmgr.runner.remote import with_sources
 from tests.harness.programs import PROGRAMS
 from tests.places import ROOT
 
@@ -291,7 +292,8 @@ def test_a_child_of_fork_is_a_program_of_its_own_that_reads_its_parents_results(
     assert run(text, tmp_path).strip() == "(True, True) True"
 
 
-def test_tracebacks_name_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("client", "worker"), [*_MIXED, ("newest", "newest")], ids="-".join)
+def test_tracebacks_name_the_file_and_the_line_and_show_it(tmp_path: Path, client: str, worker: str) -> None:
     text = """
         import traceback
         def fail():
@@ -302,4 +304,26 @@ def test_tracebacks_name_the_file(tmp_path: Path) -> None:
             except ValueError as error:
                 print(str(error.__cause__))
     """
-    assert 'main.py", line ' in run(text, tmp_path)
+    told = run(text, tmp_path, client, worker)
+    assert 'main.py", line ' in told
+    assert 'in fail\n    raise ValueError("here")' in told
+
+
+def test_a_traceback_of_a_node_without_the_source_gets_its_lines_here(tmp_path: Path) -> None:
+    source = tmp_path / "here.py"
+    source.write_text('def fail():\n    raise ValueError("here")\n')
+    far = f"""Traceback (most recent call last):
+  File "{source}", line 2, in fail
+  File "/nowhere/else.py", line 2, in other
+  File "{source}", line 1, in known
+    def known_there():
+  | File "{source}", line 2, in grouped
+ValueError: here
+"""
+    lines = with_sources(far).splitlines()
+    assert lines[2] == '    raise ValueError("here")'
+    assert lines[3:6] == ['  File "/nowhere/else.py", line 2, in other', f'  File "{source}", line 1, in known', "    def known_there():"]
+    assert lines[7].endswith('raise ValueError("here")')
+    os.mkfifo(tmp_path / "pipe")
+    pipe = f'  File "{tmp_path}/pipe", line 1, in f\n'
+    assert with_sources(pipe) == pipe, "nothing but plain files is opened"

@@ -416,7 +416,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> No
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
     ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
-    assert "pip install 'rmgr[plots]'" in ended.stderr
+    assert "pip install 'matplotlib>=3.8,<4'" in ended.stderr
     assert not (tmp_path / "r" / "plots").exists()
 
 

@@ -235,7 +235,8 @@ class GangKeeper:
             shift_us, why = self._shift_us(partition, now_us, is_used=bool(part.gangs.by_name))
             cores = sum(node.cores for node in part.nodes.values())
             if cores > MOST_LEAVES and partition in sharing:
-                shift_us, why = None, f"partition {partition} has {counted(cores, 'core')}, and cores of at most {MOST_LEAVES:,} are shared"
+                how = "rmgr starter --partition NAME gives some nodes a tree of their own"
+                shift_us, why = None, f"partition {partition} has {counted(cores, 'core')}, and at most {MOST_LEAVES:,} are shared: {how}"
             most = max(1, most_members(part.nodes, self._names))
             before_us = part.gang_shift_us
             if before_us is not None and shift_us is not None and abs(shift_us - before_us) < _NEAR_US:
@@ -275,7 +276,8 @@ class GangKeeper:
         else:
             self._choose(partition, kept)
         if kept.clock is None:
-            return None, f"no node of partition {partition} is up that can stop work between slots"
+            how = f'rmgr nodes -o +freezer; [starter] freezer = "auto" there, or rmgr policy set easy --partition {partition}'
+            return None, f"no node of partition {partition} is up that can stop work between slots: {how}"
         gang_us = self.gang_now_us(partition)
         if gang_us is None:
             problem = kept.reader.problem if kept.reader is not None else ""

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import Protocol
 
+from rmgr.coord.decisions.gating import cancel_words
 from rmgr.coord.decisions.keeping import BringBack, EndBlock, Move, SetBlockAside, cancel_reason, end_block, moves, room_of
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.ops.leader import order
@@ -281,7 +282,7 @@ class Sweeper:
             submission = wanted[number].submission
             if submission is not None and submission.phase is Phase.CANCELLED:
                 what = InboxOrder(
-                    order=OrderKind.CANCEL, submission=number, reason=cancel_reason(submission), detail=submission.reason_detail
+                    order=OrderKind.CANCEL, submission=number, reason=cancel_reason(submission), detail=cancel_words(submission)
                 )
                 self._tree.commit(order(node, f"cancel-{number}", what))
 

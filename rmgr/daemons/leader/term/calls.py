@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from rmgr.coord.views.health import with_part
+from rmgr.coord.views.health import of_servers, with_part
 from rmgr.daemons.leader.core.doors import LoopTimers, StoreCalls
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.core.term import Term
@@ -81,7 +81,7 @@ class LeaderCalls:
                 servers=len(able),
                 age_s=max((server.age_s for server in able), default=0.0),
             )
-            view = msgspec.structs.replace(view, policies=(*view.policies, mine))
+            view = msgspec.structs.replace(of_servers(view) if able else view, policies=(*view.policies, mine))
         if not problem:
             return view
         fix = f"rmgr policy set NAME --partition {CALLS}"

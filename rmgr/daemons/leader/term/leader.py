@@ -217,4 +217,5 @@ class Leader:
 
 def _of_jobs(settings: ClusterSettings) -> ClusterSettings:
     """Without what is of calls: another policy there rebuilds nothing that jobs are placed by."""
-    return replace(settings, pipelines=tuple(spec for spec in settings.pipelines if spec.partition != CALLS))
+    pipelines = tuple(spec for spec in settings.pipelines if spec.partition != CALLS)
+    return replace(settings, pipelines=pipelines, changed_by="", changed_us=0)

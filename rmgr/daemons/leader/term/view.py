@@ -39,6 +39,8 @@ T = TypeVar("T")
 #: Claimed blocks are at most so old.
 CLAIMED_S = 0.5
 ANSWER_S = 4.0
+#: Who asks for measurements has an answer within a few seconds, or none.
+MEASURED_S = 2.0
 #: The scheduler's state is copied between two passes: so long is waited for that.
 COPY_S = 1.0
 
@@ -183,6 +185,20 @@ class LeaderAnswering:
             return view
         told = f"{mass.lost} of {mass.known} Starters were lost at once: their work is requeued slowly"
         return with_part(view, PartView(kind="nodes", id="", state="mass loss", reason=told, fix="rmgr nodes"))
+
+    def measured(self) -> tuple[list[NodeView], list[JobView]]:
+        """All nodes, and submissions that have not ended, as this leader knows them: nothing is read for it but claimed blocks.
+
+        Raises Unavailable.
+        """
+        self._require_leader()
+        claimed = self._read_claimed()
+        try:
+            facts = self._in_loop(lambda leader: leader.snapshot(), machine.monotonic() + MEASURED_S)
+        except FutureTimeout:
+            raise CoordinationUnavailable("the leader is busy") from None
+        facts = replace(facts, claimed=_without_final(claimed, facts))
+        return answers.nodes(facts), answers.jobs(facts, (), ended=False, user="")
 
     # -- inside
 

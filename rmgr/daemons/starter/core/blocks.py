@@ -113,6 +113,7 @@ class ClaimedBlock:
     is_dropped: bool = False  #: over, or not the node's own any more; late ends of its tasks mean nothing
     cancel_all: str | None = None  #: the user's words: every task of it that has not ended is cancelled
     cancelled: dict[int, str] = field(default_factory=dict)  #: the same for single tasks
+    cancel_reasons: dict[int | None, Reason] = field(default_factory=dict)  #: whose cancel that is; None: of every task
     over_limit: dict[int, str] = field(default_factory=dict)  #: why tasks of it are ended with DISK_LIMIT
     seat: Any = None  #: the lane that a job of several nodes holds until all of them are ready
     line: Any = None  #: of the client that announced it, who is told early what is committed of it
@@ -123,6 +124,10 @@ class ClaimedBlock:
     def cancel_words(self, index: int) -> str | None:
         """The user's words if the task is to be cancelled, else None."""
         return self.cancelled.get(index, self.cancel_all)
+
+    def cancel_reason(self, index: int) -> Reason:
+        """Of a task that is to be cancelled."""
+        return self.cancel_reasons.get(index, self.cancel_reasons.get(None, Reason.USER_CANCEL))
 
     @classmethod
     def claimed(cls, node: str, queue: str, key: BlockKey, data: BlockData, version: int = 0) -> ClaimedBlock:

@@ -188,7 +188,10 @@ class Mending:
         now_s = machine.monotonic()
         if now_s - self._missed_s > _PACE_S:
             self._missed_s = now_s
-            self.failed(FileNotFoundError(), self.generation)
+            try:
+                self.failed(FileNotFoundError(), self.generation)
+            except OSError:  # no room to write down what there is: with the next work that is lost
+                self._missed_s = -math.inf
 
 
 def _put_aside(name: str, fd: int) -> None:

@@ -34,15 +34,17 @@ class StarterMetrics:
         self.checkpoints = Counter("rmgr_starter_checkpoints", "checkpoints, by what became of them", ["outcome"], registry=registry)
         self.slots_busy = Gauge("rmgr_starter_slots_busy", "cores in use", ["node"], registry=registry)
         self.spooled_bytes = Gauge("rmgr_starter_spooled_bytes", "results that wait for the data store", registry=registry)
+        self.disk_bytes = Gauge("rmgr_starter_disk_bytes", "size of the disk that has the work directory", registry=registry)
+        self.disk_free_bytes = Gauge("rmgr_starter_disk_free_bytes", "bytes of it that are free", registry=registry)
         self.staged_bytes = Gauge("rmgr_starter_staged_bytes", "disk that uploads and staged files take", registry=registry)
         held = "memory of values of keyed tasks: read ahead, or on their way to the data store"
         self.values_bytes = Gauge("rmgr_starter_values_bytes", held, registry=registry)
         self.gang_switches = Counter("rmgr_gang_switches", "boundaries at which parts of gangs stop or go on", registry=registry)
-        late = "those at which a part did not stand still at once, or ran that should not"
+        late = "boundaries at which a part did not stop at once, or ran out of its turn"
         self.gang_late = Counter("rmgr_gang_late_switches", late, registry=registry)
         self.gang_out_of_turn = Counter("rmgr_gang_out_of_turn_seconds", "for how long parts ran out of their turn", registry=registry)
-        self.gang_clock_error = Gauge("rmgr_gang_clock_error_seconds", "of the clock by which slots are counted", registry=registry)
-        self.refused_connections = Gauge("rmgr_refused_connections", "connections not let in, of who begins too many", registry=registry)
+        self.gang_clock_error = Gauge("rmgr_gang_clock_error_seconds", "error of the clock by which slots are counted", registry=registry)
+        self.refused_connections = Gauge("rmgr_refused_connections", "connections refused to callers with too many", registry=registry)
         self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
         self.loop_errors = Counter("rmgr_starter_loop_errors", "messages whose handling raised (always 0)", registry=registry)
         self.pass_seconds = Histogram("rmgr_starter_pass_seconds", "time of one turn of the loop", registry=registry)

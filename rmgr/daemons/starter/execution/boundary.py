@@ -39,12 +39,13 @@ class Boundary:
         there = {outcome.index for outcome in block.arrived} | {index for index, _ in block.failed}
         left = [index for index in indices if index not in there]
         words = f"node {self._node} could not take in how it ended: {type(error).__name__}: {error}"[:300]
-        block.settle([_outcome(index, reason, words, block.cancel_words(index)) for index in left], now_s)
+        block.settle([_outcome(block, index, reason, words) for index in left], now_s)
         if left:
             self._on_end(State.FAILED, len(left), 0.0)
 
 
-def _outcome(index: int, reason: Reason, words: str, cancelled: str | None) -> Outcome:
+def _outcome(block: ClaimedBlock, index: int, reason: Reason, words: str) -> Outcome:
+    cancelled = block.cancel_words(index)
     if cancelled is not None:
-        return Outcome(index=index, state=State.CANCELLED, reason=Reason.USER_CANCEL, error=cancelled)
+        return Outcome(index=index, state=State.CANCELLED, reason=block.cancel_reason(index), error=cancelled)
     return Outcome(index=index, state=State.FAILED, reason=reason, error=words)

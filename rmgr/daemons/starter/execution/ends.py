@@ -45,6 +45,7 @@ from rmgr.daemons.starter.staging.outputs import (
     of_command,
     of_task,
     of_worker,
+    over_limit,
     plain_outcome,
     remove_directory,
 )
@@ -57,7 +58,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import PastAttempt
 from rmgr.model.tasks.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.wire.frames import CommandEnd, TaskEnd
-from rmgr.runner.host.kernel import DIRECTORY_GONE
+from rmgr.runner.host.kernel import DIRECTORY_GONE, DISK_WAS_FULL
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
@@ -410,7 +411,7 @@ class Ends:
         words = block.cancel_words(index)
         if words is not None:
             block.take_ready((index,))
-            block.settle([cancelled(index, words)], now_s)
+            block.settle([cancelled(index, words, block.cancel_reason(index))], now_s)
 
     def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
         """Tasks (no longer in ready) that cannot be started."""
@@ -439,6 +440,10 @@ class Ends:
             self._on_missing()  # a user's processes never say that it was the node (`adapters/host/distrust.py`)
         elif ending.reason is Reason.DISK_LIMIT:
             ending.error = block.over_limit.get(index, ending.error)
+        elif not (block.is_placed and ending.reason is Reason.OUT_OF_MEMORY and ending.error):  # ranks tell which node had no more
+            ending.error = over_limit(ending, block.info.record) or ending.error
+        if ending.error.startswith(DISK_WAS_FULL):  # gone with the work's own files, perhaps, before anybody else looks
+            self._on_strike("disk_full", f"{block.key.submission}_{index}: {ending.error}", block.info.account)
         ending.account, ending.output_cap, ending.file_cap = block.info.account, self._output_cap, self._file_cap
         if block.payloads is not None and crowded(block, index, ending):
             ending.log_rows = True
@@ -529,6 +534,6 @@ def _is_plain(block: ClaimedBlock) -> bool:
     return not leaves_files and not (allocation is not None and allocation.helpers)
 
 
-def cancelled(index: int, words: str) -> Outcome:
+def cancelled(index: int, words: str, reason: Reason = Reason.USER_CANCEL) -> Outcome:
     """The outcome of a task that was cancelled before it started."""
-    return Outcome(index=index, state=State.CANCELLED, reason=Reason.USER_CANCEL, error=words)
+    return Outcome(index=index, state=State.CANCELLED, reason=reason, error=words)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar
 
+from rmgr.coord.protocol.multi import Stat
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer
@@ -27,6 +29,7 @@ class WatchedZnode(Generic[V]):
         ask: reads it with a watch, e.g. `lambda watch: coordinator.get(path, watch=watch)`.
         tell: gets what was read, in the owner's thread, also when nothing has changed.
         post, after: into the owner's mailbox, at once and later.
+        resync_s: how often it is read without a hint; inf: never, its owner calls `look` when a change was missed.
     """
 
     def __init__(
@@ -59,6 +62,11 @@ class WatchedZnode(Generic[V]):
         self.stop()
         self._generation += 1
         self._read()
+
+    def look(self) -> None:
+        """Reads it now: something may have changed."""
+        if self.is_on:
+            self._read()
 
     def stop(self) -> None:
         """Looks no more."""
@@ -102,6 +110,31 @@ class WatchedZnode(Generic[V]):
             self._tell(value)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._after(pause_s, partial(self._resync, generation))
+        self._timer = self._after(pause_s, partial(self._resync, generation)) if pause_s < math.inf else None
         if self._again:
             self._read()
+
+
+class CountedChildren:
+    """Children that are made and deleted, never changed: whether their list has missed one, by what their parent has counted.
+
+    A name that went and came between two lists is missed, too. Cost: O(children) a list.
+    """
+
+    def __init__(self) -> None:
+        self._made = 0  #: how many there ever were, up to the list
+        self._names: frozenset[str] | None = None  #: None: they are being listed
+
+    def list_from(self, parent: Stat) -> None:
+        """They are about to be listed, after the parent was read so."""
+        self._made, self._names = parent.creates, None
+
+    def listed(self, names: Collection[str]) -> None:
+        """Their list."""
+        standing = frozenset(names)
+        self._made += len(standing - self._names) if self._names is not None else 0
+        self._names = standing
+
+    def has_missed(self, parent: Stat) -> bool:
+        """By the parent as it was read now, something is not as it was listed; of one under way nothing is said."""
+        return self._names is not None and (self._made, len(self._names)) != (parent.creates, parent.children)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,7 +26,7 @@ from rmgr.daemons.starter.core.quietly import was_quiet
 from rmgr.daemons.starter.core.turns import Turns
 from rmgr.daemons.starter.health.drains import Drains
 from rmgr.daemons.starter.health.health import DiskWatch
-from rmgr.daemons.starter.health.watch import WatchedZnode
+from rmgr.daemons.starter.health.watch import CountedChildren, WatchedZnode
 from rmgr.daemons.starter.node.ending import StarterEnd
 from rmgr.daemons.starter.node.node import NodeAgent
 from rmgr.daemons.starter.node.registry import Registry, Stopping
@@ -115,6 +116,7 @@ class Starter:
         self._renewed_s: float | None = None  #: None = no exclusive work is here
         self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
+        self._held = {name: CountedChildren() for name in agents}
         self._watches = self._make_watches()
         self._idle_watch = self._watch(lambda watch: coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0)
 
@@ -345,17 +347,25 @@ class Starter:
         return watches
 
     def _watch_holds(self, node: str) -> WatchedZnode[Any]:
-        holds = self.agents[node].jobs.holds
-        return self._watch(lambda watch: self._coordinator.children(paths.hold(node), watch=watch), holds.seen)
+        ask = partial(self._coordinator.children, paths.hold(node))
+        return self._watch(lambda watch: ask(watch=watch), partial(self._on_holds, node), resync_s=math.inf)
+
+    def _on_holds(self, node: str, names: list[str] | None) -> None:
+        self._held[node].listed(names or ())
+        self.agents[node].jobs.holds.seen(names)
 
     def _on_hold_place(self, node: str, found: Stamped | None) -> None:
-        """The leader makes the parent of a node's holds with the first one; its children are watched once it is there."""
-        watched = self._hold_watches[node]
+        """The leader makes the parent of a node's holds with the first one; its children are watched once it is there.
+
+        A hold is made and deleted, never changed: while the parent has counted those that are known no watch was lost, and none is read.
+        """
+        watched, held = self._hold_watches[node], self._held[node]
         if found is None:
             watched.stop()
             self.agents[node].jobs.holds.seen(None)
-        elif not watched.is_on:
-            watched.start()
+        elif not watched.is_on or held.has_missed(found.stat):
+            held.list_from(found.stat)
+            (watched.look if watched.is_on else watched.start)()
 
     def _on_record(self, node: str, found: Stamped | None) -> None:
         """Makes the paper's check: has this Starter been declared dead meanwhile?"""

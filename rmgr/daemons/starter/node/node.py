@@ -420,16 +420,19 @@ class NodeAgent:
         """Its last `count` waiting tasks go back to its queue."""
         self.giving.give_back(block, count, name=name, held=held)
 
-    def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int) -> None:
+    def cancel(
+        self, block: ClaimedBlock, index: int | None, words: str, grace_us: int, *, reason: Reason = Reason.USER_CANCEL
+    ) -> None:
         """Ends tasks of a block CANCELLED (None: all): those that wait at once, those that run when they are dead."""
         now_s = machine.monotonic()
         if index is None:
             block.cancel_all = words
         else:
             block.cancelled[index] = words
+        block.cancel_reasons[index] = reason
         waiting = block.take_ready(None if index is None else (index,))
         for one in waiting:
             self.stager.done(block, one)
         if waiting:
-            block.settle([cancelled(one, words) for one in waiting], now_s)
+            block.settle([cancelled(one, words, reason) for one in waiting], now_s)
         self.stop_tasks(block, None if index is None else frozenset((index,)), Reason.USER_CANCEL, grace_us)

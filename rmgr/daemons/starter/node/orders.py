@@ -18,6 +18,7 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import CoordinationUnavailable, RmgrError
+from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
@@ -56,7 +57,7 @@ class OrderedNode(Protocol):
     jobs: Jobs
     puller: Puller
 
-    def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int) -> None:
+    def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int, *, reason: Reason = Reason.USER_CANCEL) -> None:
         """Ends tasks of a block CANCELLED (None: all)."""
         ...
 
@@ -302,7 +303,8 @@ class Inbox:
             if order.order is OrderKind.LOST:
                 self._node.jobs.lose(block, order.detail)
             elif order.order is OrderKind.CANCEL:
-                self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us)
+                reason = Reason.OPERATOR_CANCEL if order.reason == Reason.OPERATOR_CANCEL else Reason.USER_CANCEL
+                self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us, reason=reason)
                 self._node.jobs.verdicts.cancelled(block)
             elif order.order is OrderKind.CHECKPOINT:
                 self._node.jobs.checkpoints.order(block, guid, order)

@@ -28,8 +28,10 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock, failed_record
 from rmgr.daemons.starter.staging.put_values import Seal, encoding_of, put, put_hashed, put_named
 from rmgr.errors import DataLost, LimitReached, RmgrError, Unavailable, UsageError, ValueTooLarge
 from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import format_duration, format_size
 from rmgr.model.tasks.gap import place
-from rmgr.model.tasks.outcome import MAX_INLINE_VALUE, FailedRange, Outcome
+from rmgr.model.tasks.outcome import MAX_INLINE_VALUE, Call, FailedRange, Outcome
+from rmgr.model.tasks.submission import Submission
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
 from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runner.host.removal import remove_tree
@@ -172,7 +174,7 @@ def of_worker(event: WorkerEnded) -> Ending:
     """The end of the task that a worker ran when it died."""
     return Ending(
         reason=event.reason if event.reason is not Reason.NONE else Reason.WORKER_LOST,
-        error=event.detail or f"its worker ended: {event.reason}",
+        error=event.detail or ("" if event.reason in {Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY} else f"its worker ended: {event.reason}"),
         exit_code=128 + event.signal if event.signal else event.exit_code,
         started_us=event.started_us,
         elapsed_us=event.elapsed_us,
@@ -181,6 +183,22 @@ def of_worker(event: WorkerEnded) -> Ending:
         out=event.out,
         err=event.err,
     )
+
+
+def over_limit(ending: Ending, record: Submission) -> str:
+    """The limit that ended an attempt, and for memory the most that it used, as one phrase; "" for any other end."""
+    if ending.reason not in {Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY}:
+        return ""
+    request = record.request
+    if ending.reason is Reason.TIME_LIMIT and request.time_limit_us:
+        return f"over its limit of {format_duration(request.time_limit_us / 1e6)}"
+    if ending.reason is Reason.OUT_OF_MEMORY:
+        if not request.memory_bytes:
+            return "its node had no memory left"
+        peak = f" (peak {format_size(ending.max_rss_kib * 1024)})" if ending.max_rss_kib else ""
+        each = " a process" if record.rigid is not None and record.rigid.processes > 1 else ""
+        return f"over its {format_size(request.memory_bytes)}{each}{peak}"
+    return ""
 
 
 def plain_outcome(block: ClaimedBlock, index: int, end: CommandEnd) -> Outcome | None:
@@ -425,7 +443,7 @@ def conclude(
     told = written or Written(data=ending.data, log=(ending.out.data, ending.err.data))
     reason, state = ending.reason, State.COMPLETED
     if reason is Reason.USER_CANCEL or (cancelled is not None and reason is not Reason.NONE):
-        reason, state = Reason.USER_CANCEL, State.CANCELLED
+        reason, state = block.cancel_reason(index), State.CANCELLED
     elif reason is not Reason.NONE:
         ruling = rule(reason, block.data, alone=block.key.count == 1, backoff_us=backoff_us, max_losses=max_losses)
         if isinstance(ruling, Again) and not ending.is_final:
@@ -451,7 +469,19 @@ def conclude(
         value_sha256=told.value_sha256,
         served_us=ending.served_us,
         turns=ending.turns,
+        call=_call(block, index) if state is State.FAILED and reason is not Reason.UNTRUSTED else None,
     )
+
+
+def _call(block: ClaimedBlock, index: int) -> Call | None:
+    """What ran, as far as it was a function whose arguments are here, or lie in a row."""
+    data = block.data
+    if not data.function or block.payloads is None:
+        return None
+    if data.row:
+        return Call(function=data.function, row=data.row, at=index - block.base, keyed=data.keyed)
+    payload = block.payload(index)
+    return Call(function=data.function, payload=payload, keyed=data.keyed) if isinstance(payload, bytes) else None
 
 
 def crowded(block: ClaimedBlock, index: int, ending: Ending) -> bool:

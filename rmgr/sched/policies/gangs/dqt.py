@@ -34,7 +34,11 @@ LEFT = Why("dqt", "what has ended leaves the tree")
 AT_CAP = "its cores have {} jobs each, as many as they may; rmgr policy set dqt --param most_jobs=N lets more share them"
 LACKING = Why("dqt", "memory or other resources of its nodes do not do for one job more: all jobs there keep theirs; --mem asks for less")
 TAKEN = Why("dqt", "cores that it could have are other work's, closed, or planned for maintenance")
-FULL = Why("dqt", "the record of the gang has as many jobs as nodes read at once")
+FULL = Why(
+    "dqt",
+    "the record of the gang has as many jobs as nodes read at once: it comes when one of them has ended (rmgr queues --tree); "
+    "rmgr starter --partition NAME gives some nodes a record of their own",
+)
 BEHIND = Why("dqt", "waits behind a job that came earlier")
 NEVER = Why("dqt", "no partition of the tree can hold its processes")
 MOST_WEIGHT = 8

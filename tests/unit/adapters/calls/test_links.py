@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from rmgr.adapters.calls.links import Links, ServerLink
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.calls.links import VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life
 from rmgr.coord.calls.lives import OVER_US, Standing
+from rmgr.errors import UsageError
+from rmgr.v1 import calls_pb2 as pb
 
 
 def link(name: str, life: int) -> ServerLink:
@@ -31,6 +39,75 @@ def test_a_life_whose_stream_is_gone_is_over_once_its_server_begins_another() ->
     assert links._enter(link("s1", 8)) == ""
     assert links.standing(Life("s1", 7)) is Standing.OVER
     assert "begin another life" in links._enter(link("s1", 7)) or "another server" in links._enter(link("s1", 7))
+
+
+def test_a_life_that_is_over_elsewhere_and_is_here_all_the_same_is_told_to_begin_another() -> None:
+    links = Links(lambda: None)
+    one = link("s1", 7)
+    links._enter(one)
+    links.heard_elsewhere(Life("s1", 6), 0, is_over=True)
+    assert one.out.empty(), "another life"
+    links.heard_elsewhere(Life("s1", 7), 0, is_over=True)
+    told = one.out.get_nowait()
+    assert told.welcome.over
+    assert "begin another life" in told.welcome.refused
+    assert one.out.get_nowait() is None, "its stream ends"
+
+
+@pytest.mark.parametrize("round_trip_s", [0.0005, 0.05])
+def test_probes_of_a_long_way_keep_its_rate_and_see_it_slow_down(monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
+    now_s = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr("rmgr.adapters.calls.links.time", clock)
+    one = link("s1", 7)
+
+    def looks(times: int, rate: float) -> float:
+        for _ in range(times):
+            while not one.out.empty():
+                one.out.get()
+            one.probe(1.0)
+            probe = one.out.get_nowait().probe
+            now_s[0] += round_trip_s
+            assert one.probe_pieces(probe.key) is not None
+            now_s[0] += round_trip_s + 2 * probe.bytes / rate
+            assert one.probe_given(probe.key, iter(()), probe.bytes)
+            now_s[0] += 1.0
+        return one.link.bytes_per_s
+
+    one.transferred(10_000_000, 1.0)
+    assert 5e6 < looks(30, 10e6) < 20e6
+    assert 0.5e6 < looks(2, 1e6) < 2e6
+    assert 0.5e6 < looks(30, 1e6) < 2e6
+
+
+def hello(**crooked: Any) -> Any:
+    return pb.ServerHello(**{"version": VERSION, "name": "s1", "life": 7, "slots": 1, "mops": 100.0} | crooked)
+
+
+@pytest.mark.parametrize(
+    ("crooked", "words"),
+    [
+        ({"name": ""}, "cannot be the name of a server"),
+        ({"name": "s1\x1b[2J"}, "cannot be the name of a server"),
+        ({"life": 0}, "no life"),
+        ({"slots": 0}, "0 slots"),
+        ({"slots": 10**9}, "1,000,000,000 slots"),
+        ({"mops": math.nan}, "a speed of nan"),
+        ({"mops": -1.0}, "a speed of -1.0"),
+        ({"mops": 0.0}, "a speed of 0.0"),
+        ({"mops": math.inf}, "a speed of inf"),
+        ({"site": "etl\n\x1b[31m"}, "printable"),
+        ({"site": "x" * 65}, "at most 64"),
+        ({"functions": [b"{}"] * 10_000}, "10,000 functions"),
+        ({"functions": [b"x" * (1 << 20)]}, "the largest of 1,048,576"),
+        ({"functions": [b"x" * 1000] * 300}, "interfaces of 300,000 bytes"),
+    ],
+)
+def test_a_hello_that_cannot_be_is_refused_in_words(crooked: dict[str, Any], words: str) -> None:
+    assert Links._greeted(hello(), "").name == "s1"
+    with pytest.raises(UsageError, match=words) as refused:
+        Links._greeted(hello(**crooked), "")
+    assert refused.value.message.isprintable()
 
 
 def test_measured_transfers_count_from_64_kib_on() -> None:

@@ -51,6 +51,8 @@ def test_a_policy_with_parameters_is_recorded_and_shown(cluster: Cluster, capsys
     assert json.loads(capsys.readouterr().out) == {
         "schema": "rmgr/1",
         "queues": {"default": {"policy": "fair", "parameters": {}}, "batch": {"policy": "easy", "parameters": {"order": "sjf"}}},
+        "by": "",
+        "since": None,
     }
     assert run(["policy", "show"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()][2] == ["batch", "default", "place", "easy", "order=sjf"]

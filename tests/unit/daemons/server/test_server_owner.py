@@ -16,13 +16,13 @@ from rmgr.adapters.calls.serving import (
     Joined,
     Offered,
     Orphaned,
+    Outlived,
     Parted,
     Taken,
 )
 from rmgr.coord.calls.ledger import ABSENT_US, KEPT_US, CallId
 from rmgr.daemons.server.load import LoadMeter
-from rmgr.daemons.server.metrics import ServerMetrics
-from rmgr.daemons.server.owner import Server, ServerLimits, Stop, Worked
+from rmgr.daemons.server.owner import Server, ServerLimits, ServerMetrics, Stop, Worked
 from rmgr.daemons.server.work import Ended, Run
 from rmgr.model.calls.interface import read_functions
 from rmgr.runtime import machine
@@ -347,6 +347,12 @@ def test_it_leaves_when_what_it_has_is_done_and_given(bench: Bench) -> None:
     bench.end()
     assert bench.turn(), "the answer is on its way"
     assert not bench.turn(Given(key, is_taken=True))
+
+
+def test_a_life_that_gateways_have_given_up_ends_at_once(bench: Bench) -> None:
+    bench.offer(1)
+    assert not bench.turn(Outlived(bench.line, "it was silent for too long"))
+    assert bench.server.is_outlived
 
 
 def test_it_leaves_at_the_end_of_its_grace(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 from rmgr.daemons.service.metaserver import BENCH_US, Metaserver
-from rmgr.daemons.service.server_book import KEPT_US, UNMEASURED
-from rmgr.model.calls.interface import interface_of
-from rmgr.model.calls.sent import encode_interface
+from rmgr.daemons.service.server_book import FRESH_US, KEPT_US, UNMEASURED
+from rmgr.model.calls.interface import encode_interface, interface_of
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import (
     CALLS,
@@ -262,10 +261,12 @@ def test_stale_servers_are_used_only_when_all_are() -> None:
     world.wait(20)
     world.report(server("s2", 9), gateway=H)
     world.wait(11)
+    world.report(server("s1", ago_s=31), server("s2", ago_s=31))  # they do not answer G
     assert [world.server(name).state for name in ("s1", "s2")] == ["stale", "open"]
     assert world.pick("s1", "s2").server == "s2"
     assert world.pick("s1", "s2", explain=True).terms[0].note == "stale: no report of its load for 31 s"
     world.wait(31)
+    world.report(server("s1", ago_s=62), server("s2", ago_s=62))
     assert world.pick("s1", "s2").server == "s1"
 
 
@@ -303,8 +304,9 @@ def test_another_interface_under_the_same_version_is_odd() -> None:
     assert world.server("s1").state == "open"
 
 
-@pytest.mark.parametrize("field_", ["mops", "bytes_per_s"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize(
+    ("field_", "value"), [("mops", 0.0), *((name, value) for name in ("mops", "bytes_per_s") for value in (math.nan, math.inf, -1.0))]
+)
 def test_a_report_that_nothing_can_be_computed_with_makes_its_server_odd(field_: str, value: float) -> None:
     world = World()
     world.report(msgspec.structs.replace(server("s1"), **{field_: value}), server("s2", 9))
@@ -334,12 +336,42 @@ def test_a_gateway_is_told_how_others_hear_the_servers_that_it_has_lost() -> Non
 def test_a_life_is_over_when_one_gateway_says_so_or_none_has_heard_it_for_a_minute() -> None:
     world = World()
     heard(world, server("s1"), server("s2"))
-    assert heard(world, server("s1", state="closed"), gateway=H) == [("s1", 0.0, True)]
+    assert ("s1", 0.0, True) in heard(world, server("s1", state="closed"), gateway=H)
     assert heard(world, server("s1"), server("s2"))[0] == ("s1", 0.0, True)  # whoever hears it all the same
-    world.wait(100)
-    assert heard(world, server("s2", state="away", heard_ago_us=100 * S), gateway=H) == [("s2", 100.0, False)]  # G may hear it
-    assert ("s2", 100.0, True) in heard(world, server("s2", state="away", heard_ago_us=99 * S))
+    world.wait(59)
+    assert ("s2", 59.0, False) in heard(world, server("s2", state="away", heard_ago_us=59 * S), gateway=H)
+    world.wait(1)
+    assert ("s2", 60.0, True) in heard(world, server("s2", state="away", heard_ago_us=60 * S), gateway=H)
     assert world.server("s2").state == "closed"
+
+
+def test_what_a_gateway_that_vanished_has_said_holds_no_life() -> None:
+    world = World()
+    report = GatewayReport(gateway=G, servers=(server("s1"),), refresh_us=3600 * S)  # however seldom it looked
+    world.meta.report(report)
+    world.wait(FRESH_US / S)
+    assert heard(world, gateway=H) == [("s1", 0.0, False)]
+    world.wait(1)
+    assert world.server("s1").state == "away", "nobody tells of it any more"
+    assert heard(world, gateway=H) == [("s1", FRESH_US / S + 1, False)]
+    world.wait(59 - FRESH_US / S)
+    assert heard(world, gateway=H) == [("s1", 60.0, True)]
+    assert world.pick("s1").why == "s1: closed: its process has ended"
+
+
+def test_a_gateway_is_told_of_lives_that_it_never_had() -> None:
+    world = World()
+    heard(world, server("s1"))
+    assert heard(world, server("s2"), gateway=H) == [("s1", 0.0, False)]
+
+
+def test_a_gateway_that_reports_again_has_its_servers_still() -> None:
+    world = World()
+    world.report(server("s1"))
+    world.wait(70)
+    world.report(server("s1"))  # nobody else has told anything meanwhile
+    assert world.server("s1").state == "open"
+    assert world.pick("s1").server == "s1"
 
 
 # -- the seven policies on random tables ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import threading
 import uuid
 from collections import Counter, deque
@@ -15,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from rmgr.coord.protocol.multi import Stat
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.fetch import Blob, Fetcher, FetchFailure, reason_of
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.health.health import DiskWatch
 from rmgr.daemons.starter.health.strikes import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
-from rmgr.daemons.starter.health.watch import WatchedZnode
+from rmgr.daemons.starter.health.watch import CountedChildren, WatchedZnode
 from rmgr.daemons.starter.staging.names import expand, has_own_name
 from rmgr.daemons.starter.staging.stage_files import inside
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
@@ -402,11 +404,11 @@ def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: 
 class Source:
     """Something to watch, driven by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: float) -> None:
         self.asked: list[tuple[Callable[[], None], Future[int]]] = []
         self.told: list[int] = []
         self.later: list[Callable[[], None]] = []
-        self.watched = WatchedZnode(self.ask, self.told.append, post=lambda call: call(), after=self.after)
+        self.watched = WatchedZnode(self.ask, self.told.append, post=lambda call: call(), after=self.after, **options)
 
     def ask(self, watch: Callable[[], None]) -> Future[int]:
         future: Future[int] = Future()
@@ -457,6 +459,40 @@ def test_a_failed_reading_is_tried_again_and_an_old_one_is_ignored() -> None:
     assert source.told == [8]
     source.watched.stop()
     assert not source.watched.is_on
+
+
+def test_what_is_never_read_without_a_hint_is_read_when_its_owner_asks() -> None:
+    source = Source(resync_s=math.inf)
+    source.watched.look()
+    assert not source.asked, "it does not watch yet"
+    source.watched.start()
+    source.asked[0][1].set_result(1)
+    assert not source.later, "nothing is due"
+    source.watched.look()
+    source.asked[1][1].set_exception(CoordinationUnavailable("away"))
+    source.later.pop()()  # what failed is tried again all the same
+    source.asked[2][1].set_result(2)
+    assert source.told == [1, 2]
+
+
+def test_children_that_were_missed_show_in_what_their_parent_has_counted() -> None:
+    def stat(made: int, standing: int) -> Stat:
+        return Stat(version=0, mzxid=1, children=standing, creates=made, ephemeral_owner=0, mtime_ms=0)
+
+    held = CountedChildren()
+    held.list_from(stat(5, 1))
+    assert not held.has_missed(stat(6, 2)), "their list is on its way"
+    held.listed(["a"])
+    assert not held.has_missed(stat(5, 1))
+    held.listed(["a", "b", "c"])  # a watch fired
+    held.listed(["c"])
+    assert not held.has_missed(stat(7, 1))
+    assert held.has_missed(stat(8, 2)), "one more, and no watch fired"
+    assert held.has_missed(stat(8, 1)), "one was replaced, perhaps by one of its name"
+    assert held.has_missed(stat(7, 0)), "one is gone"
+    held.list_from(stat(8, 1))
+    held.listed(["c"])
+    assert not held.has_missed(stat(8, 1))
 
 
 # -- disk ----------------------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from rmgr.adapters.host.gpus import gpus_here
 from rmgr.adapters.host.worker import WorkerSpec
-from rmgr.config import StarterConfig, load
+from rmgr.config import Config, StarterConfig, check_file, load
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import IdleMark
@@ -191,6 +191,38 @@ def test_a_node_offers_what_is_configured_and_the_gpus_that_it_has(tmp_path: Any
         (StarterConfig(nodes=4, resources={"gpu": 1}), {"gpu": 1}),
     ):
         assert starter.capacity_of(config).resources == found, config
+
+
+def test_cores_kept_for_calls_are_not_offered_and_at_least_one_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starter.os, "sched_getaffinity", lambda _: set(range(8)))
+    for config, cores in ((StarterConfig(call_cores=3), 5), (StarterConfig(cores=4, call_cores=3), 1), (StarterConfig(cores=4), 4)):
+        assert starter.capacity_of(config).cores == cores, config
+    for config, told in (
+        (StarterConfig(call_cores=9), "call_cores = 9 of a node of 8 cores"),
+        (StarterConfig(cores=4, call_cores=4), "call_cores = 4 of a node of 4 cores: one at least is left for its work"),
+        (StarterConfig(call_cores=-1), "call_cores = -1"),
+    ):
+        with pytest.raises(ConfigError, match=told) as refused:
+            starter.capacity_of(config)
+        assert "a machine for calls alone needs rmgr server and no Starter" in refused.value.hint
+    with pytest.raises(ConfigError, match="call_cores = 9"):
+        starter.run(Config(starter=StarterConfig(call_cores=9)))  # before it looks for a cluster
+
+
+def test_the_partition_of_calls_is_refused_wherever_it_is_said(tmp_path: Any) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[starter]\ncores = 2\npartition = "calls"\n')
+    tries: tuple[tuple[str, Any], ...] = (
+        (f"{file}:3: partition = 'calls' is not valid: partition calls is for calls", lambda: load(file=str(file), env={})),
+        (f"{file}:3: partition", lambda: check_file(file)),
+        ("variable RMGR_STARTER_PARTITION", lambda: load(env={"RMGR_STARTER_PARTITION": "calls"})),
+        ("option --partition", lambda: load({"starter": {"partition": "calls"}}, env={})),
+    )
+    for told, attempt in tries:
+        with pytest.raises(ConfigError) as refused:
+            attempt()
+        assert refused.value.message.startswith(told), refused.value.message
+        assert "call_cores = K" in refused.value.hint
 
 
 def test_resources_in_configuration_are_a_table_pairs_or_words(tmp_path: Any) -> None:

@@ -16,7 +16,7 @@ from rmgr.model.calls.arguments import fit_inputs, fit_outputs
 from rmgr.model.calls.arrays import MAGIC, PIECE_BYTES, ArraysError, decode, encode, header_of, pieces
 from rmgr.model.calls.interface import ITEM_BYTES, Interface, interface_of
 
-np = pytest.importorskip("numpy", reason="arrays of calls; pip install 'rmgr[test]'")
+np = pytest.importorskip("numpy", reason="arrays of calls; pip install '.[test]'")
 
 
 def interface(*arguments: str, **fields: object) -> Interface:
@@ -222,4 +222,4 @@ def test_without_numpy_scalars_travel_and_arrays_say_what_to_install(monkeypatch
     for needs in (lambda: decode(data), lambda: fit_inputs(interface("in b float64[n]"), [[1.0]])):
         with pytest.raises(UsageError) as caught:
             needs()
-        assert caught.value.hint == "pip install 'rmgr[calls]'"
+        assert caught.value.hint == "pip install 'numpy>=1.24'"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmgr.errors import ConfigError, NotFound, UsageError
-from rmgr.model.calls.interface import Interface, function_line, interface_of, named, read_functions
+from rmgr.model.calls.interface import Interface, encode_interface, function_line, interface_of, named, offers, read_functions
 
 SOLVERS = """\
 [[function]]
@@ -75,6 +75,15 @@ def test_a_table_travels_and_its_digest_is_that_of_its_meaning() -> None:
     assert (spaced.digest == linsolve.digest, odd.digest == linsolve.digest, odd.key) == (True, False, linsolve.key)
 
 
+def test_of_several_interfaces_that_of_most_servers_counts_and_of_equals_that_of_the_first() -> None:
+    one, two, other = (encode_interface(interface_of(table(arguments=[f"in {name} float64[n]"]), "x")) for name in "abc")
+    found = offers([("s1", [other, other, other]), ("s2", [two]), ("s3", [one]), ("s4", [one, b"no interface"])])
+    told = [(interface.inputs[0].name, servers) for interface, servers in found["f@1"]]
+    assert told == [("a", ["s3", "s4"]), ("c", ["s1"]), ("b", ["s2"])]
+    assert list(found) == ["f@1"]
+    assert offers([("s1", [two]), ("s2", [one])])["f@1"][0][1] == ["s1"]
+
+
 def test_the_highest_version_counts_unless_one_is_named() -> None:
     old, new = (interface_of(table(version=version), "x") for version in (2, 10))
     known = [new, old]
@@ -116,10 +125,21 @@ def test_what_is_wrong_is_told_with_file_line_and_column(old: str, new: str, lin
     assert why in caught.value.message
 
 
+#: 60 arguments of two large dimensions.
+LARGE = ",".join(f"'in {'x' * 50}{at} float64[n,{'1+' * 90}1,{'1+' * 90}1]'" for at in range(60))
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("a = [", "is no TOML: "),
+        ("a = " + "[" * 100_000, "is no TOML: "),
+        ("a = 1" + "0" * 10_000, "is no TOML: "),
+        ("[[function]]\nname='f'\nversion=1" + "0" * 1000, "version is 10"),
+        ("[[function]]\nname='f'\noperations=1" + "0" * 300, "operations is 10"),
+        ("[[function]]\nname='f'\noperations='" + "(" * 199 + "'", "operations: "),
+        ("[[function]]\nname='f'\ncall='m:f'\narguments=[" + LARGE + "]", "the interface of f has"),
+        ("".join(f"[[function]]\nname='{'f' * 50}{at}'\ncall='m:f'\noperations='{'1+' * 90}1'\n" for at in range(900)), "are the most"),
         ("", "has no \\[\\[function\\]\\] tables"),
         ("function = 3", "has no \\[\\[function\\]\\] tables"),
         ("function = [3]", "line 1, column 1: a table is expected"),

@@ -263,7 +263,8 @@ def test_a_node_that_cannot_stop_work_takes_no_job_of_a_gang() -> None:
     cluster = Cluster(freezer="")
     number = cluster.submit()
     assert cluster.running() == {}
-    assert "no node of partition default is up that can stop work between slots" in cluster.reason(number)
+    told = "no node of partition default is up that can stop work between slots: rmgr nodes -o +freezer; [starter] freezer = "
+    assert told in cluster.reason(number)
 
 
 def _migrate(cluster: Cluster, number: int) -> str:
@@ -387,7 +388,7 @@ def test_who_does_not_fit_into_the_record_waits_and_the_record_is_never_left_out
     cluster = Cluster()
     numbers = [cluster.submit(1) for _ in range(3)]
     assert set(cluster.members()) == set(numbers[:2])
-    assert "as many jobs as nodes read at once" in cluster.reason(numbers[2])
+    assert "as many jobs as nodes read at once: it comes when one of them has ended (rmgr queues --tree)" in cluster.reason(numbers[2])
     cluster.end(numbers[0])
     assert set(cluster.members()) == set(numbers[1:])
 

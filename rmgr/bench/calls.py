@@ -1,0 +1,403 @@
+"""Calls of named functions (paper 004, live): what a pick, a call and a transfer cost beside bare gRPC, and what they cost others.
+
+A cluster of its own: ZooKeeper, one WatchDog, a Starter of two cores, a gateway that looks at its servers every second, and two servers of
+two slots with the shipped functions. It is open, as the bare gRPC beside it is. The baseline of a call is two hops of bare gRPC, each a
+process (`load/bare_hops.py`). What lasts is named by `--row`: 10,000 jobs that wait, 50 servers, and the scenarios of the paper
+(`calls_model.py`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import psutil
+
+import rmgr
+from rmgr.adapters.rpc.alive import OwnVoice
+from rmgr.adapters.rpc.metaserver import MetaserverClient
+from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.bench.calls_cluster import CallsCluster
+from rmgr.bench.calls_model import ninf_shared, ninf_table4
+from rmgr.bench.jobs import AwaitedEnds
+from rmgr.bench.load.bare_hops import Hops
+from rmgr.bench.load.children import Child
+from rmgr.bench.load.process_cost import MIB, cpu_s
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row, took_s, zookeeper_counts
+from rmgr.bench.tasks import no_op
+from rmgr.client.calls import Caller, CallFuture
+from rmgr.client.connection import connect
+from rmgr.client.ports import TaskSpec
+from rmgr.client.specs import Options, draft_of
+from rmgr.client.submitter.engine import Engine
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.config import ClusterConfig, Config
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.cluster.node import EpochRecord
+from rmgr.model.cluster.servers import Candidate, PickRequest
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Command, Work
+
+_SETUP = "a gateway, 2 servers of 2 slots"
+_PICKS, _CALLS, _TASKS = 400, 100, 40
+_WARM = 10
+_WAITING = 10_000
+_BULK_BYTES, _LARGE_BYTES = 64 * MIB, 1024 * MIB - 4096  # with what stands around the bytes it is at most 1 GiB
+_PIECE_BYTES = MIB
+_PATIENCE_S = 300.0
+#: Of `fifty`: servers, how often they are looked at (s), and for how long that is watched (s).
+_MANY, _REFRESHES = 50, ((1.0, 20.0), (60.0, 61.0))
+#: Of `predictors`: calls that take so long (s), at this load of both servers.
+_MODEL_CALLS, _MODEL_S, _MODEL_LOAD, _MOPS = 100, 0.1, 0.5, 100
+
+
+def calls(plan: MeasuringPlan) -> list[Row]:
+    """Those of `plan.rows`, else those that take a few minutes in all. Raises: UsageError for a row that is not known."""
+    known = {**_ON_ONE_CLUSTER, **_ALONE}
+    wanted = plan.rows or tuple(name for name in known if name not in _LONG)
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"bench calls has no row {name!r}", hint=f"known: {', '.join(known)}")
+    rows: list[Row] = []
+    together = [name for name in wanted if name in _ON_ONE_CLUSTER]
+    if together:
+        with _Bench.of(plan) as bench:
+            for name in together:
+                plan.progress(name)
+                rows += _ON_ONE_CLUSTER[name](bench)
+    for name in wanted:
+        if name in _ALONE:
+            rows += _ALONE[name](plan)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    plan: MeasuringPlan
+    calls: CallsCluster
+    caller: Caller
+    hops: Hops
+    directory: Path
+    gateway_pid: int
+
+    @staticmethod
+    @contextmanager
+    def of(plan: MeasuringPlan) -> Iterator[_Bench]:
+        """Started and warm; gone afterwards."""
+        with ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True)))
+            plan.progress("starting a cluster")
+            cluster = stack.enter_context(CallsCluster(directory, nodes=1))
+            gateway_pid = cluster.start_gateway("g1", refresh_s=1.0)
+            for name in ("s1", "s2"):
+                cluster.start_server(name, "--slots", "2", "--speed", str(_MOPS))
+            cluster.wait_for_servers(2)
+            end = stack.enter_context(_hop(directory, ""))
+            between = stack.enter_context(_hop(directory, end.told("endpoint")))
+            hops = Hops(between.told("endpoint"))
+            stack.callback(hops.close)
+            caller = cluster.caller()
+            stack.callback(caller.close)
+            for _ in range(_WARM):
+                caller.call("echo", bytes(8))
+            yield _Bench(plan, cluster, caller, hops, directory, gateway_pid)
+
+    # -- picks -------------------------------------------------------------------------------------------------------------------
+
+    def pick(self) -> list[Row]:
+        """By gRPC from the leader, beside a health check of it, one after the other."""
+        return self._picks("a pick by gRPC")
+
+    def waiting(self) -> list[Row]:
+        """The same while 10,000 jobs wait for a node that is full."""
+        count = self.plan.count(_WAITING)
+        with connected(self.calls.cluster) as connection:
+            assert isinstance(connection.submitter, Engine)
+            self.plan.progress(f"queueing {count} jobs")
+            ends = [self._submit(connection.submitter, *jobs) for jobs in ((1, 2, ("/bin/sleep", "3600")), (count, 1, ("/bin/true",)))]
+            rows = self._picks(f"... beside {count:,} waiting jobs")
+            del ends
+        return rows
+
+    @staticmethod
+    def _submit(engine: Engine, count: int, processes: int, argv: tuple[str, ...]) -> AwaitedEnds:
+        options = Options(queue="batch", name="bench", time=3600)
+        draft = draft_of(options, work=Work.COMMAND, command=Command(argv=argv), rigid=Rigid(processes=processes))
+        ends = AwaitedEnds(count)
+        handle = engine.open(draft, ends, timeout_s=30.0)
+        handle.add(TaskSpec(), [b""] * count)
+        handle.complete()
+        handle.flush(_PATIENCE_S)
+        return ends
+
+    def _picks(self, what: str) -> list[Row]:
+        found = self.calls.cluster.coordinator.get(paths.EPOCH).result(30.0)
+        assert found is not None
+        endpoint = decode_record(found.data, EpochRecord, paths.EPOCH).endpoint
+        leader = MetaserverClient(endpoint, credentials=None)
+        health = OwnVoice(endpoint, None, OPTIONS)
+        servers = tuple(Candidate(name=one.name, life=one.life) for one in self.calls.servers().servers)
+        asked = PickRequest(gateway=self.calls.gateways()[0], function="echo@1", operations=1, bytes=8, servers=servers)
+        count = self.plan.count(_PICKS)
+        times: dict[str, list[list[float]]] = {"a health check of that leader": [], "rmgr": []}
+        try:
+            assert leader.pick(asked).server
+            for _ in self.plan.rounds(what):
+                pairs = [
+                    (took_s(lambda: health.greet(10.0)), took_s(lambda: leader.pick(asked)))
+                    for _ in range(count)
+                ]
+                for one, values in zip(times.values(), zip(*pairs, strict=True), strict=True):
+                    one.append([value * 1e3 for value in values])
+        finally:
+            leader.close()
+            health.close()
+        return _compared(what, "ms", times, shares=(0.5, 0.99))
+
+    # -- calls -------------------------------------------------------------------------------------------------------------------
+
+    def echo(self) -> list[Row]:
+        """8 bytes and back, one call after the other; and what the calls write to ZooKeeper."""
+        count, data = self.plan.count(_CALLS), bytes(8)
+        times: dict[str, list[list[float]]] = {"two hops of bare gRPC": [], "Executor.submit": [], "rmgr": []}
+        written: list[float] = []
+        with connected(self.calls.cluster) as connection, rmgr.Executor(connection=connection) as executor:
+            for value in range(_WARM):
+                executor.submit(no_op, value).result(60)
+            for _ in self.plan.rounds("echo of 8 bytes"):
+                times["two hops of bare gRPC"].append([took_s(lambda: self.hops.small(data)) * 1e3 for _ in range(count)])
+                times["Executor.submit"].append([took_s(lambda: executor.submit(no_op, 1).result(60)) * 1e3 for _ in range(count)])
+        for _ in self.plan.rounds("... and its writes to ZooKeeper"):
+            began_s, before = time.monotonic(), zookeeper_counts(self.calls.cluster)[1]
+            times["rmgr"].append([took_s(lambda: self.caller.call("echo", data)) * 1e3 for _ in range(count)])
+            lasted_s, between = time.monotonic() - began_s, zookeeper_counts(self.calls.cluster)[1]
+            time.sleep(lasted_s)
+            idle = zookeeper_counts(self.calls.cluster)[1] - between
+            written.append((between - before - idle) / count)
+        rows = _compared("echo of 8 bytes", "ms", times, shares=(0.5, 0.99))
+        return [
+            *rows,
+            *self._parts(data),
+            row("rmgr", _SETUP, "... writes to ZooKeeper a call, less those of the idle cluster", "", written),
+        ]
+
+    def _parts(self, data: bytes) -> list[Row]:
+        """Where the time of such calls goes, by their traces."""
+        names = ("to be named", "arguments", "waits for a slot", "runs", "answer", "the rest")
+        parts: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(_WARM):
+            future = self.caller.call_async("echo", data)
+            future.result(_PATIENCE_S)
+            timing = future.timing
+            named = timing.total - timing.trace[-1][2]  # the last step is what followed
+            values = (named, timing.arguments, timing.waited, timing.ran, timing.answer)
+            for name, value in zip(parts, (*values, timing.total - sum(values)), strict=True):
+                parts[name].append(value * 1e3)
+        return [row("rmgr", _SETUP, f"... of it: {name}", "ms", values) for name, values in parts.items()]
+
+    def bulk(self) -> list[Row]:
+        """64 MiB there and back."""
+        size = max(_PIECE_BYTES, round(_BULK_BYTES * min(1.0, self.plan.scale)) // _PIECE_BYTES * _PIECE_BYTES)
+        data = bytes(size)
+        pieces = memoryview(data)
+        self.caller.call("echo", data)
+        theirs: list[float] = []
+        ours: list[float] = []
+        for _ in self.plan.rounds(f"{size // MIB} MiB both ways"):
+            sent = (bytes(pieces[at : at + _PIECE_BYTES]) for at in range(0, size, _PIECE_BYTES))
+            theirs.append(2 * size / MIB / took_s(lambda sent=sent: b"".join(self.hops.bulk(sent))))  # type: ignore[misc]
+            future = self.caller.call_async("echo", data)
+            ours.append(2 * size / MIB / took_s(lambda future=future: future.result(_PATIENCE_S)))  # type: ignore[misc]
+        what = f"{size // MIB} MiB both ways"
+        timing = future.timing
+        detail = {"in_s": timing.arguments, "waited_s": timing.waited, "ran_s": timing.ran, "out_s": timing.answer}
+        ratio = statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+        return [
+            row("two hops of bare gRPC", "the same run", what, "MiB/s", theirs, ratio=1.0),
+            row("rmgr", _SETUP, what, "MiB/s", ours, ratio=ratio, **detail),
+        ]
+
+    def memory(self) -> list[Row]:
+        """Of the gateway while 1 GiB goes through it, and afterwards."""
+        size = round(_LARGE_BYTES * min(1.0, self.plan.scale))
+        data = bytes(size)
+        most: list[float] = []
+        kept: list[float] = []
+        process = psutil.Process(self.gateway_pid)
+        before = process.memory_info().rss / MIB
+        for _ in self.plan.rounds(f"{size / MIB:.0f} MiB both ways"):
+            with _watched(process) as seen:
+                self.caller.call("echo", data, timeout=_PATIENCE_S)
+            most.append(max(seen) / MIB - before)
+            kept.append(process.memory_info().rss / MIB - before)
+        what = f"RSS of the gateway above {before:.0f} MiB"
+        return [
+            row("rmgr", _SETUP, f"{what}, {size / MIB:.0f} MiB both ways: the most", "MiB", most),
+            row("rmgr", _SETUP, "... and after it", "MiB", kept),
+        ]
+
+    def aside(self) -> list[Row]:
+        """One task at a time through that gateway: quiet, and while another client transfers."""
+        count = self.plan.count(_TASKS)
+        size = max(_PIECE_BYTES, round(_BULK_BYTES * min(1.0, self.plan.scale)) // _PIECE_BYTES * _PIECE_BYTES)
+        gateway = self.calls.gateways()[0]
+        times: dict[str, list[list[float]]] = {"quiet": [], "rmgr": []}
+        with (
+            connect(config=Config(cluster=ClusterConfig(gateway=gateway))) as connection,
+            TaskQueue(no_op, connection=connection) as queue,
+        ):
+            for value in range(_WARM):
+                queue.submit_call(value).result(timeout=60)
+
+            def tasks() -> list[float]:
+                return [took_s(lambda: queue.submit_call(1).result(timeout=60)) * 1e3 for _ in range(count)]
+
+            for _ in self.plan.rounds("a task through the gateway"):
+                times["quiet"].append(tasks())
+                with Child("rmgr.bench.load.call_load", f"transfers {gateway} {size}", log=self.directory / "transfers.log") as child:
+                    child.told("ready")
+                    times["rmgr"].append(tasks())
+                self.calls.settle()
+        return _compared(f"one task through the gateway (rmgr: during transfers of {size // MIB} MiB)", "ms", times, shares=(0.5,))
+
+    # -- predictions -------------------------------------------------------------------------------------------------------------
+
+    def predictors(self) -> list[Row]:
+        """Predicted / measured of `model`, which sleeps, with arrivals at random; each predictor with the same arrivals."""
+        count = self.plan.count(_MODEL_CALLS)
+        slots = sum(one.slots for one in self.calls.servers().servers)
+        rows: list[Row] = []
+        for predictor in ("last", "ewma", "queueing"):
+            name = f"loth+l with {predictor}"
+            self.calls.use(name, {"stage": [{"policy": "loth+l", "parameters": {"predictor": predictor}}]})
+            medians: list[float] = []
+            every: list[float] = []
+            for number in self.plan.rounds(f"model at a load of {_MODEL_LOAD:g}, {predictor}"):
+                self.calls.settle()
+                found = self._arrivals(count, slots * _MODEL_LOAD / _MODEL_S, Random(number))
+                medians.append(statistics.median(found))
+                every += found
+            spread = {"p10": percentile(every, 0.1), "p90": percentile(every, 0.9)}
+            what = f"predicted / measured, model of {_MODEL_S:g} s at a load of {_MODEL_LOAD:g}, {predictor}"
+            rows.append(row("rmgr", _SETUP, what, "", medians, **spread))
+        self.calls.use("loth+l", {"stage": [{"policy": "loth+l"}]})
+        return rows
+
+    def _arrivals(self, count: int, rate: float, chance: Random) -> list[float]:
+        """Predicted / measured, from the pick to the answer."""
+        asked: list[tuple[float, CallFuture, list[float]]] = []
+        next_s = time.monotonic()
+        for _ in range(count):
+            next_s += chance.expovariate(rate)
+            time.sleep(max(0.0, next_s - time.monotonic()))
+            ended_s: list[float] = []
+            future = self.caller.call_async("model", round(_MODEL_S * _MOPS * 1e6), bytes(8))
+            asked.append((time.monotonic(), future, ended_s))
+            future.add_done_callback(lambda _, ended_s=ended_s: ended_s.append(time.monotonic()))  # type: ignore[misc]
+        for _, future, _ in asked:
+            future.result(_PATIENCE_S)
+        return [(one.timing.computing + one.timing.transfer) / (ended_s[0] - began_s) for began_s, one, ended_s in asked]
+
+
+def fifty(plan: MeasuringPlan) -> list[Row]:
+    """What a gateway and a leader use for 50 servers, beside the same without servers."""
+    rows: list[Row] = []
+    count = min(_MANY, plan.count(_MANY))
+    with tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where:
+        for refresh_s, window_s in _REFRESHES:
+            plan.progress(f"{count} servers, looked at every {refresh_s:g} s: {2 * window_s:g} s")
+            with CallsCluster(Path(where) / f"{refresh_s:g}", nodes=0) as cluster:
+                gateway = cluster.start_gateway("g1", refresh_s=refresh_s)
+                leader = cluster.cluster.process("w1").pid
+                cluster.until(lambda cluster=cluster: _is_there(cluster), "the gateway answers")  # type: ignore[misc]
+                idle = _used(cluster, (gateway, leader), window_s)
+                command = f"servers {cluster.gateways()[0]} {count}"
+                with Child("rmgr.bench.load.call_load", command, log=Path(where) / "servers.log") as child:
+                    ready = child.told("ready")
+                    cluster.wait_for_servers(ready)
+                    busy = _used(cluster, (gateway, leader), window_s)
+            what = f"{ready} servers, looked at every {refresh_s:g} s: processor of"
+            for part, without, with_them in zip(("the gateway", "the leader"), idle[0], busy[0], strict=True):
+                rows.append(row("without servers", "the same run", f"{what} {part}", "% of a core", [without]))
+                rows.append(row("rmgr", f"a gateway, {ready} servers", f"{what} {part}", "% of a core", [with_them]))
+            rows.append(row("without servers", "the same run", "... writes to ZooKeeper", "a second", [idle[1]]))
+            rows.append(row("rmgr", f"a gateway, {ready} servers", "... writes to ZooKeeper", "a second", [busy[1]]))
+    return rows
+
+
+def _is_there(cluster: CallsCluster) -> bool:
+    try:
+        return not cluster.servers().degraded
+    except RmgrError:
+        return False
+
+
+def _used(cluster: CallsCluster, pids: tuple[int, ...], window_s: float) -> tuple[list[float], float]:
+    """(per cent of a core of each process, writes a second)."""
+    before, began_s, written = [cpu_s([pid]) for pid in pids], time.monotonic(), zookeeper_counts(cluster.cluster)[1]
+    time.sleep(window_s)
+    lasted_s = time.monotonic() - began_s
+    used = [100 * (cpu_s([pid]) - was) / lasted_s for pid, was in zip(pids, before, strict=True)]
+    return used, (zookeeper_counts(cluster.cluster)[1] - written) / lasted_s
+
+
+def _hop(directory: Path, target: str) -> Child:
+    return Child("rmgr.bench.load.bare_hops", target, log=directory / f"hop-{'between' if target else 'end'}.log")
+
+
+@contextmanager
+def _watched(process: psutil.Process) -> Iterator[list[float]]:
+    """Bytes of its RSS, every 10 ms."""
+    seen = [float(process.memory_info().rss)]
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.01):
+            seen.append(float(process.memory_info().rss))
+
+    watch = threading.Thread(target=look, daemon=True)
+    watch.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        watch.join(10.0)
+
+
+def _compared(what: str, unit: str, times: dict[str, list[list[float]]], *, shares: tuple[float, ...]) -> list[Row]:
+    """Rows of each system, by share; rmgr's ratio is to the first. times: system -> its values, a list a repetition."""
+    first, *_ = times
+    rows: list[Row] = []
+    for share in shares:
+        base = [percentile(one, share) for one in times[first]]
+        for system, runs in times.items():
+            values = [percentile(one, share) for one in runs]
+            ratio = statistics.median(mine / other for mine, other in zip(values, base, strict=True))
+            setup = _SETUP if system == "rmgr" else "the same run"
+            rows.append(row(system, setup, f"{what}, p{round(share * 100)}", unit, values, ratio=ratio))
+    return rows
+
+
+_ON_ONE_CLUSTER: dict[str, Callable[[_Bench], list[Row]]] = {
+    "pick": _Bench.pick,
+    "echo": _Bench.echo,
+    "bulk": _Bench.bulk,
+    "memory": _Bench.memory,
+    "aside": _Bench.aside,
+    "predictors": _Bench.predictors,
+    "waiting": _Bench.waiting,
+}
+_ALONE: dict[str, Callable[[MeasuringPlan], list[Row]]] = {"fifty": fifty, "ninf_shared": ninf_shared, "ninf_table4": ninf_table4}
+#: Minutes each: measured where they are named.
+_LONG = ("waiting", "fifty", "ninf_shared", "ninf_table4")
+#: All of them.
+ROWS = (*_ON_ONE_CLUSTER, *_ALONE)

@@ -1,0 +1,263 @@
+"""`rmgr rerun ID`: a new submission of a stored command with some of its tasks, and whatever options are to be others this time."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from rmgr.cli.display.render import emit
+from rmgr.cli.sending.host import SessionHost
+from rmgr.cli.sending.options import SECTIONS, Afterwards, WorkRequest, checked_options, work_options_but
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session.numbers import find_one, positions_of
+from rmgr.cli.words.exits import WORK_EXITS
+from rmgr.cli.words.params import Parsed
+from rmgr.errors import NotFound, PermissionDenied, UsageError
+from rmgr.model.base.states import LOSSES, Reason, State
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.array import Array, parse_array
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Submission
+
+if TYPE_CHECKING:
+    from rmgr.client.commands.sending import Sent
+
+#: They choose tasks, or what runs them; here the stored ones are meant.
+_NOT_HERE = frozenset({"array", "each_line", "python"})
+_LOST = LOSSES | {Reason.POISON}
+_EXITS = f"""\
+0 submitted, or nothing to run again; 2 usage or infeasible, 3 no such id, or no longer kept,
+4 another user's without --trust, 7 queue full, 8 not known whether it was committed
+with --wait: {WORK_EXITS}"""
+
+
+@command(
+    "rerun",
+    examples="""\
+    rmgr rerun 42                          all of it, as it was submitted
+    rmgr rerun 42 --failed --mem 2G -t 1h  what failed, with more of both
+    rmgr rerun 42 --lost                   what went with its node, or with its data
+    rmgr rerun 42 --tasks 3,7-9 --wait     array indices keep their numbers
+    rmgr rerun last --failed --dry-run""",
+    exits=_EXITS,
+    sections={"Which tasks": ("failed", "lost", "tasks"), **SECTIONS},
+)
+@click.argument("selector", metavar="ID")
+@click.option("--failed", is_flag=True, help="those that FAILED")
+@click.option("--lost", is_flag=True, help="those that FAILED because their node or their data were lost")
+@click.option("--tasks", type=Parsed("tasks", parse_array), metavar="3,7-9", help="those with these numbers  [all]")
+@click.option("--trust", metavar="USER", default="", help="run what this user wrote, as you: for work of others")
+@work_options_but(_NOT_HERE)
+@click.option("--wait", is_flag=True, help="until it has ended; print its output, exit with its code")
+@click.option("--watch", is_flag=True, help="as --wait, with a line for each task that ends")
+@click.option("--progress", is_flag=True, help="as --wait, with a progress bar instead of output")
+@click.option("--parsable", is_flag=True, help="print the id alone")
+def rerun(
+    session: Session, selector: str, failed: bool, lost: bool, tasks: Array | None, trust: str, **values: Any
+) -> None:
+    """Submits stored work again: all of its tasks, or some, with the same options or others.
+
+    The new submission is yours and has your rights. --after, --begin and --token are not repeated.
+    What was submitted can be run again as long as it is kept (`retention`).
+    """
+    if failed + lost + (tasks is not None) > 1:
+        raise UsageError("--failed, --lost and --tasks exclude each other", hint=f"rmgr rerun {selector} --failed")
+    target = find_one(session, selector)
+    if target.tasks and (failed or lost or tasks is not None):
+        raise UsageError(f"{selector} names a task already", hint=f"rmgr rerun {target.submission} --tasks {target.tasks[0]}")
+    record = _stored(session, target.submission, trust)
+    numbers = target.tasks or (tuple(tasks.index_at(at) for at in range(len(tasks))) if tasks is not None else ())
+    total = _total(session, record)
+    positions = _chosen(session, record, numbers, total, failed=failed, lost=lost)
+    if not positions:
+        which = "was lost" if lost else "has failed" if failed else "was submitted"
+        if session.json:
+            emit({"id": "", "tasks": 0, "of": str(record.id)})
+        session.note(f"nothing to run again: no task of {record.id} {which}")
+        return
+    ctx = click.get_current_context()
+    given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    _submit(session, record, positions, total, {name: value for name, value in values.items() if name in given}, values)
+
+
+def _submit(
+    session: Session, record: Submission, positions: list[int], total: int, given: dict[str, Any], values: dict[str, Any]
+) -> None:
+    from rmgr.client.commands.again import StoredWork, array_of, lines_of
+    from rmgr.client.commands.sending import prepare, send
+
+    if record.command is None:
+        _submit_calls(session, record, positions, given, values)
+        return
+    host = SessionHost(session)
+    known = values | _values_of(record) | {"array": array_of(record, positions)}
+    if "requeue" in given:
+        known["resubmit"] = given["requeue"]
+    if "gpus" in given:
+        known["resources"] = tuple(pair for pair in known["resources"] if pair[0] != "gpu")
+    merged = known | {name: (*known[name], *value) if name in {"inputs", "outputs"} else value for name, value in given.items()}
+    flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
+    work = WorkRequest(options=checked_options(merged), words=record.command.argv, afterwards=Afterwards(**flags))
+    stored = StoredWork(record=record, payloads=lines_of(host, record, positions, total))
+    draft = prepare(host, work, stored=stored)
+    if work.afterwards.dry_run:
+        from rmgr.cli.sending.dry_run import tell_dry
+
+        tell_dry(session, draft)
+        return
+    if work.afterwards.waits:
+        session.data_store()  # what could not be waited for is not submitted
+    sent = send(host, draft)
+    _tell(session, sent, record, work.afterwards)
+    if work.afterwards.waits:
+        from rmgr.cli.submit.afterwards import wait_for
+
+        raise WorkEnded(wait_for(session, sent, work))
+
+
+#: Options that functions have too, by the names that a TaskQueue gives them.
+_OF_CALLS = {
+    **{name: name for name in ("name", "queue", "cores", "priority", "retries", "resubmit", "on_disconnect", "processes", "nodes")},
+    "memory_bytes": "memory",
+    "time_us": "time",
+    "backoff_us": "backoff",
+    "features": "features",
+    "resources": "resources",
+}
+
+
+def _submit_calls(session: Session, record: Submission, positions: list[int], given: dict[str, Any], values: dict[str, Any]) -> None:
+    """Functions of a Python program, of which those that FAILED have left their arguments."""
+    from rmgr.cli.words.params import listed
+    from rmgr.client.commands.sending import Sent
+    from rmgr.client.connection import connect
+    from rmgr.client.taskqueue import TaskQueue
+
+    flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
+    afterwards = Afterwards(**flags)
+    if others := sorted(given.keys() - _OF_CALLS.keys() - flags.keys()):
+        ctx = click.get_current_context()
+        option = next(parameter.opts[-1] for parameter in ctx.command.params if parameter.name == others[0])
+        raise UsageError(f"{option} is for commands, and {record.id} has functions of a Python program", hint="rmgr rerun --help")
+    options = {_OF_CALLS[name]: value for name, value in given.items() if name in _OF_CALLS}
+    for name in {"time", "backoff"} & options.keys():
+        options[name] /= 1e6
+    if "features" in options:
+        options["features"] = listed(options["features"])
+    if "resources" in options:
+        options["resources"] = dict(options["resources"])
+    if afterwards.dry_run:
+        raise UsageError(f"--dry-run is for commands, and {record.id} has functions of a Python program", hint=f"rmgr show {record.id}")
+    with connect(config=session.config()) as connection:
+        made = TaskQueue.attach(record.id, connection=connection).rerun_failed(positions, timeout=session.left_s(60.0) or 60.0, **options)
+        sent = Sent(submission=replace(record, id=made.id), tasks=len(made), created=True)
+    _tell(session, sent, record, afterwards)
+    if afterwards.waits:
+        from rmgr.cli.submit.afterwards import wait_for
+
+        work = WorkRequest(options=checked_options(values | _values_of(record)), words=(), afterwards=afterwards)
+        raise WorkEnded(wait_for(session, sent, work))
+
+
+def _tell(session: Session, sent: Sent, record: Submission, afterwards: Afterwards) -> None:
+    number = sent.submission.id
+    if session.json:
+        if not afterwards.waits:
+            emit({"id": str(number), "tasks": sent.tasks, "of": str(record.id)} | ({} if sent.created else {"created": False}))
+    elif afterwards.parsable:
+        sys.stdout.write(f"{number}\n")
+    else:
+        out = sys.stderr if afterwards.waits else sys.stdout  # with --wait stdout is the work's
+        out.write(f"Submitted job {number}: {counted(sent.tasks, 'task')} of {record.id}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not sent.created:
+        session.note(f"the token was used before: this is submission {number} again, nothing new was submitted")
+
+
+def _stored(session: Session, number: int, trust: str) -> Submission:
+    """The record of a submission, as its user has signed it. Raises: NotFound when it is history; PermissionDenied."""
+    from rmgr.procedures.snapshot import read_submission
+
+    timeout_s = session.left_s(10.0) or 10.0
+    try:
+        record = read_submission(session.coordinator(), number, timeout_s=timeout_s)
+    except NotFound:
+        session.query().job(number)  # whether there ever was one
+        told = f"{number} cannot be run again: what was submitted is kept for `retention`, and that is over"
+        raise NotFound(told, hint="submit it anew: rmgr submit; how long it is kept: rmgr config show --cluster") from None
+    if record.user not in {session.me, trust}:
+        told = f"{number} is {record.user}'s: it would run what {record.user} wrote as you, {session.me}"
+        raise PermissionDenied(told, hint=f"rmgr rerun {number} --trust {record.user}")
+    credentials = session.credentials()
+    if credentials is not None:
+        from rmgr.adapters.identity.trust import Trust
+        from rmgr.client.commands.again import check_signature
+
+        check_signature(record, Trust(session.coordinator(), credentials.ca_pem), session.cluster_id(), timeout_s=timeout_s)
+    return record
+
+
+def _total(session: Session, record: Submission) -> int:
+    """How many tasks it has by now."""
+    from rmgr.coord.protocol import paths
+    from rmgr.coord.validity import records as validity
+
+    timeout_s = session.left_s(10.0) or 10.0
+    found = session.coordinator().get(paths.tail(record.id), timeout_s=timeout_s).result(timeout_s + 1.0)
+    return validity.tail(found, record.id).next if found is not None else 0
+
+
+def _chosen(session: Session, record: Submission, numbers: tuple[int, ...], total: int, *, failed: bool, lost: bool) -> list[int]:
+    """Positions of the tasks that are meant, in order. Raises: NotFound naming a task that there is not."""
+    if numbers:
+        return sorted(set(positions_of(session, record.id, numbers, total=total)))
+    if not failed and not lost:
+        return list(range(total))
+    from rmgr.cli.waiting.follow import read_ends
+
+    ends = [end for end in read_ends(session, record.id) if end.state is State.FAILED]
+    return sorted(end.position for end in ends if failed or end.reason in _LOST)
+
+
+def _values_of(record: Submission) -> dict[str, Any]:
+    """The options that would ask for the same, by the names of their parameters; not --after, --begin, --token, and what has hashes."""
+    request, rigid, command = record.request, record.rigid or Rigid(), record.command
+    return {
+        "name": record.name,
+        "queue": rigid.queue_class or record.queue,
+        "cores": request.cores,
+        "memory_bytes": request.memory_bytes,
+        "time_us": request.time_limit_us or None,
+        "priority": record.priority,
+        "max_fails": record.max_fails if record.max_fails >= 0 else None,
+        "each_line": "",
+        "python": "",
+        "retries": record.retries,
+        "backoff_us": record.backoff_us,
+        "resubmit": record.resubmit,
+        "env": (),
+        "inputs": command.input_files if command is not None else (),
+        "outputs": command.output_files if command is not None else (),
+        "on_disconnect": str(record.on_disconnect),
+        "features": ",".join(request.features),
+        "resources": tuple(request.resources.items()),
+        "account": record.account,
+        "processes": rigid.processes if rigid.processes > 1 else None,
+        "nodes": rigid.nodes or None,
+        "exclusive": rigid.exclusive,
+        "nodelist": rigid.nodelist,
+        "exclude": rigid.exclude,
+        "kill_on_bad_exit": rigid.kill_on_bad_exit,
+        "checkpoint_every_us": rigid.checkpoint_every_us,
+        "checkpoint_grace_us": rigid.checkpoint_grace_us,
+        "checkpoint": rigid.checkpoint,
+        "max_moves": rigid.max_moves or None,
+        "restart_from": rigid.restart,
+    }

@@ -1,0 +1,62 @@
+"""All metrics of all daemons, as rmgr/docs/metrics.md has them: `python -m tests.harness.metric_rows` prints the table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import CollectorRegistry
+
+from rmgr.daemons.gateway.metrics import GatewayMetrics
+from rmgr.daemons.leader.core.metrics import LeaderMetrics
+from rmgr.daemons.leader.term.cluster_metrics import families
+from rmgr.daemons.server.owner import ServerMetrics
+from rmgr.daemons.service.metrics_common import CommonMetrics
+from rmgr.daemons.starter.core.metrics import StarterMetrics
+
+#: Daemon, as the table calls it -> what makes its metrics.
+KINDS = {"WatchDog": LeaderMetrics, "Starter": StarterMetrics, "gateway": GatewayMetrics, "server": ServerMetrics}
+
+
+class _Credentials:
+    def days_left(self) -> float:
+        return 1.0
+
+
+def of_registry(registry: CollectorRegistry) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+    """(name as Prometheus has it, type, labels, meaning)."""
+    collectors: Any = registry
+    for collector in list(collectors._collector_to_names):
+        described: list[Metric] = list(collector.describe())
+        for metric in described:
+            name = metric.name + ("_total" if metric.type == "counter" else "")
+            yield name, metric.type, tuple(collector._labelnames), metric.documentation
+
+
+def rows() -> list[str]:
+    """Lines of the table, by name."""
+    found: dict[tuple[str, str, tuple[str, ...], str], list[str]] = {}
+    for daemon, make in KINDS.items():
+        registry = make().registry  # type: ignore[attr-defined]
+        for row in of_registry(registry):
+            found.setdefault(row, []).append(daemon)
+    common = CollectorRegistry()
+    CommonMetrics(common, _Credentials())  # type: ignore[arg-type]
+    for row in of_registry(common):
+        found[row] = ["all"]
+    for family in families((), (), 0):
+        labels = tuple(re.findall(r"state|queue|user", str(_LABELS.get(family.name, ""))))
+        found[family.name, family.type, labels, family.documentation] = ["WatchDog that leads"]
+    return [
+        f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {meaning} | {', '.join(daemons)} |"
+        for (name, kind, labels, meaning), daemons in sorted(found.items())
+    ]
+
+
+_LABELS = {"rmgr_cluster_nodes": "state", "rmgr_cluster_waiting_tasks": "queue user", "rmgr_cluster_oldest_wait_seconds": "queue"}
+
+
+if __name__ == "__main__":
+    print("\n".join(rows()))

@@ -1,0 +1,101 @@
+"""`rmgr rerun`: stored commands run again as they were submitted, or with other options; tasks keep their numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmgr.dev.cluster import DevCluster
+from tests.integration.commands import Shell
+
+pytestmark = pytest.mark.usefixtures("live")
+
+
+@pytest.fixture(scope="module")
+def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(tmp_path_factory.mktemp("rerun"), live_cluster.environment())
+
+
+def outputs(sh: Shell, number: str) -> list[str]:
+    """Lines of all tasks, with their ids."""
+    return sorted(line for line in sh.ok("logs", number).out.splitlines() if line)
+
+
+def test_what_failed_runs_again_under_its_own_numbers(sh: Shell) -> None:
+    mended = sh.directory / "mended"
+    text = f'[ -e {mended} ] || [ $((RMGR_ARRAY_INDEX % 2)) = 0 ] || exit 3; echo "$RMGR_ARRAY_INDEX $GIVEN $SECOND"'
+    number = sh.submit("--array", "1-7%2", "--env", "GIVEN=once", "--env", "SECOND=a", "-J", "sweep", "--", "sh", "-c", text)
+    assert sh("wait", number).code == 3
+    mended.touch()
+    told = sh.ok("rerun", number, "--failed", "--env", "SECOND=b", "--mem", "64M").out
+    again = told.split()[2].rstrip(":")
+    assert told == f"Submitted job {again}: 4 tasks of {number}\n"
+    assert sh("wait", again).code == 0
+    assert [" ".join(line.split()) for line in outputs(sh, again)] == [f"{again}_{index}| {index} once b" for index in (1, 3, 5, 7)] or [
+        line.partition(" ")[2].strip() for line in outputs(sh, again)
+    ] == [f"{index} once b" for index in (1, 3, 5, 7)], outputs(sh, again)
+    shown = sh.ok("show", again, "--json").json
+    assert (shown["name"], shown["array"], shown["cap"], shown["mem_bytes"]) == ("sweep", "1-7:2%2", 2, 64 << 20)
+    one = sh.ok("rerun", number, "--tasks", "2,5-6", "--json").json
+    assert (one["tasks"], one["of"]) == (3, number)
+    assert sh("wait", one["id"]).code == 0
+    assert sh.ok("show", one["id"], "--json").json["array"] == "2,5-6%2"
+    assert sh.ok("rerun", f"{number}_4", "--parsable").out.strip().isdigit()
+
+
+def test_script_stdin_upload_lines_and_files_are_those_that_were_given(sh: Shell) -> None:
+    script = sh.file("job.sh", '#!/bin/sh\n#RMGR -J scripted\nread first\necho "$1 $first $RMGR_ENTRY $(cat given)"\nexit 5\n')
+    sh.file("given", "uploaded")
+    sh.file("stdin", "from stdin\n")
+    sh.file("lines", "red\ngreen\n\nblue\n")
+    number = sh.submit("--each-line", "lines", "--stdin", "stdin", "--upload", "given", script, "argument")
+    assert sh("wait", number).code == 5
+    for name in ("job.sh", "given", "stdin", "lines"):
+        (sh.directory / name).unlink()
+    expected = [f"argument from stdin {line} uploaded" for line in ("blue", "green", "red")]
+    again = sh("rerun", number, "--wait", "--json")
+    assert again.code == 5
+    found = sh.ok("jobs", "last", "--json").json["jobs"][0]
+    assert (found["name"], found["tasks"], found["array"]) == ("scripted", 3, "0-2")
+    assert sorted(line[line.index("argument") :] for line in outputs(sh, found["id"])) == expected
+    third = sh.ok("rerun", found["id"], "--tasks", "2", "--parsable").out.strip()
+    assert sh("wait", third).code == 5
+    assert outputs(sh, third)[0].endswith("argument from stdin blue uploaded"), "a part of a part keeps its lines"
+
+
+def test_placed_jobs_keep_their_shape_and_limits_may_be_others(sh: Shell) -> None:
+    number = sh.submit("-n", "2", "-N", "2", "-t", "5m", "--exclude", "n3", "--begin", "1s", "--", "sh", "-c", "exit 6")
+    assert sh("wait", number).code == 6
+    plan = sh.ok("rerun", number, "-t", "90s", "--dry-run", "--json").json
+    assert (plan["time_limit"], plan["placed"]["processes"], plan["placed"]["nodes"], plan["placed"]["exclude"]) == (90.0, 2, 2, ["n3"])
+    assert plan["placed"]["begin"] is None, "--begin is not repeated"
+    assert sh("rerun", number, "--wait").code == 6
+
+
+def test_output_keys_of_what_failed_can_be_had_again(sh: Shell) -> None:
+    ready = sh.directory / "ready"
+    number = sh.submit("--array", "1-2", "--output", "again/%a=out.txt", "--", "sh", "-c", f"[ -e {ready} ] && echo fine > out.txt")
+    assert sh("wait", number).code == 1
+    ready.touch()
+    assert sh("rerun", number, "--failed", "--wait").code == 0
+    assert sh.ok("store", "get", "again/2").out == "fine\n"
+    refused = sh("rerun", number)
+    assert refused.code == 1
+    assert "the key 'again/1' exists already" in refused.err
+
+
+def test_nothing_to_run_again_is_said_and_wrong_input_is_told(sh: Shell) -> None:
+    number = sh.submit("--wait", "--", "true") or sh.ok("jobs", "last", "--json").json["jobs"][0]["id"]
+    nothing = sh.ok("rerun", number, "--failed")
+    assert (nothing.out, f"nothing to run again: no task of {number} has failed" in nothing.err) == ("", True)
+    assert sh.ok("rerun", number, "--lost", "--json").json == {"schema": "rmgr/1", "id": "", "tasks": 0, "of": number}
+    for words, code, told in (
+        ((number, "--failed", "--lost"), 2, "exclude each other"),
+        ((number, "--tasks", "0,9"), 3, f"there is no task {number}_9"),
+        ((number, "--tasks", "x"), 2, "is not an array"),
+        ((f"{number}_0", "--failed"), 2, "names a task already"),
+        (("999999",), 3, "there is no submission 999999"),
+        ((number, "--mem", "900T"), 2, ""),
+        ((number, "--python", "x"), 2, ""),
+    ):
+        ended = sh("rerun", *words)
+        assert (ended.code, told in ended.err) == (code, True), (words, ended)

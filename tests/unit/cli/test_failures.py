@@ -1,0 +1,197 @@
+"""What is told of failures: once for all that ended alike, with the limit, the last line of stderr, and what to type next."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmgr.cli.display.columns import nodes_or_reason
+from rmgr.cli.display.failures import LINE_BYTES, Failure, cell, harmless, of_job, sentence, steps
+from rmgr.cli.listing import failures, show
+from rmgr.cli.listing.failures import BadEnds, told
+from rmgr.cli.waiting.follow import FollowedEnd
+from rmgr.client.commands.again import array_of, lines_of
+from rmgr.errors import DataLost
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.views import ExplainView, FailureView, JobView, WhyView
+
+MIB = 1 << 20
+
+
+def a_job(tasks: int = 1, failed: int = 1, **fields: Any) -> JobView:
+    counts = {"FAILED": failed, "COMPLETED": tasks - failed}
+    return JobView(id=22, name="sweep", user="ada", queue="default", state=State.FAILED, counts=counts, tasks=tasks, **fields)
+
+
+def a_failure(**fields: Any) -> Failure:
+    given = {"reason": Reason.EXIT_CODE, "exit_code": 3, "nodes": {"n2": 5, "n3": 3}, "task": "22_7", "error": "exit code 3", **fields}
+    return Failure(**given)
+
+
+STARVED = a_failure(
+    reason=Reason.OUT_OF_MEMORY,
+    exit_code=137,
+    nodes={"n1": 1},
+    task="22_0",
+    error="over its 50M (peak 52M)",
+    started_us=1_000_000,
+    ended_us=1_100_000,
+    max_rss_kib=52 * 1024,
+)
+WRONG = a_failure(stderr="ValueError: bad parameter 7", has_output=True)
+
+
+def test_tasks_that_ended_alike_are_told_once() -> None:
+    lines = told(BadEnds([WRONG], "243 of 256 tasks at 04:08:20: enough"), a_job(256, 8), 256)
+    assert lines == [
+        ("failed", "8 of 256 tasks: exit code 3 (5 on n2, 3 on n3)"),
+        ("", "22_7 | ValueError: bad parameter 7"),
+        ("cancelled", "243 of 256 tasks at 04:08:20: enough"),
+    ]
+    assert steps(a_job(256, 8), [WRONG]) == ["rmgr logs 22 --failed", "rmgr rerun 22 --failed"]
+
+
+def test_a_limit_is_told_with_what_was_used_and_how_to_move_it() -> None:
+    assert told(BadEnds([STARVED]), a_job(), 1) == [("failed", "out of memory on n1 after 0.1s, over its 50M (peak 52M)")]
+    assert steps(a_job(memory_bytes=50 * MIB), [STARVED]) == ["rmgr rerun 22 --mem 256M"], "a log that is empty is not named"
+    late = a_failure(reason=Reason.TIME_LIMIT, exit_code=143, nodes={"n1": 1}, error="over its limit of 10:00")
+    assert sentence(late, 1) == "out of time on n1, over its limit of 10:00"
+    assert steps(a_job(asked={"time_limit": 600.0}), [late]) == ["rmgr rerun 22 -t 20m"]
+
+
+@pytest.mark.parametrize(("limit_s", "option"), [(0.2, "1s"), (30.0, "60s"), (61.0, "3m"), (3600.0, "2h"), (5400.0, "3h")])
+def test_a_longer_limit_is_one_that_can_be_typed(limit_s: float, option: str) -> None:
+    late = a_failure(reason=Reason.TIME_LIMIT)
+    assert steps(a_job(asked={"time_limit": limit_s}), [late]) == [f"rmgr rerun 22 -t {option}"]
+
+
+def test_what_to_type_names_what_is_meant() -> None:
+    lost = a_failure(reason=Reason.NODE_LOST, exit_code=None, error="node n1 was lost")
+    assert steps(a_job(9, 1), [lost]) == ["rmgr rerun 22 --lost"]
+    assert steps(a_job(9, 1), [WRONG], task="22_7") == ["rmgr logs 22_7", "rmgr rerun 22 --tasks 7"]
+    assert steps(a_job(), [WRONG], mine=False) == ["rmgr logs 22"], "nobody is sent to run what is another's"
+    assert steps(a_job(), [a_failure(reason=Reason.START_FAILED)]) == [], "again as it is, it cannot be started either"
+
+
+def test_an_exception_is_what_it_said_and_a_missing_program_is_told_in_the_sentence() -> None:
+    raised = a_failure(reason=Reason.EXCEPTION, exit_code=None, error="ValueError: x", stderr="a warning", nodes={"n1": 1})
+    assert told(BadEnds([raised]), a_job(), 1) == [("failed", "an exception on n1"), ("", "| ValueError: x")]
+    absent = a_failure(reason=Reason.START_FAILED, exit_code=127, nodes={"n1": 1}, error="no program x on node n1")
+    assert told(BadEnds([absent]), a_job(), 1) == [("failed", "could not be started: no program x on node n1")]
+    assert told(BadEnds([absent]), a_job(9), 9)[1] == ("", "22_7 | no program x on node n1")
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"\x1b[31mValueError\x1b[0m: x", "ValueError: x"),
+        (b"\x1b]0;title\x07safe", "safe"),
+        (b"\x1b]8;;http://x\x1b\\link", "link"),
+        (b"a\x00b\x07c\x9b31md", "a\\x00b\\x07c\ufffd31md"),
+        ("\u009b31mred \u202egnp".encode(), "red \\u202egnp"),
+        (b"  \t ", ""),
+        (b"x" * 200, "x" * 157 + "..."),
+        ("é".encode() * 100, "é" * 78 + "..."),
+    ],
+)
+def test_a_line_of_anybody_steers_no_terminal(data: bytes, line: str) -> None:
+    assert harmless(data) == line
+    assert len(harmless(data).encode()) <= LINE_BYTES
+    assert harmless(data).isprintable()
+
+
+def test_a_table_names_reasons_codes_and_nodes() -> None:
+    views = [FailureView(reason="EXIT_CODE", exit_code=3, node=node, tasks=count) for node, count in (("n2", 5), ("n3", 3))]
+    views.append(FailureView(reason="OUT_OF_MEMORY", exit_code=137, node="n1", tasks=9, error="over its 50M"))
+    job = a_job(256, 17, failures=tuple(views), reason=Reason.EXIT_CODE)
+    assert cell(job) == "OUT_OF_MEMORY on n1: 9 tasks; EXIT_CODE 3 on n2,n3: 8 tasks"
+    assert nodes_or_reason(job) == f"({cell(job)})"
+    assert nodes_or_reason(a_job(failures=tuple(views[:1]))) == "(EXIT_CODE 3 on n2)"
+    assert [(failure.tasks, failure.nodes) for failure in of_job(job)] == [(9, {"n1": 9}), (8, {"n2": 5, "n3": 3})]
+
+
+def an_end(position: int, **fields: Any) -> FollowedEnd:
+    given = {"state": State.FAILED, "reason": "EXIT_CODE", "exit_code": 3, "node": f"n{position % 2}", "attempt": 1, "error": "", **fields}
+    return FollowedEnd(submission=22, position=position, index=position, **given)
+
+
+def test_ten_thousand_failures_cost_the_logs_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def ends(_session: object, _number: int) -> Any:
+        for position in reversed(range(10_000)):
+            yield an_end(position, log=(b"", b""), log_parts=(0, 1))
+
+    def row(_store: object, _number: int, position: int, *_: object) -> bytes:
+        read.append(str(position))
+        return b"" if position == 0 else b"line 1\nline %d\n\n" % position
+
+    monkeypatch.setattr("rmgr.cli.waiting.follow.read_ends", ends)
+    monkeypatch.setattr("rmgr.client.logs.stored_logs.read_part", row)
+    session: Any = SimpleNamespace(data_store=lambda: None, detail=lambda _text: None)
+    bad = failures.read_bad_ends(session, 22, 10_000)
+    assert [(one.tasks, one.task, one.stderr, one.has_output) for one in bad.failures] == [(10_000, "22_1", "line 1", True)]
+    assert read == ["0", "1"]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("colour", [True, False])
+def test_the_screens_fit_and_commands_stay_whole(monkeypatch: pytest.MonkeyPatch, width: int, colour: bool) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not colour:
+        monkeypatch.setenv("NO_COLOR", "1")
+    nodes = {f"node{number}": 10 - number for number in range(9)}
+    long = a_failure(nodes=nodes, stderr="x" * 60 + " " + "y" * 60, has_output=True)
+    job = a_job(256, sum(nodes.values()), command="work.py")
+    lines = [*told(BadEnds([long, STARVED]), job, 256), ("next", "rmgr logs 22 --failed"), ("", "rmgr rerun 22 --failed --mem 256M")]
+    why = WhyView(what="resources", id="default", detail="all nodes are busy; " * 8)
+    show._draw_explained(ExplainView(id="22", state=State.FAILED, reason="", why=(why,)), lines)
+    show._draw_job(job, None, lines)
+    drawn = out.getvalue()
+    plain = drawn.replace("\x1b[1m", "").replace("\x1b[31m", "").replace("\x1b[0m", "")
+    assert ("\x1b" in drawn, "\x1b" in plain) == (colour, False)
+    assert max(map(len, plain.splitlines())) <= width
+    assert plain.count("rmgr rerun 22 --failed --mem 256M\n") == 2
+    assert "10 on node0, 9 on node1, 8 on node2, 7 on node3, 20 on 5 more" in " ".join(plain.split())
+
+
+@pytest.mark.parametrize(
+    ("array", "cap", "positions", "expected"),
+    [
+        ("", 0, [0], ""),
+        ("", 0, [0, 1, 2], "0-2"),
+        ("1-8%4", 4, [0, 2, 4, 6], "1-7:2%4"),
+        ("10,20,30-32", 0, [1, 2, 3], "20,30-31"),
+        ("1-9", 0, [1, 4, 5], "2,5-6"),
+        ("9,3,1", 0, [0, 1, 2], "9,3,1"),
+        ("1-100:10", 0, [0, 1, 5], "1,11,51"),
+    ],
+)
+def test_tasks_that_run_again_keep_their_numbers(array: str, cap: int, positions: list[int], expected: str) -> None:
+    record = Submission(id=1, name="x", user="u", queue="q", work=Work.COMMAND, array=array, max_running=cap)
+    made = array_of(record, positions)
+    assert made == expected
+    if array:
+        before, after = parse_array(array), parse_array(made)
+        assert [after.index_at(at) for at in range(len(after))] == [before.index_at(at) for at in positions]
+
+
+def test_lines_that_were_not_kept_are_no_empty_lines() -> None:
+    record = Submission(id=1, name="x", user="u", queue="q", work=Work.COMMAND)
+    assert lines_of(None, record, [0], 1) == (b"",)  # type: ignore[arg-type]
+    with pytest.raises(DataLost, match="the lines of submission 1 are not kept"):
+        lines_of(None, record, [0], 2)  # type: ignore[arg-type]
