@@ -23,6 +23,7 @@ policy = "easy"
 
 [limits]                    # of each user; rmgr limits shows them, 0 = none
 sessions = 150
+max_cores_per_user = 100    # at once, in pulled queues; a user's own: rmgr admin limit ann --cores 40
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from rmgr.config import line_of
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
-from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.limits import CORES, UserLimits
 from rmgr.model.cluster.queue import FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.block import PRIORITY_RANGE
 
@@ -89,6 +90,11 @@ def parse_settings(text: str, name: str) -> ClusterSettings:
 def _limits(table: Any, text: str, name: str) -> UserLimits:
     if not isinstance(table, dict):
         raise ConfigError(f"{name}:{line_of(text, 'limits', '')}: limits are a table: [limits]", hint="rmgr limits shows them")
+    if (other := "max_cpus_per_user") in table:  # as policies call it
+        if CORES in table:
+            where = f"{name}:{line_of(text, other, 'limits')}"
+            raise ConfigError(f"{where}: {other} and {CORES} are the same limit", hint=f"leave {other} out")
+        table = {CORES if key == other else key: value for key, value in table.items()}
     return UserLimits(**_values(UserLimits, table, text, name, section="limits", hidden=set()))
 
 
@@ -175,6 +181,8 @@ def _convert(field: str, hint: Any, value: Any) -> Any:
         return value
     if hint == tuple[str, ...] and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
+    if hint == dict[str, int] and isinstance(value, dict):
+        return {key: _convert(field, int, item) for key, item in value.items()}
     if hint == dict[str, str] and isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
         return dict(value)
     raise TypeError(f"{getattr(hint, '__name__', hint)} expected")

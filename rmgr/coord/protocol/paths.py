@@ -26,6 +26,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /running/<node>/<key>-<seq>       claimed blocks
     /inbox/<node>/<guid>              orders to a Starter
     /idle/<node>                      has free slots and found nothing to claim
+    /usage                            cores and open jobs of users who have a cap   written by leaders only
     /jobs/<partition>                 reservations, notes and holds of the scheduler there
     /gangs/<partition>                who shares nodes in time there, slot by slot  version = generation
     /requests/<guid>                  what a user asks of the leader; its answer is written into it
@@ -66,6 +67,7 @@ QUEUES = "/queues"
 RUNNING = "/running"
 INBOX = "/inbox"
 IDLE = "/idle"
+USAGE = "/usage"
 JOBS = "/jobs"
 GANGS = "/gangs"
 REQUESTS = "/requests"
@@ -95,6 +97,8 @@ _KEY = re.compile(
 #: Characters of a block's name without and with its user's tag; where the tag stands.
 BLOCK_NAMES = frozenset({67, 74})
 _TAG = slice(57, 63)
+#: Stands where the user's tag does while an operator's raise holds: such blocks go before all users' turns. No user has this tag.
+RAISED = "raised"
 _RESERVED = re.compile(rf"r-({_NUMBER})\.({_NUMBER})")
 _SEQUENCE = re.compile(r"-([0-9]{10})\Z")
 
@@ -422,7 +426,8 @@ def _block(name: str) -> BlockKey | None:
 @lru_cache(4096)
 def user_tag(user: str) -> str:
     """Six characters that stand for a user in the names of blocks. Two of 1,000 users have the same with a chance of 1 in 2,000."""
-    return base64.b32encode(hashlib.sha256(user.encode("utf-8", "surrogatepass")).digest()[:5]).decode().lower()[:6]
+    tag = base64.b32encode(hashlib.sha256(user.encode("utf-8", "surrogatepass")).digest()[:5]).decode().lower()[:6]
+    return tag if tag != RAISED else "raisee"
 
 
 def tag_in(name: str) -> str:

@@ -367,6 +367,7 @@ def build(
         log=log,
         aside=shared.aside,
         turns=shared.turns,
+        caps=shared.caps,
         spool_cap=own.spool_cap_bytes,
         store_note=store_note,
     )

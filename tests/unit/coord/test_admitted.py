@@ -53,6 +53,14 @@ def test_a_name_with_the_tag_of_another_user_is_not_admitted(is_newer: bool) -> 
     assert told == ["", "", "its name has the tag of another user than ann"]
 
 
+def test_only_what_an_operator_has_raised_may_say_so() -> None:
+    record = Submission(id=1, name="a", user="ann", queue="q", work=Work.COMMAND)
+    key = BlockKey(priority=5, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=1, user=paths.RAISED)
+    told = [not_admitted(QueueSpec(name="q"), record, key, is_newer=True, is_raised=is_raised) for is_raised in (True, False)]
+    assert told == ["", "its name says that an operator has raised it, and none has"]
+    assert paths.parse_block(paths.block_name(key)).user == paths.tag_in(paths.block_name(key)) == paths.RAISED
+
+
 @pytest.mark.parametrize("is_newer", [True, False])
 def test_who_may_not_use_a_queue_has_nothing_run_there(is_newer: bool) -> None:
     assert asked({"users": ("bob",)}, {}, is_newer=is_newer) == "user ann may not use queue q"

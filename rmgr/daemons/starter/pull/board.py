@@ -2,7 +2,7 @@
 
 In a fair queue each user's blocks are a line of their own, and users take turns (`starter/core/turns.py`): the first block of who had least
 is next. In a queue that is `fifo` all are one line. Lines are told apart by the tag in the blocks' names; a block without one stands in its
-user's line once its record was read (`belongs`).
+user's line once its record was read (`belongs`). What an operator has raised is a line of its own (`paths.RAISED`), and goes first.
 
 Shared by all virtual nodes of a Starter. A list is read again when its candidates run out, after a second, or when a
 claim met a block that was gone; a watch stands only while somebody is hungry.
@@ -18,9 +18,11 @@ import math
 import zlib
 from bisect import insort
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, groupby
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
@@ -155,11 +157,15 @@ class PendingQueue:
     # -- choosing --------------------------------------------------------------------------------------------------------
 
     def pick(
-        self, now_s: float, passed: frozenset[str] | set[str] = frozenset(), without: frozenset[int] | set[int] = frozenset()
+        self,
+        now_s: float,
+        passed: frozenset[str] | set[str] = frozenset(),
+        without: frozenset[int] | set[int] = frozenset(),
+        barred: frozenset[str] | set[str] = frozenset(),
     ) -> BlockCandidate | None:
         """The block to claim next: of who is next the first one, or one of the first few of its priority while others compete for them.
 
-        passed, without: none of these blocks, none of these submissions.
+        passed, without, barred: none of these blocks, none of these submissions, none of these users (tags).
         None: there is none, or the list has to be read first (`look`). Cost: as `Turns.order`, and of who is next what is passed over.
         """
         if not self._watched and now_s - self._read_s > _FRESH_S:
@@ -167,23 +173,34 @@ class PendingQueue:
         if self._stale or self._reading:
             return None
         for user in self._in_turn(now_s):
-            few = self._first_few(self._lines[user], now_s, passed, without)
+            if user and user in barred:
+                continue
+            few = self._first_few(self._lines[user], now_s, passed, without, barred)
             if few:
                 return few[0] if len(few) == 1 else min(few, key=self._taste)
         return None
 
     def _in_turn(self, now_s: float) -> Iterator[str]:
-        """Users who have a line, in turn."""
+        """Users who have a line, in turn; before them what an operator has raised."""
         if not self.is_shared:
             self._here = set(self._lines)
-            return iter(self._here)
-        if self._here != self._lines.keys():
-            self.turns.enter(self._lines.keys() - self._here, self._here & self._lines.keys(), now_s)
-            self._here = set(self._lines)
-        return self.turns.order(self._lines, now_s)
+            return iter(self._lines)
+        users: AbstractSet[str] = self._lines.keys()
+        first: tuple[str, ...] = ()
+        if paths.RAISED in self._lines:
+            users, first = self._lines.keys() - {paths.RAISED}, (paths.RAISED,)
+        if self._here != users:
+            self.turns.enter(users - self._here, self._here & users, now_s)
+            self._here = set(users)
+        return chain(first, self.turns.order(users, now_s))
 
     def _first_few(
-        self, line: _Line, now_s: float, passed: frozenset[str] | set[str], without: frozenset[int] | set[int]
+        self,
+        line: _Line,
+        now_s: float,
+        passed: frozenset[str] | set[str],
+        without: frozenset[int] | set[int],
+        barred: frozenset[str] | set[str],
     ) -> list[BlockCandidate]:
         self._trim(line)
         few: list[BlockCandidate] = []
@@ -196,6 +213,7 @@ class PendingQueue:
                 or candidate.is_unsuitable
                 or candidate.name in passed
                 or candidate.key.submission in without
+                or (barred and candidate.key.user in barred)
             ):
                 continue
             if self._paused_s.get(candidate.key.submission, -math.inf) > now_s:
@@ -260,12 +278,11 @@ class PendingQueue:
     def _line_up(self, names: list[str]) -> None:
         """names: in claim order. While others compete, those of the same turn stand in an order of this Starter's own."""
         lines: dict[str, _Line] = {}
-        for name in names:
-            user = self._user_of(name)
+        for user, together in groupby(names, key=paths.tag_in if self._is_fair and not self._users else self._user_of):
             line = lines.get(user)
             if line is None:
                 line = lines[user] = _Line()
-            line.names.append(name)
+            line.names.extend(together)
         if self._spread > 1 and len(lines) > 1:
             lines = dict(sorted(lines.items(), key=lambda item: zlib.crc32(self._salt + item[0].encode())))
         self._lines = lines

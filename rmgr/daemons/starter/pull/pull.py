@@ -26,10 +26,11 @@ from rmgr.daemons.starter.core.turns import owed_of
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.daemons.starter.health.trust import Gate
 from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
+from rmgr.daemons.starter.pull.caps import AGAIN_S, Caps
 from rmgr.daemons.starter.pull.hands import Hands
 from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.model.base.resources import Capacity, Needs, NodeAttributes
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
@@ -126,6 +127,7 @@ class Puller:
         on_claim: Any,
         gate: Gate | None = None,
         accounts: Accounts | None = None,
+        caps: Caps | None = None,
         meet: Callable[[ClaimedBlock], None] = _nothing,
         forget: Callable[[ClaimedBlock], None] = _nothing,
     ) -> None:
@@ -133,6 +135,7 @@ class Puller:
         self._forget = forget
         self._gate = gate
         self._accounts = accounts
+        self._caps = caps or Caps()
         self._node = node
         self._capacity = capacity
         self._features = frozenset(attributes.features)
@@ -147,6 +150,7 @@ class Puller:
         self._claims = 0
         self._lacking: set[str] = set()  #: resources that a block met in this pass waits for: none behind it gets them
         self._without: set[int] = set()  #: submissions that need one of them, or whose user is refused
+        self._barred: set[str] = set()  #: tags of users who are at their cap
         self._seen: _Appetite | None = None
         self._shared: tuple[PendingQueue, ...] = ()  #: queues of this pass in which users take turns
         self.is_hungry = False  #: slots are free and nothing can be claimed
@@ -167,6 +171,16 @@ class Puller:
         """Claims in flight, with queue and record: after a lost session the tree tells which of them were made."""
         return {key: (flying.queue, flying.info) for key, flying in self._flying.items()}
 
+    def in_use(self) -> dict[str, int]:
+        """Cores that users have claimed here, by user. Cost: 0.5 us a block."""
+        wanted: dict[str, int] = {}
+        for block in (*self._node.blocks.values(), *(flying.block for flying in self._flying.values())):
+            if block.info is not None:
+                tasks = 1 if block.data.serial else block.unfinished
+                cores = block.key.cores * tasks if block.data.allocation is None else block.data.allocation.cores[0]
+                wanted[block.info.record.user] = wanted.get(block.info.record.user, 0) + cores
+        return wanted
+
     def reset(self) -> None:
         """A new registration: claims of the old one have no answer any more (what they took is read back)."""
         for flying in self._flying.values():
@@ -182,6 +196,7 @@ class Puller:
         self._seen = None
         self._lacking.clear()
         self._without.clear()
+        self._barred.clear()
         if not self._flying and not self._node.lanes.free_cores and all(one.is_bare or one.spec.state == "stopped" for one in boards):
             return  # full of placed jobs, say: there is nothing to weigh
         self._shared = tuple([board for board in boards if board.is_shared])
@@ -191,7 +206,8 @@ class Puller:
             if not self._from(board, now_s):
                 return
             empty = empty and board.is_current
-        is_picky = self._accounts is not None and bool(self._accounts.refused)  # what is given away for it could be what it refuses
+        # What is given away for it could be what it refuses.
+        is_picky = bool(self._barred) or (self._accounts is not None and bool(self._accounts.refused))
         self.is_hungry = empty and not self._flying and self._appetite().cores > 0 and not is_picky
 
     # -- one queue ---------------------------------------------------------------------------------------------------------
@@ -205,7 +221,7 @@ class Puller:
                 if self._is_nearly_done():  # so that the COMPLETE of a short task can tell that the node is hungry again
                     board.look(now_s, hungry=True)
                 return False
-            candidate = board.pick(now_s, passed, self._without)
+            candidate = board.pick(now_s, passed, self._without, self._barred)
             if candidate is None:
                 board.look(now_s, hungry=appetite.cores > 0)
                 if board.is_current:
@@ -257,7 +273,7 @@ class Puller:
         if candidate.refusal or info.refusal:
             self._claim(board, candidate, info, key.count)  # whole, to end it: nothing of it runs
             return True
-        if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid):
+        if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid, is_raised=info.is_raised):
             if not candidate.pauses:
                 self._log.warning("block_not_admitted", node=self._node.name, block=candidate.name, why=why)
             board.pause(candidate, now_s, _GATE_PAUSE_S)
@@ -273,16 +289,23 @@ class Puller:
         fitting = free = appetite.free(key)
         if needs:
             free = min(fitting, appetite.free_of(needs))
+        most = self._most(info.record.user, key.cores, now_s)
+        if not most:
+            self._barred.add(paths.user_tag(info.record.user))
+            self._retry(now_s + AGAIN_S)
+            self._without.add(key.submission)
+            return False
         take = claim_size(
             count=key.count,
             serial=candidate.data.serial,
             at_most_once=not candidate.data.resubmit,
-            free=free,
+            free=min(free, most),
             slots=slots,
             task_s=task_s,
             ended=self._times.ended(kind),
             ahead_s=appetite.ahead_s,
         )
+        take = take if candidate.data.serial else min(take, most)
         if take == 0:
             if fitting and not free:  # cores could not help it: it waits, and only those behind it that need the same
                 self._lacking.update(name for name, count in needs if appetite.others.get(name, 0) < count)
@@ -295,6 +318,15 @@ class Puller:
             return None
         self._claim(board, candidate, info, take)
         return True
+
+    def _most(self, user: str, cores: int, now_s: float) -> int:
+        """Tasks of so many cores that the user's cap allows to claim now, 0 = none."""
+        room = self._caps.room(user, cores, now_s) if self._caps.is_on else None
+        if room is None:
+            return MAX_TASKS
+        if not room and not self._node.lanes.free_cores and self._caps.is_within(user) and self.in_use().keys() == {user}:
+            return MAX_TASKS  # what is claimed ahead will run on cores that the user has already
+        return room // cores
 
     def suits(self, info: Info, key: BlockKey) -> bool:
         """The node could run it, if it ran nothing else."""
@@ -346,6 +378,8 @@ class Puller:
         """Looked at once a pass, and again after each claim."""
         if self._seen is None:
             self._seen = self._look_around()
+            if self._caps.is_on:
+                self._caps.uses(self._node.name, self.in_use(), self._node.lanes.cores)
             for board in self._shared:
                 board.turns.owe(self._node.name, self._owed(board.spec.name))
         return self._seen

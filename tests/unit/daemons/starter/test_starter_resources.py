@@ -109,7 +109,7 @@ class Board:
     def __init__(self, candidates: Sequence[BlockCandidate]) -> None:
         self.candidates = list(candidates)
 
-    def pick(self, _now_s: float, passed: set[str], without: set[int]) -> BlockCandidate | None:
+    def pick(self, _now_s: float, passed: set[str], without: set[int], _barred: set[str]) -> BlockCandidate | None:
         left = (
             candidate
             for candidate in self.candidates
