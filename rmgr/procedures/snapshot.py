@@ -222,6 +222,7 @@ def claimed_blocks(coordinator: Coordinator, nodes: Sequence[str], *, timeout_s:
             saving=data.saving,
             answered=data.answered,
             moves=data.moves,
+            serial=data.serial,
         )
         for node, key, data in claimed
     )

@@ -41,7 +41,7 @@ def block(first: int = 0, count: int = 4, *, submission: int = 42, payloads: boo
     """A new one, as clients make it."""
     texts = tuple(b"%d" % at for at in range(count)) if payloads else (b"",) * count
     packed = Packed(TaskSpec(function=""), first, texts, False, row, bool(row))
-    return block_of(packed, submission=submission, priority=0, cores=1, memory_mib=0, row=row)
+    return block_of(packed, submission=submission, priority=0, cores=1, memory_mib=0, user="ann", row=row)
 
 
 def stamped(data: bytes, version: int) -> Stamped:

@@ -15,7 +15,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
-from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.limits import CappedUse, UserLimits
 from rmgr.model.cluster.node import (
     Drain,
     EpochRecord,
@@ -122,7 +122,8 @@ SAMPLES: tuple[Any, ...] = (
     QueueSpec(name="default", users=("ann",)),
     PipelineSpec(partition="default", document="{}"),
     ClusterSettings(operators=("ann",), pipelines=(PipelineSpec(partition="default", document="{}"),), extra={"a": "b"}),
-    UserLimits(),
+    UserLimits(max_cores_per_user=9, cores_of={"ann": 4}, jobs_of={"ann": 0}),
+    CappedUse(cores={"ann": 4}, nodes={"ann": 2}, jobs={"ann": 1}, free=3),
     CancelRequest(submission=1, tasks=((0, 1),), ended=((0, 1),)),
     StopRequest(kind=StopKind.CHECKPOINT, submission=1, done=((1, 0, "saved"),), left=((1, 1, "gone"),)),
     AnyRequest(kind="vacate", submission=1),

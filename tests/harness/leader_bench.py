@@ -201,9 +201,10 @@ class Submitter:
         block: int = 4,
         data: BlockData | None = None,
         held: bool = False,
+        tag: str | None = None,
         **fields: Any,
     ) -> int:
-        """A submission of `tasks` tasks in blocks of `block`."""
+        """A submission of `tasks` tasks in blocks of `block`. tag: in their names, None = the user's."""
         found = self.coordinator.get(paths.IDS).result(60)
         assert found is not None
         number = int(decode_record(found.data, int))
@@ -222,6 +223,7 @@ class Submitter:
                     attempt=1,
                     cores=1,
                     memory_mib=0,
+                    user=paths.user_tag(record.user) if tag is None else tag,
                 ),
                 BlockData(resubmit=record.resubmit, retries=record.retries) if data is None else msgspec.structs.replace(data, base=at),
             )

@@ -195,9 +195,10 @@ class Rig:
         store_row: bool = True,
         drop_gate: bool = False,
         queue: str = "default",
+        tagged: bool = True,
         **record: Any,
     ) -> int:
-        """One submission with its tasks in `blocks` equal blocks; returns its number."""
+        """One submission with its tasks in `blocks` equal blocks; returns its number. tagged: their names say whose they are."""
         found = self.zk.get(paths.IDS).result(60)
         number = int(found.data)
         function = ""
@@ -230,6 +231,7 @@ class Rig:
                 attempt=1,
                 cores=cores,
                 memory_mib=memory_mib,
+                user=paths.user_tag(submission.user) if tagged else "",
             )
             data = BlockData(
                 function=function,

@@ -273,6 +273,7 @@ class VirtualCluster:
         self.store = MemoryStore()
         self.log: list[dict[str, Any]] = []
         self._sessions: list[MemoryCoordinator] = []
+        self.starters: list[Parts] = []
         self._heard_s: dict[MemoryCoordinator, float] = {}
         self.admin = self.session()
         self.meta = bootstrap(self.admin, settings=settings)
@@ -330,6 +331,7 @@ class VirtualCluster:
         )  # fmt: skip
         parts.starter.begin()
         self.world.add(parts.starter, parts.io.step)
+        self.starters.append(parts)
         return parts, coordinator
 
     def client(self) -> Connection:

@@ -137,7 +137,7 @@ def send(engine: Engine, draft: Submission) -> int:
     buffer = Buffer(single=True)
     buffer.add(TaskSpec(), [b""])
     (packed,) = buffer.take()
-    key, data = block_of(packed, submission=0, priority=draft.priority, cores=draft.request.cores, memory_mib=0)
+    key, data = block_of(packed, submission=0, priority=draft.priority, cores=draft.request.cores, memory_mib=0, user=draft.user)
     return submit(
         engine.coordinator,
         draft,

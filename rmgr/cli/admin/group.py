@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "add-server": ("admin.users:add_server", "Make credentials for a server of calls"),
     "export-events": ("admin.events:export_events", "The scheduler's log of a leader, to be replayed"),
     "identities": ("admin.nodes:identities", "Who is known to the cluster, and who was revoked"),
+    "limit": ("admin.limit:limit", "How many cores and open jobs a user may have at once"),
     "revoke": ("admin.nodes:revoke", "Believe a node or a user no longer"),
     "rotate": ("admin.rotate:rotate", "New secrets of ZooKeeper while the cluster works"),
 }

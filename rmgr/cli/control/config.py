@@ -144,7 +144,8 @@ def left_out(file: Path, present: ClusterSettings, wanted: ClusterSettings) -> l
     gone = [f"queues.{name}" for name in sorted(_names(present) - _names(wanted))] + sorted(old - pipelines)
     for key, before, after in differences(present, wanted):
         is_inside = any(key.startswith(f"{whole}.") for whole in (*gone, *pipelines, *old))
-        if before is not None and after is not None and not is_inside and cluster_settings.settled(key) not in keys:
+        is_known = after is not None or key.startswith("limits.")  # a user's own cap has no default
+        if before is not None and is_known and not is_inside and cluster_settings.settled(key) not in keys:
             gone.append(f"{key} ({_shown(before)} -> {_shown(after)})")
     return gone
 

@@ -11,7 +11,7 @@ from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.model.base.units import format_size
-from rmgr.model.cluster.limits import BOUNDS, UserLimits
+from rmgr.model.cluster.limits import BOUNDS, CORES, JOBS, UserLimits
 
 if TYPE_CHECKING:
     from rmgr.adapters.rpc.use import UseAnswer
@@ -51,19 +51,20 @@ COLUMNS = (
 @command(
     "limits",
     examples="""\
-    rmgr limits
-    rmgr limits -o +where,advice
+    rmgr limits                           cores and open jobs, and what was refused lately
+    rmgr limits --all -o +where,advice    everything
     rmgr limits ann                       for an operator
     rmgr limits --json | jq '.limits[] | select(.refused > 0)'""",
     exits="0 ok, 4 only operators see those of others, 5 ZooKeeper or the gateway cannot be reached",
 )
 @click.argument("user", required=False, default="")
+@click.option("--all", "is_all", is_flag=True, help="those of requests, clients, bytes and the like, too")
 @table_options
-def limits(session: Session, user: str, layout: Layout, watch: bool) -> None:
+def limits(session: Session, user: str, is_all: bool, layout: Layout, watch: bool) -> None:
     """What one user may have of what all share, what is used of it now, and requests that were refused in the last minutes.
 
     Through a gateway: what that gateway gives, and the whole cluster. Directly: the whole cluster, and what the leader gives.
-    They are set in [limits] with rmgr config apply; 0 = none.
+    Cores and jobs are set with rmgr admin limit, the others in [limits] with rmgr config apply; 0 = none.
     """
 
     def once() -> None:
@@ -73,7 +74,7 @@ def limits(session: Session, user: str, layout: Layout, watch: bool) -> None:
         if session.json:
             emit({"user": name, "limits": [_document(row) for row in rows], **({"problem": told.problem} if told.problem else {})})
             return
-        table(rows, COLUMNS, layout)
+        table([row for row in rows if is_all or row.name in (CORES, JOBS) or row.refused], COLUMNS, layout)
         if told.problem:
             session.note(told.problem)
 
@@ -91,7 +92,7 @@ def _rows(user: str, told: UseAnswer) -> list[_Row]:
         used = use.used.get(bound.name, None if told.problem or "gateway" not in bound.where else 0) if use is not None else None
         refused = use.refused.get(bound.name, 0) if use is not None else 0
         counted = None if bound.name in {"requests_per_s", "audit_lines"} else used
-        limit = int(getattr(told.limits, bound.name))
+        limit = told.limits.of(bound.name, user)
         rows.append(_Row(user, bound.name, limit, counted, refused, bound.where, bound.what, bound.advice))
     return rows
 

@@ -8,6 +8,7 @@ values = "private"          # what nobody shared is for its owner only; "shared"
 
 [queues.default]
 max_time = "12h"
+order = "fair"              # its users take turns; "fifo": whose work came first
 
 [queues.fast]
 partition = "default"
@@ -22,6 +23,7 @@ policy = "easy"
 
 [limits]                    # of each user; rmgr limits shows them, 0 = none
 sessions = 150
+max_cores_per_user = 100    # at once, in pulled queues; a user's own: rmgr admin limit ann --cores 40
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ from rmgr.config import line_of
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
-from rmgr.model.cluster.limits import UserLimits
-from rmgr.model.cluster.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.cluster.limits import CORES, UserLimits
+from rmgr.model.cluster.queue import FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.block import PRIORITY_RANGE
 
 _STATES = ("open", "closed", "stopped")
@@ -88,6 +90,11 @@ def parse_settings(text: str, name: str) -> ClusterSettings:
 def _limits(table: Any, text: str, name: str) -> UserLimits:
     if not isinstance(table, dict):
         raise ConfigError(f"{name}:{line_of(text, 'limits', '')}: limits are a table: [limits]", hint="rmgr limits shows them")
+    if (other := "max_cpus_per_user") in table:  # as policies call it
+        if CORES in table:
+            where = f"{name}:{line_of(text, other, 'limits')}"
+            raise ConfigError(f"{where}: {other} and {CORES} are the same limit", hint=f"leave {other} out")
+        table = {CORES if key == other else key: value for key, value in table.items()}
     return UserLimits(**_values(UserLimits, table, text, name, section="limits", hidden=set()))
 
 
@@ -104,6 +111,12 @@ def _queue(queue: str, table: Any, text: str, name: str) -> QueueSpec:
     if spec.state not in _STATES:
         told = _nearest(spec.state, _STATES)
         raise ConfigError(f"{name}:{line_of(text, 'state', section)}: there is no queue state {spec.state!r}", hint=told)
+    if spec.order not in (FAIR, FIFO):
+        told = _nearest(spec.order, (FAIR, FIFO))
+        raise ConfigError(f"{name}:{line_of(text, 'order', section)}: there is no order {spec.order!r}, only fair and fifo", hint=told)
+    if spec.order == FIFO and spec.dispatch is not Dispatch.PULL:
+        where = f"{name}:{line_of(text, 'order', section)}"
+        raise ConfigError(f"{where}: order is of queues that Starters pull; queue {queue} is placed by a policy", hint='policy = "fcfs"')
     check_queue_policy(spec, f"{name}:{line_of(text, 'policy', section)}")
     for key in ("default_priority", "max_priority"):
         if not -PRIORITY_RANGE <= getattr(spec, key) <= PRIORITY_RANGE:
@@ -168,6 +181,8 @@ def _convert(field: str, hint: Any, value: Any) -> Any:
         return value
     if hint == tuple[str, ...] and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
+    if hint == dict[str, int] and isinstance(value, dict):
+        return {key: _convert(field, int, item) for key, item in value.items()}
     if hint == dict[str, str] and isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
         return dict(value)
     raise TypeError(f"{getattr(hint, '__name__', hint)} expected")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import FAIR, FIFO, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.cluster.servers import CALLS
 
 #: Bytes of the settings' znode that all pipelines may have.
@@ -98,10 +98,10 @@ def warn_of_pulls(settings: ClusterSettings, partitions: Iterable[str]) -> None:
 
 
 def check_queue_policy(spec: QueueSpec, where: str) -> None:
-    """Policies of the catalogue place jobs; what Starters pull has the one order. Raises ConfigError."""
-    if spec.dispatch is Dispatch.PULL and spec.policy not in {"", "fifo"}:
+    """Policies of the catalogue place jobs; what Starters pull has an order. Raises ConfigError."""
+    if spec.dispatch is Dispatch.PULL and spec.policy not in {"", FAIR, FIFO}:
         raise ConfigError(
-            f"{where}: queue {spec.name} is pulled by Starters, in the order of fifo; {spec.policy!r} could only place jobs",
+            f"{where}: queue {spec.name} is pulled by Starters, in the order fair or fifo; {spec.policy!r} could only place jobs",
             hint='dispatch = "place"',
         )
 

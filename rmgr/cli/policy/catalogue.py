@@ -15,7 +15,10 @@ from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, Entry
 from rmgr.sched.policy import sends_calls
 
 #: Policies of pull queues: name -> what it does. They have no parameters.
-PULLING = {"fifo": "pull queues: Starters take work by priority, then arrival; a large task at the head holds back later ones"}
+PULLING = {
+    "fair": "pull queues: users take turns; the work of one by priority, then arrival; a large task whose turn it is holds back later ones",
+    "fifo": "pull queues: Starters take work by priority, then arrival; a large task at the head holds back later ones",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

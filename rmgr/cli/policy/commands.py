@@ -1,7 +1,8 @@
 """`rmgr policy list|show|set|check`: how queues choose what runs next; answered from the cluster's settings.
 
-Work of pull queues is taken by Starters in the order of priority, then arrival ("fifo"). Jobs of place queues are placed by the leader:
-one pipeline of policies for each partition, kept in the settings, taken up by the leader at its next pass.
+Work of pull queues is taken by Starters: users in turn, each one's by priority, then arrival ("fair"), or all by these ("fifo"). Jobs of
+place queues are placed by the leader: one pipeline of policies for each partition, kept in the settings, taken up by the leader at its next
+pass.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rmgr.cli.session.command import command, command_group
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import DURATION, Parsed, nearest, parse_pair
 from rmgr.errors import ConfigError, NotFound, UsageError
-from rmgr.model.cluster.queue import PULL_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import FAIR, FIFO, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.cluster.servers import CALLS, DEFAULT_CALL_POLICY
 
 #: Stands for the calls, which have no queue, where queues are shown.
@@ -141,9 +142,10 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
     """What `policy set NAME|FILE.toml` records; whether it can be used is not asked. Raises UsageError, ConfigError."""
     from rmgr.daemons.leader.records.pipeline import named
 
-    if name == PULL_POLICY:
+    if name in (FAIR, FIFO):
         raise UsageError(
-            f"{name} is what Starters do with pull queues, always; it places no jobs", hint="rmgr policy list names those that do"
+            f'{name} is what Starters do with pull queues (order = "{name}"); it places no jobs',
+            hint="rmgr policy list names those that do",
         )
     if partition == CALLS or not name.endswith(".toml"):
         return named(partition, name, params)

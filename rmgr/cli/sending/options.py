@@ -168,7 +168,10 @@ _OPTIONS = (
     click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of one task, or process  [1]"),
     click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of one task, as 512M or 2G"),
     click.option("-t", "--time", "time_us", type=TIME_LIMIT_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),
-    click.option("--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N", help="higher goes first  [the queue's]"),
+    click.option(
+        "--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N",
+        help="higher goes first; in a fair queue among your own work  [the queue's]",
+    ),
     click.option("-d", "--after", type=AFTER, metavar="ok:ID,any:ID,fail:ID", default=(), help="wait until these have ended so"),
     click.option("-a", "--array", type=ARRAY, metavar="1-100:2%8", help="a task a number (RMGR_ARRAY_INDEX); %8: 8 at once"),
     click.option("--max-fails", type=click.IntRange(0), metavar="N", help="cancel the rest once more than N failed  [never]"),

@@ -70,8 +70,10 @@ def in_order(entries: Sequence[ListedJob]) -> Iterator[int]:
 def prepare_all(host: CommandHost, entries: Sequence[ListedJob]) -> list[CheckedRequest]:
     """Each checked against the cluster, and all together against the room of their queues; nothing is written.
 
-    Raises: as `sending.prepare`, naming the entry; QueueFull.
+    Raises: as `sending.prepare`, naming the entry; QueueFull; LimitReached.
     """
+    from rmgr.procedures.caps import check_jobs
+
     facts = read_facts(host)
     drafts = []
     for entry in entries:
@@ -88,6 +90,8 @@ def prepare_all(host: CommandHost, entries: Sequence[ListedJob]) -> list[Checked
         more[draft.record.queue] = more.get(draft.record.queue, 0) + waiting_blocks(draft.record, draft.tasks)
     for queue, blocks in more.items():
         check_room(host.coordinator(), facts.settings, queue, blocks, what="this list is")
+    if drafts:
+        check_jobs(host.coordinator(), facts.settings.limits, drafts[0].record.user, new=len(drafts))
     return drafts
 
 

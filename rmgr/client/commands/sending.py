@@ -198,8 +198,11 @@ def _commit(host: CommandHost, record: Submission, draft: CheckedRequest) -> Sen
     if blocks is None or output_files(draft):
         return send_in_parts(host, host.submitter(), record, draft, deadline_s)
     from rmgr.client.submitter import submitting
+    from rmgr.procedures.caps import check_jobs
 
     coordinator = host.coordinator()
+    if not draft.request.options.token:  # one of the user's may stand for a submission that is in already
+        check_jobs(coordinator, draft.settings.limits, record.user)
     check_room(coordinator, draft.settings, record.queue, len(blocks) if waiting_blocks(record, draft.tasks) else 0)
     sent = submitting.submit(
         coordinator,

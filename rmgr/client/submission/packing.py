@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from rmgr.client.ports import TaskSpec
+from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS
 from rmgr.model.base.resources import MIB
 from rmgr.model.tasks.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
@@ -165,11 +167,14 @@ def first_blocks(draft: Submission, spec: TaskSpec, payloads: list[bytes]) -> li
     if buffer.tasks or any(block.to_row for block in packed):
         return None
     memory_mib = -(-draft.request.memory_bytes // MIB)
-    return [block_of(block, submission=0, priority=draft.priority, cores=draft.request.cores, memory_mib=memory_mib) for block in packed]
+    words: Any = {"priority": draft.priority, "cores": draft.request.cores, "memory_mib": memory_mib, "user": draft.user}
+    return [block_of(block, submission=0, **words) for block in packed]
 
 
-def block_of(packed: Packed, *, submission: int, priority: int, cores: int, memory_mib: int, row: str = "") -> tuple[BlockKey, BlockData]:
-    """Key and data of a new block; `row` names the arguments when they are not inline."""
+def block_of(
+    packed: Packed, *, submission: int, priority: int, cores: int, memory_mib: int, user: str, row: str = ""
+) -> tuple[BlockKey, BlockData]:
+    """Key and data of a new block of `user`'s; `row` names the arguments when they are not inline."""
     key = BlockKey(
         priority=priority,
         seq=NO_SEQ,
@@ -179,6 +184,7 @@ def block_of(packed: Packed, *, submission: int, priority: int, cores: int, memo
         attempt=1,
         cores=cores,
         memory_mib=memory_mib,
+        user=paths.user_tag(user),
     )
     spec = packed.spec
     inline = not row and any(packed.payloads)

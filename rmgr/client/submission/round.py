@@ -89,6 +89,7 @@ class Round:
                 priority=submission.priority,
                 cores=submission.request.cores,
                 memory_mib=memory_mib,
+                user=submission.user,
                 row=self.rows.get(item.first, ""),
             )
             for item in self.left or self.packed

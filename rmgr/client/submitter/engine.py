@@ -42,6 +42,7 @@ from rmgr.model.tasks.request import indices_of, ranges_of
 from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.procedures import cancelling
 from rmgr.procedures.bootstrap import require_store
+from rmgr.procedures.caps import check_jobs
 from rmgr.procedures.snapshot import fetch
 from rmgr.runtime import machine
 
@@ -126,6 +127,8 @@ class Engine:
         """See `ports.SubmitterPort`."""
         self.check_usable()
         require_store(self.store)
+        if not draft.token and self._state is SessionState.CONNECTED:
+            check_jobs(self.coordinator, self._records.settings().limits, self.user or draft.user)
         self.thread.post(self._entry.want)
         deadline_s = machine.monotonic() + timeout_s
         blocks = self._first_blocks(draft, first, timeout_s) if first is not None else []

@@ -6,19 +6,24 @@ changed last, only its user is judged: a limit that is lowered, or a queue that 
 
 from __future__ import annotations
 
+from rmgr.coord.protocol import paths
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Submission
 
 
-def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newer: bool) -> str:
+def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newer: bool, is_raised: bool = False) -> str:
     """Why the queue in which a block of `record` stands does not admit it, "" = it does. Cost: 0.3 us.
 
-    is_newer: the submission was made after the cluster's settings were changed last.
+    is_newer: the submission was made after the cluster's settings were changed last. is_raised: an operator has raised its priority.
     """
     if record.queue != queue.name:
         return f"its submission is of queue {record.queue}"
+    if key.user == paths.RAISED and not is_raised:
+        return "its name says that an operator has raised it, and none has"
+    if key.user not in ("", paths.RAISED, paths.user_tag(record.user)):
+        return f"its name has the tag of another user than {record.user}"
     if queue.users and record.user not in queue.users:
         return f"user {record.user} may not use queue {queue.name}"
     if not is_newer:

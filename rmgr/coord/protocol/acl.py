@@ -100,6 +100,7 @@ TABLE: Mapping[str, Rights] = {
     f"{paths.INBOX}/*/*": _READ,
     paths.IDLE: _line(starter=R | C | D, submitters=R | D),  # CLAIM, COMPLETE, IDLE; HAND
     f"{paths.IDLE}/*": _READ,
+    paths.USAGE: _READ,
     paths.JOBS: _READ,
     paths.GANGS: _READ,
     paths.REQUESTS: _line(submitters=R | C),  # ASK

@@ -26,6 +26,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /running/<node>/<key>-<seq>       claimed blocks
     /inbox/<node>/<guid>              orders to a Starter
     /idle/<node>                      has free slots and found nothing to claim
+    /usage                            cores and open jobs of users who have a cap   written by leaders only
     /jobs/<partition>                 reservations, notes and holds of the scheduler there
     /gangs/<partition>                who shares nodes in time there, slot by slot  version = generation
     /requests/<guid>                  what a user asks of the leader; its answer is written into it
@@ -39,8 +40,11 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.tasks.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, PRIORITY_RANGE, BlockKey
@@ -63,6 +67,7 @@ QUEUES = "/queues"
 RUNNING = "/running"
 INBOX = "/inbox"
 IDLE = "/idle"
+USAGE = "/usage"
 JOBS = "/jobs"
 GANGS = "/gangs"
 REQUESTS = "/requests"
@@ -87,8 +92,13 @@ _THREE_NUMBERS = re.compile(rf"({_NUMBER})\.({_NUMBER})\.({_NUMBER})")
 #: What `block_name` makes of keys that a block can have: one task at least and 256 at most, cores, attempts that keys have digits for.
 _KEY = re.compile(
     r"([01][0-9]{6}|2000000)\.((?!0{10})[0-9]{10})\.([0-9]{10})\.((?!000)(?:[01][0-9]{2}|2[0-4][0-9]|25[0-6]))"
-    r"\.(0(?!00000)[0-9]{5})\.((?!00000)[0-9]{5})\.([0-9]{9})-([0-9]{10})"
+    r"\.(0(?!00000)[0-9]{5})\.((?!00000)[0-9]{5})\.([0-9]{9})(?:\.([a-z2-7]{6}))?-([0-9]{10})"
 )
+#: Characters of a block's name without and with its user's tag; where the tag stands.
+BLOCK_NAMES = frozenset({67, 74})
+_TAG = slice(57, 63)
+#: Stands where the user's tag does while an operator's raise holds: such blocks go before all users' turns. No user has this tag.
+RAISED = "raised"
 _RESERVED = re.compile(rf"r-({_NUMBER})\.({_NUMBER})")
 _SEQUENCE = re.compile(r"-([0-9]{10})\Z")
 
@@ -363,7 +373,10 @@ def held(name: str) -> str:
 def block_prefix(key: BlockKey) -> str:
     """Name of a block without its sequence number, ending in `-` (what a sequential create takes)."""
     inverted = PRIORITY_RANGE - key.priority
-    return f"{inverted:07d}.{key.submission:010d}.{key.first:010d}.{key.count:03d}.{key.attempt:06d}.{key.cores:05d}.{key.memory_mib:09d}-"
+    tag = f".{key.user}" if key.user else ""
+    return (
+        f"{inverted:07d}.{key.submission:010d}.{key.first:010d}.{key.count:03d}.{key.attempt:06d}.{key.cores:05d}.{key.memory_mib:09d}{tag}-"
+    )
 
 
 def block_name(key: BlockKey) -> str:
@@ -393,19 +406,39 @@ def _block(name: str) -> BlockKey | None:
     match = _KEY.fullmatch(name)
     if match is None:
         return None
-    inverted, submission, first, count, attempt, cores, memory, seq = map(int, match.groups())
+    *numbers, user, number = match.groups()
+    inverted, submission, first, count, attempt, cores, memory = map(int, numbers)
     if first + count > MOST_TASKS:
         return None
     return BlockKey(
         priority=PRIORITY_RANGE - inverted,
-        seq=seq,
+        seq=int(number),
         submission=submission,
         first=first,
         count=count,
         attempt=attempt,
         cores=cores,
         memory_mib=memory,
+        user=user or "",
     )
+
+
+@lru_cache(4096)
+def user_tag(user: str) -> str:
+    """Six characters that stand for a user in the names of blocks. Two of 1,000 users have the same with a chance of 1 in 2,000."""
+    tag = base64.b32encode(hashlib.sha256(user.encode("utf-8", "surrogatepass")).digest()[:5]).decode().lower()[:6]
+    return tag if tag != RAISED else "raisee"
+
+
+def tag_in(name: str) -> str:
+    """The user's tag in the name of a block, "" = it has none; without parsing it."""
+    return name[_TAG] if len(name) == 74 else ""
+
+
+def submission_in(name: str) -> int:
+    """The submission in the name of a block, -1 = it is none; without parsing it."""
+    digits = name[8:18]
+    return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
 def claim_order(name: str) -> str:

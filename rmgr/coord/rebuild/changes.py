@@ -34,13 +34,15 @@ _WORDS, _STAMP = 120, 64
 def resubmit(multi: Multi, known: Known) -> Multi:
     """RESUBMIT, and GIVE_UP: as the rule says of what stands there."""
     number, (first, count, attempt), failed, version = _failed(multi, known)
-    gate = False
+    gate, user = False, ""
     if multi.name == "RESUBMIT":
         _, aside, _ = waiting_block(op_at(multi, 1, Create).path, multi, 1, sequence=False)
         gate = not aside
-        require(aside or not known.facts(number).is_capped, multi, 1, "tasks of what has a cap wait aside")
+        facts = known.facts(number)
+        user = facts.user
+        require(aside or not facts.is_capped, multi, 1, "tasks of what has a cap wait aside")
     most = known.settings().max_losses
-    return leader_ops.resubmit(_named(number), first, count, attempt, failed, version, gate=gate, max_losses=most)[0]
+    return leader_ops.resubmit(_named(number, user), first, count, attempt, failed, version, gate=gate, max_losses=most)[0]
 
 
 def cancel_failed(multi: Multi, known: Known, *, named: bool = False) -> Multi:
@@ -62,9 +64,9 @@ def _failed(multi: Multi, known: Known) -> tuple[int, tuple[int, int, int], Fail
     return number, found[0][1], failed, gone.version
 
 
-def _named(number: int) -> Submission:
+def _named(number: int, user: str = "") -> Submission:
     """All that the leader's builders ask of a submission."""
-    return Submission(id=number, name="", user="", queue="", work=Work.COMMAND)
+    return Submission(id=number, name="", user=user, queue="", work=Work.COMMAND)
 
 
 def take_out(multi: Multi, known: Known, *, named: bool = False) -> Multi:

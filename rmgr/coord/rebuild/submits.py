@@ -158,6 +158,7 @@ def _check_block(multi: Multi, at: int, key: BlockKey, data: BlockData, number: 
     require(key.submission == number, multi, at, "it is a block of another submission")
     asked = (key.priority, key.cores, key.memory_mib, key.attempt)
     told = (facts.priority, facts.cores, facts.memory_mib, 1)
+    require(key.user in ("", paths.user_tag(facts.user)), multi, at, "its name has the tag of another user")
     require(asked == told, multi, at, f"(priority, cores, MiB, attempt) are {asked}, its submission says {told}")
     require(1 <= key.count <= (1 if facts.is_placed else MAX_TASKS), multi, at, f"{key.count} is no number of tasks in a block")
     for name, untouched in _UNTOUCHED:

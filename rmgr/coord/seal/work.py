@@ -93,6 +93,7 @@ KEY_UNSIGNED = {
     "attempt": "counts up",
     "first": "any range inside the signed one",
     "count": "any range inside the signed one",
+    "user": "only whose turn it is, and compared with the record's",
 }
 
 Sign = Callable[[bytes], bytes]

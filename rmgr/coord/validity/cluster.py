@@ -41,7 +41,7 @@ from rmgr.model.base.resources import Capacity, NodeAttributes
 from rmgr.model.cluster.gang import LEAST_QUANTUM_US, MOST_LEAVES, MOST_QUANTUM_US, GangClock, GangRecord
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
-from rmgr.model.cluster.limits import BOUNDS, UserLimits
+from rmgr.model.cluster.limits import BOUNDS, CappedUse, UserLimits
 from rmgr.model.cluster.node import (
     Drain,
     EpochRecord,
@@ -54,7 +54,7 @@ from rmgr.model.cluster.node import (
     SubmitterEntry,
     Trouble,
 )
-from rmgr.model.cluster.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import MOST_ATTEMPTS, MOST_TASKS, PRIORITY_RANGE
 from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
@@ -193,9 +193,12 @@ BOOK.add(
     max_pending_blocks=_COUNT,
     rank=whole(-(1 << 31), 1 << 31),
     backfill_pull=flag,
+    order=one_of(FAIR, FIFO),
     users=many(text(255), LONG),
 )
-BOOK.add(UserLimits, **dict.fromkeys((bound.name for bound in BOUNDS), _COUNT))
+_BY_USER = mapping(USER, _COUNT, LONG)
+BOOK.add(UserLimits, **dict.fromkeys((bound.name for bound in BOUNDS), _COUNT), cores_of=_BY_USER, jobs_of=_BY_USER)
+BOOK.add(CappedUse, cores=_BY_USER, nodes=_BY_USER, jobs=_BY_USER, free=_COUNT)
 BOOK.add(PipelineSpec, partition=text(255, 1), document=text(ZNODE_BYTES), name=WORD)
 BOOK.add(
     ClusterSettings,

@@ -316,6 +316,7 @@ BOOK.add(
     attempt=_ATTEMPT,
     cores=_CORES,
     memory_mib=_MIB,
+    user=words(r"(?:[a-z2-7]{6})?", "the tag of a user"),
 )
 BOOK.add(
     PastAttempt,

@@ -36,11 +36,13 @@ from rmgr.coord.views.placing import (
     with_turns,
 )
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
+from rmgr.coord.views.use import by_node, in_all
 from rmgr.errors import NotFound
 from rmgr.model.base.ids import taskq_name
 from rmgr.model.base.resources import MIB, Needs, needs_of
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
+from rmgr.model.cluster.limits import CORES
 from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, Trouble
 from rmgr.model.cluster.queue import Dispatch, QueueSpec
 from rmgr.model.tasks.array import shown_index
@@ -492,20 +494,50 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
         return list(refused.values())[:_MOST]
     fitting = [view for view in fitting if view.id not in refused]
     free = [view for view in fitting if view.cores - view.cores_used >= request.cores]
-    ahead = sum(
-        other.counts[State.INITIAL]
-        for other in jobs(snapshot)
-        if other.queue == job.queue and other.id != job.id and (-other.priority, other.id) < (-job.priority, job.id)
-    )
+    waiting = [other for other in jobs(snapshot) if other.queue == job.queue and other.counts[State.INITIAL]]
+    rivals = [other for other in waiting if not queue.is_fair or other.user == job.user]
+    ahead = sum(other.counts[State.INITIAL] for other in rivals if (-other.priority, other.id) < (-job.priority, job.id))
+    used = cores_of_users(snapshot)
+    most = snapshot.settings.limits.of(CORES, job.user)
+    if most and used.get(job.user, 0) + request.cores > most:
+        told = f"{job.user} has {used.get(job.user, 0)} of the {most} cores that {job.user} may have at once"
+        return [WhyView(what="limit", id=job.user, detail=f"{told}; rmgr limits {job.user}")]
+    turn = _turn_whys(queue, job, {other.user for other in waiting}, used)
     lacking = _lacking(free, needs) if free and needs else ""
-    before = f"{counted(ahead, 'task') if ahead else 'nothing'} before it in queue {queue.name}"
+    whose = f" of {job.user}'s" if queue.is_fair else ""
+    before = f"{counted(ahead, 'task') if ahead else 'nothing'}{whose} before it in queue {queue.name}"
     if free and not lacking:
-        return [WhyView(what="nodes", id=free[0].id, detail=f"about to be claimed; {before}")]
+        return [WhyView(what="nodes", id=free[0].id, detail=f"about to be claimed; {before}"), *turn]
     if lacking:
-        return [WhyView(what="resources", id=queue.name, detail=f"{lacking}; {before}")]
+        return [WhyView(what="resources", id=queue.name, detail=f"{lacking}; {before}"), *turn]
     busy = f"all {len(fitting)} fitting nodes are busy" if len(fitting) != 1 else "the only fitting node is busy"
     detail = f"{busy}; {before}"
-    return [WhyView(what="resources", id=queue.name, detail=detail)]
+    return [WhyView(what="resources", id=queue.name, detail=detail), *turn]
+
+
+def cores_of_users(snapshot: ClusterSnapshot) -> dict[str, int]:
+    """Cores in use by user. Cost: O(claimed blocks)."""
+
+    def user_of(block: BlockOnNode) -> str | None:
+        known = snapshot.submissions.get(block.key.submission)
+        return known[0].user if known is not None else None
+
+    return in_all(by_node(snapshot.claimed, user_of, {name: record.capacity.cores for name, record in snapshot.nodes.items()}))
+
+
+def _turn_whys(queue: QueueSpec, job: JobView, users: set[str], used: dict[str, int]) -> list[WhyView]:
+    """Who is before the user of a waiting job, as far as that is known: each Starter counts what it gave to whom, and tells nobody."""
+    if not queue.is_fair or not users - {job.user}:
+        return []
+    order = sorted(users | {job.user}, key=lambda user: (used.get(user, 0), user != job.user, user))
+    before = order[: order.index(job.user)]
+    if not before:
+        told = f"{job.user} has fewest cores now ({used.get(job.user, 0)}), and is next"
+    else:
+        others = f"; so do {len(before) - 1} more" if len(before) > 1 else ""
+        fewer = f"{before[0]} has fewer cores now ({used.get(before[0], 0)}) than {job.user} ({used.get(job.user, 0)})"
+        told = f"{fewer}, and goes first{others}"
+    return [WhyView(what="turn", id=queue.name, detail=f"{counted(len(order), 'user')} wait there, and take turns: {told}")]
 
 
 def _cap(submission: Submission, job: JobView) -> list[WhyView]:

@@ -20,7 +20,7 @@ class BlockOnNode:
     """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more). allocation: of a placed job.
 
     stopping: why that is giving its nodes up, "" = it is not. is_suspended: it stands still. is_starting: it has not begun; awaits: what it
-    waits for, as its Starter has written it down. saving, answered, moves: as in its block.
+    waits for, as its Starter has written it down. saving, answered, moves, serial: as in its block.
     """
 
     node: str
@@ -35,6 +35,7 @@ class BlockOnNode:
     saving: str = ""
     answered: bool = False
     moves: int = 0
+    serial: bool = False
 
     @property
     def state(self) -> State:

@@ -26,6 +26,7 @@ from rmgr.coord.protocol.multi import Create, Multi
 from rmgr.coord.protocol.quotas import Quota
 from rmgr.daemons.gateway.room import NOTHING, QuotaRoom
 from rmgr.errors import RmgrError, UsageError
+from rmgr.model.cluster.limits import CORES, JOBS
 from rmgr.runtime import machine
 
 #: Between two questions to the leader, and how long after the last submission they go on.
@@ -36,7 +37,7 @@ SETTLE_S, FRESH_S = 2.0, 0.5
 _ADDING = frozenset({"SUBMIT", "ENQUEUE", "HAND"})
 #: What ZooKeeper keeps of a znode beside its data (bytes).
 _ZNODE_BYTES = 200
-_CLUSTER = ("open_submissions", "unfinished_tasks", "zookeeper_bytes")
+_CLUSTER = (JOBS, "open_submissions", "unfinished_tasks", "zookeeper_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class ClusterUse:
             self.refresh(fresh=True)
             name = self._exceeded(user, new)
         if name:
-            raise self._bounds.refuse(name, user, int(getattr(self._bounds.limits, name)))
+            raise self._bounds.refuse(name, user, self._bounds.limits.of(name, user))
         if self._room is not None and self._lacks(user, new):
             self._room.refresh(FRESH_S)
             self.refresh(fresh=True)
@@ -178,7 +179,10 @@ class ClusterUse:
             recent = list(ledger.recent) if ledger is not None else []
             waiting = sum(ledger.sizes) if ledger is not None else 0
         told = dict.fromkeys(_CLUSTER, 0) if known is None else {name: known.used.get(name, 0) for name in _CLUSTER}
-        told["open_submissions"] += sum(one[1] for one in recent)
+        for name in (JOBS, "open_submissions"):
+            told[name] += sum(one[1] for one in recent)
+        if known is not None and CORES in known.used:
+            told[CORES] = known.used[CORES]
         told["unfinished_tasks"] += sum(one[2] for one in recent)
         told["zookeeper_bytes"] += waiting + sum(one[3] for one in recent)
         return told
@@ -230,12 +234,12 @@ class ClusterUse:
     def _exceeded(self, user: str, new: MultiCost) -> str:
         """The limit beyond which he would be, "" = none."""
         limits = self._bounds.limits
-        amounts = (new.submissions, new.tasks, new.size + sum(size for _, size in new.sizes))
+        amounts = (new.submissions, new.submissions, new.tasks, new.size + sum(size for _, size in new.sizes))
         if not any(amounts):
             return ""
         used = self.used(user)
         for name, amount in zip(_CLUSTER, amounts, strict=True):
-            limit = int(getattr(limits, name))
+            limit = limits.of(name, user)
             if limit and amount and used[name] + amount > limit:
                 return name
         return ""

@@ -170,6 +170,10 @@ class Watchdog:
         found: Sequence[NodeRecord] = () if leader is None else self.call(leader.living).result(_ANSWER_S)
         return found
 
+    def cores(self) -> Mapping[str, int]:
+        """Cores in use by user, while it leads and somebody has a cap. From any thread."""
+        return {} if (leader := self.leader) is None else leader.caps.cores
+
     def unable(self) -> str:
         """Why it neither leads nor could take over, "" while it does one of both. From any thread."""
         return "" if self.leader is not None or self._candidacy.is_standing else "not standing for election"
@@ -389,7 +393,7 @@ def _serve(
     server.add_generic(rpc_metaserver.handler_of(CallAnswering(lambda: watchdog.leader, metrics)))
     if credentials is not None:
         server.add_generic(rpc_join.handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
-    server.add_generic(rpc_use.handler_of(LeaderUse(watchdog.followed, watchdog.call, bounds, config.security.operators)))
+    server.add_generic(rpc_use.handler_of(LeaderUse(watchdog.followed, watchdog.call, bounds, config.security.operators, watchdog.cores)))
     LimitsKeeper(coordinator, bounds, log).start()
     metrics.store_up.set_function(lambda: store.is_up)
     metrics.refused_connections.set_function(lambda: server.refused_connections)

@@ -366,6 +366,8 @@ def build(
         stop_grace_s=own.stop_grace_s,
         log=log,
         aside=shared.aside,
+        turns=shared.turns,
+        caps=shared.caps,
         spool_cap=own.spool_cap_bytes,
         store_note=store_note,
     )

@@ -23,8 +23,8 @@ class Dispatch(StrEnum):
 PRIVATE, SHARED = "private", "shared"
 #: Who places in a partition where nobody was named.
 DEFAULT_POLICY = "easy"
-#: What Starters do with pull queues: priority, then arrival.
-PULL_POLICY = "fifo"
+#: In which order Starters take the blocks of a pull queue: users in turn, each one's by priority, then arrival; or all by these.
+FAIR, FIFO = "fair", "fifo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,14 @@ class QueueSpec:
     max_pending_blocks: int = 10_000
     rank: int = 0  #: Starters look at queues of higher rank first
     backfill_pull: bool = False  #: let later blocks start on a node that drains for a large one
+    order: str = FAIR  #: fair | fifo: of pull queues
     users: tuple[str, ...] = ()  #: who may submit; empty = everyone
     newer: Newer = newer()
+
+    @property
+    def is_fair(self) -> bool:
+        """Starters take turns among its users."""
+        return self.dispatch is Dispatch.PULL and FIFO not in (self.order, self.policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +121,7 @@ class ClusterSettings:
     def policy_of(self, queue: QueueSpec) -> str:
         """What decides in that queue: of a place queue that of its partition, by the name it was set as."""
         if queue.dispatch is Dispatch.PULL:
-            return queue.policy or PULL_POLICY
+            return FAIR if queue.is_fair else FIFO
         found = self.pipeline(queue.partition)
         first = self.placed().get(queue.partition, (queue,))[0]
         return (found.name or "(set)") if found is not None else first.policy or DEFAULT_POLICY

@@ -41,6 +41,7 @@ class BlockKey:
 
     priority: -1,000,000..1,000,000, higher first. seq: the queue's own counter, kept through requeue, return and
     split. attempt: the number that the next (or present) attempt of its tasks has. memory_mib: 0 = not counted.
+    user: tag of the user (`paths.user_tag`), a hint for who has not read the record; "" = the name does not say it.
     """
 
     priority: int
@@ -51,6 +52,7 @@ class BlockKey:
     attempt: int
     cores: int
     memory_mib: int
+    user: str = ""
 
     @property
     def end(self) -> int:

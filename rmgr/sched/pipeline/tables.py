@@ -140,8 +140,16 @@ def nodes_of(document: Mapping[str, object], groups: Iterable[NodeGroup]) -> tup
     return tuple(nodes)
 
 
+#: Two words for one limit: that of the cluster's settings, and the older one of policies.
+_CORES, _CPUS = "max_cores_per_user", "max_cpus_per_user"
+
+
 def partition_of(where: str, table: Mapping[str, object]) -> tuple[PartitionTable, Limits]:
     """A table [[partition]]: its own keys, and those of its limits."""
+    if _CORES in table:
+        if _CPUS in table:
+            raise ConfigError(f"{where}: {_CORES} and {_CPUS} are the same limit", hint=f"leave {_CPUS} out")
+        table = {_CPUS if key == _CORES else key: value for key, value in table.items()}
     own = parameters_of(PartitionTable)
     limits = tuple(replace(parameter, least=0) for parameter in parameters_of(Limits))
     values = read_values(where, (*own, *limits), table, called="key")

@@ -245,10 +245,10 @@ def test_a_node_that_is_stopped_and_revoked_is_forgotten_by_the_admin(sh: Shell,
 def test_policies_are_told_honestly(sh: Shell) -> None:
     assert [policy["dispatch"] for policy in sh.ok("policy", "list", "--json").json["policies"] if policy["name"] == "fifo"] == ["pull"]
     assert sh.ok("policy", "show", "--json").json["queues"] == {
-        "default": {"policy": "fifo", "parameters": {}},
+        "default": {"policy": "fair", "parameters": {}},
         "batch": {"policy": "easy", "parameters": {}},
     }
-    assert sh.ok("policy", "check").out == "default: fifo\nbatch: easy\n"
+    assert sh.ok("policy", "check").out == "default: fair\nbatch: easy\n"
     sh.ok("policy", "set", "conservative", "--param", "order=sjf")
     eventually(lambda: "conservative" in sh.ok("queues").out, "the leader takes the policy up")
     assert sh.ok("policy", "show", "batch", "--json").json["queues"]["batch"] == {"policy": "conservative", "parameters": {"order": "sjf"}}

@@ -39,7 +39,7 @@ class Clock:
         return self.now_s
 
 
-def bounds(clock: Callable[[], float] | None = None, **limits: int) -> Bounds:
+def bounds(clock: Callable[[], float] | None = None, **limits: Any) -> Bounds:
     return Bounds(UserLimits(**limits), clock=clock or Clock())
 
 
@@ -47,7 +47,7 @@ def bounds(clock: Callable[[], float] | None = None, **limits: int) -> Bounds:
 
 
 def test_every_limit_is_described_and_every_description_is_a_limit() -> None:
-    fields = [field.name for field in dataclasses.fields(UserLimits) if field.name != "newer"]
+    fields = [field.name for field in dataclasses.fields(UserLimits) if field.name not in {"newer", "cores_of", "jobs_of"}]
     assert [bound.name for bound in BOUNDS] == fields
     assert all(bound.what and bound.advice and bound.where for bound in BOUNDS)
 
@@ -268,7 +268,7 @@ def enqueue(number: int, *blocks: Create) -> Multi:
 class Cluster:
     """A leader that says what it is told to say."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.clock = Clock()
         self.asked = 0
         self.used: dict[str, int] = {}
@@ -296,9 +296,14 @@ def test_what_a_multi_adds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "name"), [({"open_submissions": 3}, "open_submissions"), ({"unfinished_tasks": 35}, "unfinished_tasks")]
+    ("limits", "name"),
+    [
+        ({"open_submissions": 3}, "open_submissions"),
+        ({"unfinished_tasks": 35}, "unfinished_tasks"),
+        ({"max_jobs_per_user": 1, "jobs_of": {"ann": 3}}, "max_jobs_per_user"),
+    ],
 )
-def test_a_user_is_refused_beyond_a_limit_of_the_cluster_and_goes_on_when_work_has_ended(limits: dict[str, int], name: str) -> None:
+def test_a_user_is_refused_beyond_a_limit_of_the_cluster_and_goes_on_when_work_has_ended(limits: dict[str, Any], name: str) -> None:
     world = Cluster(**limits)
     for number in (1, 2, 7):
         world.use.check("ann", submit(number, block(number, 10)))
@@ -306,12 +311,12 @@ def test_a_user_is_refused_beyond_a_limit_of_the_cluster_and_goes_on_when_work_h
         world.use.check("ann", submit(3, block(3, 10)))
     assert world.asked == 1  # before anybody is refused
     world.use.check("ben", submit(4, block(4, 10)))
-    world.used = {"open_submissions": 3, "unfinished_tasks": 30}
+    used = world.used = {"max_jobs_per_user": 3, "open_submissions": 3, "unfinished_tasks": 30}
     world.clock.now_s += SETTLE_S + 1
     with pytest.raises(LimitReached):
         world.use.check("ann", submit(5, block(5, 10)))
-    assert world.use.used("ann")[name] == {"open_submissions": 3, "unfinished_tasks": 30}[name]  # counted once
-    world.used = {"open_submissions": 1, "unfinished_tasks": 10}
+    assert world.use.used("ann")[name] == used[name]  # counted once
+    world.used = {"max_jobs_per_user": 1, "open_submissions": 1, "unfinished_tasks": 10}
     world.clock.now_s += 1
     world.use.check("ann", submit(6, block(6, 10)))
     world.use.check("ann", enqueue(6, block(6, 1)))

@@ -19,7 +19,7 @@ from rmgr.model.tasks.submission import Condition, Dependency
 BATCH = "[queues.default]\n[queues.batch]\ndispatch = 'place'\n"
 FULL = ClusterSettings(
     queues=(
-        QueueSpec(name="default"),
+        QueueSpec(name="default", order="fifo"),
         QueueSpec(
             name="fast.one",
             partition="p2",
@@ -68,6 +68,8 @@ def test_people_write_durations_and_sizes() -> None:
     ("text", "told", "hint"),
     [
         ("[queues.default]\nmax_tim = 1\n", "c.toml:2: unknown key 'max_tim' in section [queues.default]", "'max_time'"),
+        ("[queues.default]\norder = 'fari'\n", "c.toml:2: there is no order 'fari', only fair and fifo", "'fair'"),
+        ("[queues.b]\ndispatch = 'place'\norder = 'fifo'\n", "c.toml:3: order is of queues that Starters pull", "policy = "),
         ("\nretentoin = 1\n[queues.default]\n", "c.toml:2: unknown key 'retentoin'", "'retention'"),
         ("[queues.default]\n\n[queues.b]\nmax_time = '1x'\n", "c.toml:4: max_time = '1x' is not valid", "1h30m"),
         ("[queues.default]\nmax_time = inf\n", "c.toml:2: max_time = inf is not valid", ""),

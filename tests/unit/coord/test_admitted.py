@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rmgr.coord.decisions.admitted import not_admitted
+from rmgr.coord.protocol import paths
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockKey
@@ -38,6 +40,25 @@ def test_what_a_queue_admits() -> None:
 def test_limits_concern_what_came_after_they_were_set(queue: dict[str, Any], record: dict[str, Any], why: str) -> None:
     assert why in asked(queue, record)
     assert asked(queue, record, is_newer=False) == ""
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_a_name_with_the_tag_of_another_user_is_not_admitted(is_newer: bool) -> None:
+    record = Submission(id=1, name="a", user="ann", queue="q", work=Work.COMMAND)
+    key = BlockKey(priority=5, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=1)
+    told = [
+        not_admitted(QueueSpec(name="q"), record, replace(key, user=user), is_newer=is_newer)
+        for user in ("", paths.user_tag("ann"), paths.user_tag("bob"))
+    ]
+    assert told == ["", "", "its name has the tag of another user than ann"]
+
+
+def test_only_what_an_operator_has_raised_may_say_so() -> None:
+    record = Submission(id=1, name="a", user="ann", queue="q", work=Work.COMMAND)
+    key = BlockKey(priority=5, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=1, user=paths.RAISED)
+    told = [not_admitted(QueueSpec(name="q"), record, key, is_newer=True, is_raised=is_raised) for is_raised in (True, False)]
+    assert told == ["", "its name says that an operator has raised it, and none has"]
+    assert paths.parse_block(paths.block_name(key)).user == paths.tag_in(paths.block_name(key)) == paths.RAISED
 
 
 @pytest.mark.parametrize("is_newer", [True, False])

@@ -16,8 +16,9 @@ from rmgr.coord.views.tasks import task_views
 from rmgr.errors import NotFound
 from rmgr.model.base.resources import Capacity, Request
 from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
-from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
+from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.tasks.placing import Allocation, Rigid
@@ -174,7 +175,7 @@ def test_a_place_queue_tells_its_policy_and_what_is_held_for_whom():
     held = HeldView(queue="batch", job="42", node="n1", cores=3, expected_start_us=9)
     batch, default = queues(snapshot(placing=placing(ledger=(held,))))
     assert (batch.id, batch.policy, batch.state, batch.held) == ("batch", "easy", "open", (held,))
-    assert (default.policy, default.pending, default.running, default.held) == ("fifo", 1, 2, ())
+    assert (default.policy, default.pending, default.running, default.held) == ("fair", 1, 2, ())
     pipelines = (PipelineSpec(partition="default", document="{}", name="classes.toml"),)
     assert queues(snapshot(settings=ClusterSettings(pipelines=pipelines)))[0].policy == "classes.toml"
 
@@ -279,7 +280,7 @@ def test_other_resources_are_counted_on_nodes_and_named_where_they_are_lacking()
 def test_explain_names_what_blocks():
     waiting = {42: (SUB, progress(4))}
     busy = snapshot(submissions=waiting | {7: (replace(SUB, id=7), progress(9))}, claimed=(claimed(submission=7, count=4),))
-    assert ("resources", "the only fitting node is busy; 5 tasks before it in queue default") in why(explain(busy, 42, None))
+    assert ("resources", "the only fitting node is busy; 5 tasks of ann's before it in queue default") in why(explain(busy, 42, None))
     large = {42: (replace(SUB, request=Request(cores=64)), progress(4))}
     assert "none of 1 node up fits 64 cores" in why(explain(snapshot(submissions=large, claimed=()), 42, None))[0][1]
     assert why(explain(snapshot(submissions=waiting, claimed=(), alive=frozenset()), 42, None))[0][0] == "nodes"
@@ -289,6 +290,25 @@ def test_explain_names_what_blocks():
     assert ("limit", "at most 2 of its tasks run at once") in why(explain(snapshot(submissions=capped), 42, None))
     placed = {42: (replace(capped[42][0], queue="batch"), progress(4))}  # its tasks run on the one core of a node each, two of them
     assert why(explain(snapshot(submissions=placed), 42, None))[-1] == ("limit", "at most 2 of its tasks run at once")
+
+
+def test_explain_says_whose_turn_it_is_and_who_is_at_a_cap():
+    bobs = {7: (replace(SUB, id=7, user="bob", priority=9), progress(9))}
+    busy = snapshot(submissions={42: (SUB, progress(4))} | bobs, claimed=(claimed(submission=7, count=4),))
+    assert why(explain(busy, 42, None)) == [
+        ("resources", "the only fitting node is busy; nothing of ann's before it in queue default"),
+        ("turn", "2 users wait there, and take turns: ann has fewest cores now (0), and is next"),
+    ]
+    assert why(explain(busy, 7, None))[-1] == (
+        "turn", "2 users wait there, and take turns: ann has fewer cores now (0) than bob (4), and goes first",
+    )  # fmt: skip
+    fifo = ClusterSettings(queues=(QueueSpec(name="default", order="fifo"),))
+    assert why(explain(replace(busy, settings=fifo), 42, None)) == [
+        ("resources", "the only fitting node is busy; 5 tasks before it in queue default")
+    ]
+    limited = replace(busy, settings=ClusterSettings(limits=UserLimits(cores_of={"bob": 4})))
+    assert why(explain(limited, 7, None))[-1] == ("limit", "bob has 4 of the 4 cores that bob may have at once; rmgr limits bob")
+    assert "limit" not in dict(why(explain(limited, 42, None)))
 
 
 def test_explain_names_the_dependency():

@@ -228,9 +228,9 @@ def test_a_new_block_says_nothing_but_what_its_user_signs() -> None:
 
 @pytest.mark.parametrize(
     "changes", [{"cores": 2}, {"cores": 0}, {"count": 0}, {"count": 5}, {"first": 1}, {"attempt": 2}, {"attempt": 0}, {"memory_mib": 1},
-                {"priority": 1}, {"submission": 43}]
+                {"priority": 1}, {"submission": 43}, {"user": paths.user_tag("bob")}]
 )  # fmt: skip
-def test_a_new_block_asks_for_what_its_submission_asks_for(changes: dict[str, int]) -> None:
+def test_a_new_block_asks_for_what_its_submission_asks_for(changes: dict[str, Any]) -> None:
     key, data = block()
     asks = replace(key, **changes)
     for multi, tree, at in ((*grown()[0], 1), (*submits()[0], 7)):

@@ -247,6 +247,7 @@ _KEYS = st.builds(
     attempt=st.integers(1, MOST_ATTEMPTS),
     cores=st.integers(1, 99_999),
     memory_mib=st.integers(0, 999_999_999),
+    user=st.just("") | st.text(max_size=20).map(paths.user_tag),
 )
 _GOOD = "1000000.0000000001.0000000000.001.000001.00001.000000000-0000000001"
 
@@ -254,12 +255,14 @@ _GOOD = "1000000.0000000001.0000000000.001.000001.00001.000000000-0000000001"
 @given(_KEYS)
 def test_names_of_blocks_and_their_keys_are_one_to_one(key: BlockKey) -> None:
     validity.check(key, where="k")
-    assert paths.parse_block(paths.block_name(key)) == key
+    name = paths.block_name(key)
+    assert paths.parse_block(name) == key
+    assert (paths.tag_in(name), paths.submission_in(name), len(name) in paths.BLOCK_NAMES) == (key.user, key.submission, True)
 
 
 @given(
     st.text(st.sampled_from("0123456789.-+_ \n٣²"), min_size=60, max_size=70)
-    | st.from_regex(r"\d{7}\.\d{10}\.\d{10}\.\d{3}\.\d{6}\.\d{5}\.\d{9}-\d{10}\n?")
+    | st.from_regex(r"\d{7}\.\d{10}\.\d{10}\.\d{3}\.\d{6}\.\d{5}\.\d{9}(\.[a-z2-8]{6})?-\d{10}\n?")
 )
 def test_what_is_parsed_is_what_its_builder_makes(name: str) -> None:
     for _, key in paths.blocks_in([name]):
@@ -280,6 +283,10 @@ def test_what_is_parsed_is_what_its_builder_makes(name: str) -> None:
         _GOOD.replace("1000000.", "2000001."),
         _GOOD + "\n",
         _GOOD.replace("1", "\u0661"),
+        _GOOD.replace("-", ".-"),
+        _GOOD.replace("-", ".abcde-"),
+        _GOOD.replace("-", ".ABCDEF-"),
+        _GOOD.replace("-", ".abcdef.abcdef-"),
         "9" * 5000,
         "",
     ],

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rmgr.client.specs import python_environment
+from rmgr.client.specs import python_environment, user_name
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord.ops.operator import set_settings
 from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import DeadlineExceeded
+from rmgr.errors import DeadlineExceeded, LimitReached
 from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.limits import CappedUse, UserLimits
 from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.submission import Condition, Dependency, Phase
 from tests.harness.leader_bench import Submitter, Tree
@@ -158,3 +164,165 @@ def test_a_chain_of_four_whose_first_is_cancelled_while_held(
     world.run_until(lambda: all(len(look.outcomes(number)) == 2 for number in chain), "all four have ended")
     ended = [{outcome.state for outcome in look.outcomes(number).values()} for number in chain]
     assert ended == [{State.CANCELLED}, *({State.COMPLETED if ran else State.CANCELLED} for ran in runs)]
+
+
+def shares(look: Tree, numbers: dict[str, int], before: dict[str, int] | None = None) -> dict[str, int]:
+    """Tasks that have ended, by user."""
+    return {user: len(look.outcomes(number)) - (before or {}).get(user, 0) for user, number in numbers.items()}
+
+
+def test_ten_users_with_endless_arrays_share_a_fair_queue(world: VirtualMachine, tmp_path: Path) -> None:
+    """A newcomer is served at once; a user whose work was all there before has no more than the others."""
+    cluster = VirtualCluster(world, tmp_path)
+    for node in range(4):
+        cluster.starter(f"n{node}", task_s=0.2 + 0.25 * node, slots=2)
+    world.run_until(lambda: len(cluster.events("acting")) == 4, "all Starters act")
+    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
+    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    what: dict[str, Any] = {"python": python_environment(), "data": data, "block": 100}
+    numbers = {"first": submitter.submit(2000, user="first", **what)}
+    lone_s, cores_used = world.now_s, sum(2 / (0.2 + 0.25 * node) for node in range(4))
+    world.run_until(lambda: world.now_s > lone_s + 20.0, "time passes")
+    assert shares(look, numbers)["first"] == pytest.approx(20.0 * cores_used, rel=0.1), "a lone user has all cores"
+    numbers |= {f"u{at}": submitter.submit(1000, user=f"u{at}", priority=at, **what) for at in range(9)}
+    came_s = world.now_s
+    world.run_until(lambda: all(shares(look, numbers).values()), "each newcomer has had a task")
+    assert world.now_s - came_s < 5.0
+    before, begin_s = shares(look, numbers), world.now_s
+    world.run_until(lambda: world.now_s > begin_s + 120.0, "time passes")
+    had = shares(look, numbers, before)
+    equal = sum(had.values()) / len(had)
+    assert sum(had.values()) == pytest.approx(120.0 * cores_used, rel=0.1), "no slot waits for somebody's turn"
+    assert all(abs(count - equal) <= 0.1 * equal for count in had.values()), had
+
+
+@pytest.mark.parametrize("tag", ["raised", "honest"])
+def test_a_forged_tag_gives_nothing(world: VirtualMachine, tmp_path: Path, tag: str) -> None:
+    """Neither who says that an operator raised his work, nor who says that it is somebody else's, has any of it run."""
+    cluster = VirtualCluster(world, tmp_path)
+    cluster.watchdog("w1")
+    cluster.starter("n1", task_s=0.5, slots=2)
+    world.run_until(lambda: cluster.events("acting", "n1"), "a Starter acts")
+    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
+    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    what: dict[str, Any] = {"python": python_environment(), "data": data, "block": 10}
+    honest = submitter.submit(20, user="honest", **what)
+    forged = submitter.submit(20, user="forger", tag=paths.RAISED if tag == "raised" else paths.user_tag("honest"), **what)
+    began_s = world.now_s
+    world.run_until(lambda: len(look.outcomes(honest)) == 20, "the honest user's work has ended")
+    assert world.now_s - began_s < 20 * 0.5 / 2 + 2.0, "who forges holds up nobody"
+    end_s = world.now_s + 20.0
+    world.run_until(lambda: world.now_s > end_s, "time passes")
+    assert look.outcomes(forged) == {}
+    whys = {line["why"] for line in cluster.events("block_not_admitted", "n1")}
+    told = "that an operator has raised it, and none has" if tag == "raised" else "has the tag of another user than forger"
+    assert [told in why for why in whys] == [True]
+
+
+def test_what_an_operator_has_raised_goes_before_all_turns(world: VirtualMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = VirtualCluster(world, tmp_path)
+    parts, _ = cluster.starter("n1", task_s=0.5)
+    world.run_until(lambda: cluster.events("acting", "n1"), "a Starter acts")
+    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
+    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    what: dict[str, Any] = {"python": python_environment(), "data": data, "block": 10}
+    others = [submitter.submit(100, user=user, priority=100, **what) for user in ("ann", "bob")]
+    world.run_until(lambda: all(look.outcomes(number) for number in others), "both have had a turn")
+    raised = submitter.submit(10, user="cy", tag=paths.RAISED, priority=3, **what)
+    records = parts.starter.agents["n1"].puller._records
+    real = records.get
+
+    def get(number: int) -> Any:
+        info = real(number)
+        if info is not None and number == raised:
+            info.is_raised = True
+        return info
+
+    monkeypatch.setattr(records, "get", get)
+    before = [len(look.outcomes(number)) for number in others]
+    world.run_until(lambda: len(look.outcomes(raised)) == 10, "all that was raised has run")
+    after = [len(look.outcomes(number)) for number in others]
+    assert sum(after) - sum(before) <= 3, "nothing of others began meanwhile but what was claimed already"
+
+
+def in_use(cluster: VirtualCluster) -> dict[str, int]:
+    """Tasks that run, by user, as the Starters have them; each has one core."""
+    running: Counter[str] = Counter()
+    for parts in cluster.starters:
+        for agent in parts.starter.agents.values():
+            for block in agent.blocks.values():
+                running[block.info.record.user] += block.live
+    return dict(running)
+
+
+def limited(cluster: VirtualCluster, limits: UserLimits) -> None:
+    found = cluster.admin.get(paths.CONFIG).result(0)
+    assert found is not None
+    settings = replace(decode_record(found.data, ClusterSettings, paths.CONFIG), limits=limits)
+    assert isinstance(cluster.admin.commit(set_settings(settings, found.version)).result(0), Committed)
+
+
+def test_a_user_stops_at_a_cap_and_goes_on_while_nobody_leads(world: VirtualMachine, tmp_path: Path) -> None:
+    cluster = VirtualCluster(world, tmp_path)
+    leader, link = cluster.watchdog("w1")
+    for node in range(4):
+        cluster.starter(f"n{node}", task_s=0.3 + 0.2 * node, slots=4)
+    world.run_until(lambda: leader.leader is not None and len(cluster.events("acting")) == 4, "all act")
+    limited(cluster, UserLimits(cores_of={"ann": 6}))
+    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
+    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    what: dict[str, Any] = {"python": python_environment(), "data": data, "block": 100}
+
+    def most_and_mean(seconds: float, user: str) -> tuple[int, float]:
+        seen, end_s = [], world.now_s + seconds
+        while world.now_s < end_s:
+            then_s = world.now_s + 0.05
+            world.run_until(lambda: world.now_s >= then_s, "time passes")  # noqa: B023
+            seen.append(in_use(cluster).get(user, 0))
+        return max(seen), sum(seen) / len(seen)
+
+    ann = submitter.submit(6000, user="ann", **what)
+    most, _ = most_and_mean(3.0, "ann")
+    assert most <= 6 + 4, "one claim of each Starter may be too much, until figures have come"
+    most, mean = most_and_mean(20.0, "ann")
+    assert most <= 6
+    assert mean > 5.4, "who is at the cap keeps its cores, however short the tasks are"
+    bob = submitter.submit(6000, user="bob", **what)
+    most, mean = most_and_mean(20.0, "ann")
+    assert most <= 7
+    assert mean > 4.5
+    assert in_use(cluster)["bob"] >= 9, "nobody else waits for her cap"
+    cluster.cut(link)
+    most, mean = most_and_mean(20.0, "ann")
+    assert most <= 8, "the last figures hold"
+    assert mean > 3.0
+    assert set(shares(look, {"ann": ann, "bob": bob}).values()) != {0}
+    cluster.mend(link)
+    world.run_until(lambda: leader.leader is not None, "it leads again")
+    limited(cluster, UserLimits())
+    submitter.change(bob, gate=None, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    world.run_until(lambda: in_use(cluster).get("ann", 0) == 16, "without a cap all cores are hers")
+
+
+def test_open_jobs_beyond_a_cap_are_refused(world: VirtualMachine, tmp_path: Path) -> None:
+    cluster = VirtualCluster(world, tmp_path)
+    leader, _ = cluster.watchdog("w1")
+    world.run_until(lambda: leader.leader is not None, "a leader leads")
+    client = cluster.client()
+    with TaskQueue(work, connection=client) as first:
+        me = client.submitter.cluster.user or user_name()
+        future = first.submit_call(1)
+        limited(cluster, UserLimits(jobs_of={me: 1}))
+
+        def told() -> dict[str, int]:
+            found = cluster.admin.get(paths.USAGE).result(0)
+            return decode_record(found.data, CappedUse, paths.USAGE).jobs if found is not None else {}
+
+        world.run_until(lambda: told() == {me: 1}, "the leader has counted it")
+        end_s = world.now_s + 6.0
+        world.run_until(lambda: world.now_s > end_s, "the client looks at the settings again")
+        with pytest.raises(LimitReached, match=rf"{me} has 1 of the 1 open jobs that {me} may have at once") as caught:
+            TaskQueue(work, connection=client).submit_call(2).result(timeout=10.0)
+        assert "rmgr wait" in caught.value.hint
+        assert "rmgr admin limit" in caught.value.hint
+        future.cancel()

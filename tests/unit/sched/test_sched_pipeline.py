@@ -9,7 +9,7 @@ import pytest
 from rmgr.errors import ConfigError
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job
-from rmgr.sched.pipeline.stages import configured, pipeline_from
+from rmgr.sched.pipeline.stages import configured, limits_of, pipeline_from
 from rmgr.sched.plan import Start
 from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.easy import Easy
@@ -18,6 +18,7 @@ from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policies.sjf import Sjf
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.queue_class import HPC2500
+from rmgr.sched.records import Limits
 from rmgr.sched.state.cluster import ClusterState
 
 TWO_PARTITIONS = """
@@ -125,6 +126,10 @@ STAGE = '[[stage]]\npolicy = "easy"\n'
             "nodes of [[partition]] 1 (a) is 0.5: a whole number is expected, from 0 to 10000000",
         ),
         (
+            STAGE + '[[partition]]\nname = "a"\nmax_cores_per_user = 4\nmax_cpus_per_user = 4\n',
+            "[[partition]] 1 (a): max_cores_per_user and max_cpus_per_user are the same limit",
+        ),
+        (
             STAGE + '[[partition]]\nname = "a"\nnodes = 4\ncores = 0\n',
             "cores of [[partition]] 1 (a) is 0: it must be from 1 to 100000 cores",
         ),
@@ -157,3 +162,8 @@ def test_an_error_names_table_key_value_and_the_nearest_name(text: str, said: st
     with pytest.raises(ConfigError) as error:
         pipeline_from(tomllib.loads(text))
     assert said in error.value.message
+
+
+def test_the_cap_of_a_user_has_two_names() -> None:
+    told = [limits_of(tomllib.loads(f'[[partition]]\nname = "a"\n{key} = 4\n'), "a") for key in ("max_cores_per_user", "max_cpus_per_user")]
+    assert told == [Limits(max_cpus_per_user=4)] * 2

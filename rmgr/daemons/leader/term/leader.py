@@ -25,6 +25,7 @@ from rmgr.daemons.leader.submissions.census import Census
 from rmgr.daemons.leader.submissions.history import HistoryKeeper
 from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 from rmgr.daemons.leader.term.calls import LeaderCalls
+from rmgr.daemons.leader.term.caps import CapKeeper
 from rmgr.daemons.leader.term.release import ReleaseKeeper
 from rmgr.daemons.leader.term.requests import RequestKeeper
 from rmgr.errors import WrongCluster
@@ -77,6 +78,7 @@ class Leader:
             self.placer.amended,
         )  # fmt: skip
         self._census = Census(tree, term, calls, self.submissions.followed, lambda: self.node_names)
+        self.caps = CapKeeper(tree, calls, self.submissions.followed, lambda: self.settings, self.nodes)
         self._requests = RequestKeeper(tree, term, calls, self.placer.user_requests.add)
         self._history = HistoryKeeper(tree, term, calls, lambda: self.settings)
         self.server_calls = LeaderCalls(tree, term, calls, lambda: self.settings)
@@ -92,6 +94,7 @@ class Leader:
         self._history.start()
         self._release.look()
         self._census.start()
+        self.caps.start()
         self._tree.after(self._jitter(), self._resync)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from rmgr.daemons.leader.submissions.usage import CountedSubmission, UserTotals,
 from rmgr.daemons.service.people import person_of
 from rmgr.errors import Unavailable
 from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.limits import CORES, JOBS
 from rmgr.runtime import machine
 
 #: How old the numbers may be, and those that decide whether somebody is refused.
@@ -40,7 +41,9 @@ def wanted(users: Sequence[str], caller: Caller, operators: Sequence[str], known
 class LeaderUse:
     """`UseAnswers` of a WatchDog. Thread-safe.
 
-    Args: followed: submissions by number, None while it does not lead. call: runs a function in its loop.
+    Args:
+        followed: submissions by number, None while it does not lead. call: runs a function in its loop.
+        cores: in use by user, while somebody has a cap.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class LeaderUse:
         call: Callable[[Callable[[], Any]], Future[Any]],
         bounds: Bounds,
         operators: Sequence[str] = (),
+        cores: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._followed = followed
+        self._cores = cores
         self._call = call
         self._bounds = bounds
         self._operators = tuple(operators)
@@ -61,11 +66,13 @@ class LeaderUse:
     def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
         """See `UseAnswers`."""
         found, read_s = self._read(FRESH_S if fresh else OLD_S)
-        told = {}
+        told, cores = {}, self._cores()
         for user in wanted(users, caller, self._operators, lambda: sorted({*found, *self._bounds.users()})):
             one = found.get(user, UserTotals())
             used = {
                 **{name: count for name, count in self._bounds.used(user).items() if count},
+                **({CORES: cores.get(user, 0)} if self._bounds.limits.of(CORES, user) else {}),
+                JOBS: one.open_submissions,
                 "open_submissions": one.open_submissions,
                 "unfinished_tasks": one.unfinished_tasks,
                 "zookeeper_bytes": one.zookeeper_bytes,

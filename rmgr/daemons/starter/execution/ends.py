@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,12 @@ from rmgr.adapters.host.workevents import (
     WorkerUnblocking,
     WorkEvent,
 )
+from rmgr.coord.protocol.paths import user_tag
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import TaskTimes
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.turns import Turns
 from rmgr.daemons.starter.execution.boundary import Boundary
 from rmgr.daemons.starter.execution.holds import HeldPart
 from rmgr.daemons.starter.execution.lanes import Lanes, Task
@@ -71,7 +74,7 @@ MOST_IN_VAIN = 5
 
 
 class EndServices(Protocol):
-    """The cluster's settings, its store, what is on the way there, and how long tasks take.
+    """The cluster's settings, its store, what is on the way there, how long tasks take, and what users had.
 
     output_cap: bytes kept of one stream. file_cap: bytes of a file that becomes a value, 0 = as many as any value may have.
     """
@@ -81,6 +84,7 @@ class EndServices(Protocol):
     io: StoreIO
     rows: OutputRows
     times: TaskTimes
+    turns: defaultdict[str, Turns]
 
     def settings(self) -> ClusterSettings:
         """Of the cluster, as they are now."""
@@ -121,6 +125,7 @@ class Ends:
         self._output_cap, self._file_cap = shared.output_cap, shared.file_cap
         self._stager = stager
         self._times = shared.times
+        self._turns = shared.turns
         self._logs = logs
         self._settings = shared.settings
         self._on_end = on_end
@@ -233,6 +238,7 @@ class Ends:
         for block, (count, busy_us, others) in busy.items():
             block.in_vain = 0
             self._times.observe(block.kind, count, busy_us / 1e6)
+            self._charge(block, count, busy_us / 1e6, now_s)
             if count > others:
                 self._on_end(State.COMPLETED, count - others, busy_us / 1e6 / count)
 
@@ -321,6 +327,12 @@ class Ends:
         for block, (count, busy_us) in busy.items():
             block.in_vain = 0
             self._times.observe(block.kind, count, busy_us / 1e6 + _COMMAND_S * count)
+            self._charge(block, count, busy_us / 1e6, now_s)
+
+    def _charge(self, block: ClaimedBlock, count: int, busy_s: float, now_s: float) -> None:
+        """Its user has had these core-seconds of the queue."""
+        if not block.is_placed:
+            self._turns[block.queue].charge(user_tag(block.info.record.user), block.key.cores, busy_s, count, now_s)
 
     def _command_ended(self, event: CommandsEnded, end: CommandEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
         ending = of_command(end)
@@ -362,6 +374,7 @@ class Ends:
                 do = partial(self._flushed, block, index, seq, ending, now_s)
                 self._contained(block, index, Reason.WORKER_LOST, do, now_s)
                 block.in_vain = 0
+                self._charge(block, 1, ran_us / 1e6, now_s)
         unbegun = [task for seq, task in tasks.items() if seq not in running]
         if event.expected:
             self.returned(unbegun, now_s)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -22,6 +23,7 @@ from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.metrics import StarterMetrics
 from rmgr.daemons.starter.core.quietly import was_quiet
+from rmgr.daemons.starter.core.turns import Turns
 from rmgr.daemons.starter.health.drains import Drains
 from rmgr.daemons.starter.health.health import DiskWatch
 from rmgr.daemons.starter.health.watch import CountedChildren, WatchedZnode
@@ -29,7 +31,9 @@ from rmgr.daemons.starter.node.ending import StarterEnd
 from rmgr.daemons.starter.node.node import NodeAgent
 from rmgr.daemons.starter.node.registry import Registry, Stopping
 from rmgr.daemons.starter.pull.board import PendingQueue
+from rmgr.daemons.starter.pull.caps import Caps
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
+from rmgr.model.cluster.limits import CappedUse
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.runtime import loop, machine
@@ -78,6 +82,8 @@ class Starter:
         stop_grace_s: float,
         log: Log,
         aside: Aside,
+        turns: defaultdict[str, Turns],
+        caps: Caps,
         spool_cap: int = 1 << 30,
         store_note: Callable[[], str] = str,
     ) -> None:
@@ -102,6 +108,9 @@ class Starter:
         self._backoff = Backoff(0.1, 2.0)
         self._was_acting = self._was_quiet = False
         self._round_s = _QUIET_ROUND_S  #: the service manager may want beats more often
+        self._turns = turns
+        self._caps = caps
+        self._usage_version = -1
         self._boards: list[PendingQueue] = []
         self._hungry: frozenset[str] = frozenset()
         self._told_to_stop = False
@@ -113,6 +122,7 @@ class Starter:
         self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
         self._held = {name: CountedChildren() for name in agents}
+        self._usage_watch = self._watch(lambda watch: coordinator.get(paths.USAGE, watch=watch), self._on_usage)
         self._watches = self._make_watches()
         self._idle_watch = self._watch(lambda watch: coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0)
 
@@ -336,6 +346,7 @@ class Starter:
     def _make_watches(self) -> list[WatchedZnode[Any]]:
         get = self._coordinator.get
         watches = [self._watch(lambda watch: get(paths.CONFIG, watch=watch), self._on_settings)]
+        watches.append(self._usage_watch)
         for name, agent in self.agents.items():
             watches.append(self._watch(lambda watch, name=name: get(paths.node(name), watch=watch), partial(self._on_record, name)))
             watches.append(self._watch(lambda watch, name=name: get(paths.drain(name), watch=watch), partial(self._drains.ordered, agent)))
@@ -375,16 +386,25 @@ class Starter:
         for board in self._boards:
             board.since = found.stat.mzxid if found is not None else 0
 
+    def _on_usage(self, found: Stamped | None) -> None:
+        if found is not None and found.version != self._usage_version:
+            self._usage_version = found.version
+            for name, agent in self.agents.items():
+                self._caps.uses(name, agent.puller.in_use(), agent.lanes.cores)
+            self._caps.told(decode_record(found.data, CappedUse, paths.USAGE))
+
     def use_settings(self, settings: ClusterSettings) -> None:
         """Queues of this Starter's partition, highest rank first."""
         self.settings = settings
+        self._caps.limits = settings.limits
         old = {board.spec.name: board for board in self._boards}
         wanted = [queue for queue in settings.queues if queue.partition == self._partition and queue.dispatch is Dispatch.PULL]
         boards = []
         for queue in sorted(wanted, key=lambda queue: (-queue.rank, queue.name)):
             board = old.get(queue.name)
             if board is None:
-                board = PendingQueue(queue, self._coordinator, post=self.mailbox.put, wake=_nothing, salt=next(iter(self.agents)))
+                salt, turns = next(iter(self.agents)), self._turns[queue.name]
+                board = PendingQueue(queue, self._coordinator, post=self.mailbox.put, wake=_nothing, salt=salt, turns=turns)
             board.spec = queue
             boards.append(board)
         self._boards = boards

@@ -103,7 +103,7 @@ class NodeAgent:
             values_cap_bytes=shared.values_cap,
             pace=self.pace,
         )
-        self.hands = Hands(self, shared, log=self.log)
+        self.hands = Hands(self, shared, caps=shared.caps, log=self.log)
         self._completing = Completing(
             self, shared, cores=self.lanes.cores, on_strike=self._strike, announce=self.hands.watch_ahead
         )  # fmt: skip
@@ -157,6 +157,7 @@ class NodeAgent:
             committer=shared.committer, records=shared.records,
             times=shared.times, log=self.log, aside=shared.aside, on_claim=shared.metrics.claimed,
             gate=shared.gate, accounts=accounts, meet=self.stager.meet, forget=self.stager.forget,
+            caps=shared.caps,
         )
         self.amendments = Amendments(self, shared.records, shared.gate, log=self.log)
         self.orders = Inbox(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,10 @@ from rmgr.daemons.starter.core.home import Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.metrics import StarterMetrics
 from rmgr.daemons.starter.core.records import RecordCache
+from rmgr.daemons.starter.core.turns import Turns
 from rmgr.daemons.starter.health.reach import Reach
 from rmgr.daemons.starter.health.trust import Gate
+from rmgr.daemons.starter.pull.caps import Caps
 from rmgr.daemons.starter.staging.accounts import Accounts, AccountsPolicy
 from rmgr.daemons.starter.staging.ahead import CAP_BYTES as VALUES_CAP_BYTES
 from rmgr.daemons.starter.staging.charged import Charge
@@ -74,6 +77,8 @@ class Shared:
     values_cap: int = VALUES_CAP_BYTES  #: bytes of inputs that each node reads ahead, and of all outputs on their way, in memory
     aside: Aside = field(init=False)  #: what raised where nothing should: each place in the code is logged once
     bounds: Bounds = field(default_factory=Bounds)  #: what each user may have of this Starter
+    turns: defaultdict[str, Turns] = field(default_factory=lambda: defaultdict(Turns))  #: what users had, by queue
+    caps: Caps = field(default_factory=Caps)  #: of users
     rows: OutputRows = field(init=False)
     claims: OutputClaims = field(init=False)
 

@@ -1,5 +1,9 @@
 """The waiting blocks of a queue as a Starter sees them: listed now and then, kept in claim order, their data fetched ahead.
 
+In a fair queue each user's blocks are a line of their own, and users take turns (`starter/core/turns.py`): the first block of who had least
+is next. In a queue that is `fifo` all are one line. Lines are told apart by the tag in the blocks' names; a block without one stands in its
+user's line once its record was read (`belongs`). What an operator has raised is a line of its own (`paths.RAISED`), and goes first.
+
 Shared by all virtual nodes of a Starter. A list is read again when its candidates run out, after a second, or when a
 claim met a block that was gone; a watch stands only while somebody is hungry.
 
@@ -13,15 +17,18 @@ from __future__ import annotations
 import math
 import zlib
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, groupby
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity.records import check_block, decode
+from rmgr.daemons.starter.core.turns import Turns
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -38,7 +45,6 @@ _EXHAUSTED_S = 0.05
 _SPREAD, _ENOUGH, _GONE = 256, 8, 3
 #: Whoever came too late n times waits up to 2**n times this before it reads again, n at most this many: 0.26 s.
 _YIELD_S, _YIELDS = 0.002, 7
-_NAME_LENGTH = 67
 #: The longest time for which blocks that cannot be claimed are left alone.
 _MOST_PAUSE_S = 60.0
 #: Candidates looked past for those whose claim is under way.
@@ -65,10 +71,19 @@ class BlockCandidate:
     is_own: bool = False  #: what a claim of ours has left: nobody else knows it before reading the list
 
 
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Blocks that are taken in the order of their names. at: those before it are gone."""
+
+    names: list[str] = field(default_factory=list)
+    at: int = 0
+
+
 class PendingQueue:
     """One queue.
 
     Args:
+        turns: what users had of this Starter in it.
         post: puts a call into the owner's mailbox. wake: tells the owner that something came.
         salt: makes the choice among the first candidates this Starter's own.
     """
@@ -81,6 +96,7 @@ class PendingQueue:
         post: Callable[[Callable[[], None]], None],
         wake: Callable[[], None],
         salt: str,
+        turns: Turns | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.spec = spec
@@ -90,8 +106,11 @@ class PendingQueue:
         self._wake = wake
         self._salt = salt.encode()
         self._clock = clock or machine.monotonic
-        self._names: list[str] = []
-        self._at = 0
+        self.turns = turns if turns is not None else Turns()
+        self._lines: dict[str, _Line] = {}
+        self._is_fair = spec.is_fair
+        self._users: dict[int, str] = {}  #: of submissions whose blocks' names do not say it: tags
+        self._here: set[str] = set()  #: users who have a line, and have taken their place among the others
         self._candidates: dict[str, BlockCandidate] = {}
         self._strange: set[str] = set()  #: names in the list that are no block's
         self._paused_s: dict[int, float] = {}
@@ -116,7 +135,12 @@ class PendingQueue:
     @property
     def is_bare(self) -> bool:
         """Nothing waits there, as far as a watch can tell: there is neither a block to look at, nor a pause to come back from."""
-        return self.is_current and not self._names and not self._paused_s
+        return self.is_current and not self._lines and not self._paused_s
+
+    @property
+    def is_shared(self) -> bool:
+        """Several users wait, and take turns."""
+        return self._is_fair and len(self._lines) > 1
 
     @property
     def is_reading(self) -> bool:
@@ -126,28 +150,62 @@ class PendingQueue:
     def reset(self) -> None:
         """A new session: watches and answers of the old one mean nothing."""
         self._generation += 1
-        self._names, self._candidates, self._at = [], {}, 0
+        self._lines, self._candidates = {}, {}
         self._reading = self._watched = False
         self._stale = True
 
     # -- choosing --------------------------------------------------------------------------------------------------------
 
     def pick(
-        self, now_s: float, passed: frozenset[str] | set[str] = frozenset(), without: frozenset[int] | set[int] = frozenset()
+        self,
+        now_s: float,
+        passed: frozenset[str] | set[str] = frozenset(),
+        without: frozenset[int] | set[int] = frozenset(),
+        barred: frozenset[str] | set[str] = frozenset(),
     ) -> BlockCandidate | None:
-        """The block to claim next: the first one, or one of the first few of its priority while others compete for them.
+        """The block to claim next: of who is next the first one, or one of the first few of its priority while others compete for them.
 
-        passed, without: none of these blocks, none of these submissions.
-        None: there is none, or the list has to be read first (`look`).
+        passed, without, barred: none of these blocks, none of these submissions, none of these users (tags).
+        None: there is none, or the list has to be read first (`look`). Cost: as `Turns.order`, and of who is next what is passed over.
         """
         if not self._watched and now_s - self._read_s > _FRESH_S:
             self._stale = True
         if self._stale or self._reading:
             return None
-        self._trim()
+        for user in self._in_turn(now_s):
+            if user and user in barred:
+                continue
+            few = self._first_few(self._lines[user], now_s, passed, without, barred)
+            if few:
+                return few[0] if len(few) == 1 else min(few, key=self._taste)
+        return None
+
+    def _in_turn(self, now_s: float) -> Iterator[str]:
+        """Users who have a line, in turn; before them what an operator has raised."""
+        if not self.is_shared:
+            self._here = set(self._lines)
+            return iter(self._lines)
+        users: AbstractSet[str] = self._lines.keys()
+        first: tuple[str, ...] = ()
+        if paths.RAISED in self._lines:
+            users, first = self._lines.keys() - {paths.RAISED}, (paths.RAISED,)
+        if self._here != users:
+            self.turns.enter(users - self._here, self._here & users, now_s)
+            self._here = set(users)
+        return chain(first, self.turns.order(users, now_s))
+
+    def _first_few(
+        self,
+        line: _Line,
+        now_s: float,
+        passed: frozenset[str] | set[str],
+        without: frozenset[int] | set[int],
+        barred: frozenset[str] | set[str],
+    ) -> list[BlockCandidate]:
+        self._trim(line)
         few: list[BlockCandidate] = []
-        for at in range(self._at, len(self._names)):
-            candidate = self._candidate(self._names[at])
+        for at in range(line.at, len(line.names)):
+            candidate = self._candidate(line.names[at])
             if (
                 candidate is None
                 or candidate.is_taken
@@ -155,6 +213,7 @@ class PendingQueue:
                 or candidate.is_unsuitable
                 or candidate.name in passed
                 or candidate.key.submission in without
+                or (barred and candidate.key.user in barred)
             ):
                 continue
             if self._paused_s.get(candidate.key.submission, -math.inf) > now_s:
@@ -164,9 +223,7 @@ class PendingQueue:
             few.append(candidate)
             if len(few) >= self._spread:
                 break
-        if len(few) <= 1:
-            return few[0] if few else None
-        return min(few, key=self._taste)
+        return few
 
     def _taste(self, candidate: BlockCandidate) -> tuple[bool, float]:
         """Under competition: first what is left of a block of ours, then one at random, large ones (nobody eats of them yet) likelier."""
@@ -182,22 +239,59 @@ class PendingQueue:
             future.add_done_callback(lambda done: self._post(partial(self._fetched, candidate, done)))
 
     def fetch_ahead(self, count: int) -> list[BlockCandidate]:
-        """The same for the first few candidates, and which they are; not while others compete for them.
+        """The same for the first few candidates of each who waits, `count` in all, and which they are; not while others compete for them.
 
-        Cost: O(count + claims under way).
+        Cost: O(count + claims under way), and as `pick`.
         """
         few: list[BlockCandidate] = []
         if self._spread > 1:
             return few
-        for at in range(self._at, min(len(self._names), self._at + count + _CLAIMS)):
-            candidate = self._candidate(self._names[at])
-            if candidate is None or candidate.is_taken or candidate.gone or candidate.is_unsuitable:
-                continue
-            self.fetch(candidate)
-            few.append(candidate)
+        each = -(-count // max(1, len(self._lines)))
+        for user in self._in_turn(self._clock()):
+            found, line = 0, self._lines[user]
+            for at in range(line.at, min(len(line.names), line.at + each + _CLAIMS)):
+                candidate = self._candidate(line.names[at])
+                if candidate is None or candidate.is_taken or candidate.gone or candidate.is_unsuitable:
+                    continue
+                self.fetch(candidate)
+                few.append(candidate)
+                found += 1
+                if found == each or len(few) == count:
+                    break
             if len(few) == count:
                 break
         return few
+
+    def belongs(self, candidate: BlockCandidate, user: str, now_s: float) -> bool:
+        """Of a block whose record was read. user: its tag. True: it stands in another line now, for its name did not say whose it is."""
+        key = candidate.key
+        if not self._is_fair or key.user or key.submission in self._users:
+            return False
+        self._users[key.submission] = user
+        names = sorted([name for line in self._lines.values() for name in line.names[line.at :]], key=paths.claim_order)
+        self._line_up(names)
+        if user not in self._here:
+            self.turns.enter([user], self._here, now_s)
+            self._here.add(user)
+        return True
+
+    def _line_up(self, names: list[str]) -> None:
+        """names: in claim order. While others compete, those of the same turn stand in an order of this Starter's own."""
+        lines: dict[str, _Line] = {}
+        for user, together in groupby(names, key=paths.tag_in if self._is_fair and not self._users else self._user_of):
+            line = lines.get(user)
+            if line is None:
+                line = lines[user] = _Line()
+            line.names.extend(together)
+        if self._spread > 1 and len(lines) > 1:
+            lines = dict(sorted(lines.items(), key=lambda item: zlib.crc32(self._salt + item[0].encode())))
+        self._lines = lines
+
+    def _user_of(self, name: str) -> str:
+        if not self._is_fair:
+            return ""
+        tag = paths.tag_in(name)
+        return tag if tag or not self._users else self._users.get(paths.submission_in(name), "")
 
     # -- what became of it -------------------------------------------------------------------------------------------------
 
@@ -209,7 +303,8 @@ class PendingQueue:
         key, data = rest
         left = BlockCandidate(paths.block_name(key), key, data, is_own=True)
         self._candidates[left.name] = left
-        insort(self._names, left.name, lo=self._at, key=paths.claim_order)
+        line = self._lines.setdefault(self._user_of(left.name), _Line())
+        insort(line.names, left.name, lo=line.at, key=paths.claim_order)
         return left
 
     def taken(self, candidate: BlockCandidate) -> None:
@@ -230,13 +325,24 @@ class PendingQueue:
         self._late = min(_YIELDS, self._late + 1)
         self._gone += 1
         # What others left of the block may be more urgent than all of another priority.
-        self._stale = self._stale or self._gone >= _GONE or self._left(candidate.key.priority) < _ENOUGH
+        line = self._lines.get(self._user_of(candidate.name))
+        left = self._left_of(line, candidate.key.priority) if line is not None else 0
+        self._stale = self._stale or self._gone >= _GONE or left < _ENOUGH
 
-    def _left(self, priority: int | None = None) -> int:
-        """Candidates that are left (of a priority, if they come first), counted up to `_ENOUGH`. Cost: as `fetch_ahead`."""
+    def _left(self) -> int:
+        """Candidates that are left; of many, `_ENOUGH` at least. Cost: as `fetch_ahead`."""
         left = 0
-        for at in range(self._at, len(self._names)):
-            candidate = self._candidate(self._names[at])
+        for line in self._lines.values():
+            left += self._left_of(line)
+            if left >= _ENOUGH:
+                break
+        return left
+
+    def _left_of(self, line: _Line, priority: int | None = None) -> int:
+        """The same of one line (of a priority, if they come first), counted up to `_ENOUGH`."""
+        left = 0
+        for at in range(line.at, len(line.names)):
+            candidate = self._candidate(line.names[at])
             if candidate is None or candidate.is_taken or candidate.gone or candidate.is_unsuitable:
                 continue
             if left == _ENOUGH or (priority is not None and candidate.key.priority != priority):
@@ -329,8 +435,12 @@ class PendingQueue:
         for submission in [number for number, name in self._pausing.items() if name not in listed]:  # set aside, perhaps brought back
             del self._pausing[submission], self._paused_s[submission]
         self._strange &= listed
-        self._names = sorted([name for name in listed - self._strange if len(name) == _NAME_LENGTH], key=paths.claim_order)
-        self._at = 0
+        self._is_fair = self.spec.is_fair
+        found = sorted([name for name in listed - self._strange if len(name) in paths.BLOCK_NAMES], key=paths.claim_order)
+        if self._users:
+            standing = {paths.submission_in(name) for name in found if not paths.tag_in(name)}
+            self._users = {number: user for number, user in self._users.items() if number in standing}
+        self._line_up(found)
         # A name that was gone when this list was asked for and stands in it is a block that came back.
         self._candidates = {
             name: candidate
@@ -367,14 +477,14 @@ class PendingQueue:
             self._candidates[name] = candidate
         return candidate
 
-    def _trim(self) -> None:
+    def _trim(self, line: _Line) -> None:
         """Moves past what is gone at the front, so that a long list costs nothing."""
-        while self._at < len(self._names):
-            name = self._names[self._at]
+        while line.at < len(line.names):
+            name = line.names[line.at]
             candidate = self._candidates.get(name)
             if name not in self._strange and (candidate is None or not (candidate.gone or candidate.is_unsuitable)):
                 return
-            self._at += 1
+            line.at += 1
 
 
 def _block_of(key: BlockKey, data: bytes) -> tuple[BlockData, str]:

@@ -27,6 +27,7 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity.records import check_block, decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.pull.board import PendingQueue
+from rmgr.daemons.starter.pull.caps import Caps
 from rmgr.daemons.starter.pull.hints import Hints, HintServices
 from rmgr.errors import RmgrError
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -85,7 +86,8 @@ class Hands:
     Attributes: due_s: when `settle` is needed again without a new fact (monotonic), inf = never.
     """
 
-    def __init__(self, node: HandedNode, shared: HintServices, *, log: Log) -> None:
+    def __init__(self, node: HandedNode, shared: HintServices, *, caps: Caps, log: Log) -> None:
+        self._caps = caps
         self._node = node
         self._coordinator: Coordinator = shared.coordinator
         self._records = shared.records
@@ -297,7 +299,9 @@ class Hands:
         board = next((board for board in boards if board.spec.name == block.queue and board.spec.state != "stopped"), None)
         why = "" if board is not None and node.puller.suits(info, key) else "its queue is not served here, or it does not fit"
         if board is not None:
-            why = why or not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid)
+            why = why or not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid, is_raised=info.is_raised)
+        if not why and self._caps.is_on and self._caps.room(info.record.user, key.cores, machine.monotonic()) == 0:
+            why = self._caps.why(info.record.user)
         if why:
             self._log.warning("block_refused", node=node.name, block=paths.block_name(key), why=why)
             block.turned_away = why

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,14 +22,16 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import Committer, IdleMark
 from rmgr.daemons.starter.core.estimate import AHEAD_S, TaskTimes, claim_size, wants_more
 from rmgr.daemons.starter.core.records import Info, RecordCache
+from rmgr.daemons.starter.core.turns import owed_of
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.daemons.starter.health.trust import Gate
 from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
+from rmgr.daemons.starter.pull.caps import AGAIN_S, Caps
 from rmgr.daemons.starter.pull.hands import Hands
 from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.model.base.resources import Capacity, Needs, NodeAttributes
 from rmgr.model.tasks.amendments import key_now
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
@@ -39,6 +41,8 @@ from rmgr.runtime.logger import Log
 _GATE_PAUSE_S = 1.0
 #: Tasks shorter than this may be one of many that are submitted one after another.
 _SHORT_S = 0.1
+#: What it costs a user's turn to have a block looked at whose name does not say whose it is.
+_LOOK_S = 0.01
 #: Claims in flight at most, and blocks held at most.
 _FLYING, _HELD = 16, 64
 #: Candidates whose data and records are fetched together, at most: as many as make up the work ahead.
@@ -124,6 +128,7 @@ class Puller:
         on_claim: Any,
         gate: Gate | None = None,
         accounts: Accounts | None = None,
+        caps: Caps | None = None,
         meet: Callable[[ClaimedBlock], None] = _nothing,
         forget: Callable[[ClaimedBlock], None] = _nothing,
     ) -> None:
@@ -131,6 +136,7 @@ class Puller:
         self._forget = forget
         self._gate = gate
         self._accounts = accounts
+        self._caps = caps or Caps()
         self._node = node
         self._capacity = capacity
         self._features = frozenset(attributes.features)
@@ -145,7 +151,9 @@ class Puller:
         self._claims = 0
         self._lacking: set[str] = set()  #: resources that a block met in this pass waits for: none behind it gets them
         self._without: set[int] = set()  #: submissions that need one of them, or whose user is refused
+        self._barred: set[str] = set()  #: tags of users who are at their cap
         self._seen: _Appetite | None = None
+        self._shared: tuple[PendingQueue, ...] = ()  #: queues of this pass in which users take turns
         self.is_hungry = False  #: slots are free and nothing can be claimed
         self.retry_s = math.inf  #: monotonic time at which `run` is worth calling again, inf = when something changes
 
@@ -164,6 +172,16 @@ class Puller:
         """Claims in flight, with queue and record: after a lost session the tree tells which of them were made."""
         return {key: (flying.queue, flying.info) for key, flying in self._flying.items()}
 
+    def in_use(self) -> dict[str, int]:
+        """Cores that users have claimed here, by user. Cost: 0.5 us a block."""
+        wanted: dict[str, int] = {}
+        for block in (*self._node.blocks.values(), *(flying.block for flying in self._flying.values())):
+            if block.info is not None:
+                tasks = 1 if block.data.serial else block.unfinished
+                cores = block.key.cores * tasks if block.data.allocation is None else block.data.allocation.cores[0]
+                wanted[block.info.record.user] = wanted.get(block.info.record.user, 0) + cores
+        return wanted
+
     def reset(self) -> None:
         """A new registration: claims of the old one have no answer any more (what they took is read back)."""
         for flying in self._flying.values():
@@ -179,15 +197,18 @@ class Puller:
         self._seen = None
         self._lacking.clear()
         self._without.clear()
+        self._barred.clear()
         if not self._flying and not self._node.lanes.free_cores and all(one.is_bare or one.spec.state == "stopped" for one in boards):
             return  # full of placed jobs, say: there is nothing to weigh
+        self._shared = tuple([board for board in boards if board.is_shared])
         for board in boards:
             if board.spec.state == "stopped":
                 continue
             if not self._from(board, now_s):
                 return
             empty = empty and board.is_current
-        is_picky = self._accounts is not None and bool(self._accounts.refused)  # what is given away for it could be what it refuses
+        # What is given away for it could be what it refuses.
+        is_picky = bool(self._barred) or (self._accounts is not None and bool(self._accounts.refused))
         self.is_hungry = empty and not self._flying and self._appetite().cores > 0 and not is_picky
 
     # -- one queue ---------------------------------------------------------------------------------------------------------
@@ -201,7 +222,7 @@ class Puller:
                 if self._is_nearly_done():  # so that the COMPLETE of a short task can tell that the node is hungry again
                     board.look(now_s, hungry=True)
                 return False
-            candidate = board.pick(now_s, passed, self._without)
+            candidate = board.pick(now_s, passed, self._without, self._barred)
             if candidate is None:
                 board.look(now_s, hungry=appetite.cores > 0)
                 if board.is_current:
@@ -223,7 +244,7 @@ class Puller:
                 passed.add(candidate.name)
 
     def _consider(self, board: PendingQueue, candidate: BlockCandidate, appetite: _Appetite, now_s: float) -> bool | None:
-        """True: claimed. False: not this one, look at the next. None: this one, but not now."""
+        """True: claimed, or another one's turn. False: not this one, look at the next. None: this one, but not now."""
         key = candidate.key
         info = self._records.get(key.submission)
         if info is not None:
@@ -241,6 +262,9 @@ class Puller:
                 return None
             board.pause(candidate, now_s, _GATE_PAUSE_S, grows=not self._records.is_absent(key.submission))
             return False
+        if board.belongs(candidate, user := paths.user_tag(info.record.user), now_s):
+            board.turns.charge(user, 1, _LOOK_S, 1, now_s)
+            return True
         if not self.suits(info, key):
             candidate.is_unsuitable = True
             return False
@@ -252,7 +276,7 @@ class Puller:
         if candidate.refusal or info.refusal:
             self._claim(board, candidate, info, key.count)  # whole, to end it: nothing of it runs
             return True
-        if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid):
+        if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid, is_raised=info.is_raised):
             if not candidate.pauses:
                 self._log.warning("block_not_admitted", node=self._node.name, block=candidate.name, why=why)
             board.pause(candidate, now_s, _GATE_PAUSE_S)
@@ -268,16 +292,23 @@ class Puller:
         fitting = free = appetite.free(key)
         if needs:
             free = min(fitting, appetite.free_of(needs))
+        most = self._most(info.record.user, key.cores, now_s)
+        if not most:
+            self._barred.add(paths.user_tag(info.record.user))
+            self._retry(now_s + AGAIN_S)
+            self._without.add(key.submission)
+            return False
         take = claim_size(
             count=key.count,
             serial=candidate.data.serial,
             at_most_once=not candidate.data.resubmit,
-            free=free,
+            free=min(free, most),
             slots=slots,
             task_s=task_s,
             ended=self._times.ended(kind),
             ahead_s=appetite.ahead_s,
         )
+        take = take if candidate.data.serial else min(take, most)
         if take == 0:
             if fitting and not free:  # cores could not help it: it waits, and only those behind it that need the same
                 self._lacking.update(name for name, count in needs if appetite.others.get(name, 0) < count)
@@ -290,6 +321,15 @@ class Puller:
             return None
         self._claim(board, candidate, info, take)
         return True
+
+    def _most(self, user: str, cores: int, now_s: float) -> int:
+        """Tasks of so many cores that the user's cap allows to claim now, 0 = none."""
+        room = self._caps.room(user, cores, now_s) if self._caps.is_on else None
+        if room is None:
+            return MAX_TASKS
+        if not room and not self._node.lanes.free_cores and self._caps.is_within(user) and self.in_use().keys() == {user}:
+            return MAX_TASKS  # what is claimed ahead will run on cores that the user has already
+        return room // cores
 
     def suits(self, info: Info, key: BlockKey) -> bool:
         """The node could run it, if it ran nothing else."""
@@ -341,7 +381,30 @@ class Puller:
         """Looked at once a pass, and again after each claim."""
         if self._seen is None:
             self._seen = self._look_around()
+            if self._caps.is_on:
+                self._caps.uses(self._node.name, self.in_use(), self._node.lanes.cores)
+            for board in self._shared:
+                board.turns.owe(self._node.name, self._owed(board.spec.name))
         return self._seen
+
+    def _owed(self, queue: str) -> dict[str, float]:
+        """Core-seconds that users have claimed here of a queue, and were not charged. Cost: 2 us a block."""
+        owed: dict[str, float] = {}
+        now_us = machine.wall_us()
+        mine = [block for block in self._node.blocks.values() if not block.is_placed]
+        for block in [*mine, *(flying.block for flying in self._flying.values())]:
+            if block.queue != queue or block.info is None:
+                continue
+            key, user = block.key, paths.user_tag(block.info.record.user)
+            owed[user] = owed.get(user, 0.0) + owed_of(
+                cores=key.cores,
+                count=key.count,
+                unfinished=block.unfinished,
+                live=block.live,
+                task_s=self._times.of(block.kind),
+                age_s=(now_us - block.data.claimed_us) / 1e6,
+            )
+        return owed
 
     def _look_around(self) -> _Appetite:
         lanes, of = self._node.lanes, self._times.of
@@ -391,16 +454,7 @@ class Puller:
         rest = None
         if take < key.count:
             left = msgspec.structs.replace(data, incarnation=0, claimed_us=0)
-            rest_key = BlockKey(
-                priority=key.priority,
-                seq=key.seq,
-                submission=key.submission,
-                first=mine.end,
-                count=key.count - take,
-                attempt=key.attempt,
-                cores=key.cores,
-                memory_mib=key.memory_mib,
-            )
+            rest_key = replace(key, first=mine.end, count=key.count - take)
             rest = (rest_key, ops.cut(left, key.first, rest_key.first, rest_key.count))
         if clears_idle:
             node.idle.changing = True

@@ -32,7 +32,7 @@ def test_json_has_every_policy_with_its_parameters(capsys: Captured) -> None:
     assert run(["policy", "list", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     listed = {policy["name"]: policy for policy in answer["policies"]}
-    assert list(listed)[: len(POLICIES) + 1] == ["fifo", *POLICIES]
+    assert list(listed)[: len(POLICIES) + 2] == ["fair", "fifo", *POLICIES]
     assert listed["fifo"] == {"name": "fifo", "summary": listed["fifo"]["summary"], "parameters": {}, "dispatch": "pull"}
     assert listed["sjf"]["parameters"]["order"]["default"] == "sjf"
     assert listed["easy"]["parameters"]["max_wait"]["unit"] == "s"
@@ -42,7 +42,7 @@ def test_json_has_every_policy_with_its_parameters(capsys: Captured) -> None:
 def test_text_tells_where_they_work_and_how_one_is_set(capsys: Captured) -> None:
     assert run(["policy", "list"]) == 0
     told = capsys.readouterr()
-    assert [line.split()[0] for line in told.out.splitlines()][:3] == ["POLICY", "fifo", "fcfs"]
+    assert [line.split()[0] for line in told.out.splitlines()][:4] == ["POLICY", "fair", "fifo", "fcfs"]
     assert "order=ljf" in told.out
     assert "rmgr policy set NAME" in told.err
     assert run(["policy", "list", "easy"]) == 0

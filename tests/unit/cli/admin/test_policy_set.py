@@ -50,14 +50,14 @@ def test_a_policy_with_parameters_is_recorded_and_shown(cluster: Cluster, capsys
     assert run(["policy", "show", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "schema": "rmgr/1",
-        "queues": {"default": {"policy": "fifo", "parameters": {}}, "batch": {"policy": "easy", "parameters": {"order": "sjf"}}},
+        "queues": {"default": {"policy": "fair", "parameters": {}}, "batch": {"policy": "easy", "parameters": {"order": "sjf"}}},
         "by": "",
         "since": None,
     }
     assert run(["policy", "show"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()][2] == ["batch", "default", "place", "easy", "order=sjf"]
     assert run(["policy", "check"]) == 0
-    assert capsys.readouterr().out == "default: fifo\nbatch: easy\n"
+    assert capsys.readouterr().out == "default: fair\nbatch: easy\n"
 
 
 def test_a_file_with_stages_is_recorded_under_its_name(cluster: Cluster, capsys: Captured, tmp_path: Path) -> None:
@@ -79,6 +79,7 @@ def test_a_file_with_stages_is_recorded_under_its_name(cluster: Cluster, capsys:
         (["esay"], 2, "did you mean easy"),
         (["easy", "--param", "ordr=sjf"], 2, "did you mean order"),
         (["easy", "--param", "order=x"], 2, "order"),
+        (["fair"], 2, "what Starters do with pull queues"),
         (["fifo"], 2, "what Starters do with pull queues"),
         (["dqt", "--param", "quantum=10ms"], 2, "nodes turn every 50ms to 1m"),
         (["dqt", "--param", "quantum=61s"], 2, "nodes turn every 50ms to 1m"),
@@ -127,7 +128,7 @@ def test_of_several_partitions_one_is_named(cluster: Cluster, capsys: Captured, 
     assert run(["policy", "set", "fcfs"]) == 2
     assert "--partition default" in capsys.readouterr().err
     assert run(["policy", "set", "fcfs", "--partition", "large"]) == 0
-    assert [cluster.settings.policy_of(queue) for queue in cluster.settings.queues] == ["fifo", "easy", "fcfs"]
+    assert [cluster.settings.policy_of(queue) for queue in cluster.settings.queues] == ["fair", "easy", "fcfs"]
     file = tmp_path / "p.toml"
     file.write_text('[[stage]]\npolicy = "easy"\npartitions = ["large"]\n')
     capsys.readouterr()
@@ -171,7 +172,7 @@ def test_a_policy_for_calls_is_set_shown_and_checked_in_the_partition_of_calls(c
     assert told["calls"] == {"policy": "loth+lt", "parameters": {"performance": "learnt"}}
     assert list(told["queues"]) == ["default", "batch"]
     assert run(["policy", "check"]) == 0
-    assert capsys.readouterr().out == "default: fifo\nbatch: easy\n(calls): loth+lt\n"
+    assert capsys.readouterr().out == "default: fair\nbatch: easy\n(calls): loth+lt\n"
     assert run(["policy", "set", "fcfs"]) == 0  # of the place queues, as before
     assert cluster.settings.pipeline("default") is not None
 

@@ -67,7 +67,7 @@ def test_a_row_that_is_stored_already_is_a_block_of_its_own() -> None:
     buffer.add(PLAIN, [b""], row="args/2")
     blocks = buffer.take()
     assert [(block.row, block.to_row, block.count) for block in blocks] == [("args/1", False, 1), ("args/2", False, 1)]
-    key, data = block_of(blocks[1], submission=7, priority=0, cores=1, memory_mib=0, row="args/2")
+    key, data = block_of(blocks[1], submission=7, priority=0, cores=1, memory_mib=0, user="ann", row="args/2")
     assert (key.first, data.row, data.base, data.payloads) == (1, "args/2", 1, ())
 
 
@@ -96,7 +96,7 @@ def test_packing_keeps_every_task_once_and_every_limit(batches: list[tuple[bool,
             assert 1 <= block.count <= MAX_TASKS
             found += block.payloads
             row = "args/0000000001/0000000000/guid" if block.to_row else ""
-            blocks.append(block_of(block, submission=1, priority=0, cores=1, memory_mib=0, row=row))
+            blocks.append(block_of(block, submission=1, priority=0, cores=1, memory_mib=0, user="ann", row=row))
         assert all(len(encode_block(data)) <= MAX_ZNODE_BYTES for _, data in blocks)
         multi = ops.enqueue(1, "default", tail=Tail(next=len(found), enqueued="g-1"), tail_version=0, blocks=blocks, held=False)
         assert len(multi.ops) <= MAX_OPS

@@ -104,12 +104,12 @@ class Board:
 
     spec = QueueSpec(name="q")
     since = 0
-    is_current, is_reading = True, False
+    is_current, is_reading, is_shared = True, False, False
 
     def __init__(self, candidates: Sequence[BlockCandidate]) -> None:
         self.candidates = list(candidates)
 
-    def pick(self, _now_s: float, passed: set[str], without: set[int]) -> BlockCandidate | None:
+    def pick(self, _now_s: float, passed: set[str], without: set[int], _barred: set[str]) -> BlockCandidate | None:
         left = (
             candidate
             for candidate in self.candidates
@@ -122,6 +122,9 @@ class Board:
 
     def fetch_ahead(self, _count: int) -> list[BlockCandidate]:
         return []
+
+    def belongs(self, _candidate: BlockCandidate, _user: str, _now_s: float) -> bool:
+        return False
 
     def __getattr__(self, _name: str) -> Any:
         return lambda *_args, **_words: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import structlog
 
 from rmgr.adapters.host.workevents import CommandsEnded, SlotLost, TasksEnded, TasksReturned, WorkerBlocked, WorkerEnded
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.turns import Turns
 from rmgr.daemons.starter.execution.ends import MOST_IN_VAIN, Ends
 from rmgr.daemons.starter.staging.outputs import Written
 from rmgr.model.base.states import Reason, State
@@ -88,6 +90,7 @@ class Node:
             io=SimpleNamespace(run=lambda *_: None),
             rows=SimpleNamespace(add=self.stored.append, delete=lambda *_: None),
             times=SimpleNamespace(observe=lambda *_: None),
+            turns=defaultdict(Turns),
             settings=ClusterSettings,
             output_cap=1,
             file_cap=0,
@@ -122,7 +125,8 @@ class Node:
         """A block of commands whose tasks all run, with seqs from 1 on."""
         key = BlockKey(priority=0, seq=1, submission=7, first=0, count=count, attempt=1, cores=1, memory_mib=0)
         block = ClaimedBlock.claimed("n1", "q", key, BlockData())
-        block.info = SimpleNamespace(record=SimpleNamespace(command=Command(argv=("x",), **command), backoff_us=0), account=None, kind=7)
+        record = SimpleNamespace(command=Command(argv=("x",), **command), backoff_us=0, user="ann")
+        block.info = SimpleNamespace(record=record, account=None, kind=7)
         assert self.lanes.lane is not None
         self.lanes.lane.tasks = {index + 1: (block, index) for index in block.hand_out(count)}
         return block

@@ -54,8 +54,9 @@ class World:
         return candidate.key if candidate is not None else None
 
 
-def block(seq: int, *, priority: int = 0, first: int = 0, count: int = 10, submission: int = 1) -> BlockKey:
-    return BlockKey(priority=priority, seq=seq, submission=submission, first=first, count=count, attempt=1, cores=1, memory_mib=0)
+def block(seq: int, *, priority: int = 0, first: int = 0, count: int = 10, submission: int = 1, user: str = "") -> BlockKey:
+    tag = paths.user_tag(user) if user else ""
+    return BlockKey(priority=priority, seq=seq, submission=submission, first=first, count=count, attempt=1, cores=1, memory_mib=0, user=tag)
 
 
 @pytest.fixture
@@ -63,6 +64,53 @@ def world() -> Iterator[World]:
     made = World()
     yield made
     made.zk.close()
+
+
+def test_users_take_turns_and_priority_orders_the_work_of_one(world: World) -> None:
+    for key in (*(block(seq, user="ann", priority=seq) for seq in range(1, 30)), block(40, user="bob", priority=-5), block(41, user="bob")):
+        world.add(key)
+    world.look()
+    turns, ann, bob = world.board.turns, paths.user_tag("ann"), paths.user_tag("bob")
+    assert world.board.is_shared
+    assert world.pick() == block(29, user="ann", priority=29), "nobody had anything: who stands first"
+    turns.charge(ann, 1, 1.0, 1, world.now_s)
+    assert world.pick() == block(41, user="bob"), "hers of a higher priority do not go before his"
+    assert world.pick(frozenset({paths.block_name(block(41, user="bob"))})) == block(40, user="bob", priority=-5)
+    both = frozenset({paths.block_name(block(41, user="bob")), paths.block_name(block(40, user="bob", priority=-5))})
+    assert world.pick(both) == block(29, user="ann", priority=29), "who is next has nothing to be claimed"
+    turns.owe("n1", {bob: 5.0})
+    assert world.pick() == block(29, user="ann", priority=29)
+    assert {candidate.key.user for candidate in world.board.fetch_ahead(4)} == {ann, bob}, "data come for whoever may be next"
+
+
+def test_a_queue_may_be_first_in_first_out(world: World) -> None:
+    world.board.spec = QueueSpec(name="q", order="fifo")
+    for key in (block(1, user="ann"), block(2, user="ann"), block(3, user="bob"), block(4, user="bob", priority=1)):
+        world.add(key)
+    world.look()
+    world.board.turns.charge(paths.user_tag("ann"), 1, 100.0, 1, world.now_s)
+    assert not world.board.is_shared
+    assert world.pick() == block(4, user="bob", priority=1)
+    assert world.pick(frozenset({paths.block_name(block(4, user="bob", priority=1))})) == block(1, user="ann")
+
+
+def test_a_block_whose_name_has_no_tag_stands_in_its_users_line_once_its_record_was_read(world: World) -> None:
+    for key in (block(1), block(2), block(3, submission=2), block(4, user="bob", submission=3)):
+        world.add(key)
+    world.look()
+    ann = paths.user_tag("ann")
+    candidate = world.board.pick(world.now_s)
+    assert candidate is not None
+    assert candidate.key == block(1)
+    assert world.board.belongs(candidate, ann, world.now_s)
+    assert not world.board.belongs(candidate, ann, world.now_s), "it is known"
+    world.board.turns.charge(ann, 1, 1.0, 1, world.now_s)
+    assert world.pick() == block(3, submission=2), "of this one it is not known"
+    world.board.turns.charge("", 1, 1.0, 1, world.now_s)
+    assert world.pick() == block(4, user="bob", submission=3)
+    world.now_s += 2
+    world.look()
+    assert world.pick() == block(4, user="bob", submission=3), "it is still known after another reading"
 
 
 def test_names_sort_as_blocks_do() -> None:
@@ -315,7 +363,7 @@ def test_a_name_that_is_no_blocks_is_looked_at_once_while_it_stands_there(world:
     world.now_s += 2
     world.look()
     assert world.pick() == block(2)
-    assert world.board._names == [paths.block_name(block(2))]
+    assert [line.names for line in world.board._lines.values()] == [[paths.block_name(block(2))]]
 
 
 def test_a_queue_is_bare_only_as_long_as_a_watch_says_that_nothing_waits_there(world: World) -> None:

@@ -1,0 +1,56 @@
+"""Cores that users have in use, and what of it a cap leaves: the same count by the leader, who tells it, and by Starters, who obey. Pure.
+
+A cap bounds what is claimed, and claimed work counts, up to the cores of its node; nothing that runs is ended for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import floor
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Holds, Multi, Op, Set
+from rmgr.coord.protocol.records import encode_record
+from rmgr.model.cluster.limits import CORES, JOBS, CappedUse, UserLimits
+
+#: Users of whom `/usage` tells: those who have most.
+MOST_USERS = 5_000
+
+
+def capped(limits: UserLimits, used: Mapping[str, Mapping[str, int]], jobs: Mapping[str, int], free: int) -> CappedUse:
+    """What is told of users who have a cap. used: cores in use, node -> user -> cores. free: nodes that may claim."""
+    cores: Counter[str] = Counter()
+    nodes: Counter[str] = Counter()
+    for each in used.values():
+        cores.update(each)
+        nodes.update(each.keys())
+    told = _told(limits, CORES, cores)
+    return CappedUse(cores=told, nodes={user: nodes[user] for user in told}, jobs=_told(limits, JOBS, jobs), free=free)
+
+
+def _told(limits: UserLimits, name: str, has: Mapping[str, int]) -> dict[str, int]:
+    told = sorted(((count, user) for user, count in has.items() if count and limits.of(name, user)), reverse=True)
+    return {user: count for count, user in sorted(told[:MOST_USERS], key=lambda item: item[1])}
+
+
+def tell(use: CappedUse, version: int | None) -> Multi:
+    """USAGE: `/usage` says `use`. version: of the znode, None when there is none."""
+    data = encode_record(use)
+    op: Op = Create(paths.USAGE, data) if version is None else Set(paths.USAGE, data, version)
+    return Multi(name="USAGE", ops=(op,), proof=Holds(paths.USAGE, data))
+
+
+def room(*, cap: int, told: int, more: int, part: float, cores: int, chance: float) -> int:
+    """Cores that one Starter may claim now for a user, 0 = none.
+
+    Others claim, too, before the next figures come: of what is left below the cap each takes its part, rounded by chance, so that all
+    together take about what is left, also where that is less than a task for each. So it is with what is too much.
+
+    Args:
+        told: what the user has in all, by the last figures. more: what the user has here beyond what was had when they came (or less).
+        part: of one Starter among those that claim or have work of the user. cores: of one task. chance: in [0, 1).
+    """
+    left = cap - told
+    mine = floor(left * part / cores + chance) * cores - more
+    return mine if mine >= cores and (left <= 0 or left - more >= cores) else 0

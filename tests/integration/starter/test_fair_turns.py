@@ -1,0 +1,92 @@
+"""Users take turns on a real node: its processes run their tasks, ZooKeeper has their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.records import decode_record
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.cluster.limits import CappedUse, UserLimits
+from rmgr.model.cluster.queue import ClusterSettings
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
+
+
+@pytest.fixture
+def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
+        yield made
+
+
+def test_ten_users_with_long_arrays_share_a_node(rig: Rig, tmp_path: Path) -> None:
+    """Of one of them the blocks' names do not say whose they are, as releases before wrote them."""
+
+    def nap(path: str) -> None:
+        import time
+
+        time.sleep(0.05)
+        with open(path, "a") as file:
+            file.write("x")
+
+    users = [f"u{at}" for at in range(10)]
+
+    def had() -> dict[str, int]:
+        return {user: path.stat().st_size if (path := tmp_path / user).exists() else 0 for user in users}
+
+    def come(user: str) -> None:
+        rig.submit(nap, [call(str(tmp_path / user))] * 2000, blocks=20, user=user, tagged=user != "u3")
+
+    rig.start(cores=2)
+    rig.wait_registered()
+    come("u0")
+    eventually(lambda: had()["u0"] > 20, "the first of them has the node")
+    for user in users[1:]:
+        come(user)
+    eventually(lambda: all(had().values()), "each of the others has had a task", within_s=30)
+    before = had()
+    eventually(lambda: sum(had().values()) > sum(before.values()) + 800, "the node turns among them", within_s=180)
+    shares = {user: count - before[user] for user, count in had().items()}
+    equal = sum(shares.values()) / len(users)
+    assert all(abs(count - equal) <= 0.2 * equal for count in shares.values()), shares
+
+
+def test_a_user_at_a_cap_leaves_the_other_cores_to_others(rig: Rig, tmp_path: Path) -> None:
+    """Nobody leads: the figures that were told last hold."""
+
+    def nap(path: str) -> None:
+        import time
+
+        time.sleep(0.05)
+        with open(path, "a") as file:
+            file.write("x")
+
+    def had(user: str) -> int:
+        return path.stat().st_size if (path := tmp_path / user).exists() else 0
+
+    def in_hand() -> int:
+        return sum(block.unfinished for key, block in list(starter.agent().blocks.items()) if key.user == paths.user_tag("ann"))
+
+    found = rig.zk.get(paths.CONFIG).result(60)
+    assert found is not None
+    settings = replace(decode_record(found.data, ClusterSettings, paths.CONFIG), limits=UserLimits(cores_of={"ann": 7}))
+    assert isinstance(rig.zk.commit(set_settings(settings, found.version)).result(60), Committed)
+    rig.write(paths.USAGE, CappedUse(cores={"ann": 6}, nodes={"ann": 1}, free=1))  # of 7, on another node
+    starter = rig.start(cores=3)
+    rig.wait_registered()
+    rig.submit(nap, [call(str(tmp_path / "ann"))] * 600, blocks=6, user="ann")
+    eventually(lambda: had("ann") > 20, "she has one core here")
+    for _ in range(20):
+        before = had("ann")
+        assert in_hand() <= 1, "no more than one task of hers runs or waits here"
+        eventually(lambda before=before: had("ann") > before, "it goes on")
+    rig.submit(nap, [call(str(tmp_path / "bob"))] * 600, blocks=6, user="bob")
+    eventually(lambda: had("bob") > 100, "the others are for whoever has no cap", within_s=60)
+    assert had("ann") > 0
