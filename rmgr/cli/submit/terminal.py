@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import select
@@ -98,15 +99,22 @@ def _until_ended(follow: Follow, item: AwaitedSubmission, limit_s: float | None)
 def _attach(session: Session, follow: Follow, item: AwaitedSubmission) -> int | None:
     """The exit code that came through the command's terminal; None: it was cut off, or there never was one."""
     began_s, wait_s, has_told = time.monotonic(), _FIRST_LOOK_S, False
+    silent_s: float | None = None  # since when its node does not answer
     while not item.is_ended:
+        trouble = ""
         with contextlib.suppress(Unavailable, NotFound):
-            for _node, endpoint in nodes_of(session, item.number):
+            for node, endpoint in nodes_of(session, item.number):
                 seat = _Seat(endpoint, item.number, via=session.via, credentials=session.credentials())
                 try:
                     if seat.sit():
                         return seat.code
                 finally:
                     seat.close()
+                trouble = f"node {node}: {seat.trouble}" if seat.trouble else trouble
+        silent_s = (silent_s or time.monotonic()) if trouble else None
+        if silent_s is not None and time.monotonic() - silent_s > PATIENCE_S:
+            silent_s = math.inf
+            session.note(f"job {item.number} has no terminal yet: {trouble}; Ctrl-C cancels it")
         for _ in follow.next(wait_s):
             pass
         wait_s = min(_SLOWEST_LOOK_S, wait_s * 1.5)
@@ -123,6 +131,7 @@ class _Seat:
         from rmgr.adapters.terminals.terminal import TerminalClient
 
         self.code: int | None = None
+        self.trouble = ""  #: why nobody answered
         self._number = number
         self._client = TerminalClient(endpoint, via=via, credentials=credentials)
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -146,8 +155,9 @@ class _Seat:
                         self.code = int(rest)
         except _FINAL:
             raise
-        except RmgrError:
+        except RmgrError as error:
             if self._saved is None:
+                self.trouble = error.message if isinstance(error, Unavailable) else ""
                 return False
         finally:
             self._leave()

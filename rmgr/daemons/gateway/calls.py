@@ -241,6 +241,10 @@ class Calls:
         except (RmgrError, ValueError) as error:  # ValueError: its channel was closed for the next leader's
             self._shunned_s = machine.monotonic()
             self._routes.lost(endpoint)
+            with self._lock:  # the next one is asked on a channel of its own, which shows our certificate as it is then
+                if self._leader is not None:
+                    self._leader.close()
+                    self._leader = None
             if not self.is_degraded:
                 self.is_degraded = True
                 self._log.warning("calls_without_leader", error=str(error))

@@ -15,6 +15,7 @@ import pytest
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.zookeeper.client import ZkCoordinator, ZkSecurity
 from rmgr.coord.protocol import paths
+from rmgr.dev.server import free_port
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from tests.conftest import need_zookeeper
@@ -74,6 +75,17 @@ class Lab:
         where = self.directory / name
         words = ("starter", "--config", str(where / "starter.toml"), "--work-dir", f"{where}/work", "-c", "2")
         self.processes[name] = self.machines.start(name, [*RMGR, *words], log=where / "log", environment=self.bare())
+
+    @contextmanager
+    def gateway(self) -> Iterator[Shell]:
+        """Somebody who reaches a gateway on the head machine, and nothing else."""
+        bundles = self.directory / "authority" / "bundles"
+        daemon = Shell(self.directory / "home", {**self.environment, "RMGR_SECURITY_DIR": str(bundles / "submitter")})
+        endpoint = f"{self.machines.address}:{free_port()}"
+        with daemon.running("submitter", "--listen", endpoint):
+            user = Shell(self.directory / "user", {"RMGR_GATEWAY": endpoint, "RMGR_SECURITY_DIR": str(bundles / "operator-ops")})
+            eventually(lambda: user("status", "--json").code == 0)
+            yield user
 
     def stop(self, name: str) -> None:
         """Its Starter ends in good order."""
@@ -194,15 +206,28 @@ def test_a_node_that_listens_to_itself_alone_is_told_of_and_its_output_comes_fro
         lab.join("n1", listens="127.0.0.1:0")
         eventually(lambda: lab.state("n1") == "up")
         number = shell.submit("--", "sh", "-c", f"echo begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo over; echo bad >&2")
-        with shell.running("logs", "-f", number) as logs:
-            wait_line(logs, "begun")
+        with lab.gateway() as user, shell.running("logs", "-f", number) as direct, user.running("logs", "-f", number) as by_gateway:
+            for logs in (direct, by_gateway):
+                wait_line(logs, "begun")
+            so_far = shell.ok("logs", number)
+            assert so_far.out == "begun\n"
+            assert "what the data store has of its output follows" in so_far.err
             (tmp_path / "go").touch()
-            out, err = logs.communicate(timeout=60)
-            assert (logs.returncode, out) == (0, "over\n")
-            told = err.splitlines()
-            assert [line for line in told if "comes from the data store" in line] == told[:1]
-            assert "node n1 does not answer at 127.0.0.1:" in told[0]
-            assert told[1:] == ["bad"]
+            for logs in (direct, by_gateway):
+                out, err = logs.communicate(timeout=60)
+                assert (logs.returncode, out) == (0, "over\n")
+                told = err.splitlines()
+                assert [line for line in told if "comes from the data store" in line] == told[:1]
+                assert "node n1 does not answer at 127.0.0.1:" in told[0]
+                assert told[1:] == ["bad"]
+
+        terminal = Terminal(["-q", "batch", "--pty", *SHELL], environment=shell.environment)
+        try:
+            terminal.wait(r"job \d+ has no terminal yet: node n1: 127\.0\.0\.1:\d+ cannot be reached")
+            terminal.type("\x03")
+            assert terminal.process.wait(60) == 130
+        finally:
+            terminal.close()
 
         told = eventually(lambda: [line for line in shell.ok("status", "--json").json["warnings"] if "does not reach node n1" in line])
         assert "at 127.0.0.1:" in told[0]

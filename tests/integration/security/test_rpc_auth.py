@@ -403,6 +403,34 @@ def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Any) -> None
         town.stop()
 
 
+def test_who_dials_shows_a_renewed_certificate_without_a_restart(tmp_path: Any) -> None:
+    town = Town(BUNDLES.credentials(Role.WATCHDOG))
+    town.server.start()
+    where = write_files(tmp_path / "ann", issue(BUNDLES.ca, "ann", Role.USER))
+    mine = Credentials.load(where)
+
+    def jobs() -> object:
+        with LeaderClient(town.endpoint, credentials=mine) as leader:
+            return leader.jobs()
+
+    try:
+        assert jobs()
+        certificate = (where / "tls.crt").read_bytes()
+        (where / "tls.crt").write_bytes(b"half writ")  # a moment of somebody's cp
+        assert jobs()
+        (where / "tls.crt").write_bytes(certificate)
+        town.revoked.add(mine.identity.key_id)
+        with pytest.raises(PermissionDenied):
+            jobs()
+        write_files(where, issue(BUNDLES.ca, "bob", Role.USER), replace=True)  # somebody else's
+        with pytest.raises(PermissionDenied):
+            jobs()
+        write_files(where, issue(BUNDLES.ca, "ann", Role.USER), replace=True)
+        assert jobs()
+    finally:
+        town.stop()
+
+
 def test_health_is_for_everybody_of_the_cluster(town: Town) -> None:
     for role in Role:
         with LeaderClient(town.endpoint, credentials=BUNDLES.credentials(role, "probe")) as client:
