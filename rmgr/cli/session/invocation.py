@@ -122,10 +122,10 @@ class Invocation:
         """One line for people, on stderr."""
         if self.is_quiet:
             return
-        from rmgr.cli.display.render import folded, paint, printable
+        from rmgr.cli.display.render import folded, here, paint
 
         with contextlib.suppress(OSError):  # a terminal that was closed: what the command does is worth more than the note
-            sys.stderr.write(paint(folded(f"rmgr: {printable(text)}", sys.stderr, indent=6), "dim", sys.stderr) + "\n")
+            sys.stderr.write(paint(folded(f"rmgr: {here(text)}", sys.stderr, indent=6), "dim", sys.stderr) + "\n")
             sys.stderr.flush()
 
     def detail(self, text: str) -> None:
