@@ -92,7 +92,8 @@ def check_changed(record: Submission, terms: Terms, settings: ClusterSettings, n
         return
     if queue.dispatch is Dispatch.PLACE and record.rigid is not None:
         needs = _check_placed(record.request, record.rigid, record, queue, settings, tasks=1)
-        check_nodes(needs, nodes)
+        if nodes:
+            check_nodes(needs, nodes)
     else:
         _check_limits(record.request, record, queue, record.request.cores)
         _check_nodes(record.request, queue, nodes)

@@ -15,7 +15,7 @@ from rmgr.coord.protocol.multi import Committed, Unknown
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotFound
-from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.submission import Amendment, Submission, Terms
 from rmgr.procedures.admission import check_changed
 from rmgr.procedures.bootstrap import read_settings
@@ -101,5 +101,4 @@ def _standing(coordinator: Coordinator, record: Submission, timeout_s: float) ->
 def _nodes(coordinator: Coordinator, timeout_s: float) -> list[NodeRecord]:
     names = fetch([paths.NODES], coordinator.children, timeout_s=timeout_s)[0] or []
     found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
-    records = [validity.decode(item.data, NodeRecord, paths.NODES) for item in found if item is not None]
-    return [record for record in records if record.state is NodeState.UP and not record.forgotten]
+    return [validity.decode(item.data, NodeRecord, paths.NODES) for item in found if item is not None]

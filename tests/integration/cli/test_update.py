@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.dev.cluster import DevCluster
+from rmgr.errors import StateConflict, UsageError
 from rmgr.model.base.units import format_duration
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
@@ -37,7 +38,8 @@ def test_what_waits_gets_other_terms_and_runs_by_them(sh: Shell, queue: str) -> 
     assert (job["priority"], job["time_limit"], job["mem_bytes"], job["name"]) == (-7, 1200.0, 100 << 20, "large")
     [change] = job["changes"]  # type: ignore[misc]
     assert change["changed"]["time_limit"] == {"old": 600.0, "new": 1200.0}
-    assert f"by {job['user']}: priority 0 -> -7" in " ".join(sh.ok("show", number).out.split())
+    told = " ".join(sh.ok("show", number).out.split())
+    assert f"by {job['user']}, an operator: priority 0 -> -7, {limits}" in told or f"by {job['user']}: priority 0 -> -7, {limits}" in told
     again = sh.ok("update", number, "-t", "20m", "--json").json
     assert again["unchanged"] == [{"id": number, "why": "it is so already"}]
     sh.ok("release", number)
@@ -91,3 +93,52 @@ def test_what_cannot_be_is_refused_with_the_reason(sh: Shell) -> None:
     assert "only jobs that the leader places" in sh.ok("update", number, "--begin", "1h", "--json").json["unchanged"][0]["why"]
     assert sh("update", f"{number}_0", "-t", "1h").code == 2
     sh.ok("cancel", number)
+
+
+def test_who_is_put_later_starts_later(sh: Shell, tmp_path: Path) -> None:
+    full = sh.submit("--array", "1-3", "-c", "2", "--", "sh", "-c", f"touch {tmp_path}/$RMGR_ARRAY_INDEX; sleep 600")
+    for number in range(1, 4):
+        begun(tmp_path / str(number))
+    order = tmp_path / "order"
+    words = ("-c", "2", "-t", "1h", "--", "sh", "-c", f"echo $RMGR_JOB_ID >>{order}; sleep 1")
+    first, second = sh.submit(*words), sh.submit(*words)
+    sh.ok("update", first, "--priority", "-5", "-t", "30m")
+    eventually(lambda: shown(sh, first)["priority"] == -5, lambda: f"the leader knows it: {shown(sh, first)}")
+    sh.ok("cancel", f"{full}_2")  # one node is free: for one of them
+    sh.ok("wait", first, second)
+    assert order.read_text().split() == [second, first]
+    sh.ok("cancel", full)
+
+
+def test_tasks_that_wait_have_more_memory_than_those_that_ran(sh: Shell, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = f"echo $RMGR_ARRAY_INDEX; while [ ! -e {go} ]; do sleep 0.1; done"
+    number = sh.submit("--array", "1-8%2", "--mem", "64M", "--", "sh", "-c", script)
+    eventually(lambda: shown(sh, number)["counts"]["RUNNING"] == 2, lambda: "two of them run")  # type: ignore[index]
+    sh.ok("update", number, "--mem", "96M", "--priority", "-3")
+    go.touch()
+    sh.ok("wait", number)
+    counts = shown(sh, number)["counts"]
+    assert counts["COMPLETED"] == 8  # type: ignore[index]
+    assert shown(sh, number)["mem_bytes"] == 96 << 20
+
+
+def test_a_placed_job_that_runs_ends_at_its_new_limit(sh: Shell, tmp_path: Path) -> None:
+    mark = tmp_path / "begun"
+    number = sh.submit("-q", "batch", "-n", "2", "-t", "1h", "--", "sh", "-c", f"touch {mark}; sleep 600")
+    begun(mark)
+    sh.ok("update", number, "-t", "1s")
+    assert sh("wait", number).code == 124
+
+
+def test_a_queue_of_python_is_updated_while_it_grows(live: DevCluster) -> None:
+    import rmgr
+
+    with rmgr.TaskQueue(abs, memory="64M", time="1h") as queue:
+        assert queue.submit_call(-1).result(60) == 1
+        queue.update(memory="96M", time="30m", name="abs-2")
+        assert [queue.submit_call(-at).result(60) for at in range(5)] == [0, 1, 2, 3, 4]
+        with pytest.raises(UsageError, match="nothing is to be changed"):
+            queue.update()
+        with pytest.raises(StateConflict, match="it is so already"):
+            queue.update(name="abs-2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import rmgr
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import check_tree
 from rmgr.config import load
+from rmgr.coord.decisions import amending
+from rmgr.coord.decisions.gating import Change, Doer
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.acl import ROLES, TABLE
 from rmgr.coord.protocol.multi import Delete, Exists, Multi, Set
@@ -22,7 +25,7 @@ from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.dev.cluster import CHROOT, DevCluster
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.runtime.secured import credentials_of, zookeeper_options
 from tests.harness.bundles import session_bundles
 
@@ -133,6 +136,36 @@ def test_a_user_cancels_single_waiting_tasks_by_asking_the_leader(secured: DevCl
     assert check_tree(secured.coordinator).deviations == []
 
 
+def _amended(record: Submission) -> Submission:
+    """In her name, by nobody who has her key."""
+    change = amending.amended(replace(record, phase=Phase.OPEN, reason=""), Terms(name="evil"), Doer(name=record.user, now_us=1))
+    assert isinstance(change, Change)
+    return replace(change.record, phase=record.phase, reason=record.reason)
+
+
+def test_an_amendment_is_run_if_its_maker_has_signed_it_and_not_if_somebody_wrote_it(secured: DevCluster) -> None:
+    alice, mallory = (environment_of(secured, Role.USER, name) for name in ("alice", "mallory"))
+    submit = ("submit", "--hold", "--parsable", "-t", "1h", "--", "sh", "-c", "echo $RMGR_JOB_NAME")
+    mine, attacked = (run(alice, *submit).stdout.strip() for _ in range(2))
+    told = run(alice, "update", mine, "--name", "hers", "-t", "30m", "--mem", "64M")
+    assert (told.returncode, "name sh -> hers" in told.stdout) == (0, True), told
+    assert run(secured.environment(), "update", mine, "--priority", "7").returncode == 0  # an operator
+    config = load(env=mallory)
+    path = paths.sub(int(attacked))
+    with ZkCoordinator.connect(secured.zookeeper.hosts, CHROOT, **zookeeper_options(config, credentials_of(config))) as attacker:
+        found = attacker.get(path).result(60)
+        assert found is not None
+        forged = _amended(decode_record(found.data, Submission, path))
+        attacker.commit(Multi(name="ATTACK", ops=(Set(path, encode_record(forged), -1),), proof=Exists(path))).result(60)
+    for number in (mine, attacked):
+        assert run(alice, "release", number).returncode == 0
+    assert run(alice, "wait", mine).returncode == 0
+    assert run(alice, "logs", mine).stdout == "hers\n"
+    assert run(alice, "wait", attacked).returncode != 0
+    [task] = json.loads(run(alice, "tasks", attacked, "--json").stdout)["tasks"]
+    assert (task["reason"], "amendment 1, by alice: nobody signed it" in task["error"]) == ("UNTRUSTED", True), task
+
+
 def test_a_record_that_was_changed_is_not_run_again(secured: DevCluster) -> None:
     """Users who reach ZooKeeper can write records of others: nobody signs by `rerun` what somebody else has put there."""
     alice, mallory = (environment_of(secured, Role.USER, name) for name in ("alice", "mallory"))
@@ -162,6 +195,7 @@ def test_a_record_that_was_changed_is_not_run_again(secured: DevCluster) -> None
             (replace(record, command=evil), "is not what alice has signed"),
             (replace(record, command=evil, signature=""), "nobody has signed its record"),
             (replace(record, entries="a" * 64), "is not what alice has signed"),
+            (_amended(record), "amendment 1, by alice: nobody has signed it"),
         ):
             attacker.commit(Multi(name="ATTACK", ops=(Set(path, encode_record(changed), -1),), proof=Exists(path))).result(60)
             refused = run(alice, "rerun", number)

@@ -51,6 +51,8 @@ from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.partition import Partition
 
 _RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
+#: Changed terms are taken in together, so often at most.
+_AMENDED_S = 0.3
 #: A plan that takes longer is stuck: each of its reads and commits has a deadline of its own, far below.
 _STUCK_S = 120.0
 
@@ -82,6 +84,7 @@ class Placer:
         self._known_nodes = nodes
         self._is_other_log = False  # another pipeline places somewhere since the log began
         self._nodes_changed = False
+        self._has_amended = False
         self._due = False
         self._timer: Timer | None = None
         self._retry_s = _RETRY_S / 2
@@ -176,11 +179,21 @@ class Placer:
         self.rebuild("the settings have changed")
 
     def amended(self, number: int, changes: int) -> None:
-        """The terms of a submission were changed, so many times in all: its jobs are others now."""
+        """The terms of a submission were changed, so many times in all: its jobs are others now. (PLACE starts none by the old ones.)
+
+        What changes together is read together: many changes cost little more than one.
+        """
         known = self.job_table.submissions.get(number)
         if known is not None and len(known.changes) < changes:
             del self.job_table.submissions[number]
-            self.rebuild(f"the terms of submission {number} were changed")
+            if not self._has_amended:
+                self._has_amended = True
+                self._tree.after(_AMENDED_S, self._take_amended)
+
+    def _take_amended(self) -> None:
+        self._has_amended = False
+        if not self._closed:
+            self.rebuild("terms of submissions were changed")
 
     def nodes_changed(self) -> None:
         """Nodes, their Starters or drains are others."""

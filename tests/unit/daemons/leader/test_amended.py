@@ -1,0 +1,147 @@
+"""What a leader does for a submission whose terms were changed: names of blocks, orders to nodes, jobs that are placed anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from rmgr.coord.decisions.amending import amended
+from rmgr.coord.decisions.gating import Change, Doer
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_block, decode_record
+from rmgr.model.base.resources import MIB, Request
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Phase, Terms
+from tests.harness.leader_bench import Bench, committed
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    one = Bench(ClusterSettings())
+    yield one
+    one.close()
+
+
+def update(bench: Bench, number: int, terms: Terms) -> None:
+    found = bench.submitter.coordinator.get(paths.sub(number)).result(60)
+    record = bench.look.sub(number)
+    assert found is not None
+    assert record is not None
+    change = amended(record, terms, Doer(name="u", now_us=1))
+    assert isinstance(change, Change), change
+    committed(bench.submitter.coordinator, ops.update(change.record, version=found.version, gate=change.gate))
+
+
+def told(bench: Bench, node: str = "n1") -> list[InboxOrder]:
+    orders = []
+    for name in bench.look.names(paths.inbox_node(node)):
+        found = bench.submitter.coordinator.get(paths.inbox(node, name)).result(60)
+        assert found is not None
+        orders.append(decode_record(found.data, InboxOrder))
+    return orders
+
+
+def test_waiting_blocks_get_the_names_of_the_new_terms_and_keep_their_places(bench: Bench) -> None:
+    bench.lead()
+    number = bench.submitter.submit(8)
+    seqs = [key.seq for key in bench.look.pending()]
+    bench.advance(1.0)
+    update(bench, number, Terms(priority=-3, memory_bytes=64 * MIB))
+    bench.advance(1.0)
+    waiting = bench.look.pending()
+    assert {(key.priority, key.memory_mib) for key in waiting} == {(-3, 64)}
+    assert [(key.first, key.seq) for key in waiting] == list(zip((0, 4), seqs, strict=True))
+    update(bench, number, Terms(priority=-4))
+    bench.advance(1.0)
+    assert {(key.priority, key.memory_mib) for key in bench.look.pending()} == {(-4, 64)}
+
+
+def test_what_is_held_is_renamed_where_it_is_and_comes_back_so(bench: Bench) -> None:
+    bench.lead()
+    number = bench.submitter.submit(8, held=True, phase=Phase.HELD, reason=Reason.USER_HOLD)
+    update(bench, number, Terms(priority=-3))
+    bench.advance(1.0)
+    assert {key.priority for key in bench.look.held()} == {-3}
+    bench.submitter.change(number, gate=True, phase=Phase.OPEN, reason="")
+    bench.advance(1.0)
+    assert [(key.first, key.priority) for key in bench.look.pending()] == [(0, -3), (4, -3)]
+
+
+def test_nodes_that_run_it_are_told_of_time_limits_alone_and_by_the_next_leader_again(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1", "n2")
+    number = bench.submitter.submit(4)
+    starter.claim("n1", take=2)
+    bench.advance(1.0)
+    update(bench, number, Terms(name="other"))
+    bench.advance(1.0)
+    assert told(bench) == []
+    update(bench, number, Terms(time_limit_us=9_000_000))
+    bench.advance(1.0)
+    assert told(bench) == [InboxOrder(order=OrderKind.UPDATE, submission=number)]
+    assert told(bench, "n2") == []
+    for name in bench.look.names(paths.inbox_node("n1")):
+        committed(starter.coordinator, ops.obey("n1", starter.versions["n1"], name))
+    bench.advance(30.0)
+    assert told(bench) == []
+    bench.lead()
+    bench.advance(2.0)
+    assert told(bench) == [InboxOrder(order=OrderKind.UPDATE, submission=number)], "nobody knows what the one before has told"
+
+
+def test_what_comes_back_under_its_old_name_is_renamed(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(1, block=1)
+    key = starter.claim("n1")
+    bench.advance(1.0)
+    update(bench, number, Terms(memory_bytes=64 * MIB))
+    starter.fail("n1", key, reason=Reason.NODE_LOST)
+    bench.advance(60.0)
+    assert [(key.attempt, key.memory_mib) for key in bench.look.pending()] == [(2, 64)]
+
+
+# -- placed jobs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def placing() -> Iterator[Bench]:
+    spec = PipelineSpec(partition="default", document=json.dumps({"stage": [{"policy": "easy"}]}))
+    one = Bench(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)), pipelines=(spec,)))
+    yield one
+    one.close()
+
+
+def test_policies_see_the_new_terms_and_what_is_placed_was_decided_by_them(placing: Bench) -> None:
+    """Behind a head that is promised both cores, a job of two hours is backfilled once it takes no more than half of one."""
+    bench = placing
+    placer = bench.lead().placer
+    node = bench.starter("n1")
+    hour_us = 3_600_000_000
+    running = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(), request=Request(time_limit_us=hour_us))
+    bench.advance(1)
+    head = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=2), request=Request(time_limit_us=hour_us))
+    behind = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(), request=Request(time_limit_us=2 * hour_us))
+    bench.advance(5)
+    assert {key.submission for key in bench.look.pending("batch")} == {head, behind}
+    update(bench, behind, Terms(time_limit_us=hour_us // 2, memory_bytes=64 * MIB))
+    bench.advance(5)
+    (key,) = [key for key in bench.look.keys(paths.running_node("n1")) if key.submission == behind]
+    found = bench.submitter.coordinator.get(paths.running_block("n1", key)).result(60)
+    assert found is not None
+    allocation = decode_block(found.data).allocation
+    assert allocation is not None
+    assert (key.memory_mib, allocation.memory_mib, allocation.planned_us, allocation.changes) == (64, 64, hour_us // 2, 1)
+    assert placer.state is not None
+    # What runs, and gets less time: what waits for it is promised an earlier start.
+    before_us = placer.view().jobs
+    update(bench, running, Terms(time_limit_us=hour_us // 2))
+    bench.advance(5)
+    assert placer.view().jobs != before_us
+    assert node.nodes
