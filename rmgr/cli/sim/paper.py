@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmgr.sim.papers.report import Cell, PaperCheck, PaperReport, Table
 
 _MOST_SEEDS = 1000
-_STYLES = {"pass": "green", "fail": "red", "reported": "cyan"}
+_STYLES = {"pass": "green", "fail": "red", "expected": "yellow", "reported": "cyan"}
 _SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
 
 
@@ -121,8 +121,10 @@ def _check(check: PaperCheck) -> Iterator[str]:
     from rmgr.sim.papers.report import rows_of
 
     verdict = paint(check.verdict, _STYLES[check.verdict], sys.stdout)
-    finds = "" if check.required else (" (holds)" if check.holds else " (does not hold)")
-    yield f"{check.id:<6} {verdict}{finds}  {check.what}"
+    finds = " (holds)" if check.holds else " (does not hold)"
+    yield f"{check.id:<6} {verdict}{'' if check.required and not check.expected else finds}  {check.what}"
+    if check.expected:
+        yield f"       listed as not holding: {check.expected}"
     columns = {"paper": rows_of(check.paper), "ours": rows_of(check.ours), "spread": rows_of(check.spread)}
     columns = {head: rows for head, rows in columns.items() if rows}
     limit = tolerance(check.rule.tolerance())

@@ -46,6 +46,8 @@ def a_check(**fields: object) -> PaperCheck:
         ({"ours": {}, "rule": WithinBounds(above=0)}, "fail"),  # nothing measured proves nothing
         ({"ours": float("nan"), "rule": WithinBounds(at_most=1)}, "fail"),
         ({"ours": -1, "required": False}, "reported"),
+        ({"ours": -1, "expected": "an experiment"}, "expected"),
+        ({"ours": 1, "expected": "an experiment"}, "fail"),  # it holds again: it does not belong to the list
     ],
 )
 def test_a_verdict_follows_from_the_numbers_and_the_rule(fields: dict[str, object], verdict: str) -> None:
@@ -70,6 +72,7 @@ def test_the_json_is_what_the_interface_says() -> None:
                 "tolerance": {"absolute": 0, "relative": 0.1},
                 "verdict": "reported",
                 "holds": False,
+                "experiment": None,
             }
         ],
         "tables": [{"title": "Figure 2: SR", "columns": ["name", "SR"], "rows": [["a", 1.5], ["b", None]]}],
