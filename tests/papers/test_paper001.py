@@ -6,6 +6,7 @@ import hashlib
 import math
 import pickle
 from collections import Counter
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -22,12 +23,14 @@ from rmgr.sim.engine.setting import Setting
 from rmgr.sim.engine.validate import check
 from rmgr.sim.models.feitelson96 import DEFAULT, Constants, feitelson96
 from rmgr.sim.papers.paper001 import case as paper001_case
-from rmgr.sim.papers.paper001.runs import ALGORITHMS, TICK_US
+from rmgr.sim.papers.paper001.runs import ALGORITHMS, CALIBRATIONS, TICK_US
 from rmgr.sim.papers.starvation import PLACES, passed_at_the_head, starved
 from rmgr.sim.workload.events import FailOver
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 M = MINUTE_US
+#: Jobs that are half as long again: fewer of them fill the grid.
+LONGER = CALIBRATIONS["as before"].constants
 
 
 def a_job(number: int = 1, *, submit: int = 0, nodes: int = 1, calculation: int = 1000, communication: int = 0) -> WorkloadJob:
@@ -92,21 +95,21 @@ def test_sizes_and_times_are_as_papers_md_calibrates_them() -> None:
     assert [round(weight(n) / n**-1.5, 9) for n in (8, 9, 10, 11, 16, 36, 64, 100, 1024)] == [8, 2, 2, 1, 8, 2, 8, 2, 8]
     total = math.fsum(map(weight, range(1, 1025)))
     assert math.fsum(n * weight(n) for n in range(1, 1025)) / total == pytest.approx(25, abs=0.5)
-    assert DEFAULT.stages(1)[0] == (0.10, 12_000)
-    assert DEFAULT.stages(1024)[:2] == ((pytest.approx(0.9), 12_000), (pytest.approx(1.0), 900))
+    assert DEFAULT.stages(1)[0] == (0.10, 5_700)
+    assert DEFAULT.stages(1024)[:2] == ((pytest.approx(0.9), 5_700), (pytest.approx(1.0), 430))
 
     jobs = feitelson96(20_000, seed=11).jobs
     calculation = [job.run_us - job.communication_us for job in jobs]
     assert min(calculation) >= 10 * M
     assert max(calculation) <= 43_200 * M
-    assert sum(calculation) / len(jobs) / M == pytest.approx(3300, rel=0.04)
+    assert sum(calculation) / len(jobs) / M == pytest.approx(1730, rel=0.04)
     assert all(job.communication_us <= 0.2 * (job.run_us - job.communication_us) + 1 for job in jobs)
     assert jobs[-1].submit_us / (len(jobs) - 1) / M == pytest.approx(500, rel=0.02)
     assert sum(job.processors for job in jobs) / len(jobs) == pytest.approx(25, rel=0.05)
 
 
 def test_one_seed_draws_the_same_jobs_for_every_gap_and_the_gaps_in_proportion() -> None:
-    near, far = (feitelson96(300, seed=5, constants=Constants(interarrival_min=gap)).jobs for gap in (500, 2000))
+    near, far = (feitelson96(300, seed=5, constants=replace(LONGER, interarrival_min=gap)).jobs for gap in (500, 2000))
     assert [(job.processors, job.run_us, job.communication_us) for job in near] == [
         (job.processors, job.run_us, job.communication_us) for job in far
     ]
@@ -186,7 +189,7 @@ def test_c1_9_by_hand_the_head_starts_at_the_next_tick_and_followers_pay_exactly
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_engine_makes_the_schedule_of_a_plain_loop_job_by_job(name: str, seed: int) -> None:
     algorithm = ALGORITHMS[name]
-    workload = feitelson96(700, seed=seed, constants=Constants(interarrival_min=380))
+    workload = feitelson96(700, seed=seed, constants=replace(LONGER, interarrival_min=380))
     grid = drawn(seed, penalty_us=5 * M)
     readings = [{}]
     if algorithm.migrates:

@@ -1,15 +1,24 @@
-"""Paper 001's report on small workloads: what runs are asked, which orderings hold even there, golden values of one run."""
+"""Paper 001's report on small workloads: what runs are asked, which orderings hold even there, golden values, what finds mutants."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from rmgr.sched.draft import Draft
+from rmgr.sched.job import Job, Running
+from rmgr.sched.policies.migration import PASSED, Migration
+from rmgr.sim.engine.grid import Grid
 from rmgr.sim.papers import paper001
 from rmgr.sim.papers.paper001 import case as paper001_case
 from rmgr.sim.papers.paper001.asked import Paper001Runs
 from rmgr.sim.papers.paper001.checks import CHECKS
-from rmgr.sim.papers.paper001.runs import ALGORITHMS, Paper001Run, measure
+from rmgr.sim.papers.paper001.runs import ALGORITHMS, Paper001Measures, Paper001Run, measure
 from rmgr.sim.papers.paper001.tables import figures, tables
+from rmgr.sim.papers.report import mean
+from rmgr.sim.runs.cells import measured
+from rmgr.sim.workload.jobs import WorkloadJob
 
 
 def test_the_paper_s_seven_algorithms_and_ten_checks() -> None:
@@ -55,7 +64,7 @@ def test_the_orderings_of_figure_2_hold_on_small_workloads_too() -> None:
     ],
 )
 def test_golden_values(algorithm: str, suspend: str, exact: tuple[int, ...], ratios: tuple[float, ...]) -> None:
-    found = measure(Paper001Run(algorithm=algorithm, interval=500, seed=1, jobs=2000, suspend=suspend))
+    found = measure(Paper001Run(algorithm=algorithm, interval=500, seed=1, jobs=2000, suspend=suspend, calibration="as before"))
     assert (found.starved, found.starved_at_head, found.migrations, found.migrated) == exact
     assert (found.slowdown_ratio, found.mean_of_ratios, found.utilisation) == pytest.approx(ratios, rel=1e-9)
 
@@ -64,3 +73,82 @@ def test_the_case_by_hand_in_which_all_and_minimal_differ() -> None:
     demanded, happens = paper001_case.differing(penalty=2)
     assert happens == demanded
     assert (demanded["all: job 4"], demanded["minimal: job 4"]) == (128, 0)
+
+
+def test_the_mean_run_time_is_the_paper_s() -> None:
+    """Section 4.3: penalty 60 costs a job of 1,024 nodes 20 mean run times, so one is 3,072 min. All migrations are explained."""
+    found = [measure(Paper001Run(algorithm="FCFS/FF+mig", interval=500, seed=seed)) for seed in (1, 2, 4)]
+    assert mean(run.mean_run for run in found) == pytest.approx(3072, rel=0.03)
+    assert [(run.held, run.needless) for run in found] == [(0, 0)] * 3
+    before = measure(Paper001Run(algorithm="FCFS/FF", interval=500, seed=1))
+    assert before.held >= 20  # who starves without migration
+    assert before.migrations == 0
+
+
+def busy(seed: int = 1, **fields: object) -> Paper001Measures:
+    return measure(Paper001Run(**{"algorithm": "FCFS/FF+mig", "interval": 450, "seed": seed, "jobs": 3000, **fields}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("algorithm", ["FCFS/FF+mig", "LJF/FF+mig"])
+@pytest.mark.parametrize(
+    "reading", [{}, {"followers": "strict"}, {"followers": "any"}, {"returns": "tail"}, {"suspend": "minimal"}], ids=str
+)
+def test_no_reading_holds_a_head_while_condition_1_holds(algorithm: str, reading: dict[str, str]) -> None:
+    found = busy(algorithm=algorithm, **reading)
+    assert found.held == 0
+    assert found.migrations >= 20
+    if reading.get("followers") != "any":  # whom an earlier head's followers passed, the schedule alone does not say
+        assert found.needless == 0
+
+
+# -- mutants: what each check is there to find ------------------------------------------------------------------------------------
+
+
+def test_c1_9e_finds_a_condition_1_that_asks_for_more_than_the_head_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """N_head < N_followers + N_idle in place of <=."""
+
+    def stricter(self: Migration, draft: Draft, head: Job) -> bool:
+        nodes = sum(run.job.cpus for run in self._followers_of(draft, head)) + draft.free_cores
+        return nodes != head.cpus and right(self, draft, head)
+
+    right = Migration._make_room
+    monkeypatch.setattr(Migration, "_make_room", stricter)
+    assert busy().held > 0
+
+
+def test_c1_8_finds_a_condition_1_without_idle_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """N_head <= N_followers: too few migrations."""
+
+    def poorer(self: Migration, draft: Draft, head: Job) -> bool:
+        return head.cpus <= sum(run.job.cpus for run in self._followers_of(draft, head)) and right(self, draft, head)
+
+    right = Migration._make_room
+    migrations = busy().migrations
+    monkeypatch.setattr(Migration, "_make_room", poorer)
+    assert busy().migrations < 0.5 * migrations
+
+
+def test_c1_8d_finds_followers_that_did_not_pass_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job that passed somebody gives way, whenever it came."""
+    monkeypatch.setattr(Migration, "_followers_of", _all_that_passed)
+    assert busy(algorithm="LJF/FF+mig").needless > 0
+
+
+def _all_that_passed(_self: Migration, draft: Draft, _head: Job) -> list[Running]:
+    return [run for job_id in draft.notes(PASSED) if (run := draft.run(job_id)) is not None]
+
+
+@pytest.mark.parametrize("charge", [lambda job, penalty: penalty, lambda job, penalty: 2 * job.processors * penalty])
+def test_c1_7c_finds_another_charge(monkeypatch: pytest.MonkeyPatch, charge: Callable[[WorkloadJob, int], int]) -> None:
+    """A penalty for each migration, not for each of its nodes; and one that is charged twice."""
+    monkeypatch.setattr(Grid, "after_migration", lambda self, job, left: (left[0] + charge(job, self.penalty_us), left[1]))
+    asked = Paper001Runs((1, 2, 3), jobs=3000, quick=True)
+    list(CHECKS["C1.7"](asked))
+    checks = {check.id: check for check in CHECKS["C1.7"](Paper001Runs((1, 2, 3), measured(asked.asked, measure), 3000, quick=True))}
+    assert checks["C1.7c"].verdict == "fail"
+
+
+def test_what_is_listed_as_not_holding_are_checks() -> None:
+    runs = Paper001Runs((1, 2, 3), jobs=60, quick=True)
+    ids = {check.id for check in CHECKS["C1.8"](runs)} | {check.id for check in CHECKS["C1.9"](runs)}
+    assert set(paper001.EXPECTED) <= ids

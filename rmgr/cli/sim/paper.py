@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmgr.sim.papers.report import Cell, PaperCheck, PaperReport, Table
 
 _MOST_SEEDS = 1000
-_STYLES = {"pass": "green", "fail": "red", "reported": "cyan"}
+_STYLES = {"pass": "green", "fail": "red", "expected": "yellow", "reported": "cyan"}
 _SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
 
 
@@ -42,29 +42,71 @@ def parse_seed_count(text: str) -> tuple[int, ...]:
     examples="""\
     rmgr sim paper 001
     rmgr sim paper 001 --check C1.2 --check C1.9 --seeds 3
-    rmgr sim paper 001 --seeds 6 --jobs 2 --out out/paper001""",
-    exits="0 every required check passes, 1 one fails (or a run did), 2 usage, 130 interrupted",
+    rmgr sim paper 001 --seeds 6 --jobs 2 --out out/paper001
+    rmgr sim paper all --quick --out out/papers""",
+    exits="0 no check fails, 1 one fails (or a run did), 2 usage, 130 interrupted",
 )
-@click.argument("number", metavar="000|001|002|004")
+@click.argument("number", metavar="000|001|002|004|all")
 @click.option("--check", "checks", multiple=True, metavar="ID", help="only this check, and only the runs it needs; repeatable")
 @click.option("--seeds", type=Parsed("seeds", parse_seed_count), metavar="N", help="seeds 1 to N (or 3-5, or 1,4); default: the paper's")
 @click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")
+@click.option("--quick/--full", help="fewer runs: minutes for all papers, not an hour; default: full")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="report.json, tables as csv, figures; must not exist yet")
-def paper(session: Session, number: str, checks: tuple[str, ...], seeds: tuple[int, ...] | None, processes: int, out: Path | None) -> None:
+def paper(
+    session: Session, number: str, checks: tuple[str, ...], seeds: tuple[int, ...] | None, processes: int, quick: bool, out: Path | None
+) -> None:
     """Runs a paper's experiments again and says, for each of its statements, what the paper has and what we find.
 
-    A check fails only when it is required; what is known not to reproduce is reported with the measured value. The spread is the
-    standard deviation over the seeds. The same command gives the same numbers.
+    A required check fails when it does not hold; one that is listed as not holding fails when it holds. Other claims are reported. The
+    spread is the standard deviation over the seeds. The same command gives the same numbers. `all` prints one table of all papers.
     """
-    from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sim.papers.catalogue import checks_named, paper_named
+    from rmgr.sim.papers.catalogue import PAPERS, checks_named, paper_named
     from rmgr.sim.runs.output import refuse_existing
 
-    module = paper_named(number)
-    wanted = checks_named(number, checks, module.CHECKS) if checks else None
+    if number == "all" and checks:
+        raise UsageError("--check names a check of one paper", hint="as rmgr sim paper 001 --check C1.4")
+    module = paper_named(number) if number != "all" else None
+    wanted = checks_named(number, checks, module.CHECKS) if module and checks else None
     if out is not None:
         refuse_existing(out)
-    chosen = seeds or tuple(range(1, module.SEEDS + 1))
+    found: list[_Found] = []
+    for name in PAPERS if module is None else (number,):
+        found.append(_run(session, name, wanted, seeds, processes, quick))
+        if out is not None:
+            out.mkdir(exist_ok=True) if module is None else None
+            _write(session, out / name if module is None else out, found[-1], wanted)
+    if session.json:
+        emit({"schema": "rmgr/1", "papers": [one.report.document() for one in found]} if module is None else found[0].report.document())
+    elif module is None:
+        sys.stdout.writelines(f"{line}\n" for line in _summary(found))
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _told(found[0].report))
+        told = f"{found[0].runs} runs, seeds {_ranges(found[0].seeds)}, {format_duration(found[0].seconds)}"
+        sys.stdout.write(f"\n{_verdicts(found[0].report)}; {told}\n")
+    if out is not None and not session.json:
+        what = ", ".join(PAPERS) if module is None else f"report.json, {len(found[0].report.tables)} tables as csv"
+        sys.stdout.write(f"written: {out}: {what}\n")
+    if not all(one.report.passes for one in found):
+        click.get_current_context().exit(1)
+
+
+class _Found(NamedTuple):
+    """A report and what it cost."""
+
+    report: PaperReport
+    seeds: tuple[int, ...]
+    runs: int
+    seconds: float
+
+
+def _run(
+    session: Session, number: str, wanted: tuple[str, ...] | None, seeds: tuple[int, ...] | None, processes: int, quick: bool
+) -> _Found:
+    from rmgr.client.progress import Counts, ProgressDisplay
+    from rmgr.sim.papers.catalogue import paper_named
+
+    module = paper_named(number)
+    chosen = seeds or tuple(range(1, (module.QUICK_SEEDS if quick else module.SEEDS) + 1))
     began, runs = time.monotonic(), 0
     with ProgressDisplay(f"paper {number}", enabled=not session.json) as display:
 
@@ -73,20 +115,8 @@ def paper(session: Session, number: str, checks: tuple[str, ...], seeds: tuple[i
             runs = total
             display.update(Counts(total=total, final=done))
 
-        report = module.report(chosen, wanted, on_progress, processes)
-    pictures = _write(out, report, chosen, wanted) if out is not None else 0
-    if report.figures and out is not None and not pictures:
-        session.note(f"figures are not drawn: matplotlib is missing (pip install 'matplotlib>=3.8,<4', then rmgr sim plot {out})")
-    if session.json:
-        emit(report.document())
-    else:
-        sys.stdout.writelines(f"{line}\n" for line in _told(report))
-        told = f"{runs} runs, seeds {_ranges(chosen)}, {format_duration(time.monotonic() - began)}"
-        sys.stdout.write(f"\n{_verdicts(report)}; {told}\n")
-        if out is not None:
-            sys.stdout.write(f"written: {out}: report.json, {len(report.tables)} tables as csv, {pictures or 'no'} pictures\n")
-    if not report.passes:
-        click.get_current_context().exit(1)
+        report = module.report(chosen, wanted, on_progress, processes, quick=quick)
+    return _Found(report, chosen, runs, time.monotonic() - began)
 
 
 def _ranges(seeds: tuple[int, ...]) -> str:
@@ -116,13 +146,41 @@ def _told(report: PaperReport) -> Iterator[str]:
             yield f"  {note}"
 
 
+def _summary(found: Sequence[_Found]) -> Iterator[str]:
+    """A line for each paper, and one for each check that does not hold or fails."""
+    rows = []
+    for one in found:
+        verdicts = [check.verdict for check in one.report.checks]
+        holding = [check.holds for check in one.report.checks if check.verdict == "reported"]
+        counts = [verdicts.count(verdict) for verdict in ("pass", "fail", "expected")]
+        rows.append([len(verdicts), *counts, holding.count(True), holding.count(False), one.runs])
+    total = [sum(column) for column in zip(*rows, strict=True)]
+    names = [*(one.report.paper for one in found), "all"]
+    times = [format_duration(one.seconds) for one in found] + [format_duration(sum(one.seconds for one in found))]
+    heads = ["paper", "checks", "pass", "fail", "expected", "reported: hold", "do not", "runs", "time"]
+    lines = [[name, *map(shown, row), its] for name, row, its in zip(names, [*rows, total], times, strict=True)]
+    yield from _aligned([heads, *lines])
+    yield ""
+    for one in found:
+        for check in one.report.checks:
+            if check.verdict == "fail" or not check.holds:
+                yield shorten(f"{check.id:<6} {check.verdict:<8}  {check.what}", 80)
+
+
+def shorten(line: str, most: int) -> str:
+    """Cut to so many letters."""
+    return line if len(line) <= most else f"{line[: most - 3].rstrip()}..."
+
+
 def _check(check: PaperCheck) -> Iterator[str]:
     """The statement and its verdict, then one line a row: paper, ours, spread, tolerance."""
     from rmgr.sim.papers.report import rows_of
 
     verdict = paint(check.verdict, _STYLES[check.verdict], sys.stdout)
-    finds = "" if check.required else (" (holds)" if check.holds else " (does not hold)")
-    yield f"{check.id:<6} {verdict}{finds}  {check.what}"
+    finds = " (holds)" if check.holds else " (does not hold)"
+    yield f"{check.id:<6} {verdict}{'' if check.required and not check.expected else finds}  {check.what}"
+    if check.expected:
+        yield f"       listed as not holding: {check.expected}"
     columns = {"paper": rows_of(check.paper), "ours": rows_of(check.ours), "spread": rows_of(check.spread)}
     columns = {head: rows for head, rows in columns.items() if rows}
     limit = tolerance(check.rule.tolerance())
@@ -166,22 +224,25 @@ def _aligned(lines: Sequence[Sequence[str]]) -> Iterable[str]:
 
 def _verdicts(report: PaperReport) -> str:
     verdicts = [check.verdict for check in report.checks]
-    return f"{verdicts.count('pass')} pass, {verdicts.count('fail')} fail, {verdicts.count('reported')} reported"
+    expected = verdicts.count("expected")
+    listed = f", {expected} expected not to hold" if expected else ""
+    return f"{verdicts.count('pass')} pass, {verdicts.count('fail')} fail{listed}, {verdicts.count('reported')} reported"
 
 
 # -- files ------------------------------------------------------------------------------------------------------------------------
 
 
-def _write(out: Path, report: PaperReport, seeds: tuple[int, ...], checks: tuple[str, ...] | None) -> int:
-    """All files, or none; how many of them are pictures."""
+def _write(session: Session, out: Path, found: _Found, checks: tuple[str, ...] | None) -> None:
+    """All files, or none."""
     from rmgr.cli.session.version import rmgr_version
     from rmgr.sim.runs.output import whole_directory, write_json
 
+    report = found.report
     manifest = {
         "schema": "rmgr/1",
         "versions": {"rmgr": rmgr_version(), "python": platform.python_version()},
         "paper": report.paper,
-        "seeds": list(seeds),
+        "seeds": list(found.seeds),
         "checks": None if checks is None else list(checks),
     }
     with whole_directory(out) as partial:
@@ -191,13 +252,16 @@ def _write(out: Path, report: PaperReport, seeds: tuple[int, ...], checks: tuple
             write_json(partial / "figures.json", {"figures": [figure.document() for figure in report.figures]})
         for table in report.tables:
             (partial / table.file_name).write_text(table.csv(), encoding="utf-8")
-        return _draw(partial, report) if report.figures else 0
+        drawn = not report.figures or _draw(partial, report)
+    if not drawn:
+        session.note(f"figures are not drawn: matplotlib is missing (pip install 'matplotlib>=3.8,<4', then rmgr sim plot {out})")
 
 
-def _draw(directory: Path, report: PaperReport) -> int:
-    """The figures, where matplotlib is there."""
+def _draw(directory: Path, report: PaperReport) -> bool:
+    """The figures, where matplotlib is there; whether it is."""
     try:
         from rmgr.sim.plots.pictures import draw, figures
     except UsageError:
-        return 0
-    return len(draw(figures(report.figures), directory, ("png", "svg")))
+        return False
+    draw(figures(report.figures), directory, ("png", "svg"))
+    return True

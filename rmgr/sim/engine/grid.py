@@ -92,10 +92,18 @@ class Grid:
         return count
 
 
-def drawn(seed: int, *, nodes: int = NODES, sites: int = SITES, delay_us: int = 10 * MINUTE_US, penalty_us: int = MINUTE_US) -> Grid:
-    """The grid of papers.md 2.2: speeds uniform on [0.5, 1.5], one draw a seed; node i stands in site floor(sites x i / nodes)."""
+def drawn(
+    seed: int,
+    *,
+    nodes: int = NODES,
+    sites: int = SITES,
+    delay_us: int = 10 * MINUTE_US,
+    penalty_us: int = MINUTE_US,
+    speeds: tuple[int, int] = (SLOWEST, FASTEST),
+) -> Grid:
+    """The grid of papers.md 2.2: speeds uniform between these two, one draw a seed; node i stands in site floor(sites x i / nodes)."""
     if not 1 <= sites <= nodes:
         raise UsageError(f"{nodes} nodes cannot stand in {sites} sites", hint="at least one node a site")
     rng = stream(seed, "grid/specs")
-    specs = tuple(rng.randint(SLOWEST, FASTEST) for _ in range(nodes))
+    specs = tuple(rng.randint(*speeds) for _ in range(nodes))
     return Grid(specs=specs, sites=tuple(sites * i // nodes for i in range(nodes)), delay_us=delay_us, penalty_us=penalty_us)

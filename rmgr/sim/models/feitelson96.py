@@ -3,8 +3,8 @@
 Algorithm:
 1. Size: n in 1..processors with weight n^-1.5, times 8 when n >= 8 is a power of two, else times 2 when n >= 8 is a square or a
    multiple of 10.
-2. Calculation time: exponential with mean 12,000 min with probability pL(n) = 0.10 + 0.80 log2(n) / 10, mean 900 min with probability
-   pM(n) = min(0.30, 1 - pL(n)), else mean 60 min; the time of the chosen stage is drawn again until 10 min <= x <= 30 days.
+2. Calculation time: exponential with mean 5,700 min with probability pL(n) = 0.10 + 0.80 log2(n) / 10, mean 430 min with probability
+   pM(n) = min(0.30, 1 - pL(n)), else mean 30 min; the time of the chosen stage is drawn again until 10 min <= x <= 30 days.
 3. Communication time: uniform on [0, 0.2 x calculation time]. The run time is both together.
 4. Arrivals: Poisson, mean gap `interarrival_min`. One seed draws the same unit gaps for every mean.
 5. Repetitions, off by default: the same size and calculation time is submitted r times in a row, P(r) ~ r^-repeat_exponent, each
@@ -42,9 +42,9 @@ class Constants:
     emphasised_from: int = 8
     power_of_two_weight: float = 8.0
     square_or_ten_weight: float = 2.0
-    long_mean_min: float = 12_000.0
-    middle_mean_min: float = 900.0
-    short_mean_min: float = 60.0
+    long_mean_min: float = 5_700.0
+    middle_mean_min: float = 430.0
+    short_mean_min: float = 30.0
     long_base: float = 0.10
     long_slope: float = 0.80
     middle_most: float = 0.30

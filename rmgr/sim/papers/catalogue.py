@@ -24,6 +24,7 @@ class Paper(Protocol):
 
     CHECKS: tuple[str, ...]  #: ids of papers.md, without the letters of parts
     SEEDS: int  #: how many seeds are run when nothing is said
+    QUICK_SEEDS: int  #: in a quick report
 
     def report(
         self,
@@ -31,8 +32,10 @@ class Paper(Protocol):
         checks: Sequence[str] | None = None,
         on_progress: Callable[[int, int], None] = lambda _done, _total: None,
         processes: int = 1,
+        *,
+        quick: bool = False,
     ) -> PaperReport:
-        """Runs what the checks need (None: everything, tables and figures too)."""
+        """Runs what the checks need (None: everything, tables and figures too). quick: less of it, at most some 80 s of a processor."""
         ...
 
 
@@ -43,7 +46,7 @@ def paper_named(number: str) -> Paper:
         near = [digits] if digits in PAPERS else get_close_matches(number, PAPERS, n=1, cutoff=0.3)
         meant = f"; did you mean {near[0]}?" if near else ""
         known = ", ".join(f"{name} ({about})" for name, (_, about) in PAPERS.items())
-        raise UsageError(f"no paper is called {number!r}{meant}", hint=f"known: {known}")
+        raise UsageError(f"no paper is called {number!r}{meant}", hint=f"known: {known}; all for every one")
     return cast(Paper, importlib.import_module(PAPERS[number][0]))
 
 

@@ -17,7 +17,7 @@ Number: TypeAlias = int | float
 #: A number, or numbers by the name of their row; None: the paper (or nobody) gives one.
 Value: TypeAlias = Number | Mapping[str, Number] | None
 Cell: TypeAlias = str | int | float | None
-Verdict: TypeAlias = Literal["pass", "fail", "reported"]
+Verdict: TypeAlias = Literal["pass", "fail", "expected", "reported"]
 
 _ONLY = ""  # the row of a value that is one number
 
@@ -81,6 +81,7 @@ class PaperCheck:
         id: as in papers.md, `C1.4`; parts of a check take a letter, `C1.4b`. what: the statement, one line.
         paper, ours: the values, rows of the same names where there are several. spread: of ours, standard deviation over the seeds.
         rule: when it holds. required: a failure fails the report; else the verdict is "reported".
+        expected: of a required check that is known not to hold, the experiment that shows why; if it holds after all, it fails.
     """
 
     id: str
@@ -90,6 +91,7 @@ class PaperCheck:
     paper: Value = None
     spread: Value = None
     required: bool = True
+    expected: str = ""
 
     @property
     def holds(self) -> bool:
@@ -100,6 +102,8 @@ class PaperCheck:
     def verdict(self) -> Verdict:
         if not self.required:
             return "reported"
+        if self.expected:
+            return "fail" if self.holds else "expected"
         return "pass" if self.holds else "fail"
 
     def document(self) -> dict[str, Any]:
@@ -113,6 +117,7 @@ class PaperCheck:
             "tolerance": self.rule.tolerance(),
             "verdict": self.verdict,
             "holds": self.holds,
+            "experiment": self.expected or None,
         }
 
 
@@ -212,7 +217,7 @@ class PaperReport:
 
     @property
     def passes(self) -> bool:
-        """No required check fails."""
+        """No required check fails, and none that is listed as not holding holds."""
         return not any(check.verdict == "fail" for check in self.checks)
 
     def document(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def read(directories: Iterable[Path]) -> Results:
     """Reads every directory, and files of live slots. Raises: UsageError for one that holds no results, or damaged ones."""
     runs, sweeps, reports, lanes = [], [], [], []
     live: list[tuple[Path, LiveSlots]] = []
-    for directory in directories:
+    for directory in (each for named in directories for each in _of_papers(named) or [named]):
         if directory.suffix == ".json" and directory.is_file():
             live += [(directory, slots) for slots in read_live(directory)]
             continue
@@ -201,6 +201,11 @@ def _lanes(rows: Sequence[CallRow]) -> list[Picture]:
 
 
 # -- parts --------------------------------------------------------------------------------------------------------------------
+
+
+def _of_papers(directory: Path) -> list[Path]:
+    """Directories of reports in that of `sim paper all`."""
+    return [] if (directory / REPORT).exists() else sorted(path.parent for path in directory.glob(f"*/{REPORT}"))
 
 
 def _listed(directory: Path) -> set[str]:

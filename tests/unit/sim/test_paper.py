@@ -46,6 +46,8 @@ def a_check(**fields: object) -> PaperCheck:
         ({"ours": {}, "rule": WithinBounds(above=0)}, "fail"),  # nothing measured proves nothing
         ({"ours": float("nan"), "rule": WithinBounds(at_most=1)}, "fail"),
         ({"ours": -1, "required": False}, "reported"),
+        ({"ours": -1, "expected": "an experiment"}, "expected"),
+        ({"ours": 1, "expected": "an experiment"}, "fail"),  # it holds again: it does not belong to the list
     ],
 )
 def test_a_verdict_follows_from_the_numbers_and_the_rule(fields: dict[str, object], verdict: str) -> None:
@@ -70,6 +72,7 @@ def test_the_json_is_what_the_interface_says() -> None:
                 "tolerance": {"absolute": 0, "relative": 0.1},
                 "verdict": "reported",
                 "holds": False,
+                "experiment": None,
             }
         ],
         "tables": [{"title": "Figure 2: SR", "columns": ["name", "SR"], "rows": [["a", 1.5], ["b", None]]}],
@@ -152,16 +155,18 @@ def a_paper(monkeypatch: pytest.MonkeyPatch, ours: float) -> None:
     """Paper 999: one check that ours is above 0, one table, one figure."""
     figure = Figure(title="Figure 1", x_label="x", y_label="y", lines=(("a", (Point(1, 2, 1, 3), Point(2, 3, 3, 3))),))
 
-    def report(seeds: Sequence[int], checks: Sequence[str] | None, on_progress: Callable[[int, int], None], processes: int) -> PaperReport:
+    def report(
+        seeds: Sequence[int], checks: Sequence[str] | None, on_progress: Callable[[int, int], None], processes: int, *, quick: bool
+    ) -> PaperReport:
         on_progress(len(seeds), len(seeds))
         table = Table(title="Table 1", columns=("seed", "processes"), rows=tuple((seed, processes) for seed in seeds))
-        whole = checks is None
+        whole = checks is None and not quick
         return PaperReport(
             paper="999", checks=(a_check(ours=ours),), tables=(table,) * whole, notes=("so",) * whole, figures=(figure,) * whole
         )
 
     module = types.ModuleType("paper999")
-    vars(module).update(CHECKS=("C9.1",), SEEDS=3, report=report)
+    vars(module).update(CHECKS=("C9.1",), SEEDS=3, QUICK_SEEDS=2, report=report)
     monkeypatch.setitem(sys.modules, "paper999", module)
     monkeypatch.setattr(catalogue, "PAPERS", {**catalogue.PAPERS, "999": ("paper999", "a test")})
 
@@ -195,6 +200,30 @@ def test_a_required_check_that_fails_ends_with_1_and_wrong_names_with_2(monkeypa
     ):
         assert run(["sim", "paper", *words]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_all_papers_in_one_table_and_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    a_paper(monkeypatch, 0.25)
+    monkeypatch.setattr(catalogue, "PAPERS", {"999": catalogue.PAPERS["999"]})
+    out = tmp_path / "papers"
+    assert run(["sim", "paper", "all", "--jobs", "1", "--out", str(out)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].split() == ["paper", "checks", "pass", "fail", "expected", "reported:", "hold", "do", "not", "runs", "time"]
+    assert [line.split()[:8] for line in told[1:3]] == [[name, "1", "1", "0", "0", "0", "0", "3"] for name in ("999", "all")]
+    assert json.loads((out / "999" / "report.json").read_text())["paper"] == "999"
+    pytest.importorskip("matplotlib")
+    assert run(["sim", "plot", str(out)]) == 0
+    assert (out / "plots" / "paper999-figure-1.png").exists()
+    capsys.readouterr()
+
+    a_paper(monkeypatch, -0.25)
+    monkeypatch.setattr(catalogue, "PAPERS", {"999": catalogue.PAPERS["999"]})
+    assert run(["sim", "paper", "all", "--quick", "--jobs", "1"]) == 1
+    assert "C9.1   fail      it holds" in capsys.readouterr().out
+    assert run(["sim", "paper", "all", "--quick", "--json"]) == 1
+    assert [each["paper"] for each in json.loads(capsys.readouterr().out)["papers"]] == ["999"]
+    assert run(["sim", "paper", "all", "--check", "C9.1"]) == 2
+    assert "one paper" in capsys.readouterr().err
 
 
 def test_sim_run_and_sim_sweep_play_the_grid_of_the_paper(tmp_path: Path, capsys: Captured) -> None:

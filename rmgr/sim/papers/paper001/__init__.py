@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rmgr.sim.papers.paper001.asked import LEAST_SEEDS, Paper001Runs
 from rmgr.sim.papers.paper001.checks import CHECKS as _CHECKS
@@ -16,6 +17,14 @@ from rmgr.sim.runs.cells import measured
 
 CHECKS = tuple(_CHECKS)
 SEEDS = 6
+QUICK_SEEDS = 3
+
+#: Required checks that are known not to hold: the experiment that shows why (papers.md 7).
+EXPECTED: Mapping[str, str] = {
+    "C1.8c": "table Readings: of 36 none comes near; followers that are counted and those that are moved do not explain it",
+    "C1.9": "tables Figure 5 and Calibrations: at load .42 (6) counts who waits for jobs that were there before, which nobody may move",
+    "C1.9b": "table Readings: 93 and 78 without migration are met, 0 with it by no reading: see C1.9; by (1) itself it is 0 (C1.9e)",
+}
 
 #: Where the paper contradicts itself or is silent, and what we read.
 NOTES = (
@@ -29,7 +38,7 @@ NOTES = (
     "passed it while it was the head, fewer. All of them are suspended (2.3, figure 1); 4.2 speaks for the fewest: rows with an m.",
     "The paper gives neither speeds, sites' sizes, delay nor the model's constants: Spec uniform [0.5, 1.5], delay 10 min, papers.md 2.3.",
     "What is left of CommTime after a migration is not said: the same share as of CalcTime; the delay of (3) is paid at each start.",
-    "Penalty 60 is called 20 times the mean run time: 1,024 x 60 / 20 = 3,072 min; ours is longer, as (2) waits for the slowest node.",
+    "Penalty 60 is called 20 times the mean run time: 1,024 x 60 / 20 = 3,072 min; CalcTime is calibrated to that, (2) and (3) included.",
     "A suspended job goes back to its own place in the queue, and all its waiting counts; the last 50 jobs are not judged by (6).",
 )
 
@@ -40,19 +49,20 @@ def report(
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     processes: int = 1,
     *,
+    quick: bool = False,
     jobs: int = JOBS,
 ) -> PaperReport:
     """Runs what the checks need, each run once; None: all of them, tables and figures too.
 
     Args:
         seeds: to fewer than three (papers.md 2.5) the next ones are added, and a note says so; for C1.4 to fewer than six.
-        processes: at a time. jobs: fewer give a look, not a result.
+        processes: at a time. quick: three inter-arrival times and two penalties, our reading alone. jobs: fewer give a look, not a result.
     Raises: RmgrError for a run that failed.
     """
-    asking = Paper001Runs(seeds, jobs=jobs)
+    asking = Paper001Runs(seeds, jobs=jobs, quick=quick)
     _written(asking, checks)
     measures = measured(asking.asked, measure, processes=processes, on_progress=on_progress)
-    found, shown, drawn = _written(Paper001Runs(seeds, measures, jobs), checks)
+    found, shown, drawn = _written(Paper001Runs(seeds, measures, jobs, quick=quick), checks)
     notes = NOTES if checks is None else ()
     if len(seeds) < LEAST_SEEDS:
         notes = (*notes, f"{LEAST_SEEDS} seeds were run, not {len(seeds)}: fewer say nothing (papers.md 2.5).")
@@ -66,4 +76,5 @@ def _written(runs: Paper001Runs, checks: Sequence[str] | None) -> tuple[tuple[Pa
 
 def _all_of(runs: Paper001Runs, names: Sequence[str]) -> Iterator[PaperCheck]:
     for name in names:
-        yield from _CHECKS[name](runs)
+        for check in _CHECKS[name](runs):
+            yield replace(check, expected=EXPECTED.get(check.id, ""))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import fsum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from rmgr.errors import RmgrError
+from rmgr.sched.draft import Draft
+from rmgr.sched.job import Job, Placement
 from rmgr.sched.pipeline.catalogue import policy_named
+from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.grid import MINUTE_US, drawn
+from rmgr.sim.engine.grid import FASTEST, MINUTE_US, SLOWEST, UNIT, Grid, drawn
 from rmgr.sim.engine.outcome import JobOutcome, Parting
 from rmgr.sim.engine.setting import Setting
 from rmgr.sim.models.feitelson96 import Constants, feitelson96
-from rmgr.sim.papers.starvation import PLACES, passed_at_the_head, starved
+from rmgr.sim.papers.starvation import PLACES, judged_by_condition_1, passed_at_the_head, starved
 from rmgr.sim.workload.jobs import Workload
 
 TICK_US = 10 * MINUTE_US
@@ -40,11 +43,46 @@ ALGORITHMS: dict[str, Algorithm] = {
     "FCFS/FF+mig": Algorithm("migration", "fcfs", migrates=True),
     "LJF/FF+mig": Algorithm("ljf_migration", "ljf", migrates=True),
 }
+#: Fields of a run that only the migrating algorithms have.
+READINGS = ("followers", "suspend", "returns")
+
+
+class Calibration(NamedTuple):
+    """What stands for the constants that the paper does not print: of the model, and the speeds of the slowest and the fastest node."""
+
+    constants: Constants = Constants()
+    speeds: tuple[int, int] = (SLOWEST, FASTEST)
+
+
+#: By name. Penalty 60 is called 20 mean run times of the paper, so its mean run time is 1,024 x 60 / 20 = 3,072 min.
+ANCHORED = "3,072 min"
+CALIBRATIONS: dict[str, Calibration] = {
+    ANCHORED: Calibration(),  # one factor on CalcTime, 0.475, so that (2) and (3) included it is 3,072 min
+    "3,072 min, equal nodes": Calibration(Constants(long_mean_min=9_700.0, middle_mean_min=730.0, short_mean_min=48.5), (UNIT, UNIT)),
+    "as before": Calibration(Constants(long_mean_min=12_000.0, middle_mean_min=900.0, short_mean_min=60.0)),  # CalcTime without (2)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AsNew:
+    """Order in which a suspended job comes back as a new one: behind all (FCFS), behind those of its own size (LJF)."""
+
+    name: ClassVar[str] = "as_new"
+    largest: bool = False
+
+    def key(self, job: Job) -> tuple[int, ...]:
+        return (-job.cpus * self.largest, job.queued_us, job.id)
+
+    def arrange(self, draft: Draft) -> Iterator[Job]:
+        return draft.sorted_by(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper001Run:
-    """Settings of one run. interval, penalty, max_wait (0 = no ageing): minutes. repeat: jobs are submitted again (papers.md 2.3)."""
+    """Settings of one run. interval, penalty, max_wait (0 = no ageing): minutes. repeat: jobs are submitted again (papers.md 2.3).
+
+    returns: the place of a suspended job in the queue: its `own`, or the `tail`. calibration: a name of `CALIBRATIONS`.
+    """
 
     algorithm: str
     interval: int
@@ -52,6 +90,8 @@ class Paper001Run:
     penalty: int = 1
     followers: str = "head"
     suspend: str = "all"
+    returns: str = "own"
+    calibration: str = ANCHORED
     max_wait: int = 0
     repeat: bool = False
     jobs: int = JOBS
@@ -70,19 +110,24 @@ class Paper001Measures(NamedTuple):
     """Measures of one run, all jobs, no warm-up; times in minutes.
 
     slowdown_ratio: (5), mean response / mean run; mean_of_ratios: mean over jobs of response / run, which (5) is not.
+    charged: of the mean run time, what (4) adds for each minute of penalty.
     utilisation: share of the nodes that run a job, from the first submit to the last end. starved: rule (6); starved_at_head: (6').
-    migrations: how many; migrated: of how many jobs; given_way: the largest number of times that one job was migrated.
+    held: jobs that stood at the head while (1) held. migrations: how many; needless: of them, by the schedule (`Judged`).
+    migrated: of how many jobs; most_of_one: the largest number of times that one job was migrated.
     """
 
     slowdown_ratio: float
     mean_of_ratios: float
     utilisation: float
     mean_run: float
+    charged: float
     mean_wait: float
     longest_wait: float
     starved: int
     starved_at_head: int
+    held: int
     migrations: int
+    needless: int
     migrated: int
     most_of_one: int
 
@@ -90,11 +135,14 @@ class Paper001Measures(NamedTuple):
 def measure(cell: Paper001Run) -> Paper001Measures:
     """Runs it. Cost: 1 to 3 s for 10,000 jobs."""
     algorithm = ALGORITHMS[cell.algorithm]
-    workload = workload_of(cell.seed, cell.interval, cell.jobs, cell.repeat)
-    grid = drawn(cell.seed, penalty_us=cell.penalty * MINUTE_US)
+    workload = workload_of(cell.calibration, cell.seed, cell.interval, cell.jobs, cell.repeat)
+    grid = drawn(cell.seed, penalty_us=cell.penalty * MINUTE_US, speeds=CALIBRATIONS[cell.calibration].speeds)
+    policy = policy_named(algorithm.policy, cell.parameters)
+    if cell.returns == "tail" and isinstance(policy, Migration):
+        policy = replace(policy, order=AsNew(largest=algorithm.order == "ljf"))
     setting = Setting(
         nodes=grid.nodes(),
-        pipeline=(Stage(policy_named(algorithm.policy, cell.parameters)),),
+        pipeline=(Stage(policy),),
         policy=algorithm.policy,
         seed=cell.seed,
         tick_us=TICK_US,
@@ -103,17 +151,19 @@ def measure(cell: Paper001Run) -> Paper001Measures:
     result = simulate(workload, setting)
     if result.faults:
         raise RmgrError(f"{cell}: the policy failed {sum(times for _, times in result.faults)} times: {result.faults[0][0]}")
-    return measures_of(tuple(result.outcomes), algorithm.order, len(grid.specs))
+    return measures_of(tuple(result.outcomes), algorithm.order, grid, cell.followers, cell.returns)
 
 
 @lru_cache(maxsize=2)
-def workload_of(seed: int, interval: int, jobs: int = JOBS, repeat: bool = False) -> Workload:
+def workload_of(calibration: str, seed: int, interval: int, jobs: int = JOBS, repeat: bool = False) -> Workload:
     """The same jobs, and gaps in the same proportions, for every interval: common random numbers."""
-    constants = Constants(interarrival_min=interval, repeat_exponent=2.5 if repeat else None)
+    constants = replace(CALIBRATIONS[calibration].constants, interarrival_min=interval, repeat_exponent=2.5 if repeat else None)
     return feitelson96(jobs, seed=seed, constants=constants)
 
 
-def measures_of(outcomes: Sequence[JobOutcome], order: str, nodes: int) -> Paper001Measures:
+def measures_of(
+    outcomes: Sequence[JobOutcome], order: str, grid: Grid, followers: str = "head", returns: str = "own"
+) -> Paper001Measures:
     """The measures of section 4. Sums are exact."""
     count = len(outcomes)
     runs = [outcome.ran_us for outcome in outcomes]
@@ -121,19 +171,30 @@ def measures_of(outcomes: Sequence[JobOutcome], order: str, nodes: int) -> Paper
     waits = [response - run for response, run in zip(responses, runs, strict=True)]
     makespan = max(outcome.end_us for outcome in outcomes) - min(outcome.job.submit_us for outcome in outcomes)
     work = sum(run * outcome.job.processors for run, outcome in zip(runs, outcomes, strict=True))
+    nodes = len(grid.specs)
     moved = [sum(spell.parting is Parting.MIGRATED for spell in outcome.spells) for outcome in outcomes]
     literally = starved(waits)
     passed = passed_at_the_head(outcomes, PLACES[order])
+    judged = judged_by_condition_1(outcomes, PLACES[order], nodes, TICK_US, followers=followers, returns=returns)
     return Paper001Measures(
         slowdown_ratio=sum(responses) / sum(runs),
         mean_of_ratios=fsum(response / run for response, run in zip(responses, runs, strict=True)) / count,
         utilisation=work / (nodes * makespan),
         mean_run=sum(runs) / count / MINUTE_US,
+        charged=fsum(times * o.job.processors * _stretched(grid, o) for times, o in zip(moved, outcomes, strict=True) if times) / count,
         mean_wait=sum(waits) / count / MINUTE_US,
         longest_wait=max(waits) / MINUTE_US,
         starved=len(literally),
         starved_at_head=sum(outcomes[i].job.number in passed for i in literally),
+        held=len(judged.held),
         migrations=sum(moved),
+        needless=judged.needless,
         migrated=sum(map(bool, moved)),
         most_of_one=max(moved),
     )
+
+
+def _stretched(grid: Grid, outcome: JobOutcome) -> float:
+    """Spec_ave / Spec_min of its last stretch, (2)."""
+    placement: Placement = tuple((first, last, 1) for first, last in outcome.spells[-1].cores)
+    return grid.total_spec / len(grid.specs) / grid.slowest(placement)

@@ -12,12 +12,13 @@ from rmgr.sim.gangs.workloads import SLOTS
 from rmgr.sim.papers.paper002.asked import HEIGHTS, Paper002Runs
 from rmgr.sim.papers.paper002.cells import measure
 from rmgr.sim.papers.paper002.checks import CHECKS as _CHECKS
-from rmgr.sim.papers.paper002.tables import figures, tables
+from rmgr.sim.papers.paper002.tables import figures, of_figures, tables
 from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Table
 from rmgr.sim.runs.cells import measured
 
 CHECKS = tuple(_CHECKS)
 SEEDS = 5
+QUICK_SEEDS, QUICK_HEIGHTS = 2, (7, 8)
 
 #: Where the paper contradicts itself or is silent, and what we read.
 NOTES = (
@@ -47,28 +48,34 @@ def report(
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     processes: int = 1,
     *,
+    quick: bool = False,
     heights: Sequence[int] = HEIGHTS,
     slots: int = SLOTS,
 ) -> PaperReport:
     """Runs what the checks need, each run once; None: all of them, tables and figures too.
 
     Args:
-        processes: at a time. heights: of figures 8 to 10. slots: of each run; fewer give a look, not a result.
+        processes: at a time. quick: two heights, and of the tables those of the figures.
+        heights: of figures 8 to 10. slots: of each run; fewer give a look, not a result.
     Raises: RmgrError for a run that failed.
     """
+    if quick:
+        heights = QUICK_HEIGHTS
     asking = Paper002Runs(seeds, heights=heights, slots=slots)
-    _written(asking, checks)
+    _written(asking, checks, quick)
     measures = measured(asking.asked, measure, processes=processes, on_progress=on_progress)
-    found, shown, drawn = _written(Paper002Runs(seeds, measures, heights=heights, slots=slots), checks)
+    found, shown, drawn = _written(Paper002Runs(seeds, measures, heights=heights, slots=slots), checks, quick)
     notes = NOTES if checks is None else ()
     if slots != SLOTS:
         notes = (*notes, f"{slots:,} slots were run, not {SLOTS:,}: a look, not a result.")
     return PaperReport(paper="002", checks=found, tables=shown, notes=notes, figures=drawn)
 
 
-def _written(runs: Paper002Runs, checks: Sequence[str] | None) -> tuple[tuple[PaperCheck, ...], tuple[Table, ...], tuple[Figure, ...]]:
+def _written(
+    runs: Paper002Runs, checks: Sequence[str] | None, quick: bool
+) -> tuple[tuple[PaperCheck, ...], tuple[Table, ...], tuple[Figure, ...]]:
     found = tuple(_all_of(runs, CHECKS if checks is None else checks))
-    return (found, tables(runs), figures(runs)) if checks is None else (found, (), ())
+    return (found, of_figures(runs) if quick else tables(runs), figures(runs)) if checks is None else (found, (), ())
 
 
 def _all_of(runs: Paper002Runs, names: Sequence[str]) -> Iterator[PaperCheck]:

@@ -27,9 +27,7 @@ def tables(runs: Paper002Runs) -> tuple[Table, ...]:
         _policies(runs, "Table 2: task allocation policies at load .368", QUIET, 0),
         _policies(runs, "Table 3: task allocation policies at load .793", BUSY, 2),
         _batch(runs),
-        _by_load(runs, "Figure 8: utilisation of DQT", "utilisation", 4),
-        _by_load(runs, "Figure 9: mean RETR of DQT", "retr", 3),
-        _by_load(runs, "Figure 10: utilisation of FCFS batch", "utilisation", 4, kind="batch"),
+        *of_figures(runs),
         _largest(runs),
         _newcomers(runs),
         _weights(runs),
@@ -37,6 +35,14 @@ def tables(runs: Paper002Runs) -> tuple[Table, ...]:
         _distribution(runs),
         _messages(runs),
         _widths(runs),
+    )
+
+
+def of_figures(runs: Paper002Runs) -> tuple[Table, ...]:
+    return (
+        _by_load(runs, "Figure 8: utilisation of DQT", "utilisation", 4),
+        _by_load(runs, "Figure 9: mean RETR of DQT", "retr", 3),
+        _by_load(runs, "Figure 10: utilisation of FCFS batch", "utilisation", 4, kind="batch"),
     )
 
 

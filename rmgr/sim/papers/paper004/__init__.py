@@ -3,6 +3,6 @@
 May touch: `rmgr.sim.calls` and the report. Must not: know how calls are simulated.
 """
 
-from rmgr.sim.papers.paper004.report import CHECKS, SEEDS, report
+from rmgr.sim.papers.paper004.report import CHECKS, QUICK_SEEDS, SEEDS, report
 
-__all__ = ["CHECKS", "SEEDS", "report"]
+__all__ = ["CHECKS", "QUICK_SEEDS", "SEEDS", "report"]

@@ -12,6 +12,7 @@ from rmgr.sim.papers.report import PaperCheck, PaperReport, Table
 CHECKS = tuple(_CHECKS)
 #: Replications, as in the paper.
 SEEDS = 50
+QUICK_SEEDS = 50
 
 #: Where the paper contradicts itself or is silent, and what we read.
 NOTES = (
@@ -34,20 +35,22 @@ def report(
     checks: Sequence[str] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     processes: int = 1,
+    *,
+    quick: bool = False,
 ) -> PaperReport:
     """Runs what the checks need, each run once; None: all of them, and the tables.
 
     Args:
-        seeds: of the replications. processes: at a time.
+        seeds: of the replications. processes: at a time. quick: no tables.
     Raises: RmgrError for a run that failed.
     """
     asking = Runs(seeds)
-    _written(asking, checks)
+    _written(asking, checks, quick)
     found = run(tuple(asking.asked), seeds, processes=processes, on_progress=on_progress)
-    written, shown = _written(Runs(seeds, found), checks)
+    written, shown = _written(Runs(seeds, found), checks, quick)
     return PaperReport(paper="004", checks=written, tables=shown, notes=NOTES if checks is None else ())
 
 
-def _written(runs: Runs, checks: Sequence[str] | None) -> tuple[tuple[PaperCheck, ...], tuple[Table, ...]]:
+def _written(runs: Runs, checks: Sequence[str] | None, quick: bool) -> tuple[tuple[PaperCheck, ...], tuple[Table, ...]]:
     found = tuple(check for name in (CHECKS if checks is None else checks) for check in _CHECKS[name](runs))
-    return found, tuple(tables(runs)) if checks is None else ()
+    return found, tuple(tables(runs)) if checks is None and not quick else ()
