@@ -21,7 +21,7 @@ COMMAND = re.compile(r"(?<![\w/.@$-])rmgr((?: +[^\s;,`\"'()|&<>]+)+)")
 FREE = re.compile(r"^(?:COMMAND|-|\.\.\.|" + HOLE + ")")
 #: Words that follow the name of the program in sentences; none is like a command.
 PROSE = {
-    *("a", "again", "asks", "cluster", "ever", "finds", "goes", "in", "is", "knows", "looks", "needs", "of", "on", "one"),
+    *("a", "again", "amendment", "asks", "cluster", "ever", "finds", "goes", "in", "is", "knows", "looks", "needs", "of", "on", "one"),
     *("placed", "record", "records", "result", "spawner", "that", "tries", "understands", "unites", "value", "waits", "work", "works"),
     *("writes", "yet"),
 }

@@ -100,7 +100,7 @@ def test_health_is_503_with_the_reason_while_the_daemon_cannot_work() -> None:
         store.trouble, unable[0] = "", "not registered"
         assert asked(address, "/healthz") == (503, "not registered\n")
         unable[0], now_s[0] = "", 6.0
-        assert asked(address, "/healthz") == (503, "its loop has not come round for 6.0 s\n")
+        assert asked(address, "/healthz") == (503, "its loop has not come round for 6s\n")
         guard.progress()
         zookeeper.last_answer_s = lambda: time.monotonic() - 4.1
         assert asked(address, "/healthz") == (503, "the lease is over: ZooKeeper does not answer\n")
