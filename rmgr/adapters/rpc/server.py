@@ -57,7 +57,7 @@ OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.enable_http_proxy", 0),  # else a proxy for the web is asked for daemons, even on loopback
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # how long one attempt to connect may take: TLS from far away needs several round trips
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

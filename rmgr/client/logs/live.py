@@ -35,8 +35,8 @@ MAX_STREAMS = 64
 _DRAIN_S = 2.0
 #: How long a node that did not answer is left alone; the first time, and behind a gateway, it may have been something else.
 _SILENT_S, _SILENT_FIRST_S = 10.0, 2.0
-#: So often in a row it has not answered, and its output is looked for in the data store.
-_SURE = 2
+#: So often in a row it has not answered, and its output is looked for in the data store: one that is only busy may miss a call or two.
+_SURE = 3
 #: How long one look there may take, and how long a store that did not answer is left alone.
 _STORE_S, _STORE_AWAY_S = 2.0, 10.0
 #: Parts of one stream that one look takes: the rest comes with the next.

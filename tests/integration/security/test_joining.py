@@ -6,17 +6,19 @@ import base64
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
 from rmgr.adapters.access.auth import METHODS
-from rmgr.adapters.identity.invitation import TlsPair, seal
+from rmgr.adapters.identity.invitation import TlsPair, Token, seal
 from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.identity.sealing import seal_secret
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.rpc.server import RpcServer
+from rmgr.config import StarterConfig, check_file
 from rmgr.coord.ops import join as join_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
@@ -24,9 +26,11 @@ from rmgr.daemons.leader.join import Joining
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation
+from rmgr.procedures import securing
 from rmgr.procedures.bootstrap import bootstrap
 from tests.harness.bundles import Bundles, session_bundles
 from tests.harness.memory import MemoryCoordinator, MemoryTree
+from tests.integration.commands import Shell
 
 
 @dataclass
@@ -157,3 +161,25 @@ def test_a_rotated_secret_reaches_its_role_and_no_revoked_key(door: Door) -> Non
         rpc_join.renew([door.endpoint], starter, 0)
     with pytest.raises(PermissionDenied, match="not for a user"):
         rpc_join.renew([door.endpoint], door.bundles.credentials(Role.USER, "ann"), 0)
+
+
+def test_a_machine_that_reaches_its_watchdog_over_loopback_listens_there_and_is_told_nothing_of_it(door: Door, tmp_path: Path) -> None:
+    draft = Token(
+        ca=b"",
+        certificate=b"",
+        key=b"",
+        invitation="",
+        name="n9",
+        role=Role.STARTER,
+        endpoints=("127.0.0.1:1", door.endpoint),
+        zk="127.0.0.1:2181/rmgr",
+        store="sqlite:/srv/store.db",
+        zookeeper_tls=False,
+        session_timeout_s=6.0,
+    )
+    token = securing.invite(door.coordinator, door.bundles.ca, draft, hosts=("n9",), lasts_s=60.0, renews=False)
+    joined = Shell(tmp_path / "home").ok("join", "-", "--dir", str(tmp_path / "n9"), stdin=token)
+    config = tmp_path / "n9" / "starter.toml"
+    told = f"this machine is starter n9 now: credentials in {tmp_path}/n9/starter.d, configuration in {config}\n"
+    assert joined.out == f"{told}start it: rmgr starter --config {config}\n"
+    assert check_file(config).starter == StarterConfig(node="n9")

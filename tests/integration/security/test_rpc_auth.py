@@ -40,6 +40,7 @@ from tests.harness.gateways import OpenGate
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
+from tests.harness.proxy import Proxy
 from tests.unit.adapters.rpc.test_rpc import Answers
 
 BUNDLES = session_bundles()
@@ -429,6 +430,13 @@ def test_who_dials_shows_a_renewed_certificate_without_a_restart(tmp_path: Any) 
         assert jobs()
     finally:
         town.stop()
+
+
+def test_who_is_far_away_is_served(town: Town) -> None:
+    with Proxy(town.endpoint, framed=False) as far:
+        far.delay(0.15)  # of answers: a round trip round half of the world
+        with LeaderClient(far.hosts, timeout_s=30.0, credentials=BUNDLES.credentials(Role.USER)) as leader:
+            assert leader.jobs()
 
 
 def test_health_is_for_everybody_of_the_cluster(town: Town) -> None:

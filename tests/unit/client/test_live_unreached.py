@@ -57,6 +57,7 @@ class Scene:
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(live, "_SILENT_FIRST_S", 0.0)
+    monkeypatch.setattr(live, "_SURE", 2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # free again, and nobody listens there
     coordinator = MemoryCoordinator(MemoryTree())
@@ -74,7 +75,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     made = (Create(paths.node("n1"), encode_record(record)), Create(paths.running_block("n1", key)))
     multi = Multi(name="TEST", ops=made, proof=Exists(paths.node("n1")))
     assert isinstance(coordinator.commit(multi).result(60), Committed)
-    yield Scene(coordinator, MemoryStore("live"))
+    yield Scene(coordinator, MemoryStore())
     coordinator.close()
 
 
