@@ -12,7 +12,6 @@ import msgspec
 from rmgr.cli.control.draining import no_node
 from rmgr.cli.display import columns, queue_lines, shapes
 from rmgr.cli.display.render import Layout, clock, elapsed, emit, folded, here, now_us, paint, printable, table, told_counts
-from rmgr.cli.listing.work import draw_jobs
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
@@ -39,7 +38,7 @@ _INDENT, _MOST_USERS = 11, 8
 )
 @click.option("--watch", is_flag=True, help="draw again every 2 s, until Ctrl-C")
 def status(session: Session, watch: bool) -> None:
-    """Leader, epoch, uptime, health of ZooKeeper and store, counts. Exit code 0 only if all is well."""
+    """Since when all is well, leader, ZooKeeper, store, nodes, cores, who runs and waits; DO what is wrong, NOTE what is worth knowing."""
     healthy = True
 
     def once() -> None:
@@ -93,6 +92,8 @@ def nodes(session: Session, names: tuple[str, ...], forget: bool, layout: Layout
 
 def _draw_work(session: Session, names: set[str]) -> None:
     """The jobs of these nodes that run; single tasks have a list of their own."""
+    from rmgr.cli.listing.work import draw_jobs
+
     found = [job for job in session.query().jobs() if names & set(job.nodes)]
     if found:
         sys.stdout.write("\n")
@@ -250,7 +251,7 @@ def _draw_status(view: StatusView) -> None:
     leader = view.leader
     waiting = view.counts.get(State.INITIAL, 0)
     lines = [
-        ("leader", f"on {leader.host}, pid {leader.pid},{_since(leader.since_us)}" if leader else paint("none", "red", out)),
+        ("leader", f"on {leader.host}, pid {leader.pid}{_since(leader.since_us)}" if leader else paint("none", "red", out)),
         ("watchdogs", str(view.watchdogs)),
         ("metrics", f"{leader.metrics} (of nodes: rmgr nodes -o +metrics)" if leader and leader.metrics else ""),
         ("zookeeper", _part(view.zookeeper)),

@@ -32,7 +32,7 @@ _MOST_JOBS = 3000
     rmgr jobs                          yours that wait or run
     rmgr jobs -a --sort=-submitted     with those that have ended, newest first
     rmgr jobs -A -q default            of everyone, in one queue or queue class
-    rmgr jobs -a --state failed -o jobid,name,exit,reason
+    rmgr jobs -a --state failed -o id,name,exit,reason
     rmgr jobs -A --node n1             that run on a node
     rmgr jobs -A -o +priority,share    core time used against shares, where the policy orders by it
     rmgr jobs --json | jq '.jobs[].id'""",
@@ -40,7 +40,7 @@ _MOST_JOBS = 3000
 )
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
 @click.option("-a", "--all", "ended", is_flag=True, help="also those that have ended")
-@click.option("-A", "--everyone", is_flag=True, help="of all users")
+@click.option("-A", "--everyone", is_flag=True, help="of all users, who are shown")
 @click.option("--node", metavar="NODE", default="", help="that run there; with -a also those that ran there")
 @filter_options
 @table_options

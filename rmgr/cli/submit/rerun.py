@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,10 @@ from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.session.numbers import find_one, positions_of
 from rmgr.cli.words.exits import WORK_EXITS
 from rmgr.cli.words.params import Parsed
-from rmgr.errors import NotFound, PermissionDenied, UsageError
+from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, UsageError
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted
-from rmgr.model.tasks.array import Array, parse_array
+from rmgr.model.tasks.array import Array, parse_array, shown_index
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Submission
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 #: They choose tasks, or what runs them; here the stored ones are meant.
 _NOT_HERE = frozenset({"array", "each_line", "python"})
 _LOST = LOSSES | {Reason.POISON}
+#: Bytes of a record that are left for what options add.
+_BESIDE = 1024
 _EXITS = f"""\
 0 submitted, or nothing to run again; 2 usage or infeasible, 3 no such id, or no longer kept,
 4 another user's without --trust, 7 queue full, 8 not known whether it was committed
@@ -44,6 +47,7 @@ with --wait: {WORK_EXITS}"""
     rmgr rerun 42 --failed --mem 2G -t 1h  what failed, with more of both
     rmgr rerun 42 --lost                   what went with its node, or with its data
     rmgr rerun 42 --tasks 3,7-9 --wait     array indices keep their numbers
+    rmgr rerun 42 --failed --tasks 1-5000  of these, those that failed
     rmgr rerun last --failed --dry-run""",
     exits=_EXITS,
     sections={"Which tasks": ("failed", "lost", "tasks"), **SECTIONS},
@@ -51,7 +55,9 @@ with --wait: {WORK_EXITS}"""
 @click.argument("selector", metavar="ID")
 @click.option("--failed", is_flag=True, help="those that FAILED")
 @click.option("--lost", is_flag=True, help="those that FAILED because their node or their data were lost")
-@click.option("--tasks", type=Parsed("tasks", parse_array), metavar="3,7-9", help="those with these numbers  [all]")
+@click.option(
+    "--tasks", type=Parsed("tasks", parse_array), metavar="3,7-9", help="those with these numbers; with --failed or --lost: of these  [all]"
+)
 @click.option("--trust", metavar="USER", default="", help="run what this user wrote, as you: for work of others")
 @work_options_but(_NOT_HERE)
 @click.option("--wait", is_flag=True, help="until it has ended; print its output, exit with its code")
@@ -66,8 +72,8 @@ def rerun(
     The new submission is yours and has your rights. --after, --begin and --token are not repeated.
     What was submitted can be run again as long as it is kept (`retention`).
     """
-    if failed + lost + (tasks is not None) > 1:
-        raise UsageError("--failed, --lost and --tasks exclude each other", hint=f"rmgr rerun {selector} --failed")
+    if failed and lost:
+        raise UsageError("--failed and --lost exclude each other", hint=f"rmgr rerun {selector} --failed")
     target = find_one(session, selector)
     if target.tasks and (failed or lost or tasks is not None):
         raise UsageError(f"{selector} names a task already", hint=f"rmgr rerun {target.submission} --tasks {target.tasks[0]}")
@@ -83,7 +89,28 @@ def rerun(
         return
     ctx = click.get_current_context()
     given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if record.command is not None:
+        _check_numbers(record, positions, " --lost" if lost else " --failed" if failed else "")
     _submit(session, record, positions, total, {name: value for name, value in values.items() if name in given}, values)
+
+
+def _check_numbers(record: Submission, positions: list[int], which: str) -> None:
+    """Tasks that stand apart are numbered one by one, and a record has room for some thousands. Raises: RequestTooLarge naming a part."""
+    from rmgr.client.commands.again import array_of
+    from rmgr.client.commands.checks import MAX_RECORD_BYTES
+    from rmgr.coord.protocol.records import encode_record
+
+    room = MAX_RECORD_BYTES - _BESIDE - len(encode_record(replace(record, array="")))
+    if len(array_of(record, positions)) <= max(room, len(record.array)):
+        return
+    fitting = bisect_right(range(1, len(positions)), room, key=lambda count: len(array_of(record, positions[:count])))
+    if not fitting:
+        return  # it is the command that is too long
+    first, last = (shown_index(record.array, position) for position in (positions[0], positions[fitting - 1]))
+    raise RequestTooLarge(
+        f"the numbers of these {counted(len(positions), 'task')} are too scattered for one submission",
+        hint=f"the first {fitting:,}: rmgr rerun {record.id}{which} --tasks {first}-{last}; then those behind {last}",
+    )
 
 
 def _submit(
@@ -216,13 +243,12 @@ def _total(session: Session, record: Submission) -> int:
 
 def _chosen(session: Session, record: Submission, numbers: tuple[int, ...], total: int, *, failed: bool, lost: bool) -> list[int]:
     """Positions of the tasks that are meant, in order. Raises: NotFound naming a task that there is not."""
-    if numbers:
-        return sorted(set(positions_of(session, record.id, numbers, total=total)))
     if not failed and not lost:
-        return list(range(total))
+        return sorted(set(positions_of(session, record.id, numbers, total=total))) if numbers else list(range(total))
     from rmgr.cli.waiting.follow import read_ends
 
-    ends = [end for end in read_ends(session, record.id) if end.state is State.FAILED]
+    meant = set(numbers)
+    ends = [end for end in read_ends(session, record.id) if end.state is State.FAILED and (not meant or end.index in meant)]
     return sorted(end.position for end in ends if failed or end.reason in _LOST)
 
 

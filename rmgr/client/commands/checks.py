@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rmgr.model.cluster.queue import ClusterSettings
 
 #: Of a record in its znode; the rest of 16 KiB is for what is not command and environment.
-_MAX_RECORD_BYTES = 15 * 1024
+MAX_RECORD_BYTES = 15 * 1024
 #: Characters of a name, an account, a token.
 _MAX_WORD = 1000
 
@@ -128,9 +128,9 @@ def check_size(record: Submission) -> None:
     for option, text in (("--name", record.name), ("--account", record.account), ("--token", record.token)):
         if len(text) > _MAX_WORD:
             raise UsageError(f"{option} has {len(text)} characters; at most {_MAX_WORD} are recorded", hint="a shorter one")
-    if size > _MAX_RECORD_BYTES:
+    if size > MAX_RECORD_BYTES:
         raise RequestTooLarge(
-            f"the command and its environment take {size} bytes; at most {_MAX_RECORD_BYTES} are recorded",
+            f"the command and its environment take {size} bytes; at most {MAX_RECORD_BYTES} are recorded",
             hint="put long argument lists into a file (--upload FILE, --each-line FILE), and variables into the script",
         )
 

@@ -83,6 +83,16 @@ def test_output_keys_of_what_failed_can_be_had_again(sh: Shell) -> None:
     assert "the key 'again/1' exists already" in refused.err
 
 
+def test_of_some_tasks_those_that_failed_run_again(sh: Shell) -> None:
+    number = sh.submit("--array", "1-9", "--", "sh", "-c", "exit $((RMGR_ARRAY_INDEX % 2))")
+    assert sh("wait", number).code == 1
+    again = sh.ok("rerun", number, "--failed", "--tasks", "3-6", "--hold", "--parsable").out.strip()
+    assert sorted(task["index"] for task in sh.ok("tasks", again, "--json").json["tasks"]) == [3, 5]
+    assert "nothing to run again" in sh.ok("rerun", number, "--failed", "--tasks", "2,4,77").err
+    assert "nothing to run again" in sh.ok("rerun", number, "--lost", "--tasks", "1-9").err
+    sh.ok("cancel", again)
+
+
 def test_nothing_to_run_again_is_said_and_wrong_input_is_told(sh: Shell) -> None:
     number = sh.submit("--wait", "--", "true") or sh.ok("jobs", "last", "--json").json["jobs"][0]["id"]
     nothing = sh.ok("rerun", number, "--failed")

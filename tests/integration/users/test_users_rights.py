@@ -129,7 +129,9 @@ def test_others_work_is_neither_listed_nor_shown(ben: Shell, ended: str, running
     assert "operator" in refused(ben, "show", running)
     ben.ok("nodes")
     ben.ok("queues")
-    ben.ok("status")
+    told = ben.ok("status", "--json").json
+    assert ("anna" in told["users"], told["users_others"] >= 1) == (False, True), "whose work runs is not for him, how much of it is"
+    assert "others " in ben.ok("status").out
 
 
 def test_operators_see_everything(olga: Shell, ended: str, running: str) -> None:
@@ -138,6 +140,7 @@ def test_operators_see_everything(olga: Shell, ended: str, running: str) -> None
     assert olga.ok("logs", f"{ended}_1").out == "of anna\n"
     assert olga.ok("logs", f"{running}_1").out == "begins\n"
     olga.ok("explain", running)
+    assert olga.ok("status", "--json").json["users"]["anna"] >= 1
     olga.ok("tasks", ended)
     assert ended in {job["id"] for job in olga.ok("history", "-A", "--json").json["history"]}
 

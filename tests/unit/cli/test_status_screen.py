@@ -38,7 +38,7 @@ def test_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
     view = msgspec.structs.replace(STATUS, parts=(away, alone), warnings=("one WatchDog alone",))
     assert drawn(view, capsys) == [
         "NOT HEALTHY since 2026-09-21 23:14:20 (1h1m5s)",
-        "leader     on h1, pid 99, since 2026-09-21 23:13:20 (1h2m5s)",
+        "leader     on h1, pid 99 since 2026-09-21 23:13:20 (1h2m5s)",
         "watchdogs  2",
         "zookeeper  ok  h1:2181",
         "store      NOT OK  sqlite:/srv/store.db",
