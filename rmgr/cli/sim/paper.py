@@ -182,9 +182,10 @@ def _check(check: PaperCheck) -> Iterator[str]:
     if check.expected:
         yield f"       listed as not holding: {check.expected}"
     columns = {"paper": rows_of(check.paper), "ours": rows_of(check.ours), "spread": rows_of(check.spread)}
+    columns |= {"decided": rows_of(check.decided), "ties": rows_of(check.ties)}
     columns = {head: rows for head, rows in columns.items() if rows}
     limit = tolerance(check.rule.tolerance())
-    names = dict.fromkeys(name for head in ("ours", "paper") for name in columns.get(head, ()))
+    names = dict.fromkeys(name for head in ("ours", "paper", "ties") for name in columns.get(head, ()))
     lines = [[name, *(shown(rows.get(name)) or "-" for rows in columns.values()), limit] for name in names]
     yield from (f"       {line}" for line in _aligned([["", *columns, "tolerance"], *lines]))
 
