@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -180,11 +181,12 @@ def _check(check: PaperCheck) -> Iterator[str]:
     finds = " (holds)" if check.holds else " (does not hold)"
     yield f"{check.id:<6} {verdict}{'' if check.required and not check.expected else finds}  {check.what}"
     if check.expected:
-        yield f"       listed as not holding: {check.expected}"
+        yield from textwrap.wrap(f"listed as not holding: {check.expected}", 80, initial_indent=" " * 7, subsequent_indent=" " * 7)
     columns = {"paper": rows_of(check.paper), "ours": rows_of(check.ours), "spread": rows_of(check.spread)}
+    columns |= {"decided": rows_of(check.decided), "ties": rows_of(check.ties)}
     columns = {head: rows for head, rows in columns.items() if rows}
     limit = tolerance(check.rule.tolerance())
-    names = dict.fromkeys(name for head in ("ours", "paper") for name in columns.get(head, ()))
+    names = dict.fromkeys(name for head in ("ours", "paper", "ties") for name in columns.get(head, ()))
     lines = [[name, *(shown(rows.get(name)) or "-" for rows in columns.values()), limit] for name in names]
     yield from (f"       {line}" for line in _aligned([["", *columns, "tolerance"], *lines]))
 

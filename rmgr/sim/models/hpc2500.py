@@ -46,15 +46,19 @@ _WHOLE_PROCESS = 0.25
 _PREFER_SHORT = 0.5
 
 
-def hpc2500(jobs: int, *, processors: int = PROCESSORS, seed: int = 0, kind: str = "") -> Workload:
-    """`jobs` jobs arriving at about load 1. Raises: UsageError for fewer than one job or a machine too small for 512. Cost: 20 us a job."""
+def hpc2500(jobs: int, *, processors: int = PROCESSORS, seed: int = 0, kind: str = "", small: int = 1) -> Workload:
+    """`jobs` jobs arriving at about load 1; small: jobs of at most 8 CPUs are so many times as frequent.
+
+    Raises: UsageError for fewer than one job or a machine too small for 512. Cost: 20 us a job.
+    """
     if jobs < 1 or processors < max(WEIGHTS):
         raise UsageError(
             f"hpc2500 cannot make {jobs} jobs for {processors} processors", hint=f"at least 1 job and {max(WEIGHTS)} processors"
         )
     sizes, shapes = stream(seed, "hpc2500/sizes"), stream(seed, "hpc2500/shapes")
     lengths, arrivals, queues = (stream(seed, f"hpc2500/{purpose}") for purpose in ("lengths", "arrivals", "queues"))
-    cpus_of, bounds = list(WEIGHTS), list(accumulate(WEIGHTS.values()))
+    cpus_of = list(WEIGHTS)
+    bounds = list(accumulate(weight * (small if cpus <= 8 else 1) for cpus, weight in WEIGHTS.items()))
     found = []
     for number in range(1, jobs + 1):
         cpus = sizes.choices(cpus_of, cum_weights=bounds)[0]

@@ -33,8 +33,8 @@ class Within:
     relative: Number = 0
 
     def holds(self, paper: Mapping[str, Number], ours: Mapping[str, Number]) -> bool:
-        """Rows that either side does not have do not hold."""
-        return paper.keys() == ours.keys() and all(
+        """Rows that either side does not have do not hold, nor does nothing at all."""
+        return bool(ours) and paper.keys() == ours.keys() and all(
             abs(ours[row] - paper[row]) <= self.absolute + self.relative * abs(paper[row]) for row in paper
         )
 
@@ -81,6 +81,7 @@ class PaperCheck:
         id: as in papers.md, `C1.4`; parts of a check take a letter, `C1.4b`. what: the statement, one line.
         paper, ours: the values, rows of the same names where there are several. spread: of ours, standard deviation over the seeds.
         rule: when it holds. required: a failure fails the report; else the verdict is "reported".
+        ties, decided: of a claim that compares bars, how many seeds compare equals, and how many decide; None: of no such claim.
         expected: of a required check that is known not to hold, the experiment that shows why; if it holds after all, it fails.
     """
 
@@ -92,6 +93,8 @@ class PaperCheck:
     spread: Value = None
     required: bool = True
     expected: str = ""
+    ties: Value = None
+    decided: Value = None
 
     @property
     def holds(self) -> bool:
@@ -108,6 +111,7 @@ class PaperCheck:
 
     def document(self) -> dict[str, Any]:
         """Its JSON. `holds` says what the rule finds, for reported checks too."""
+        counted = {} if self.ties is None else {"ties": _plain(self.ties), "decided": _plain(self.decided)}
         return {
             "id": self.id,
             "what": self.what,
@@ -118,6 +122,7 @@ class PaperCheck:
             "verdict": self.verdict,
             "holds": self.holds,
             "experiment": self.expected or None,
+            **counted,
         }
 
 
@@ -197,6 +202,21 @@ class Figure:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boxes:
+    """Boxes side by side in each group. title: unique. boxes: (name, its values in each of the groups); 0 has a place on the axis."""
+
+    title: str
+    y_label: str
+    groups: tuple[str, ...]
+    boxes: tuple[tuple[str, tuple[tuple[float, ...], ...]], ...]
+
+    def document(self) -> dict[str, Any]:
+        """For figures.json, as `Figure.document`."""
+        boxes = [{"name": name, "values": [list(values) for values in groups]} for name, groups in self.boxes]
+        return {"title": self.title, "y_label": self.y_label, "groups": list(self.groups), "boxes": boxes}
+
+
 def slug(title: str) -> str:
     """A title as a file name: lower case, words joined by `-`."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
@@ -213,7 +233,7 @@ class PaperReport:
     checks: tuple[PaperCheck, ...]
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
-    figures: tuple[Figure, ...] = field(default=())
+    figures: tuple[Figure | Boxes, ...] = field(default=())
 
     @property
     def passes(self) -> bool:

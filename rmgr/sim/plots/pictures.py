@@ -16,6 +16,7 @@ from rmgr.sim.calls.files import CALLS, CallRow
 from rmgr.sim.calls.files import read as read_calls
 from rmgr.sim.papers import report
 from rmgr.sim.papers.report import slug
+from rmgr.sim.plots.boxes import boxes
 from rmgr.sim.plots.calls import calls
 from rmgr.sim.plots.compare import compare_runs, compare_sweep
 from rmgr.sim.plots.front import front
@@ -64,7 +65,7 @@ class Results:
 
     runs: Sequence[Run]
     sweeps: Sequence[SweepResults]
-    reports: Sequence[tuple[Mapping[str, Any], Sequence[report.Figure]]]
+    reports: Sequence[tuple[Mapping[str, Any], Sequence[report.Figure | report.Boxes]]]
     calls: Sequence[Sequence[CallRow]] = ()  #: of each directory of calls
     live: Sequence[tuple[Path, LiveSlots]] = ()  #: of each file of a live cluster, and each partition in it
 
@@ -185,9 +186,11 @@ def draw(made: Sequence[Picture], out: Path, forms: Sequence[str] = ("png",), *,
     return list(contents)
 
 
-def figures(shown: Sequence[report.Figure]) -> list[Picture]:
+def figures(shown: Sequence[report.Figure | report.Boxes]) -> list[Picture]:
     """A report's figures, each under its title: for `draw` into the directory of the report."""
-    return [Picture(slug(figure.title), partial(lines, figure)) for figure in shown]
+    return [
+        Picture(slug(each.title), partial(boxes, each) if isinstance(each, report.Boxes) else partial(lines, each)) for each in shown
+    ]
 
 
 def _lanes(rows: Sequence[CallRow]) -> list[Picture]:
@@ -264,21 +267,29 @@ def _report(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def _figures(path: Path) -> Sequence[report.Figure]:
+def _figures(path: Path) -> Sequence[report.Figure | report.Boxes]:
     if not path.exists():
         return ()
     try:
-        return tuple(
-            report.Figure(
-                title=str(each["title"]),
-                x_label=str(each["x_label"]),
-                y_label=str(each["y_label"]),
-                logarithmic=bool(each["logarithmic"]),
-                lines=tuple(
-                    (str(line["name"]), tuple(report.Point(*map(float, point)) for point in line["points"])) for line in each["lines"]
-                ),
-            )
-            for each in read_json(path)["figures"]
-        )
+        return tuple(_boxes(each) if "boxes" in each else _lines(each) for each in read_json(path)["figures"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} holds no figures: {error!r}", hint="a directory that rmgr sim paper --out wrote is meant") from error
+
+
+def _lines(each: Mapping[str, Any]) -> report.Figure:
+    return report.Figure(
+        title=str(each["title"]),
+        x_label=str(each["x_label"]),
+        y_label=str(each["y_label"]),
+        logarithmic=bool(each["logarithmic"]),
+        lines=tuple((str(line["name"]), tuple(report.Point(*map(float, point)) for point in line["points"])) for line in each["lines"]),
+    )
+
+
+def _boxes(each: Mapping[str, Any]) -> report.Boxes:
+    return report.Boxes(
+        title=str(each["title"]),
+        y_label=str(each["y_label"]),
+        groups=tuple(map(str, each["groups"])),
+        boxes=tuple((str(box["name"]), tuple(tuple(map(float, values)) for values in box["values"])) for box in each["boxes"]),
+    )

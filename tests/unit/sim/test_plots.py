@@ -282,18 +282,21 @@ def test_tables_and_figures_of_reports_are_drawn(tmp_path: Path) -> None:
         drawn = draw_table(table, paper="000")
         assert drawn.axes[0].lines[0].get_xydata().tolist() == [[1, 5], [2, 4]]
         assert [text.get_text() for text in draw_table(words).axes[0].get_yticklabels()] == ["ff", "ljf"]
-        found = pictures.figures([figure])
-        assert [picture.name for picture in found] == ["sr-against-penalty"]
+        waits = report.Boxes(title="Waits", y_label="wait (s)", groups=("ss8", "d512"), boxes=(("new", ((0.0, 5.0), (10.0, 99.0))),))
+        found = pictures.figures([figure, waits])
+        assert [picture.name for picture in found] == ["sr-against-penalty", "waits"]
+        assert "wait (s)\nnew" in texts(found[1].draw())
         assert "penalty (min)\nSR\nminimal" in texts(found[0].draw())
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "report.json").write_text(json.dumps({"paper": "000", "tables": [table, words]}))
-    (tmp_path / "paper" / "figures.json").write_text(json.dumps({"figures": [figure.document()]}))
+    (tmp_path / "paper" / "figures.json").write_text(json.dumps({"figures": [figure.document(), waits.document()]}))
     results = pictures.read([tmp_path / "paper"])
-    assert results.reports[0][1] == (figure,)
+    assert results.reports[0][1] == (figure, waits)
     assert [picture.name for picture in pictures.pictures(results, ("tables", "figures"))] == [
         "paper000-table-waits",
         "paper000-table-names",
         "paper000-sr-against-penalty",
+        "paper000-waits",
     ]
     (tmp_path / "paper" / "figures.json").write_text('{"figures": [{"title": "x"}]}')
     with pytest.raises(UsageError, match=r"figures\.json holds no figures"):

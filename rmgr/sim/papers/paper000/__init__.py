@@ -11,9 +11,9 @@ from fractions import Fraction
 from itertools import product
 
 from rmgr.sched.queue_class import HPC2500
-from rmgr.sim.papers.paper000 import claims, future, unit
+from rmgr.sim.papers.paper000 import claims, future, region, unit
 from rmgr.sim.papers.paper000.runs import JOBS, LOADS, PROPOSAL_2, SYSTEMS, WARM_UP, Measured, Paper000Run, measured
-from rmgr.sim.papers.report import PaperCheck, PaperReport, Table, WithinBounds, is_selected
+from rmgr.sim.papers.report import Boxes, Figure, PaperCheck, PaperReport, Table, WithinBounds, is_selected
 from rmgr.sim.runs.parallel import Piece, in_processes
 
 PAPER = "000"
@@ -21,7 +21,7 @@ SEEDS = 5
 QUICK_SEEDS = 2
 CHECKS = ("C0.1", "C0.2", "C0.3", "C0.4", "C0.5", "C0.6", "C0.7", "C0.8", "C0.9", "C0.10", "C0.11")
 _FIGURES = ("C0.8", "C0.9", "C0.10", "C0.11")
-_SWEEP_SEEDS = 2
+_SWEEP_SEEDS, _REGION_SEEDS = 2, 3
 
 
 def report(
@@ -37,13 +37,15 @@ def report(
     Args:
         seeds: of the workloads of the figures; the future work takes the first two. checks: ids, None = all, and the future work with them.
         on_progress: called with (runs done, all runs). processes: at a time. quick: the higher load alone, and no future work.
-    Cost: 40 runs of 20,000 jobs for five seeds, and 94 of 3,000 for the future work: two minutes of two processors.
+    Cost: 40 runs of 20,000 jobs for five seeds, 94 of 3,000 for the future work and 126 for the region: four minutes of two processors.
     """
     wanted = [check for check in CHECKS if checks is None or any(_without_letter(asked) == check for asked in checks)]
     loads = LOADS[-1:] if quick else LOADS
     cells = _cells(wanted, seeds, loads)
-    sweep = future.cells(seeds[:_SWEEP_SEEDS]) if checks is None and not quick else []
-    found = _run([*cells, *sweep], on_progress, processes)
+    whole = checks is None and not quick
+    sweep = future.cells(seeds[:_SWEEP_SEEDS]) if whole else []
+    asked = region.cells(seeds[:_REGION_SEEDS]) if whole else []
+    found = _run([*cells, *sweep, *asked], on_progress, processes)
     runs = {(cell.system, cell.load, cell.seed): found[cell] for cell in cells}
     told = [*_units(wanted)]
     tables: list[Table] = []
@@ -53,18 +55,27 @@ def report(
         judged, verdicts = claims.judged(runs, loads, seeds)
         told += judged
         tables += [*claims.figure_tables(runs, loads, seeds), verdicts]
+    if asked:
+        tables += region.tables(found, seeds[:_REGION_SEEDS])
     if sweep:
         tables += future.tables(found, seeds[:_SWEEP_SEEDS])
     told = [check for check in told if is_selected(check.id, checks)]
     told.sort(key=lambda check: (CHECKS.index(_without_letter(check.id)), check.id))
-    figures = tuple(future.figures(found, seeds[:_SWEEP_SEEDS])) if sweep else ()
-    return PaperReport(paper=PAPER, checks=tuple(told), tables=tuple(tables), notes=NOTES, figures=figures)
+    figures: list[Figure | Boxes] = []
+    for load in loads if checks is None else ():
+        shown = {system: [runs[system, load, seed] for seed in seeds] for system in SYSTEMS}
+        figures += claims.boxes(shown, f"load {float(load):g}")
+    if asked:
+        figures += region.figures(found, seeds[:_REGION_SEEDS])
+    if sweep:
+        figures += future.figures(found, seeds[:_SWEEP_SEEDS])
+    return PaperReport(paper=PAPER, checks=tuple(told), tables=tuple(tables), notes=NOTES, figures=tuple(figures))
 
 
 NOTES = (
     f"workload: {JOBS:,} jobs of the stand-in model hpc2500, on 11 nodes x 128 CPUs; the first {float(WARM_UP):.0%} of them are left out",
     f"every system gets the same jobs; loads {', '.join(f'{float(load):g}' for load in LOADS)} of the machine",
-    "tables: means over the seeds; sd: standard deviation over them; in the table of claims 1 = holds",
+    "tables: means over the seeds; sd: standard deviation over them; in the table of claims 1 = holds, nothing = a tie",
     "conventional: the user names the queue, First-Fit in each queue over all CPUs; conventional_partitioned: queues on nodes of their own",
     f"'clearly above': more than {claims.CLEARLY:.0%} above; 'about equal': within {claims.CLEARLY:.0%}; of equals each is the lowest",
     "C0.8 to C0.11 depend on Kyoto's log, which is not public: they are reported, and nothing is tuned until they hold",

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from rmgr.sim.papers.paper000.runs import ALL, CONVENTIONAL, PARTITIONED, PROPOSAL_1, PROPOSAL_2, QUEUES, SYSTEMS, Measured, Waits
-from rmgr.sim.papers.report import Cell, PaperCheck, Table, Within, mean, spread
+from rmgr.sim.papers.report import Boxes, Cell, PaperCheck, Table, Within, mean, spread
 
 SMALL, LARGE = ("ss8", "s8"), ("s128", "d32", "d128", "d512")
 ROWS = (*QUEUES, ALL)
@@ -44,6 +44,10 @@ class Relation(StrEnum):
                 return ours < other
             case Relation.EQUAL:
                 return abs(ours - other) <= CLEARLY * other
+
+    def is_tie(self, ours: float, other: float) -> bool:
+        """Equal bars decide nothing; about equal ones do, unless nobody waits."""
+        return ours == other and (self is not Relation.EQUAL or ours == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,8 @@ CLAIMS = (
 
 
 def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple[list[PaperCheck], Table]:
-    """Judges each claim: a check with the share of seeds in which it holds, a row for each queue and load; and a table of every verdict."""
+    """Judges each claim: a check with the share of those seeds that decide in which it holds, a row for each queue and load; and a table
+    of every verdict: 1 holds, 0 does not, nothing for a tie."""
     checks: list[PaperCheck] = []
     rows: list[tuple[str | int | float | None, ...]] = []
     letters: Counter[str] = Counter()
@@ -105,20 +110,47 @@ def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple
         letters[claim.id] += 1
         shares: dict[str, float] = {}
         spreads: dict[str, float] = {}
+        ties: dict[str, int] = {}
+        decided: dict[str, int] = {}
         for load in loads:
             for queue in claim.queues:
                 pairs = [claim.compared(_bars(runs, load, seed, queue, claim.measure), baseline) for seed in seeds]
-                verdicts = [int(claim.relation.holds(*pair)) for pair in pairs]
+                verdicts = [None if claim.relation.is_tie(*pair) else int(claim.relation.holds(*pair)) for pair in pairs]
                 row = f"{queue} at load {float(load):g}"
-                shares[row], spreads[row] = mean(verdicts), spread(verdicts)
+                deciding = [verdict for verdict in verdicts if verdict is not None]
+                decided[row], ties[row] = len(deciding), verdicts.count(None)
+                if deciding:
+                    shares[row], spreads[row] = mean(deciding), spread(deciding)
                 ours, other = (round(mean([pair[side] for pair in pairs]), 1) for side in (0, 1))
                 rows.append((name, claim.system, ours, str(claim.relation), baseline, other, float(load), queue, *verdicts))
-        what = f"{claim.what}: share of seeds" if claim.against else f"{claim.what} ({baseline}): share of seeds"
-        paper = dict.fromkeys(shares, 1)
-        checks.append(PaperCheck(id=name, what=what, paper=paper, ours=shares, spread=spreads, rule=Within(), required=False))
+        what = f"{claim.what}: share of deciding seeds" if claim.against else f"{claim.what} ({baseline}): share of deciding seeds"
+        checks.append(
+            PaperCheck(
+                id=name,
+                what=what,
+                paper=dict.fromkeys(shares, 1),
+                ours=shares,
+                spread=spreads,
+                ties=ties,
+                decided=decided,
+                rule=Within(),
+                required=False,
+            )
+        )
     columns: tuple[str, ...] = ("check", "system", "its mean (s)", "should be", "against", "that one's mean (s)", "load", "queue")
     columns += tuple(f"seed {seed}" for seed in seeds)
     return checks, Table(title="Claims of figures 2 and 3 by queue and seed", columns=columns, rows=tuple(rows))
+
+
+def boxes(runs: Mapping[str, Sequence[Measured]], where: str) -> Iterator[Boxes]:
+    """Figures 2 and 3: by queue, of each system the medians and the longest waits of its seeds."""
+    for title, measure, told in (("Figure 2", "median", "median"), ("Figure 3", "max", "longest")):
+        yield Boxes(
+            title=f"{title}: {told} wait, {where}",
+            y_label=f"{told} wait of a seed (s)",
+            groups=ROWS,
+            boxes=tuple((name, tuple(tuple(bar(run, queue, measure) for run in of_it) for queue in ROWS)) for name, of_it in runs.items()),
+        )
 
 
 def figure_tables(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> Iterator[Table]:
@@ -128,7 +160,7 @@ def figure_tables(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -
             columns = tuple(name for system in SYSTEMS for name in (system, f"{system} sd"))
             rows: list[tuple[Cell, ...]] = []
             for queue in ROWS:
-                bars = [[_bar(runs[system, load, seed], queue, measure) for seed in seeds] for system in SYSTEMS]
+                bars = [[bar(runs[system, load, seed], queue, measure) for seed in seeds] for system in SYSTEMS]
                 rows.append((queue, *(number for values in bars for number in (round(mean(values), 1), round(spread(values), 1)))))
             yield Table(
                 title=f"{title} at load {float(load):g} (s)",
@@ -159,10 +191,10 @@ def _compared() -> Iterator[tuple[Claim, str]]:
 
 
 def _bars(runs: Runs, load: Fraction, seed: int, queue: str, measure: str) -> dict[str, float]:
-    return {system: _bar(runs[system, load, seed], queue, measure) for system in SYSTEMS}
+    return {system: bar(runs[system, load, seed], queue, measure) for system in SYSTEMS}
 
 
-def _bar(run: Measured, queue: str, measure: str) -> float:
+def bar(run: Measured, queue: str, measure: str) -> float:
     """0 for a queue in which nobody was."""
     waits: Waits | None = run.waits.get(queue)
     return 0.0 if waits is None else float(getattr(waits, f"{measure}_s"))

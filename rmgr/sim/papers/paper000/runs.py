@@ -37,13 +37,18 @@ WARM_UP = Fraction(1, 10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper000Run:
-    """One run: a system, the offered load, the seed of its workload, how many jobs. queues: the classes, the paper's or others."""
+    """One run: a system, the offered load, the seed of its workload, how many jobs. queues: the classes, the paper's or others.
+
+    small: jobs of at most 8 CPUs are so many times as frequent. firstfit_nodes: of the conventional system, 0 = all.
+    """
 
     system: str
     load: Fraction
     seed: int
     jobs: int = JOBS
     queues: Ladder = HPC2500
+    small: int = 1
+    firstfit_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +99,7 @@ class _Watch:
         self.standing.update(holds)
 
 
-def policy_of(system: str, queues: Ladder = HPC2500) -> Policy:
+def policy_of(system: str, queues: Ladder = HPC2500, firstfit_nodes: int = 0) -> Policy:
     """What schedules this system."""
     match system:
         case "proposal 1":
@@ -102,15 +107,15 @@ def policy_of(system: str, queues: Ladder = HPC2500) -> Policy:
         case "proposal 2":
             return ConnectionReservation(queues=queues)
         case _:
-            return QueueFirstFit(queues=queues)
+            return QueueFirstFit(queues=queues, firstfit_nodes=firstfit_nodes)
 
 
 def measured(still_wanted: Callable[[], None], cell: Paper000Run) -> Measured:
     """Runs it. Cost: some seconds for 20,000 jobs."""
     users = cell.system in {CONVENTIONAL, PARTITIONED}
-    workload = hpc2500(cell.jobs, seed=cell.seed, kind="user" if users else "").at_load(cell.load)
+    workload = hpc2500(cell.jobs, seed=cell.seed, kind="user" if users else "", small=cell.small).at_load(cell.load)
     watch = _Watch()
-    pipeline: tuple[Stage, ...] = (Stage(policy_of(cell.system, cell.queues)),)
+    pipeline: tuple[Stage, ...] = (Stage(policy_of(cell.system, cell.queues, cell.firstfit_nodes)),)
     if cell.system == PROPOSAL_2:
         pipeline += (Stage(watch),)
     setting = Setting(
