@@ -86,9 +86,16 @@ def check_changed(record: Submission, terms: Terms, settings: ClusterSettings, n
     queue = settings.queue(record.queue)
     if queue is None:
         raise NotFound(f"there is no queue {record.queue!r}", hint="rmgr queues")
-    if terms.priority is not None:
+    if terms.queue is not None:
+        _check_open(queue, record.user)
+        if (record.rigid is not None) is not (queue.dispatch is Dispatch.PLACE):
+            how = "the leader places the jobs" if queue.dispatch is Dispatch.PLACE else "Starters take the work"
+            raise UsageError(f"{how} of queue {queue.name}, and this was sent to another kind", hint="rmgr rerun ID -q QUEUE; rmgr queues")
+        if _with_defaults(record.request, queue) != record.request:
+            raise UsageError(f"queue {queue.name} gives its work a time limit or memory: say them too", hint="-t TIME --mem SIZE")
+    if terms.priority is not None or terms.queue is not None:
         _check_priority(record.priority, queue)
-    if terms.time_limit_us is None and terms.memory_bytes is None and terms.features is None:
+    if terms.time_limit_us is None and terms.memory_bytes is None and terms.features is None and terms.queue is None:
         return
     if queue.dispatch is Dispatch.PLACE and record.rigid is not None:
         needs = _check_placed(record.request, record.rigid, record, queue, settings, tasks=1)

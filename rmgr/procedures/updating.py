@@ -16,13 +16,16 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotFound
 from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.submission import Amendment, Submission, Terms
 from rmgr.procedures.admission import check_changed
 from rmgr.procedures.bootstrap import read_settings
 from rmgr.procedures.control import HasCoordinator
-from rmgr.procedures.snapshot import fetch
+from rmgr.procedures.snapshot import fetch, read_progress
 from rmgr.runtime import machine
 
+#: Blocks that one commit can move to another queue.
+_MOST_MOVED = 80
 #: Signs an amendment of a submission of that number: "key id:hex".
 Sign = Callable[[int, Amendment], str]
 
@@ -63,7 +66,7 @@ def update_submission(
         record = validity.submission(found.data, number)
         if mine is not None and record.changes[: len(mine[1].changes)] == mine[1].changes:  # an unknown commit that has arrived
             return Updated(mine[0], record)
-        standing, waiting = _standing(coordinator, record, left_s)
+        standing, waiting, blocks = _standing(coordinator, record, terms, left_s)
         change = amending.amended(record, terms, doer, standing)
         if isinstance(change, str):
             return Updated(record, record, change)
@@ -72,7 +75,12 @@ def update_submission(
         check_changed(made, made.changes[-1].terms, settings, nodes)
         if sign is not None:
             made = amending.signed(made, sign(number, made.changes[-1]))
-        multi = ops.update(made, version=found.version, gate=change.gate, waiting=waiting)
+        moved = _moved(coordinator, blocks, left_s) if made.queue != record.queue else []
+        if moved is None:
+            continue  # some of it has started meanwhile
+        multi = ops.update(
+            made, version=found.version, gate=change.gate, waiting="" if moved else waiting, old_queue=record.queue, moved=moved
+        )
         match coordinator.commit(multi, timeout_s=left_s).result(left_s + 1):
             case Committed():
                 return Updated(record, made)
@@ -80,8 +88,10 @@ def update_submission(
                 mine = (record, made)
 
 
-def _standing(coordinator: Coordinator, record: Submission, timeout_s: float) -> tuple[amending.Standing, str]:
-    """What of it waits and runs; and the path of a waiting block, where blocks are all that waits."""
+def _standing(
+    coordinator: Coordinator, record: Submission, terms: Terms, timeout_s: float
+) -> tuple[amending.Standing, str, list[str]]:
+    """What of it waits and runs; the path of a waiting block, where blocks are all that waits; and of all of them."""
     number = record.id
     [tail] = fetch([paths.tail(number)], coordinator.get, timeout_s=timeout_s)
     parents = [paths.failed(number), paths.pending(record.queue), paths.held(record.queue), paths.NODES]
@@ -92,10 +102,32 @@ def _standing(coordinator: Coordinator, record: Submission, timeout_s: float) ->
         for name, key in sorted(paths.blocks_in(names), key=lambda one: paths.claim_order(one[0])) if key.submission == number
     ]  # fmt: skip
     if grows or failed or blocks:
-        return amending.Standing(waits=True), "" if grows or failed else blocks[-1]
+        may_move = terms.queue is not None and not grows and not failed and len(blocks) <= _MOST_MOVED
+        is_still = may_move and _is_all(coordinator, record.id, blocks, timeout_s)
+        return amending.Standing(waits=True, is_still=is_still), "" if grows or failed else blocks[-1], blocks
     lists = fetch([paths.running_node(node) for node in nodes or ()], coordinator.children, timeout_s=timeout_s)
     runs = any(key.submission == number for names in lists for _, key in paths.blocks_in(names))
-    return amending.Standing(waits=False, runs=runs), ""
+    return amending.Standing(waits=False, runs=runs, is_still=False), "", []
+
+
+def _is_all(coordinator: Coordinator, number: int, blocks: list[str], timeout_s: float) -> bool:
+    """What has not ended of a submission waits in these blocks: nothing of it is claimed."""
+    read = read_progress(coordinator, None, number, timeout_s=timeout_s)
+    waiting = sum(paths.parse_block(path.rpartition("/")[2]).count for path in blocks)
+    return read is not None and read[1].final + waiting == read[1].total
+
+
+def _moved(coordinator: Coordinator, blocks: list[str], timeout_s: float) -> list[ops.Waiting] | None:
+    """Blocks as they are; None where one is gone."""
+    found = fetch(blocks, coordinator.get, timeout_s=timeout_s)
+    moved = []
+    for path, item in zip(blocks, found, strict=True):
+        if item is None:
+            return None
+        parent, _, name = path.rpartition("/")
+        data = validity.decode(item.data, BlockData, path)
+        moved.append(ops.Waiting(paths.parse_block(name), parent.endswith("/held"), data, item.version))
+    return moved
 
 
 def _nodes(coordinator: Coordinator, timeout_s: float) -> list[NodeRecord]:

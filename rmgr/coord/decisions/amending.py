@@ -25,15 +25,17 @@ WORDS = {
     "begin_us": "begin",
     "after": "after",
     "features": "features",
+    "queue": "queue",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How much of it waits and runs. waits: some of it, or more may come."""
+    """How much of it waits and runs. waits: some of it, or more may come. is_still: what has not ended waits in blocks, no more comes."""
 
     waits: bool = True
     runs: bool = False
+    is_still: bool = True
 
 
 def amended(record: Submission, terms: Terms, doer: Doer, standing: Standing = Standing()) -> Change | str:
@@ -93,6 +95,8 @@ def _why_not(record: Submission, said: dict[str, Any], doer: Doer, standing: Sta
     late = [item.submission for item in said.get("after", ()) if item.submission >= record.id]
     if late:
         return f"it can wait for what was submitted before it, not for {late[0]}"
+    if "queue" in said and not standing.is_still:
+        return "its queue can be changed while nothing of it runs, is to be tried again, or may still be added"
     if standing.waits:
         return ""
     if not standing.runs:

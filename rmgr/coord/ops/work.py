@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -18,6 +18,7 @@ from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Gone, GoneO
 from rmgr.coord.protocol.records import encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.seal.work import narrowed
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry, Trouble
+from rmgr.model.tasks.amendments import key_now
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, runs
 from rmgr.model.tasks.outcome import FailedRange, Fragment
 from rmgr.model.tasks.submission import Phase, Submission, Tail
@@ -143,12 +144,25 @@ def _gate_of(submission: Submission) -> list[Op]:
     return [Create(path), *(Set(path, b"", version) for version in range(len(submission.changes)))]
 
 
-def update(submission: Submission, *, version: int, gate: bool | None, waiting: str = "") -> Multi:
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A block that waits, as it was read."""
+
+    key: BlockKey
+    held: bool
+    data: BlockData
+    version: int
+
+
+def update(
+    submission: Submission, *, version: int, gate: bool | None, waiting: str = "", old_queue: str = "", moved: Sequence[Waiting] = ()
+) -> Multi:
     """UPDATE: an amendment of a submission's terms. What it finds started has the old ones, what starts later the new.
 
     Args:
         gate: as in `set_record`; None of one that is open: the gate is made anew, at the next version.
         waiting: path of a block that must still wait: where nothing else does, at most one of this and its start is committed.
+        moved: all its waiting blocks, which leave `old_queue` for the end of its present one.
     """
     path = paths.sub(submission.id)
     data = encode_record(submission)
@@ -159,6 +173,10 @@ def update(submission: Submission, *, version: int, gate: bool | None, waiting: 
         ops += _gate_of(submission)
     if waiting:
         ops.append(Check(waiting))
+    for one in moved:
+        where = paths.held_block if one.held else paths.pending_block
+        ops.append(Delete(where(old_queue, one.key), one.version))
+        ops.append(enter(submission.queue, key_now(one.key, submission), one.data, held=one.held or submission.phase is not Phase.OPEN))
     return Multi(name="UPDATE", ops=tuple(ops), proof=Holds(path, data))
 
 

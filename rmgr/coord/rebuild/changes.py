@@ -127,13 +127,21 @@ def update(multi: Multi, known: Known) -> Multi:
     if isinstance(change, str):
         raise unlike(multi, 0, change)
     record = amending.signed(change.record, mine.signature)
-    last, waiting = multi.ops[-1], ""
-    if isinstance(last, Check):
-        queue, _, key = waiting_block(last.path, multi, len(multi.ops) - 1, sequence=False)
-        is_own = queue == old.queue and key.submission == old.id
-        require(is_own, multi, len(multi.ops) - 1, "it is a waiting block of that submission")
-        waiting = last.path
-    return ops.update(record, version=version, gate=change.gate, waiting=waiting)
+    waiting = ""
+    moved: list[ops.Waiting] = []
+    for at, op in enumerate(multi.ops):
+        if not op.path.startswith(f"{paths.QUEUES}/") or isinstance(op, Create):
+            continue
+        queue, held, key = waiting_block(op.path, multi, at, sequence=False)
+        require(queue == old.queue and key.submission == old.id, multi, at, "it is a waiting block of that submission")
+        if isinstance(op, Check):
+            waiting = op.path
+        elif isinstance(op, Delete):
+            require(op.version >= 0 and record.queue != old.queue, multi, at, "it says what it moves to another queue")
+            data = decode(known.read(op.path, op.version).data, BlockData, op.path)
+            moved.append(ops.Waiting(key, held, data, op.version))
+    require(bool(moved) is (record.queue != old.queue), multi, 0, "its blocks go with it to another queue")
+    return ops.update(record, version=version, gate=change.gate, waiting=waiting, old_queue=old.queue, moved=moved)
 
 
 def take_ownership(multi: Multi, known: Known) -> Multi:

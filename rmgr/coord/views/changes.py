@@ -18,6 +18,7 @@ _NAMES = {
     "begin_us": ("begin", "begin"),
     "after": ("after", "after"),
     "features": ("features", "features"),
+    "queue": ("queue", "queue"),
 }
 
 

@@ -26,6 +26,7 @@ def terms_of(record: Submission) -> Terms:
         begin_us=rigid.begin_us if rigid is not None else None,
         after=record.after,
         features=request.features,
+        queue=record.queue,
     )
 
 

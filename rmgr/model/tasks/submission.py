@@ -142,6 +142,7 @@ class Terms:
     begin_us: SpanUs | None = None
     after: tuple[Dependency, ...] | None = None
     features: tuple[str, ...] | None = None
+    queue: str | None = None
     newer: Newer = newer()
 
     def said(self) -> dict[str, Any]:

@@ -89,7 +89,8 @@ def test_what_cannot_be_is_refused_with_the_reason(sh: Shell) -> None:
         told = sh("update", number, *words, "--json")
         assert told.code == code, told
         assert why in told.error["message"]
-    assert "queue and cores stay" in sh("update", number, "-q", "batch").err
+    assert "cores stay" in sh("update", number, "-c", "2").err
+    assert "the leader places the jobs of queue batch" in sh("update", number, "-q", "batch").err
     assert "only jobs that the leader places" in sh.ok("update", number, "--begin", "1h", "--json").json["unchanged"][0]["why"]
     assert sh("update", f"{number}_0", "-t", "1h").code == 2
     sh.ok("cancel", number)
@@ -142,3 +143,23 @@ def test_a_queue_of_python_is_updated_while_it_grows(live: DevCluster) -> None:
             queue.update()
         with pytest.raises(StateConflict, match="it is so already"):
             queue.update(name="abs-2")
+
+
+def test_what_waits_goes_to_another_queue_while_nothing_of_it_runs(sh: Shell, tmp_path: Path) -> None:
+    before = sh.ok("config", "show", "--cluster").out
+    sh.file("old.toml", before)
+    sh.ok("config", "apply", sh.file("night.toml", before + "\n[queues.night]\n"))
+    try:
+        full = sh.submit("--array", "1-3", "-c", "2", "--", "sh", "-c", f"touch {tmp_path}/$RMGR_ARRAY_INDEX; sleep 600")
+        for number in range(1, 4):
+            begun(tmp_path / str(number))
+        moved = sh.submit("--array", "1-20", "--", "echo", "moved")
+        assert sh.ok("update", moved, "-q", "night", "--mem", "32M").out.startswith(f"{moved}: memory none -> 32M, queue default -> night")
+        assert (shown(sh, moved)["queue"], shown(sh, moved)["tasks"]) == ("night", 20)
+        assert "while nothing of it runs" in sh.ok("update", full, "-q", "night", "--json").json["unchanged"][0]["why"]
+        sh.ok("cancel", full)
+        sh.ok("wait", moved)
+        assert sh.ok("logs", moved).out.count("moved") == 20
+    finally:
+        sh("cancel", "all")
+        sh.ok("config", "apply", "--remove", "old.toml")

@@ -119,6 +119,12 @@ def test_only_placed_jobs_wait_for_a_time() -> None:
     assert placed.rigid == Rigid(processes=2, begin_us=9)
 
 
+def test_its_queue_changes_while_nothing_of_it_runs_or_comes() -> None:
+    assert done(RECORD, Terms(queue="p")).queue == "p"
+    assert "while nothing of it runs" in why(RECORD, Terms(queue="p"), ANN, Standing(is_still=False))
+    assert "its queue is ann's to change" in why(RECORD, Terms(queue="p"), ROOT)
+
+
 def test_so_many_changes_are_kept_and_no_more() -> None:
     record = RECORD
     for priority in range(2, 2 - MOST_CHANGES, -1):

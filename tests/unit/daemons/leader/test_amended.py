@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,12 +13,14 @@ from rmgr.coord.decisions.gating import Change, Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_block, decode_record
+from rmgr.errors import NotFound, UsageError
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Phase, Terms
+from rmgr.procedures.updating import update_submission
 from tests.harness.leader_bench import Bench, committed
 
 
@@ -145,3 +148,35 @@ def test_policies_see_the_new_terms_and_what_is_placed_was_decided_by_them(placi
     bench.advance(5)
     assert placer.view().jobs != before_us
     assert node.nodes
+
+
+# -- another queue -----------------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_waits_goes_to_another_queue_in_one_commit_or_nothing() -> None:
+    queues = (QueueSpec(name="default"), QueueSpec(name="night"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
+    bench = Bench(ClusterSettings(queues=queues))
+    try:
+        bench.lead()
+        starter = bench.starter("n1")
+        number = bench.submitter.submit(8)
+        bench.advance(1.0)
+        reach, mine = SimpleNamespace(coordinator=bench.submitter.coordinator), Doer(name="u", now_us=1)
+        key = starter.claim("n1", take=2)
+        told = update_submission(reach, number, Terms(queue="night"), doer=mine).unchanged
+        assert told == "its queue can be changed while nothing of it runs, is to be tried again, or may still be added"
+        starter.complete("n1", key)
+        with pytest.raises(UsageError, match="the leader places the jobs of queue batch"):
+            update_submission(reach, number, Terms(queue="batch"), doer=mine)
+        with pytest.raises(NotFound, match="no queue 'day'"):
+            update_submission(reach, number, Terms(queue="day"), doer=mine)
+        assert update_submission(reach, number, Terms(queue="night", priority=-2), doer=mine).unchanged == ""
+        bench.advance(1.0)
+        assert bench.look.pending() == []
+        assert [(key.first, key.count, key.priority) for key in bench.look.pending("night")] == [(2, 2, -2), (4, 4, -2)]
+        bench.submitter.change(number, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+        bench.advance(5.0)
+        assert bench.phase(number) is Phase.CLOSED
+        assert len(bench.look.outcomes(number)) == 8
+    finally:
+        bench.close()
