@@ -335,11 +335,16 @@ def test_without_a_leader_commands_read_znodes_and_say_so(sh: Shell, cluster: De
         assert "read from ZooKeeper" in listed.err
         assert len(sh.ok("tasks", number, "--json").json["tasks"]) == 4
         assert sh("status").code == 1
+        sh.ok("admin", "limit", "--jobs", "9000")
+        told = sh.ok("limits", "--json").json
+        assert told["problem"]
+        assert [row["used"] is None for row in told["limits"]][:3] == [True, False, True], "who has a cap is told what was counted last"
         slow = sh.submit("--", "sleep", "600")
         eventually(lambda: "RUNNING" in sh.ok("tasks", slow).out, "it runs")
         sh.ok("cancel", slow)
         assert sh("wait", slow, "--timeout", "30").code == 130  # the Starters are told directly
     finally:
+        sh.ok("admin", "limit", "--jobs", "none")
         cluster.start_watchdog("w1")
     eventually(lambda: sh("status").code == 0, "a new leader")
 
