@@ -258,5 +258,5 @@ def test_limits_are_shown_to_their_user_and_to_operators(flooded: Flooded) -> No
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in json.loads(done.stdout)["limits"]}
     assert rows["open_submissions"]["used"] is not None
-    table = flooded.rmgr("ann", "limits").stdout
+    table = flooded.rmgr("ann", "limits", "--all").stdout
     assert all(bound.name in table for bound in BOUNDS)

@@ -98,8 +98,8 @@ def _rows(user: str, told: UseAnswer) -> list[_Row]:
 
 
 def _ask(session: Session, user: str) -> UseAnswer:
-    """The gateway or the leader; the settings alone where neither answers."""
-    from rmgr.adapters.rpc.use import UseAnswer, UseClient
+    """The gateway or the leader; where neither answers what a leader told last."""
+    from rmgr.adapters.rpc.use import UseClient
     from rmgr.errors import Unavailable
     from rmgr.model.cluster.identity import Role
 
@@ -117,14 +117,20 @@ def _ask(session: Session, user: str) -> UseAnswer:
             problem = f"what is used is not known: {error.message}"
         finally:
             client.close()
-    return UseAnswer(users={}, limits=_settings(session), problem=problem)
+    return _last_told(session, user, problem)
 
 
-def _settings(session: Session) -> UserLimits:
+def _last_told(session: Session, user: str, problem: str) -> UseAnswer:
+    """The settings, and what a leader has counted last for those who have a cap: Starters go by it, too."""
+    from rmgr.adapters.rpc.use import UseAnswer, UserUse
     from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.records import decode_record
+    from rmgr.model.cluster.limits import CappedUse
     from rmgr.model.cluster.queue import ClusterSettings
 
     timeout_s = session.left_s(10.0) or 10.0
-    found = session.coordinator().get(paths.CONFIG, timeout_s=timeout_s).result(timeout_s + 1.0)
-    return decode_record(found.data, ClusterSettings, paths.CONFIG).limits if found is not None and found.data else UserLimits()
+    config, told = (session.coordinator().get(path, timeout_s=timeout_s).result(timeout_s + 1.0) for path in (paths.CONFIG, paths.USAGE))
+    limits = decode_record(config.data, ClusterSettings, paths.CONFIG).limits if config is not None and config.data else UserLimits()
+    last = decode_record(told.data, CappedUse, paths.USAGE) if told is not None else CappedUse()
+    used = {name: has.get(user, 0) for name, has in ((CORES, last.cores), (JOBS, last.jobs)) if limits.of(name, user)}
+    return UseAnswer(users={user: UserUse(used=used)}, limits=limits, problem=problem)

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from math import floor
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Holds, Multi, Op, Set
+from rmgr.coord.protocol.multi import MAX_USAGE_BYTES, Create, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.model.cluster.limits import CORES, JOBS, CappedUse, UserLimits
 
-#: Users of whom `/usage` tells: those who have most.
-MOST_USERS = 5_000
+#: Users of whom `/usage` tells at most: those who are nearest to their caps. Fewer, where their names are long.
+MOST_USERS = 1_000
 
 
 def capped(limits: UserLimits, used: Mapping[str, Mapping[str, int]], jobs: Mapping[str, int], free: int) -> CappedUse:
@@ -25,13 +25,18 @@ def capped(limits: UserLimits, used: Mapping[str, Mapping[str, int]], jobs: Mapp
     for each in used.values():
         cores.update(each)
         nodes.update(each.keys())
-    told = _told(limits, CORES, cores)
-    return CappedUse(cores=told, nodes={user: nodes[user] for user in told}, jobs=_told(limits, JOBS, jobs), free=free)
+    most = MOST_USERS
+    while True:
+        has, open_jobs = _nearest(limits, CORES, cores, most), _nearest(limits, JOBS, jobs, most)
+        use = CappedUse(cores=has, nodes={user: nodes[user] for user in has}, jobs=open_jobs, free=free)
+        if len(encode_record(use)) <= MAX_USAGE_BYTES:
+            return use
+        most //= 2
 
 
-def _told(limits: UserLimits, name: str, has: Mapping[str, int]) -> dict[str, int]:
-    told = sorted(((count, user) for user, count in has.items() if count and limits.of(name, user)), reverse=True)
-    return {user: count for count, user in sorted(told[:MOST_USERS], key=lambda item: item[1])}
+def _nearest(limits: UserLimits, name: str, has: Mapping[str, int], most: int) -> dict[str, int]:
+    capped = sorted((-count / cap, user) for user, count in has.items() if count and (cap := limits.of(name, user)))
+    return {user: has[user] for _, user in sorted(capped[:most], key=lambda item: item[1])}
 
 
 def tell(use: CappedUse, version: int | None) -> Multi:

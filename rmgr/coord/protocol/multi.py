@@ -21,6 +21,8 @@ MAX_ZNODE_BYTES = 16 * 1024
 MAX_PLACING_BYTES = 128 * 1024
 #: Who shares nodes in time: all jobs of a partition in one record, from which each of its nodes computes every slot.
 MAX_GANGS_BYTES = 64 * 1024
+#: What users have of their caps: read by every Starter each second at most. Those who are nearest to theirs have room in it.
+MAX_USAGE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ def most_bytes(path: str) -> int:
     """How much a znode may hold."""
     if path.startswith(f"{paths.JOBS}/"):
         return MAX_PLACING_BYTES
+    if path == paths.USAGE:
+        return MAX_USAGE_BYTES
     return MAX_GANGS_BYTES if path.startswith(f"{paths.GANGS}/") else MAX_ZNODE_BYTES
 
 

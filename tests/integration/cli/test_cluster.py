@@ -167,6 +167,33 @@ def test_settings_are_applied_to_everyone(sh: Shell) -> None:
     assert "did you mean 'max_cores'?" in bad.err
 
 
+def test_a_user_has_caps_of_cores_and_jobs_and_is_told(sh: Shell) -> None:
+    me = sh.ok("limits", "--json").json["user"]
+    assert sh.ok("admin", "limit", me, "--cores", "1").out == f"{me}: cores none -> 1\n"
+    try:
+        first = sh.submit("--array", "1-2000", "--", "sleep", "0.5")
+        rows = lambda: {row["name"]: row for row in sh.ok("limits", "--json").json["limits"]}  # noqa: E731
+        eventually(lambda: rows()["max_cores_per_user"]["used"] == 1, "the leader has counted one core", within_s=60)
+        told = f"{me} has 1 of the 1 cores that {me} may have at once; rmgr limits {me}"
+        eventually(lambda: told in sh.ok("explain", first).out, "it says why the rest waits")
+        used = [node["cores_used"] for _ in range(5) for node in sh.ok("nodes", "--json").json["nodes"]]
+        assert sum(used) <= 5 + 1, "one core of four, at each look"
+        shown = [line.split() for line in sh.ok("limits").out.splitlines()]
+        assert [line[0] for line in shown] == ["LIMIT", "max_cores_per_user", "max_jobs_per_user"]
+        assert len(sh.ok("limits", "--all").out.splitlines()) > 10
+        sh.ok("admin", "limit", me, "--jobs", "1")
+        eventually(lambda: rows()["max_jobs_per_user"]["limit"] == 1, "the leader knows it")
+        refused = eventually(lambda: (done := sh("submit", "--json", "--", "true")).code and done, "a second job is refused")
+        assert (refused.code, refused.error["code"]) == (7, "RESOURCE_EXHAUSTED")
+        assert f"{me} has 1 of the 1 open jobs that {me} may have at once" in refused.error["message"]
+        assert "rmgr admin limit USER --jobs N" in refused.error["hint"]
+        sh.ok("admin", "limit", me, "--cores", "none", "--jobs", "default")
+        eventually(lambda: sum(node["cores_used"] for node in sh.ok("nodes", "--json").json["nodes"]) == 4, "all cores are used again")
+        sh.ok("cancel", first)
+    finally:
+        sh.ok("admin", "limit", me, "--cores", "default", "--jobs", "default")
+
+
 def test_an_older_file_of_settings_does_not_undo_what_was_set_since(sh: Shell) -> None:
     before = sh.ok("config", "show", "--cluster").out
     short = before[: before.index("retention")] + before[before.index("\n", before.index("retention")) + 1 :]
@@ -308,11 +335,16 @@ def test_without_a_leader_commands_read_znodes_and_say_so(sh: Shell, cluster: De
         assert "read from ZooKeeper" in listed.err
         assert len(sh.ok("tasks", number, "--json").json["tasks"]) == 4
         assert sh("status").code == 1
+        sh.ok("admin", "limit", "--jobs", "9000")
+        told = sh.ok("limits", "--json").json
+        assert told["problem"]
+        assert [row["used"] is None for row in told["limits"]][:3] == [True, False, True], "who has a cap is told what was counted last"
         slow = sh.submit("--", "sleep", "600")
         eventually(lambda: "RUNNING" in sh.ok("tasks", slow).out, "it runs")
         sh.ok("cancel", slow)
         assert sh("wait", slow, "--timeout", "30").code == 130  # the Starters are told directly
     finally:
+        sh.ok("admin", "limit", "--jobs", "none")
         cluster.start_watchdog("w1")
     eventually(lambda: sh("status").code == 0, "a new leader")
 

@@ -72,7 +72,10 @@ def test_after_real_work_every_znode_has_its_list_and_none_is_open(secured: DevC
     operator = secured.environment()
     number = run(alice, "submit", "--parsable", "--array", "1-200", "--", "sleep", "2").stdout.strip()
     assert run(alice, "submit", "--hold", "--", "true").returncode == 0
-    for environment, *words in ((alice, "hold", number), (alice, "release", number), (operator, "drain", "n2"), (operator, "resume", "n2")):
+    caps = (operator, "admin", "limit", "alice", "--cores", "100")
+    for environment, *words in (
+        caps, (alice, "hold", number), (alice, "release", number), (operator, "drain", "n2"), (operator, "resume", "n2"),
+    ):  # fmt: skip
         done = run(environment, *words)
         assert done.returncode == 0, done.stderr
     seen: set[str] = set()

@@ -6,7 +6,8 @@ import pytest
 
 from rmgr.coord.decisions.caps import capped, room, tell
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Set
+from rmgr.coord.protocol.multi import MAX_USAGE_BYTES, Create, Set
+from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views.snapshot import BlockOnNode
 from rmgr.coord.views.use import by_node, in_all
 from rmgr.model.cluster.limits import CORES, JOBS, CappedUse, UserLimits
@@ -65,3 +66,13 @@ def test_only_of_users_who_have_a_cap_is_told() -> None:
 def test_a_starter_claims_its_part_of_what_a_cap_leaves(told: int, more: int, among: int, cores: int, least: int, most: int) -> None:
     found = [room(cap=40, told=told, more=more, part=1 / among, cores=cores, chance=at / 100) for at in range(100)]
     assert (min(found), max(found)) == (least, most)
+
+
+def test_of_many_users_those_who_are_nearest_to_their_caps_have_room() -> None:
+    users = [f"{'u' * 200}{at:05d}" for at in range(3000)]
+    has = {user: 1 + at % 40 for at, user in enumerate(users)}
+    told = capped(UserLimits(max_cores_per_user=40, max_jobs_per_user=40), {"n1": has}, has, 1)
+    assert len(encode_record(told)) <= MAX_USAGE_BYTES
+    assert set(told.cores.values()) == {40}
+    assert told.cores == told.jobs
+    assert len(told.cores) > 50

@@ -15,6 +15,7 @@ import pytest
 from rmgr.client.specs import python_environment, user_name
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.ops.work import hand
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
@@ -23,8 +24,8 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.limits import CappedUse, UserLimits
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.submission import Condition, Dependency, Phase
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import Condition, Dependency, Phase, Tail
 from tests.harness.leader_bench import Submitter, Tree
 from tests.harness.virtual import SESSION_S, VirtualCluster, VirtualMachine
 
@@ -326,3 +327,36 @@ def test_open_jobs_beyond_a_cap_are_refused(world: VirtualMachine, tmp_path: Pat
         assert "rmgr wait" in caught.value.hint
         assert "rmgr admin limit" in caught.value.hint
         future.cancel()
+
+
+def test_what_is_handed_to_a_node_for_a_user_at_the_cap_goes_back_to_its_queue(world: VirtualMachine, tmp_path: Path) -> None:
+    cluster = VirtualCluster(world, tmp_path)
+    leader, _ = cluster.watchdog("w1")
+    cluster.starter("n1", task_s=5.0, slots=2)
+    client = cluster.client()
+    world.run_until(lambda: leader.leader is not None and cluster.events("acting", "n1"), "all act")
+    limited(cluster, UserLimits(cores_of={"ann": 1}))
+    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
+    what: dict[str, Any] = {"python": python_environment(), "user": "ann"}
+    data = BlockData(function=client.functions.register(work, timeout_s=10.0))
+    first = submitter.submit(1, data=data, **what)
+    second = submitter.submit(0, complete=False, **what)
+    world.run_until(lambda: in_use(cluster).get("ann") == 1, "she has her core")
+    world.run_until(lambda: cluster.admin.stat(paths.idle("n1")).result(0), "the node has another one")
+    stats = [cluster.admin.stat(path).result(0) for path in (paths.tail(second), paths.node("n1"))]
+    key = BlockKey(priority=0, seq=0, submission=second, first=0, count=1, attempt=1, cores=1, memory_mib=0, user=paths.user_tag("ann"))
+    tail_version, node_version = (stat.version for stat in stats if stat is not None)
+    handed = hand(
+        second, tail=Tail(next=1, complete=True), tail_version=tail_version, key=key, data=data, node="n1", node_version=node_version
+    )
+    assert isinstance(cluster.admin.commit(handed).result(0), Committed)
+    seen = []
+    while not look.outcomes(second):
+        then_s = world.now_s + 0.1
+        world.run_until(lambda: world.now_s >= then_s, "time passes")  # noqa: B023
+        seen.append(in_use(cluster).get("ann", 0))
+    assert max(seen) == 1
+    assert look.outcomes(first)
+    [refused] = cluster.events("block_refused", "n1")
+    assert refused["why"] == "ann has 1 of the 1 cores that ann may have at once"
+    assert {outcome.state for outcome in look.outcomes(second).values()} == {State.COMPLETED}

@@ -113,7 +113,6 @@ class CapKeeper:
         return followed is not None and followed.submission is not None and followed.submission.rigid is not None
 
     def _count(self, blocks: Iterable[tuple[str, BlockKey]], wanted: list[tuple[str, BlockKey]], found: list[Stamped | None]) -> None:
-        self._is_looking = False
         settings = self._settings()
         counted = usage(self._followed.values())
         tags = {paths.user_tag(user): user for user in (*settings.limits.cores_of, *counted)}
@@ -128,6 +127,8 @@ class CapKeeper:
         told = caps.capped(settings.limits, used, jobs, free or len(up))
         if self._told != (used, told):
             self._tree.commit(caps.tell(told, self._version), partial(self._written, used, told))
+        else:
+            self._is_looking = False
 
     def _up(self) -> list[str]:
         """Nodes whose Starters could claim."""
@@ -140,6 +141,7 @@ class CapKeeper:
         return tags.get(block.key.user)  # its record was not read yet: what its name says does for a moment
 
     def _written(self, used: dict[str, dict[str, int]], told: CappedUse, outcome: Outcome) -> None:
+        self._is_looking = False
         if isinstance(outcome, Committed):
             self._version, self._told = 0 if self._version is None else self._version + 1, (used, told)
         else:

@@ -29,6 +29,7 @@ from rmgr.daemons.leader.term.caps import CapKeeper
 from rmgr.daemons.leader.term.release import ReleaseKeeper
 from rmgr.daemons.leader.term.requests import RequestKeeper
 from rmgr.errors import WrongCluster
+from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.node import EpochRecord, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.cluster.servers import CALLS
@@ -220,6 +221,6 @@ class Leader:
 
 
 def _of_jobs(settings: ClusterSettings) -> ClusterSettings:
-    """Without what is of calls: another policy there rebuilds nothing that jobs are placed by."""
+    """Without what is of calls, and of users: another policy there, or another cap, rebuilds nothing that jobs are placed by."""
     pipelines = tuple(spec for spec in settings.pipelines if spec.partition != CALLS)
-    return replace(settings, pipelines=pipelines, changed_by="", changed_us=0)
+    return replace(settings, pipelines=pipelines, limits=UserLimits(), changed_by="", changed_us=0)

@@ -66,7 +66,7 @@ class Caps:
 
     def why(self, user: str) -> str:
         """For who is refused work of the user."""
-        return f"{user} has {self._in_all(user)} of the {self.limits.of(CORES, user)} cores that {user} may have at once"
+        return f"{user} has {self._in_all(user) + self._more(user)} of the {self.limits.of(CORES, user)} cores that {user} may have at once"
 
     def _in_all(self, user: str) -> int:
         return self._told.cores.get(user, 0) if self._told is not None else 0
