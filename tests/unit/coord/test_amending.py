@@ -151,7 +151,7 @@ def test_the_gate_is_at_the_number_of_amendments_whoever_makes_it() -> None:
 
 # -- names -------------------------------------------------------------------------------------------------------------------
 
-KEY = BlockKey(priority=3, seq=1, submission=42, first=0, count=1, attempt=1, cores=1, memory_mib=0)
+KEY = BlockKey(priority=3, seq=1, submission=42, first=0, count=1, attempt=1, cores=1, memory_mib=0, user=paths.user_tag("ann"))
 
 
 def test_blocks_are_renamed_before_they_are_moved_and_only_once() -> None:
@@ -164,6 +164,15 @@ def test_blocks_are_renamed_before_they_are_moved_and_only_once() -> None:
     assert moves(record, pending=[], held=[now], room=None) == [BringBack(now)]
     aside = replace(record, phase=Phase.HELD, reason=Reason.USER_HOLD)
     assert moves(aside, pending=[now], held=[], room=None) == [SetBlockAside(now)]
+
+
+def test_the_names_of_what_an_operator_has_raised_say_so_until_it_is_lowered() -> None:
+    raised = done(RECORD, Terms(priority=9), ROOT)
+    first = replace(KEY, priority=9, user=paths.RAISED)
+    assert moves(raised, pending=[KEY], held=[], room=None) == [RenameBlock(KEY, first, False)]
+    assert moves(raised, pending=[first], held=[], room=None) == []
+    lowered = done(raised, Terms(priority=2))
+    assert moves(lowered, pending=[first], held=[], room=None) == [RenameBlock(first, replace(KEY, priority=2), False)]
 
 
 def test_a_block_may_bear_what_its_submission_asked_for_before_and_nothing_else() -> None:

@@ -14,8 +14,10 @@ import pytest
 
 from rmgr.client.specs import python_environment, user_name
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord.decisions.amending import amended
+from rmgr.coord.decisions.gating import Change, Doer
 from rmgr.coord.ops.operator import set_settings
-from rmgr.coord.ops.work import hand
+from rmgr.coord.ops.work import hand, update
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
@@ -25,7 +27,7 @@ from rmgr.model.cluster.limits import CappedUse, UserLimits
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Condition, Dependency, Phase, Tail
+from rmgr.model.tasks.submission import Condition, Dependency, Phase, Tail, Terms
 from tests.harness.leader_bench import Submitter, Tree
 from tests.harness.virtual import SESSION_S, VirtualCluster, VirtualMachine
 
@@ -220,26 +222,23 @@ def test_a_forged_tag_gives_nothing(world: VirtualMachine, tmp_path: Path, tag: 
     assert [told in why for why in whys] == [True]
 
 
-def test_what_an_operator_has_raised_goes_before_all_turns(world: VirtualMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_operator_has_raised_goes_before_all_turns(world: VirtualMachine, tmp_path: Path) -> None:
     cluster = VirtualCluster(world, tmp_path)
-    parts, _ = cluster.starter("n1", task_s=0.5)
+    cluster.watchdog("w1")
+    cluster.starter("n1", task_s=0.5)
     world.run_until(lambda: cluster.events("acting", "n1"), "a Starter acts")
     submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
     data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
     what: dict[str, Any] = {"python": python_environment(), "data": data, "block": 10}
     others = [submitter.submit(100, user=user, priority=100, **what) for user in ("ann", "bob")]
     world.run_until(lambda: all(look.outcomes(number) for number in others), "both have had a turn")
-    raised = submitter.submit(10, user="cy", tag=paths.RAISED, priority=3, **what)
-    records = parts.starter.agents["n1"].puller._records
-    real = records.get
-
-    def get(number: int) -> Any:
-        info = real(number)
-        if info is not None and number == raised:
-            info.is_raised = True
-        return info
-
-    monkeypatch.setattr(records, "get", get)
+    raised = submitter.submit(10, user="cy", priority=3, **what)
+    found = look.sub(raised)
+    assert found is not None
+    change = amended(found, Terms(priority=50), Doer(name="root", is_operator=True, now_us=1))
+    assert isinstance(change, Change)
+    asked = cluster.admin.commit(update(change.record, version=0, gate=change.gate))
+    world.run_until(lambda: asked.done() and paths.RAISED in {key.user for key in look.pending()}, "its blocks bear another name")
     before = [len(look.outcomes(number)) for number in others]
     world.run_until(lambda: len(look.outcomes(raised)) == 10, "all that was raised has run")
     after = [len(look.outcomes(number)) for number in others]
