@@ -75,7 +75,7 @@ def update_submission(
         check_changed(made, made.changes[-1].terms, settings, nodes)
         if sign is not None:
             made = amending.signed(made, sign(number, made.changes[-1]))
-        moved = _moved(coordinator, blocks, left_s) if made.queue != record.queue else []
+        moved = _moved(coordinator, record.queue, blocks, left_s) if made.queue != record.queue else []
         if moved is None:
             continue  # some of it has started meanwhile
         multi = ops.update(
@@ -117,8 +117,8 @@ def _is_all(coordinator: Coordinator, number: int, blocks: list[str], timeout_s:
     return read is not None and read[1].final + waiting == read[1].total
 
 
-def _moved(coordinator: Coordinator, blocks: list[str], timeout_s: float) -> list[ops.Waiting] | None:
-    """Blocks as they are; None where one is gone."""
+def _moved(coordinator: Coordinator, queue: str, blocks: list[str], timeout_s: float) -> list[ops.Waiting] | None:
+    """Blocks of a queue as they are; None where one is gone."""
     found = fetch(blocks, coordinator.get, timeout_s=timeout_s)
     moved = []
     for path, item in zip(blocks, found, strict=True):
@@ -126,7 +126,7 @@ def _moved(coordinator: Coordinator, blocks: list[str], timeout_s: float) -> lis
             return None
         parent, _, name = path.rpartition("/")
         data = validity.decode(item.data, BlockData, path)
-        moved.append(ops.Waiting(paths.parse_block(name), parent.endswith("/held"), data, item.version))
+        moved.append(ops.Waiting(paths.parse_block(name), parent == paths.held(queue), data, item.version))
     return moved
 
 
