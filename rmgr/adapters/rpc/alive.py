@@ -19,6 +19,8 @@ from rmgr.model.cluster.identity import Role
 #: No server has this method: the thread that takes calls refuses it by itself, whatever the threads of the pool do.
 _NOBODYS = "/rmgr.v1.Nobody/Ask"
 _CHECK = "/grpc.health.v1.Health/Check"
+#: How long one attempt to connect may take, ms: on its own machine a connection that takes longer has failed, and is no call unanswered.
+_ATTEMPT = "grpc.min_reconnect_backoff_ms"
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared, not listened at
 
 
@@ -32,7 +34,8 @@ class OwnVoice:
         host, _, port = endpoint.rpartition(":")
         self._endpoint = f"{_ANYWHERE.get(host, host)}:{port}"
         self._credentials = credentials
-        self._options = (*options, ("grpc.use_local_subchannel_pool", 1))
+        near = (option for option in options if option[0] != _ATTEMPT)
+        self._options = (*near, (_ATTEMPT, 100), ("grpc.use_local_subchannel_pool", 1))
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
 
