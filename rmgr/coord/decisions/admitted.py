@@ -34,6 +34,6 @@ def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newe
         return f"queue {queue.name} allows {counted(queue.max_cores, 'core')}"
     if queue.max_memory_bytes and record.request.memory_bytes > queue.max_memory_bytes:
         return f"queue {queue.name} allows {queue.max_memory_bytes} bytes of memory"
-    if key.priority > queue.max_priority:
+    if key.priority > queue.max_priority and not is_raised:
         return f"queue {queue.name} allows priority {queue.max_priority}"
     return ""

@@ -58,6 +58,10 @@ def test_only_what_an_operator_has_raised_may_say_so() -> None:
     key = BlockKey(priority=5, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=1, user=paths.RAISED)
     told = [not_admitted(QueueSpec(name="q"), record, key, is_newer=True, is_raised=is_raised) for is_raised in (True, False)]
     assert told == ["", "its name says that an operator has raised it, and none has"]
+    bounded = QueueSpec(name="q", max_priority=3)
+    assert not_admitted(bounded, record, key, is_newer=True, is_raised=True) == "", "what an operator raises may pass the queue's bound"
+    mine = replace(key, user=paths.user_tag("ann"))
+    assert not_admitted(bounded, record, mine, is_newer=True) == "queue q allows priority 3"
     assert paths.parse_block(paths.block_name(key)).user == paths.tag_in(paths.block_name(key)) == paths.RAISED
 
 

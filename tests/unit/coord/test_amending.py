@@ -10,16 +10,18 @@ from rmgr.coord.decisions.amending import Standing, amended, limit_of_running, s
 from rmgr.coord.decisions.gating import Change, Doer, held, released
 from rmgr.coord.decisions.keeping import BringBack, RenameBlock, SetBlockAside, moves
 from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.leader import resubmit
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Delete, Set
-from rmgr.coord.protocol.records import encode_record
+from rmgr.coord.protocol.records import encode_block, encode_record
 from rmgr.coord.seal.work import NotSealed, amendment_statement, check_shape, spec_digest
 from rmgr.coord.validity import records as validity
 from rmgr.errors import InvalidRecord
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.amendments import MOST_CHANGES, as_signed, fault_of, key_now, terms_of
-from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.outcome import FailedRange
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Amendment, Command, Condition, Dependency, Phase, Submission, Terms, Work
 
@@ -171,6 +173,10 @@ def test_the_names_of_what_an_operator_has_raised_say_so_until_it_is_lowered() -
     first = replace(KEY, priority=9, user=paths.RAISED)
     assert moves(raised, pending=[KEY], held=[], room=None) == [RenameBlock(KEY, first, False)]
     assert moves(raised, pending=[first], held=[], room=None) == []
+    block = encode_block(BlockData())
+    failed = FailedRange(queue="q", seq=1, priority=9, cores=1, memory_mib=0, reason=Reason.NODE_LOST, block=block)
+    again, _ = resubmit(raised, 0, 1, 1, failed, 0, gate=True, max_losses=5)
+    assert [f".{paths.RAISED}-" in op.path for op in again.ops if isinstance(op, Create)] == [True]
     lowered = done(raised, Terms(priority=2))
     assert moves(lowered, pending=[first], held=[], room=None) == [RenameBlock(first, replace(KEY, priority=2), False)]
 
