@@ -209,7 +209,7 @@ def changes() -> list[tuple[Multi, Tree]]:
         (join_ops.identify(KEY_ID, PEM), Tree()),
         (operator_ops.drain(drain, None), Tree()),
         (operator_ops.drain(drain, 3), Tree()),
-        (operator_ops.resume("n1", 0), Tree()),
+        (operator_ops.resume(drain, 0), Tree()),
         (operator_ops.set_settings(ClusterSettings(), 0), Tree()),
     ]
 

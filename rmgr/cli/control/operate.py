@@ -27,15 +27,14 @@ _TRIES = 5
 def read_drain(session: Session, node: str) -> Drain | None:
     """The drain of a node, None when it has none."""
     found = _get(session, paths.drain(node))
-    return decode_record(found[0], Drain, paths.drain(node)) if found else None
+    drain = decode_record(found[0], Drain, paths.drain(node)) if found else None
+    return None if drain is None or drain.is_over else drain
 
 
 def drain_node(session: Session, node: str, reason: str) -> None:
     """Drains a node, or replaces the reason. Raises PermissionDenied, StateConflict, CoordinationUnavailable."""
-    from rmgr.cli.display.render import now_us
-
     for_operators(session, "draining a node")
-    record = Drain(node=node, reason=reason, user=session.me, since_us=now_us())
+    record = _drain(session, node, reason)
 
     def attempt() -> Multi:
         found = _get(session, paths.drain(node))
@@ -49,13 +48,20 @@ def resume_node(session: Session, node: str) -> bool:
     if read_drain(session, node) is None:
         return False
     for_operators(session, "resuming a node")
+    record = _drain(session, node, "")
 
     def attempt() -> Multi | None:
         found = _get(session, paths.drain(node))
-        return operator_ops.resume(node, found[1]) if found else None
+        return operator_ops.resume(record, found[1]) if found else None
 
     _commit(session, attempt, f"the drain of {node}")
     return True
+
+
+def _drain(session: Session, node: str, reason: str) -> Drain:
+    from rmgr.cli.display.render import now_us
+
+    return Drain(node=node, reason=reason, user=session.me, since_us=now_us())
 
 
 def forget_node(session: Session, name: str) -> None:

@@ -189,8 +189,9 @@ def _node_state(node: NodeView) -> str:
 
 
 def _node_reason(node: NodeView) -> str:
-    """With who drains it, since when; that first, because a narrow terminal cuts the end."""
-    who = f"drained by {node.by}, {clock(node.since_us)}" if node.by else ""
+    """With who drains it, or has resumed it, since when; that first, because a narrow terminal cuts the end."""
+    is_resumed = node.state == NodeState.UP
+    who = f"{'resumed' if is_resumed else 'drained'} by {node.by}, {clock(node.since_us)}" if node.by else ""
     return ": ".join(told for told in (who, here(node.reason)) if told)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Delete, Gone, Holds, Multi, Set
+from rmgr.coord.protocol.multi import Create, Delete, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.model.cluster.node import Drain, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
@@ -13,16 +13,19 @@ from rmgr.model.cluster.queue import ClusterSettings
 
 def drain(record: Drain, version: int | None) -> Multi:
     """The node takes nothing new. version: of the drain that it replaces, None when there is none."""
-    data = encode_record(record)
-    path = paths.drain(record.node)
-    op = Create(path, data) if version is None else Set(path, data, version)
-    return Multi(name="DRAIN", ops=(op,), proof=Holds(path, data))
+    return _drain("DRAIN", record, version)
 
 
-def resume(node: str, version: int) -> Multi:
-    """The node takes work again."""
-    path = paths.drain(node)
-    return Multi(name="RESUME", ops=(Delete(path, version),), proof=Gone(path))
+def resume(record: Drain, version: int) -> Multi:
+    """The node takes work again; who has resumed it stays to be told. version: of the drain that ends."""
+    return _drain("RESUME", replace(record, is_over=True), version)
+
+
+def _drain(name: str, record: Drain, version: int | None) -> Multi:
+    """Made anew, not set: the leader watches which there are."""
+    data, path = encode_record(record), paths.drain(record.node)
+    gone: tuple[Op, ...] = () if version is None else (Delete(path, version),)
+    return Multi(name=name, ops=(*gone, Create(path, data)), proof=Holds(path, data))
 
 
 def forget(record: NodeRecord, version: int) -> Multi:

@@ -221,21 +221,26 @@ def identify(multi: Multi, known: Known) -> Multi:
 
 def drain(multi: Multi, known: Known) -> Multi:
     """DRAIN."""
-    op = multi.ops[0] if multi.ops else None
-    if not isinstance(op, Create | Set):
-        raise unlike(multi, 0)
-    version = op.version if isinstance(op, Set) else None
-    require(version is None or version >= 0, multi, 0, "it says which drain it replaces")
-    told = decode(op.data, Drain, op.path)
-    require(not known.user or told.user == known.user, multi, 0, "a drain names who has made it")
-    return operator_ops.drain(told, version)
+    return operator_ops.drain(*_drain(multi, known))
 
 
-def resume(multi: Multi, _known: Known) -> Multi:
+def resume(multi: Multi, known: Known) -> Multi:
     """RESUME."""
-    gone = op_at(multi, 0, Delete)
-    require(gone.version >= 0, multi, 0, "it says which drain it ends")
-    return operator_ops.resume(gone.path.rpartition("/")[2], gone.version)
+    told, version = _drain(multi, known)
+    if version is None:
+        raise unlike(multi, 0, "it says which drain it ends")
+    return operator_ops.resume(told, version)
+
+
+def _drain(multi: Multi, known: Known) -> tuple[Drain, int | None]:
+    """What a drain says, and the version of the one that it replaces."""
+    version = op_at(multi, 0, Delete).version if len(multi.ops) > 1 else None
+    require(version is None or version >= 0, multi, 0, "it says which drain it replaces")
+    made = op_at(multi, 0 if version is None else 1, Create)
+    told = decode(made.data, Drain, made.path)
+    require(not known.user or told.user == known.user, multi, 0, "a drain names who has made it")
+    require(told.is_over == (multi.name == "RESUME"), multi, 0, "a drain that is over is a RESUME")
+    return told, version
 
 
 def settings(multi: Multi, known: Known) -> Multi:

@@ -250,18 +250,27 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Bloc
         metrics=record.metrics if alive else "",
         fix=how.fix,
         level=how.level,
-        by=drain.user if drain is not None else "",
-        since_us=_since_us(record, drain, trouble, alive=alive),
+        by=_doer(record, drain, snapshot.resumed.get(record.node), how.state),
+        since_us=_since_us(record, drain, trouble, snapshot.resumed.get(record.node), alive=alive),
     )
 
 
-def _since_us(record: NodeRecord, drain: Drain | None, trouble: Trouble | None, *, alive: bool) -> int:
+def _doer(record: NodeRecord, drain: Drain | None, resumed: Drain | None, state: NodeState) -> str:
+    """Who has drained it, or resumed it since it came; "" = nobody."""
+    if drain is not None:
+        return drain.user
+    return resumed.user if resumed is not None and state is NodeState.UP and resumed.since_us > record.registered_us else ""
+
+
+def _since_us(record: NodeRecord, drain: Drain | None, trouble: Trouble | None, resumed: Drain | None, *, alive: bool) -> int:
     """Since when it is as it is; 0 = nobody knows."""
     if drain is not None:
         return drain.since_us
     if trouble is not None:
         return trouble.since_us
-    return record.registered_us if alive and record.state is NodeState.UP else 0
+    if not alive or record.state is not NodeState.UP:
+        return 0
+    return max(record.registered_us, resumed.since_us if resumed is not None else 0)
 
 
 def queues(snapshot: ClusterSnapshot) -> list[QueueView]:

@@ -70,6 +70,7 @@ class ClusterSnapshot:
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()
     drains: Mapping[str, Drain] = field(default_factory=dict)
+    resumed: Mapping[str, Drain] = field(default_factory=dict)  #: nodes that were drained, and by whom and when they were resumed
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     waiting: Mapping[int, int] = field(default_factory=dict)
     nowhere: Mapping[int, frozenset[int]] = field(default_factory=dict)

@@ -91,8 +91,8 @@ OPERATIONS: dict[str, _Allowed] = {
     "ORDER": _create(_P.ORDER),
     "ASK": _create(_P.REQUEST),
     # an operator
-    "DRAIN": _create(_P.DRAIN) | _set(_P.DRAIN),
-    "RESUME": _delete(_P.DRAIN),
+    "DRAIN": _delete(_P.DRAIN) | _create(_P.DRAIN),
+    "RESUME": _delete(_P.DRAIN) | _create(_P.DRAIN),
     "SETTINGS": _set(_P.CONFIG),
 }
 

@@ -81,12 +81,13 @@ class SubmitterEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """`/drains/<node>`: the operator wants no new work there."""
+    """`/drains/<node>`: an operator wants no new work there, or has resumed the node. user, since_us: who has, since when."""
 
     node: str
     reason: str
     user: str
     since_us: int
+    is_over: bool = False  #: the node was resumed: nothing follows from it, people are told
 
 
 class TroubleKind(StrEnum):

@@ -240,6 +240,9 @@ def test_screens_say_who_drains_a_node_and_what_runs_there(sh: Shell) -> None:
             assert "--node" in sh("tasks").err
         finally:
             sh.ok("resume", node)
+        eventually(lambda: f"resumed by {me}, " in sh.ok("nodes").out, "the screen says who has resumed it")
+        again = next(item for item in sh.ok("nodes", "--json").json["nodes"] if item["id"] == node)
+        assert (again["by"], again["state"], again["since"] > found["since"]) == (me, "up", True)
     finally:
         sh.ok("cancel", number)
 

@@ -70,7 +70,8 @@ def mutations(multi: Multi) -> Iterator[tuple[str, Multi]]:
     for at, op in enumerate(multi.ops):
         for what, other in of_op(op):
             yield f"{at} {what}", with_op(multi, at, other)
-        if op.path != paths.subs_bucket(42):  # it may be there already
+        # It may be there already; a drain that replaces none.
+        if op.path != paths.subs_bucket(42) and not (multi.name == "DRAIN" and isinstance(op, Delete)):
             yield f"{at} left out", replace(multi, ops=(*multi.ops[:at], *multi.ops[at + 1 :]))
         yield f"{at} twice", replace(multi, ops=(*multi.ops[:at], op, *multi.ops[at:]))
         if at and multi.ops[at - 1] != op and not ("/r-" in op.path and "/r-" in multi.ops[at - 1].path):
@@ -440,9 +441,13 @@ def test_drains_and_settings_bear_the_name_of_their_operator() -> None:
     tree = Tree(user="olga", is_operator=True)
     for multi in (
         operator_ops.drain(Drain(node="n1", reason="", user="anna", since_us=1), None),
+        operator_ops.resume(Drain(node="n1", reason="", user="anna", since_us=1), 0),
         operator_ops.set_settings(ClusterSettings(changed_by="anna", changed_us=1), 3),
     ):
         assert "who has" in refused(multi, tree)
     rebuild(operator_ops.drain(Drain(node="n1", reason="", user="olga", since_us=1), None), tree)
+    again = operator_ops.resume(Drain(node="n1", reason="", user="olga", since_us=1), 0)
+    rebuild(again, tree)
+    assert "is a RESUME" in refused(replace(again, name="DRAIN"), tree)
     rebuild(operator_ops.set_settings(ClusterSettings(changed_by="olga", changed_us=1), 3), tree)
     rebuild(operator_ops.set_settings(ClusterSettings(), 3), tree)  # of the release before

@@ -69,6 +69,7 @@ class NodeKeeper:
     ) -> None:
         self.records: dict[str, NodeRecord] = {}
         self.drains: dict[str, Drain] = {}
+        self.resumed: dict[str, Drain] = {}
         self.troubles: dict[str, Trouble] = {}
         self.alive: frozenset[str] = frozenset()
         self.mass: MassLoss | None = None
@@ -217,15 +218,19 @@ class NodeKeeper:
 
     def _on_drains(self) -> None:
         names = self._drained.value or []
-        for name in [known for known in self.drains if known not in names]:
-            del self.drains[name]
+        for table in (self.drains, self.resumed):
+            for name in [known for known in table if known not in names]:
+                del table[name]
         for name in names:
             self._tree.get(paths.drain(name), partial(self._on_drain, name))
         self._changed()
 
     def _on_drain(self, name: str, found: Stamped | None) -> None:
         if found is not None:
-            self.drains[name] = decode_record(found.data, Drain, paths.drain(name))
+            drain = decode_record(found.data, Drain, paths.drain(name))
+            table, other = (self.resumed, self.drains) if drain.is_over else (self.drains, self.resumed)
+            table[name] = drain
+            other.pop(name, None)
             self._changed()
 
     def _on_troubles(self) -> None:

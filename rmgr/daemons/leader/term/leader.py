@@ -212,6 +212,7 @@ class Leader:
             nodes=dict(self.nodes.records),
             alive=self.nodes.alive,
             drains=dict(self.nodes.drains),
+            resumed=dict(self.nodes.resumed),
             troubles=dict(self.nodes.troubles),
             aside=self._term.aside.told(),
             nowhere=dict(self._census.nowhere),

@@ -68,15 +68,14 @@ class Drains:
         self._set("store", self._store_trouble(now_s), over="the data store answers again")
 
     def ordered(self, node: DrainedNode, found: Stamped | None) -> None:
-        """An operator drains the node, or resumes it (None)."""
-        if found is None:
+        """An operator drains the node, or has resumed it."""
+        drain = decode_record(found.data, Drain, paths.drain(node.name)) if found is not None else None
+        if drain is None or drain.is_over:
             if node.drains.pop("operator", None) is not None:
-                self._log.info("node_resumed", node=node.name)
-            return
-        reason = decode_record(found.data, Drain, paths.drain(node.name)).reason
-        if node.drains.get("operator") != reason:
-            node.drains["operator"] = reason
-            self._log.info("node_drained", node=node.name, why=reason)
+                self._log.info("node_resumed", node=node.name, by=drain.user if drain is not None else "")
+        elif node.drains.get("operator") != drain.reason:
+            node.drains["operator"] = drain.reason
+            self._log.info("node_drained", node=node.name, why=drain.reason)
 
     def stopping(self) -> None:
         """The Starter stops."""

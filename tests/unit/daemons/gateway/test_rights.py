@@ -89,7 +89,7 @@ def client_multis() -> list[Multi]:
         identify("0" * 32, b"pem"),
         operator_ops.drain(DRAIN, None),
         operator_ops.drain(DRAIN, 3),
-        operator_ops.resume("n1", 0),
+        operator_ops.resume(DRAIN, 0),
         operator_ops.set_settings(ClusterSettings(), 0),
     ]
 
@@ -161,10 +161,6 @@ def test_only_the_entry_of_a_submitter_is_ephemeral() -> None:
     assert not is_of_clients(replace(entry, ops=(replace(entry.ops[0], ephemeral=False),)))  # it would never go
     drain = operator_ops.drain(DRAIN, None)
     assert not is_of_clients(replace(drain, ops=(replace(drain.ops[0], ephemeral=True),)))
-
-
-def test_a_drain_is_not_resumed_under_another_name() -> None:
-    assert not is_of_clients(replace(operator_ops.resume("n1", 0), name="DRAIN"))
 
 
 @pytest.mark.parametrize(

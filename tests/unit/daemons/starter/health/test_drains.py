@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -39,6 +39,16 @@ class Found:
 def made() -> tuple[World, list[Node], Drains]:
     world, nodes = World(), [Node("n1"), Node("n2")]
     return world, nodes, Drains(nodes, world, world, spool_cap=100, log=structlog.get_logger())
+
+
+def test_a_node_that_was_resumed_takes_work_again() -> None:
+    _, (node, _), drains = made()
+    drain = Drain(node="n1", reason="fan", user="op", since_us=1)
+    for _ in range(2):
+        drains.ordered(node, Found(encode_record(drain)))
+        assert node.drains == {"operator": "fan"}
+        drains.ordered(node, Found(encode_record(replace(drain, is_over=True))))
+        assert node.drains == {}
 
 
 def test_a_full_disk_drains_all_nodes_until_there_is_room() -> None:
