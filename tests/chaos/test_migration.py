@@ -279,7 +279,7 @@ def test_a_candidate_that_does_not_answer_goes_on_and_the_head_takes_another_und
     leader = moving.leader()
     moving.cluster.kill(leader, signal.SIGKILL)
     moving.cluster.start_watchdog(f"{leader}-again")
-    words = "has not saved its state within 4 s"
+    words = "has not saved its state within 4s"
     eventually("it has refused", lambda: any(words in one for one in story(moving, silent)), within=PATIENCE_S)
     eventually("the head runs", lambda: len(programs.lines(head)) == 1, within=PATIENCE_S)
     made = len(deaf.lines(silent))

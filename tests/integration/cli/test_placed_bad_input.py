@@ -44,7 +44,7 @@ REFUSED = [
     ("submit -n 7 -- true", 2, "7 processes of 1 core each are more than partition default ever has", "-n 6 at most"),
     ("submit -n 4 -N 3 -c 2 -- true", 2, "spread over 3 nodes, are 2 on a node; partition default has no such nodes", "more nodes (-N)"),
     ("submit -n 2 -N 3 -- true", 2, "-N 3 nodes are more than -n 2 processes", "-n 3, or -N 2"),
-    ("submit -q short -n 2 -t 2h -- true", 2, "a time limit of 2:00:00 is more than queue short allows (1:00:00)", "-q"),
+    ("submit -q short -n 2 -t 2h -- true", 2, "a time limit of 2h is more than queue short allows (1h)", "-q"),
     ("submit -n 2 --nodelist n1,n9 -- true", 3, "--nodelist: there is no node 'n9'", "rmgr nodes lists them"),
     ("submit -n 2 -N 2 --nodelist n1 -- true", 2, "-N 2 nodes, and --nodelist names only 1", "name more nodes, or -N 1"),
     ("submit -n 3 --nodelist n1 -- true", 2, "its one node has room for 2", "-n 2 at most"),

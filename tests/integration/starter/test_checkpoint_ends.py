@@ -69,7 +69,7 @@ def test_one_that_a_policy_would_move_goes_on_when_it_does_not_answer_in_its_gra
     eventually(lambda: "has until" in running(rig, number).saving, "its block says that it was asked, and until when")
     crossed_off(rig, guid)
     data = running(rig, number)
-    assert data.story == ("stop (policy) refused: it has not saved its state within 1 s",)
+    assert data.story == ("stop (policy) refused: it has not saved its state within 1s",)
     assert (data.stopping, data.saving, data.answered, data.moves) == ("", "", False, 0)
     Path(f"{told}.go").touch()
     eventually(lambda: "saved" in told.read_text(), "its late answer")
