@@ -251,9 +251,13 @@ class Lanes:
         return slot in self._kinds and self._kinds[slot][0] != self._python
 
     def is_his_own_doing(self, slot: Slot) -> bool:
-        """What befalls this slot may be its user's doing: he has chosen its interpreter, or has another one that is well."""
-        another = (other.account == slot.account and other.is_up and other is not slot for other in self.slots())
-        return self.has_chosen_python(slot) or (slot.account is not None and any(another))
+        """What befalls this slot may be its user's doing: he has chosen its interpreter, or has another one that is well.
+
+        One that was lost a moment ago, of which nobody has heard yet, counts: its work may have ended both.
+        """
+        others = (other for slots in (*self._slots.values(), self._retired) for other in slots if other is not slot)
+        another = any(other.account == slot.account and other.is_up for other in others)
+        return self.has_chosen_python(slot) or (slot.account is not None and another)
 
     def of_worker(self, worker: Worker) -> WorkerLane | None:
         """The lane of a worker."""

@@ -384,6 +384,17 @@ def test_parts_of_gangs_have_slots_of_their_own_beside_the_cores() -> None:
     assert node.free_cores == 1
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_slot_that_falls_beside_a_well_one_of_its_user_falls_by_his_doing_though_that_one_fell_too(is_lost: bool) -> None:
+    """As when work ends all processes of its user: of the other slot's loss nobody has heard yet."""
+    node = lanes()
+    well, falls = (node.open_idle(number, ANNA) for number in (0, 1))
+    falls.is_up, well.is_lost = False, is_lost
+    assert node.is_his_own_doing(falls)
+    node.drop_slot(well)
+    assert not node.is_his_own_doing(falls)
+
+
 def test_processors_of_parts_are_those_of_their_leaves_and_nobody_gives_them_back() -> None:
     node = Lanes(FakeRunner(), cores=4, memory_mib=0, processors=(8, 9, 10, 11))  # type: ignore[arg-type]
     node.keep("gangs", 4, 0)
