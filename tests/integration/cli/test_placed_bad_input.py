@@ -10,11 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Create, Delete, Gone, Holds, Multi
-from rmgr.coord.protocol.records import encode_record
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.cluster.node import Drain
 from tests.integration.commands import Ended, Shell
 
 #: Runs command lines one after another, each in a process of its own that was forked after the imports: they cost the most.
@@ -106,12 +102,9 @@ def test_a_script_without_a_shebang_is_the_shell_s_and_a_begin_in_the_past_is_no
     assert (ended.code, ended.out) == (0, "hello from 2\n"), ended.err
 
 
-def test_a_job_for_a_partition_that_is_down_waits_and_says_for_what(sh: Shell, live_cluster: DevCluster) -> None:
-    zk, nodes = live_cluster.coordinator, ("n1", "n2", "n3")
-    for node in nodes:
-        data = encode_record(Drain(node=node, reason="maintenance", user="op", since_us=1))
-        multi = Multi(name="TEST", ops=(Create(paths.drain(node), data),), proof=Holds(paths.drain(node), data))
-        assert isinstance(zk.commit(multi).result(60), Committed)
+def test_a_job_for_a_partition_that_is_down_waits_and_says_for_what(sh: Shell) -> None:
+    nodes = ("n1", "n2", "n3")
+    sh.ok("drain", *nodes, "--reason", "maintenance")
     try:
         number = sh.submit("-n", "2", "--", "true")
         end, told = time.monotonic() + 60, ""
@@ -124,6 +117,5 @@ def test_a_job_for_a_partition_that_is_down_waits_and_says_for_what(sh: Shell, l
         assert (tried.code, "no node of partition default takes work now" in tried.out) == (0, True), tried
         assert (status.code, "rmgr resume n1" in status.out) == (1, True), status
     finally:
-        for node in nodes:
-            zk.commit(Multi(name="TEST", ops=(Delete(paths.drain(node)),), proof=Gone(paths.drain(node)))).result(60)
+        sh.ok("resume", *nodes)
     assert sh("wait", number).code == 0
