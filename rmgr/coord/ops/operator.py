@@ -13,19 +13,19 @@ from rmgr.model.cluster.queue import ClusterSettings
 
 def drain(record: Drain, version: int | None) -> Multi:
     """The node takes nothing new. version: of the drain that it replaces, None when there is none."""
-    return _drain("DRAIN", record, version)
+    return Multi(name="DRAIN", ops=_made_anew(record, version), proof=Holds(paths.drain(record.node), encode_record(record)))
 
 
 def resume(record: Drain, version: int) -> Multi:
     """The node takes work again; who has resumed it stays to be told. version: of the drain that ends."""
-    return _drain("RESUME", replace(record, is_over=True), version)
+    over = replace(record, is_over=True)
+    return Multi(name="RESUME", ops=_made_anew(over, version), proof=Holds(paths.drain(over.node), encode_record(over)))
 
 
-def _drain(name: str, record: Drain, version: int | None) -> Multi:
-    """Made anew, not set: the leader watches which there are."""
-    data, path = encode_record(record), paths.drain(record.node)
-    gone: tuple[Op, ...] = () if version is None else (Delete(path, version),)
-    return Multi(name=name, ops=(*gone, Create(path, data)), proof=Holds(path, data))
+def _made_anew(record: Drain, version: int | None) -> tuple[Op, ...]:
+    """Not set: the leader watches which drains there are."""
+    made = Create(paths.drain(record.node), encode_record(record))
+    return (made,) if version is None else (Delete(made.path, version), made)
 
 
 def forget(record: NodeRecord, version: int) -> Multi:
