@@ -45,8 +45,8 @@ def _first(stream: Any, endpoint: str) -> Any:
 
 
 def test_a_gateway_that_says_nothing_is_named_and_costs_one_test(scenes: Callable[[], Flooded], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.harness.attacker.DEADLINE_S", 3.0)
     scene = scenes()
+    monkeypatch.setattr(scene, "patience_s", 3.0)
     scene.gateway.signal(signal.SIGSTOP)
     with pytest.raises(AssertionError, match=r"(?s)said last: Unavailable.*it was alive") as failed:
         scene.set_limits(UserLimits(sessions=7))

@@ -211,14 +211,16 @@ def test_a_server_that_is_killed_with_half_of_an_answer_sent_has_lost_it(world: 
 
 
 @pytest.mark.parametrize("moment", ["calls.picked:1", "calls.forward:2"])
-def test_a_gateway_that_is_killed_at_any_moment_of_a_call_costs_nothing(world: Called, caller: Caller, moment: str) -> None:
+@pytest.mark.usefixtures("caller")
+def test_a_gateway_that_is_killed_at_any_moment_of_a_call_costs_nothing(world: Called, moment: str) -> None:
     before, values = world.executions("twice"), np.arange(1_000_000.0)  # 8 pieces
     world.cluster.kill("g1")
     world.cluster.start_gateway("g1", environment={**world.gateway_variables, "RMGR_FAILPOINT": f"{moment}=kill"})
     with world.caller(gateway="g1") as first:
         eventually(lambda: world.open_servers(first) == 2, "it has both servers")
-    future = caller.call_async("twice", values)
-    assert np.array_equal(future.result(120), values * 2)
+    with world.caller() as fresh:  # one that has not seen the gateway die begins with it
+        future = fresh.call_async("twice", values)
+        assert np.array_equal(future.result(120), values * 2)
     assert world.cluster.process("g1").find() is None, "it was killed"
     assert list((world.executions("twice") - before).values()) == [1]
 

@@ -25,7 +25,7 @@ from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.queue import ClusterSettings
 from tests.harness.attacker import Person, Scene
 from tests.harness.gateway_process import GatewayProcess
-from tests.harness.waiting import eventually
+from tests.harness.waiting import PATIENCE_S, eventually
 
 
 class Flooded(Scene):
@@ -45,6 +45,7 @@ class Flooded(Scene):
         [node] = self.cluster.snapshot().nodes.values()
         self.node = node
         self.broken = ""  #: why the next test gets another scene
+        self.patience_s = PATIENCE_S  #: how long it may take until the gateway has told what a test waits for
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -104,7 +105,7 @@ class Flooded(Scene):
             self.broken = f"(it said last: {last})\n{self.gateway.autopsy()}"
             return self.broken
 
-        eventually(asked, lambda: f"{what}: {why()}")
+        eventually(asked, lambda: f"{what}: {why()}", within_s=self.patience_s)
 
     def session(self, user: str) -> GatewayCoordinator:
         return GatewayCoordinator.connect(self.gateway.endpoint, connect_timeout_s=30, credentials=self.people[user])

@@ -140,7 +140,7 @@ BOOK.add(
 )
 BOOK.add(StarterEntry, guid=GUID, nodes=many(NAME, LONG), endpoint=WORD, host=WORD, pid=_PID)
 BOOK.add(SubmitterEntry, guid=GUID, host=WORD, pid=_PID, since_us=SPAN, user=optional(USER, ""))
-BOOK.add(Drain, node=NAME, reason=LINE, user=USER, since_us=SPAN)
+BOOK.add(Drain, node=NAME, reason=LINE, user=USER, since_us=SPAN, is_over=flag)
 BOOK.add(
     Trouble,
     node=NAME,
