@@ -5,7 +5,8 @@ of users is never asked to give way by itself. It knows the rows of the next hal
 when the socket closes (the Starter died) it kills all parts. Spawners are never stopped.
 
 A part is stopped by the freezer of its control group (version 2), or by SIGSTOP to everything below its spawner, again and again until no
-new process is found. Nobody who comes is continued before all who leave stand still.
+new process is found. What its spawner starts meanwhile is born stopped: in the frozen group, or it has halted itself, and a look in the
+part's turn continues it. Nobody who comes is continued before all who leave stand still.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import NoReturn
 from rmgr.model.wire import stream
 from rmgr.model.wire.stream import FrameError, FrameReader
 from rmgr.model.wire.turns import AddPart, Began, DropPart, HoldPart, LetGo, Rows, Served, Stubborn, ToTurner
-from rmgr.runner.host.contain import below, cpu_ticks, send, state_of, still, write_file
+from rmgr.runner.host.contain import below, cpu_ticks, halted, send, state_of, still, write_file
 from rmgr.runner.host.kernel import CLOCK
 
 _MS = 1_000_000
@@ -35,7 +36,8 @@ _LITTLE_NS, _DYING_NS = 20 * _MS, 500 * _MS
 _TICK_NS = 1_000 * _MS // os.sysconf("SC_CLK_TCK")
 #: Between two looks whether those that leave stand still.
 _POLL_S = 0.0003
-#: How often parts that are stopped are looked at in between: a process of their user may have continued them, or left their group.
+#: How often parts are looked at in between. Of those that are stopped a process of their user may have continued some, or left their group;
+#: below those that run, where groups are not frozen, some may have been born halted.
 _LOOK_NS = 50 * _MS
 _REPORT_NS = 500 * _MS
 _RECEIVE = 256 * 1024
@@ -97,6 +99,12 @@ class _Part:
         for pid in (*below(self.spawner), *self.stopped):
             send(pid, signal.SIGCONT)
         self.stopped.clear()
+
+    def release(self) -> None:
+        """Continues what was born in its turn."""
+        if not self.freeze:
+            for pid in halted(self.spawner):
+                send(pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """Kills all of it but its spawner, stopped or not."""
@@ -168,7 +176,7 @@ class Turner:
         moments = [part.until_ns for part in self._parts.values() if part.until_ns]
         if self._rows:
             moments.append(self._rows[0][0])
-        if any(not part.runs for part in self._parts.values()):
+        if any(not part.runs or not part.freeze for part in self._parts.values()):
             moments.append(self._looked_ns + _LOOK_NS)
         if self._has_news or any(part.runs for part in self._parts.values()):
             moments.append(self._told_ns + _REPORT_NS)
@@ -250,13 +258,17 @@ class Turner:
         part.runs = part.is_new = False
 
     def _look(self, now: int) -> None:
-        """Stops again what should stand still and does not: it slept too deeply, or a process of its user has continued it."""
+        """Stops again what should stand still and does not: it slept too deeply, or a process of its user has continued it.
+
+        Continues what was born halted in its part's turn.
+        """
         if now - self._looked_ns < _LOOK_NS:
             return
         self._looked_ns = now
         for part in self._parts.values():
             has_left = part.fetch()
             if part.runs:
+                part.release()
                 continue
             is_trusted = bool(part.freeze) and not part.is_awake  # nobody but the Starter continues its group
             if not has_left if is_trusted else part.is_still():

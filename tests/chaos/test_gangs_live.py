@@ -205,7 +205,7 @@ def test_a_turner_and_a_spawner_that_die_cost_their_own_node_at_most(turning: Tu
     (turner,) = turning.pids_of("n2", "rmgr.runner.turner")
     os.kill(turner, signal.SIGKILL)
     eventually("another turner", lambda: turning.pids_of("n2", "rmgr.runner.turner") not in ([], [turner]), within=PATIENCE_S)
-    # The ledger sees no gap of less than 20 ms, as the rest of a slot may leave at first.
+    # The ledger sees no gap below its `GAP_NS`, as the rest of a slot may leave at first.
     turning.turned(wide, other, times=2, since=machine.boottime_ns(), node="n2")
     settled = machine.boottime_ns()
     turning.turned(wide, other, times=4, since=settled, node="n2")

@@ -7,6 +7,7 @@ compares stretches, and trusts nobody.
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 #: A process that was away for longer had been stopped, or had no processor.
-GAP_NS = 20_000_000
+GAP_NS = 5_000_000
 #: Continues processes as soon as somebody stops them, before all other work of the machine.
 CONTINUE = """
 import os, signal, sys, time
@@ -30,7 +31,7 @@ while True:
     time.sleep(0.00005)
 """
 _PAIR = struct.Struct("<QQ")
-_MOST = 4_096
+_MOST = 65_536
 
 
 class Stretch(NamedTuple):
@@ -57,7 +58,7 @@ def spin(directory: str, seconds: float, until: str = "") -> None:
     may_end = not until
     while had < seconds * 1e9 or not may_end:
         now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        if now - last > GAP_NS or at < 0:
+        if (now - last > GAP_NS and at < _MOST - 1) or at < 0:
             at += 1
             _PAIR.pack_into(table, at * _PAIR.size, now, now)
         else:
@@ -75,12 +76,15 @@ def stretches(directory: Path) -> list[Stretch]:
         job, rank, node = path.name.split(".")
         data = path.read_bytes()
         pairs = (_PAIR.unpack_from(data, at) for at in range(0, len(data) - _PAIR.size + 1, _PAIR.size))
-        found += [Stretch(start, end, job, rank, node) for start, end in pairs if start]
+        found += [Stretch(start, end, job, rank, node) for start, end in itertools.takewhile(any, pairs)]
     return found
 
 
 def overlaps(some: Iterable[Stretch], cores: dict[str, int] | None = None) -> list[tuple[Stretch, ...]]:
-    """Moments at which processes of more jobs ran on a node than it has cores (1 where nothing is said): each as those that ran."""
+    """Moments at which processes of more jobs ran on a node than it has cores (1 where nothing is said): each as those that ran.
+
+    What is shorter than `GAP_NS` and lies within another's stretch proves nothing: the other may have been away meanwhile.
+    """
     wrong = []
     by_node: dict[str, list[Stretch]] = {}
     for one in some:
@@ -89,6 +93,8 @@ def overlaps(some: Iterable[Stretch], cores: dict[str, int] | None = None) -> li
         running: list[Stretch] = []
         for one in sorted(there):
             running = [other for other in running if other.end > one.start]
+            if one.end - one.start < GAP_NS and any(other.end >= one.end for other in running if other.job != one.job):
+                continue
             running.append(one)
             if len({other.job for other in running}) > (cores or {}).get(node, 1):
                 wrong.append(tuple(running))

@@ -141,6 +141,7 @@ class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     keep: bool = False
     append: bool = False
     isolate: bool = False  #: a cgroup of its own (freezable, its own memory limit) though it costs a few ms
+    halts: bool = False  #: each stops itself before it is executed, and is continued by who turns it: no look could come early enough
     items: tuple[CommandItem, ...]
 
 

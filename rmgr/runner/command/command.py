@@ -165,7 +165,7 @@ class Launcher:
                 argv = self._argv(batch, item)
                 ooms = oom_kills() if batch.shape.memory_bytes else 0
                 started_ns, started_us = time.clock_gettime_ns(CLOCK), time.time_ns() // 1000
-                pid, handshake = self._spawn(argv, environ, out, err, group)
+                pid, handshake = self._spawn(argv, environ, out, err, group, halts=batch.halts)
             finally:
                 os.umask(own_umask)
         except StartFailed:
@@ -337,32 +337,36 @@ class Launcher:
             os.chdir(directory)
             self._at = directory
 
-    def _spawn(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> tuple[int, int]:
+    def _spawn(
+        self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None, *, halts: bool
+    ) -> tuple[int, int]:
         """(pid, its handshake if that was not waited for)."""
         try:
+            if group is not None or halts or not hasattr(os, "posix_spawn"):
+                return self._fork(argv, environ, out, err, group, halts=halts)
             try:
-                return self._execute(argv, environ, out, err, group)
+                return self._execute(argv, environ, out, err)
             except OSError as error:
                 if error.errno != errno.ENOEXEC:
                     raise
-                return self._execute(["/bin/sh", *argv], environ, out, err, group)  # a text without #! line, as shells do
+                return self._execute(["/bin/sh", *argv], environ, out, err)  # a text without #! line, as shells do
         except OSError as error:
             raise StartFailed(*self._why(argv[0], error), error.errno) from None
         except ValueError as error:
             raise StartFailed(f"the command line or environment cannot be used: {error}", 126) from None
 
-    def _execute(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> tuple[int, int]:
-        if group is not None or not hasattr(os, "posix_spawn"):
-            return self._fork(argv, environ, out, err, group)
+    def _execute(self, argv: list[str], environ: dict[str, str], out: int, err: int) -> tuple[int, int]:
         actions = [(os.POSIX_SPAWN_OPEN, 0, self._stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, out, 1), (os.POSIX_SPAWN_DUP2, err, 2)]
         return os.posix_spawn(argv[0], argv, environ, file_actions=actions, setsid=True, setsigdef=_DEFAULT_SIGNALS, setsigmask=()), -1
 
-    def _fork(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> tuple[int, int]:
-        """The slow start: into a cgroup of its own. What stands still there is not waited for: it is executed in its next turn."""
+    def _fork(
+        self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None, *, halts: bool
+    ) -> tuple[int, int]:
+        """The slow start: into a cgroup of its own, or halted. What stands still is not waited for: it is executed in its next turn."""
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            self._child(argv, environ, out, err, group, write)
+            self._child(argv, environ, out, err, group, write, halts=halts)
         os.close(write)
         while not select.select([read], [], [], _HANDSHAKE_S)[0]:
             if state_of(pid) in "Tt" or (group is not None and group.is_frozen()):
@@ -373,7 +377,9 @@ class Launcher:
             raise OSError(code, os.strerror(code))
         return pid, -1
 
-    def _child(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None, write: int) -> NoReturn:
+    def _child(
+        self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None, write: int, *, halts: bool
+    ) -> NoReturn:
         try:
             os.setsid()
             prefer_for_oom(_OOM_SCORE)
@@ -387,6 +393,8 @@ class Launcher:
             os.closerange(write + 1, os.sysconf("SC_OPEN_MAX"))
             if group is not None:
                 group.enter()
+            if halts:
+                os.kill(os.getpid(), signal.SIGSTOP)
             try:
                 os.execve(argv[0], argv, environ)  # noqa: S606 - that is the point
             except OSError as error:

@@ -25,6 +25,7 @@ from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.daemons.starter.staging.task_files import Staged
 from rmgr.model.base.states import Reason
+from rmgr.model.cluster.gang import Freezer
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import MAX_SCRIPT_BYTES, Command
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
@@ -452,6 +453,7 @@ class Dispatcher:
                 keep=bool(command.output_files) or is_staged,
                 append=self._stager.appends(block),
                 isolate=bool(lane.part),
+                halts=bool(lane.part) and self._lanes.runner.freezer == Freezer.SIGNALS,
                 items=tuple(items),
             )
         )

@@ -26,6 +26,7 @@ from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import OWN_FAILURES, Reason
 from rmgr.model.base.units import format_size
+from rmgr.model.cluster.gang import Freezer
 from rmgr.model.tasks.placing import NodeHold
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
 from rmgr.runner.host import home
@@ -340,7 +341,9 @@ class HeldParts:
         )
         argv = (home.PYTHON, "-I", "-S", str(home.source("rmgr.runner.ranks.ranks")), str(place))
         item = CommandItem(seq=hold.seq, index=hold.index, attempt=hold.attempt, label=info.label(hold.index))
-        lane.slot.run(CommandBatch(shape=shape, argv=argv, items=(item,), isolate=bool(lane.part)))
+        is_turned = bool(lane.part)
+        halts = is_turned and self._node.lanes.runner.freezer == Freezer.SIGNALS
+        lane.slot.run(CommandBatch(shape=shape, argv=argv, items=(item,), isolate=is_turned, halts=halts))
 
     def _end(self, hold: HeldPart) -> None:
         """Its processes are killed; its lane is given up when they are dead."""
