@@ -6,7 +6,7 @@ one thread carries out.
 
 from __future__ import annotations
 
-import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,21 +15,21 @@ from queue import SimpleQueue
 from rmgr.runtime import machine
 
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-_started = threading.Event()
+_thread: threading.Thread | None = None
 
 
 def when_dropped(owner: object, job: Callable[[], None]) -> None:
     """`job` is called, on a thread of its own, after `owner` was dropped; it must not refer to it. Not at the interpreter's end."""
-    if not _started.is_set():
-        _started.set()
-        machine.Thread(target=_work, name="rmgr-dropped", daemon=True).start()
+    global _thread
+    if _thread is None or not _thread.is_alive():  # a child of a fork has none; two at once do no harm
+        _thread = machine.Thread(target=_work, name="rmgr-dropped", daemon=True)
+        _thread.start()
     weakref.finalize(owner, _jobs.put, job).atexit = False
 
 
 def _work() -> None:
     while True:
-        _jobs.get()()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_started.clear)
+        try:
+            _jobs.get()()
+        except Exception as error:  # noqa: BLE001 - as in a finalizer: told, and others are let go
+            sys.excepthook(type(error), error, error.__traceback__)
