@@ -11,11 +11,13 @@ from rmgr.coord.decisions import amending
 from rmgr.coord.decisions.gating import Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Unknown
+from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS_OF_ONE_JOB, Committed, Unknown
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotFound
+from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.tasks.amendments import MOST_CHANGES
 from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.submission import Amendment, Submission, Terms
 from rmgr.procedures.admission import check_changed
@@ -24,8 +26,8 @@ from rmgr.procedures.control import HasCoordinator
 from rmgr.procedures.snapshot import fetch, read_progress
 from rmgr.runtime import machine
 
-#: Blocks that one commit can move to another queue.
-_MOST_MOVED = 80
+#: Blocks that one commit can make anew at most: a delete and a create each. How many fit depends on their bytes, too.
+_MOST_MOVED = (MAX_OPS_OF_ONE_JOB - MOST_CHANGES - 5) // 2
 #: Signs an amendment of a submission of that number: "key id:hex".
 Sign = Callable[[int, Amendment], str]
 
@@ -75,12 +77,18 @@ def update_submission(
         check_changed(made, made.changes[-1].terms, settings, nodes)
         if sign is not None:
             made = amending.signed(made, sign(number, made.changes[-1]))
-        moved = _moved(coordinator, record.queue, blocks, left_s) if made.queue != record.queue else []
+        moved: list[ops.Waiting] | None = []
+        if not amending.OF_STILL.isdisjoint(made.changes[-1].terms.said()):
+            if len(blocks) > _MOST_MOVED:
+                return Updated(record, record, _too_many(number, blocks))
+            moved = _moved(coordinator, record.queue, blocks, left_s)
         if moved is None:
             continue  # some of it has started meanwhile
         multi = ops.update(
             made, version=found.version, gate=change.gate, waiting="" if moved else waiting, old_queue=record.queue, moved=moved
         )
+        if multi.size_bytes() > MAX_MULTI_BYTES:
+            return Updated(record, record, _too_many(number, blocks))
         match coordinator.commit(multi, timeout_s=left_s).result(left_s + 1):
             case Committed():
                 return Updated(record, made)
@@ -102,12 +110,17 @@ def _standing(
         for name, key in sorted(paths.blocks_in(names), key=lambda one: paths.claim_order(one[0])) if key.submission == number
     ]  # fmt: skip
     if grows or failed or blocks:
-        may_move = terms.queue is not None and not grows and not failed and len(blocks) <= _MOST_MOVED
+        may_move = not (grows or failed or amending.OF_STILL.isdisjoint(terms.said()))
         is_still = may_move and _is_all(coordinator, record.id, blocks, timeout_s)
         return amending.Standing(waits=True, is_still=is_still), "" if grows or failed else blocks[-1], blocks
     lists = fetch([paths.running_node(node) for node in nodes or ()], coordinator.children, timeout_s=timeout_s)
     runs = any(key.submission == number for names in lists for _, key in paths.blocks_in(names))
     return amending.Standing(waits=False, runs=runs, is_still=False), "", []
+
+
+def _too_many(number: int, blocks: list[str]) -> str:
+    told = f"it waits in {counted(len(blocks), 'block')}, and one commit cannot make as many anew"
+    return f"{told}: rmgr cancel {number}, then rmgr rerun {number}"
 
 
 def _is_all(coordinator: Coordinator, number: int, blocks: list[str], timeout_s: float) -> bool:

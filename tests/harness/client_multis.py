@@ -176,6 +176,8 @@ def changes() -> list[tuple[Multi, Tree]]:
     assert isinstance(later, gating.Change)
     moves = amending.amended(ANN, Terms(queue="batch"), ann)
     assert isinstance(moves, gating.Change)
+    wider = amending.amended(ANN, Terms(cores=3), ann)
+    assert isinstance(wider, gating.Change)
     moved = [ops.Waiting(WAITS, False, WAITS_DATA, 5), ops.Waiting(replace(WAITS, first=20), True, block(20, 6)[1], 0)]
     aside = paths.held_block("default", replace(WAITS, first=20))
     both = {_pending(WAITS): stamped(encode_block(WAITS_DATA), 5), aside: stamped(encode_block(block(20, 6)[1]), 0)}
@@ -198,6 +200,7 @@ def changes() -> list[tuple[Multi, Tree]]:
         (ops.update(waits.record, version=1, gate=waits.gate), record),
         (ops.update(later.record, version=2, gate=later.gate), of_changed),
         (ops.update(moves.record, version=1, gate=moves.gate, old_queue="default", moved=moved), of_moved),
+        (ops.update(wider.record, version=1, gate=wider.gate, old_queue="default", moved=moved), of_moved),
         (
             owner_ops.take_ownership(replace(ANN, owner=OTHER), 1, owner_ops.taken_over(TAIL, OTHER, "f-over"), 3),
             record,

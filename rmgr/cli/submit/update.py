@@ -47,6 +47,7 @@ def _after_or_none(text: str) -> tuple[Dependency, ...]:
 )
 @click.option("-t", "--time", "time_us", type=TIME_LIMIT_US, metavar="TIME", help="limit of one task; of what runs: see below")
 @click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of one task, as 512M or 2G")
+@click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", help="cores of one task, or process, while nothing of it runs")
 @click.option("-q", "--queue", metavar="NAME", help="another queue of the same kind, while nothing of it runs")
 @click.option("-J", "--name", metavar="NAME", help="name of the work")
 @click.option("--begin", "begin_us", type=BEGIN, metavar="TIME", help=f"not before, of placed jobs: {BEGINS}")
@@ -56,7 +57,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
     """Changes waiting work: what was given, and nothing else; prints old -> new.
 
     What runs keeps all but its time limit: its user may shorten that, and an operator lengthen it. An operator may change
-    priority and time limit of everybody's work. Cores stay: cancel it, and submit it again.
+    priority and time limit of everybody's work. Cores and queue are those of all of it: they change while nothing of it runs.
     rmgr show ID tells who has changed what, and when.
     """
     terms = Terms(
@@ -65,6 +66,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
         memory_bytes=values["memory_bytes"],
         name=values["name"],
         queue=values["queue"],
+        cores=values["cores"],
         begin_us=values["begin_us"],
         after=values["after"],
         features=None if features is None else tuple(listed(features)),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
+from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.seal.work import narrowed
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry, Trouble
@@ -162,7 +162,8 @@ def update(
     Args:
         gate: as in `set_record`; None of one that is open: the gate is made anew, at the next version.
         waiting: path of a block that must still wait: where nothing else does, at most one of this and its start is committed.
-        moved: all its waiting blocks, which leave `old_queue` for the end of its present one.
+        moved: all its waiting blocks, which are made anew in this commit, and all wait still: they leave `old_queue` for the end of its
+            present one, or get other names where they are.
     """
     path = paths.sub(submission.id)
     data = encode_record(submission)
@@ -176,8 +177,12 @@ def update(
     for one in moved:
         where = paths.held_block if one.held else paths.pending_block
         ops.append(Delete(where(old_queue, one.key), one.version))
-        ops.append(enter(submission.queue, key_now(one.key, submission), one.data, held=one.held or submission.phase is not Phase.OPEN))
-    return Multi(name="UPDATE", ops=tuple(ops), proof=Holds(path, data))
+        key = key_now(one.key, submission)
+        if submission.queue == old_queue:
+            ops.append(Create(where(old_queue, key), encode_block(one.data)))
+        else:
+            ops.append(enter(submission.queue, key, one.data, held=one.held or submission.phase is not Phase.OPEN))
+    return Multi(name="UPDATE", ops=tuple(ops), proof=Holds(path, data), most_ops=MAX_OPS_OF_ONE_JOB)
 
 
 def rename(queue: str, old: BlockKey, new: BlockKey, data: bytes, version: int, *, held: bool) -> Multi:

@@ -127,6 +127,7 @@ def update(multi: Multi, known: Known) -> Multi:
     if isinstance(change, str):
         raise unlike(multi, 0, change)
     record = amending.signed(change.record, mine.signature)
+    is_moved = not amending.OF_STILL.isdisjoint(record.changes[-1].terms.said())
     waiting = ""
     moved: list[ops.Waiting] = []
     for at, op in enumerate(multi.ops):
@@ -137,10 +138,10 @@ def update(multi: Multi, known: Known) -> Multi:
         if isinstance(op, Check):
             waiting = op.path
         elif isinstance(op, Delete):
-            require(op.version >= 0 and record.queue != old.queue, multi, at, "it says what it moves to another queue")
+            require(op.version >= 0 and is_moved, multi, at, "it says what it makes anew, with another queue or other cores")
             data = decode(known.read(op.path, op.version).data, BlockData, op.path)
             moved.append(ops.Waiting(key, held, data, op.version))
-    require(bool(moved) is (record.queue != old.queue), multi, 0, "its blocks go with it to another queue")
+    require(bool(moved) is is_moved, multi, 0, "its blocks go with it to another queue, or to other cores")
     return ops.update(record, version=version, gate=change.gate, waiting=waiting, old_queue=old.queue, moved=moved)
 
 

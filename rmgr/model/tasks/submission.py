@@ -143,6 +143,7 @@ class Terms:
     after: tuple[Dependency, ...] | None = None
     features: tuple[str, ...] | None = None
     queue: str | None = None
+    cores: int | None = None
     newer: Newer = newer()
 
     def said(self) -> dict[str, Any]:

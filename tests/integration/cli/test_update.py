@@ -89,7 +89,7 @@ def test_what_cannot_be_is_refused_with_the_reason(sh: Shell) -> None:
         told = sh("update", number, *words, "--json")
         assert told.code == code, told
         assert why in told.error["message"]
-    assert "cores stay" in sh("update", number, "-c", "2").err
+    assert "no node can ever run this" in sh("update", number, "-c", "99", "--json").error["message"]
     assert "the leader places the jobs of queue batch" in sh("update", number, "-q", "batch").err
     assert "only jobs that the leader places" in sh.ok("update", number, "--begin", "1h", "--json").json["unchanged"][0]["why"]
     assert sh("update", f"{number}_0", "-t", "1h").code == 2
@@ -143,6 +143,22 @@ def test_a_queue_of_python_is_updated_while_it_grows(live: DevCluster) -> None:
             queue.update()
         with pytest.raises(StateConflict, match="it is so already"):
             queue.update(name="abs-2")
+
+
+@pytest.mark.parametrize("queue", ["default", "batch"])
+def test_what_waits_gets_other_cores_while_nothing_of_it_runs(sh: Shell, queue: str, tmp_path: Path) -> None:
+    number = sh.submit("-q", queue, "--hold", "--array", "1-3", "-t", "10m", "--", "sh", "-c", 'echo "has $RMGR_THREADS"')
+    told = sh.ok("update", number, "-c", "2", "--mem", "32M").out
+    assert told == f"{number}: memory none -> 32M, cores 1 -> 2\n"
+    assert shown(sh, number)["cores"] == 2
+    sh.ok("release", number)
+    sh.ok("wait", number)
+    assert sh.ok("logs", number).out.count("has 2") == 3
+    begins = tmp_path / "begins"
+    runs = sh.submit("-q", queue, "-t", "10m", "--", "sh", "-c", f"touch {begins}; sleep 600")
+    begun(begins)
+    assert "its cores can be changed while nothing of it runs" in sh.ok("update", runs, "-c", "2", "--json").json["unchanged"][0]["why"]
+    sh.ok("cancel", runs)
 
 
 def test_what_waits_goes_to_another_queue_while_nothing_of_it_runs(sh: Shell, tmp_path: Path) -> None:

@@ -124,7 +124,9 @@ def test_only_placed_jobs_wait_for_a_time() -> None:
 def test_its_queue_changes_while_nothing_of_it_runs_or_comes() -> None:
     assert done(RECORD, Terms(queue="p")).queue == "p"
     assert "while nothing of it runs" in why(RECORD, Terms(queue="p"), ANN, Standing(is_still=False))
-    assert "its queue is ann's to change" in why(RECORD, Terms(queue="p"), ROOT)
+    assert "only ann changes its queue" in why(RECORD, Terms(queue="p"), ROOT)
+    assert done(RECORD, Terms(cores=4)).request.cores == 4
+    assert "its queue and cores can be changed while nothing" in why(RECORD, Terms(queue="p", cores=4), ANN, Standing(is_still=False))
 
 
 def test_so_many_changes_are_kept_and_no_more() -> None:

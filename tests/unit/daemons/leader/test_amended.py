@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from rmgr.coord.decisions.amending import amended
 from rmgr.coord.decisions.gating import Change, Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Conflict
 from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.errors import NotFound, UsageError
 from rmgr.model.base.resources import MIB, Request
@@ -150,7 +152,63 @@ def test_policies_see_the_new_terms_and_what_is_placed_was_decided_by_them(placi
     assert node.nodes
 
 
-# -- another queue -----------------------------------------------------------------------------------------------------------------
+# -- other cores, another queue -----------------------------------------------------------------------------------------------------------------
+
+
+def test_cores_change_for_all_that_waits_in_its_place_or_for_nothing(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(8)
+    reach, mine = SimpleNamespace(coordinator=bench.submitter.coordinator), Doer(name="u", now_us=1)
+    key = starter.claim("n1", take=4)
+    why = "its cores can be changed while nothing of it runs, is to be tried again, or may still be added"
+    assert update_submission(reach, number, Terms(cores=2), doer=mine).unchanged == why
+    starter.complete("n1", key)
+    (before,) = bench.look.pending()
+    assert update_submission(reach, number, Terms(cores=2), doer=mine).unchanged == ""
+    assert bench.look.pending() == [replace(before, cores=2)], "it needs no leader, and keeps its place"
+    bench.advance(1.0)
+    assert [(one.cores, one.seq) for one in bench.look.pending()] == [(2, before.seq)]
+
+
+def test_a_start_in_the_same_moment_and_other_cores_are_not_both_made(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(8)
+    found = bench.submitter.coordinator.get(paths.sub(number)).result(60)
+    record = bench.look.sub(number)
+    assert found is not None
+    assert record is not None
+    change = amended(record, Terms(cores=2), Doer(name="u", now_us=1))
+    assert isinstance(change, Change)
+    waiting = []
+    for key in bench.look.pending():
+        block = bench.submitter.coordinator.get(paths.pending_block("default", key)).result(60)
+        assert block is not None
+        waiting.append(ops.Waiting(key, False, decode_block(block.data), block.version))
+    starter.claim("n1", take=1)
+    multi = ops.update(change.record, version=found.version, gate=change.gate, old_queue="default", moved=waiting)
+    assert isinstance(bench.submitter.coordinator.commit(multi).result(60), Conflict)
+
+
+def test_hundreds_of_blocks_move_in_one_commit_and_too_many_are_refused_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="night"))))
+    try:
+        bench.lead()
+        number = bench.submitter.submit(150, block=1)
+        reach, mine = SimpleNamespace(coordinator=bench.submitter.coordinator), Doer(name="u", now_us=1)
+        with monkeypatch.context() as patch:
+            patch.setattr("rmgr.procedures.updating._MOST_MOVED", 149)
+            why = f"it waits in 150 blocks, and one commit cannot make as many anew: rmgr cancel {number}, then rmgr rerun {number}"
+            assert update_submission(reach, number, Terms(queue="night"), doer=mine).unchanged == why
+            patch.setattr("rmgr.procedures.updating._MOST_MOVED", 150)
+            patch.setattr("rmgr.procedures.updating.MAX_MULTI_BYTES", 20_000)
+            assert update_submission(reach, number, Terms(queue="night"), doer=mine).unchanged == why
+        assert update_submission(reach, number, Terms(queue="night", cores=2), doer=mine).unchanged == ""
+        assert bench.look.pending() == []
+        assert [(key.first, key.cores) for key in bench.look.pending("night")] == [(first, 2) for first in range(150)]
+    finally:
+        bench.close()
 
 
 def test_all_that_waits_goes_to_another_queue_in_one_commit_or_nothing() -> None:
