@@ -93,7 +93,9 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
 
 def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any], str]:
     """(what differs now, why nothing does). Raises as `update_submission`."""
+    from rmgr.cli.control.operate import read_settings
     from rmgr.cli.sending.host import SessionHost
+    from rmgr.daemons.leader.records.pipeline import idle_priority
     from rmgr.procedures.snapshot import read_submission
     from rmgr.procedures.updating import update_submission
 
@@ -114,6 +116,8 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
         return {}, done.unchanged
     if done.after.phase is not Phase.HELD and not session.query().has_leader():
         session.note(f"{number}: a WatchDog that leads orders its blocks by this, and tells what runs; there is none just now")
+    if terms.priority is not None and (told := idle_priority(read_settings(session)[0], done.after.queue)):
+        session.note(f"{number}: {told}")
     return differences(done.before, done.after), ""
 
 

@@ -111,6 +111,30 @@ def test_who_is_put_later_starts_later(sh: Shell, tmp_path: Path) -> None:
     sh.ok("cancel", full)
 
 
+def test_who_gives_a_priority_that_nobody_looks_at_is_told_what_to_type_and_that_helps(sh: Shell, tmp_path: Path) -> None:
+    full = sh.submit("-q", "batch", "--array", "1-3", "-c", "2", "-t", "10m", "--", "sh", "-c", f"touch {tmp_path}/$RMGR_ARRAY_INDEX; sleep 600")
+    for number in range(1, 4):
+        begun(tmp_path / str(number))
+    order = tmp_path / "order"
+    words = ("-q", "batch", "-c", "2", "-t", "10m", "--", "sh", "-c", f"echo $RMGR_JOB_ID >>{order}; sleep 1")
+    typed = "rmgr policy set easy --param order=priority"
+    told = sh.ok("submit", "--parsable", "--priority", "-1", *words)
+    assert f"policy easy of partition default does not look at priorities; an operator makes it: {typed}\n" in told.err
+    first, second = told.out.strip(), sh.submit(*words)
+    assert typed in sh.ok("update", first, "--priority", "-5").err
+    assert typed not in sh.ok("update", first, "-t", "9m").err
+    sh.ok(*typed.split()[1:])
+    try:
+        assert typed not in sh.ok("update", first, "--priority", "-6").err
+        eventually(lambda: shown(sh, first)["priority"] == -6, lambda: f"the leader knows it: {shown(sh, first)}")
+        sh.ok("cancel", f"{full}_2")  # one node is free: for one of them
+        sh.ok("wait", first, second)
+        assert order.read_text().split() == [second, first]
+    finally:
+        sh.ok("policy", "set", "easy")
+        sh.ok("cancel", full)
+
+
 def test_tasks_that_wait_have_more_memory_than_those_that_ran(sh: Shell, tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = f"echo $RMGR_ARRAY_INDEX; while [ ! -e {go} ]; do sleep 0.1; done"
