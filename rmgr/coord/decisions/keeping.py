@@ -250,7 +250,7 @@ def moves(submission: Submission, *, pending: Sequence[BlockKey], held: Sequence
     in_order = sorted(held, key=BlockKey.sort_key)
     if submission.changes and submission.phase in {Phase.OPEN, Phase.HELD}:
         waiting = [(key, False) for key in pending] + [(key, True) for key in in_order]
-        tag = paths.RAISED if submission.is_raised else paths.user_tag(submission.user)
+        tag = paths.tag_of(submission)
         others = [(key, now, aside) for key, aside in waiting if (now := replace(key_now(key, submission), user=tag)) != key]
         if others:  # first: where each is to stand is decided by its name
             return [RenameBlock(key, now, aside) for key, now, aside in others]

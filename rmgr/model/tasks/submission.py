@@ -223,7 +223,9 @@ class Submission:
 
     @property
     def is_raised(self) -> bool:
-        """An operator has given it its present priority, and it is above its user's."""
+        """An operator has given it its present priority, and it is above its user's. Cost: 0.1 us where nothing was changed."""
+        if not self.changes:
+            return False
         last = next((one for one in reversed(self.changes) if one.terms.priority is not None), None)
         mine = self.was.priority if self.was is not None and self.was.priority is not None else self.priority
         return last is not None and last.is_operators and self.priority > mine

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -33,12 +34,12 @@ def bench() -> Iterator[Bench]:
     one.close()
 
 
-def update(bench: Bench, number: int, terms: Terms) -> None:
+def update(bench: Bench, number: int, terms: Terms, doer: Doer = Doer(name="u", now_us=1)) -> None:  # noqa: B008
     found = bench.submitter.coordinator.get(paths.sub(number)).result(60)
     record = bench.look.sub(number)
     assert found is not None
     assert record is not None
-    change = amended(record, terms, Doer(name="u", now_us=1))
+    change = amended(record, terms, doer)
     assert isinstance(change, Change), change
     committed(bench.submitter.coordinator, ops.update(change.record, version=found.version, gate=change.gate))
 
@@ -150,6 +151,20 @@ def test_policies_see_the_new_terms_and_what_is_placed_was_decided_by_them(placi
     bench.advance(5)
     assert placer.view().jobs != before_us
     assert node.nodes
+
+
+def test_a_placed_job_that_an_operator_has_raised_is_placed(placing: Bench) -> None:
+    bench = placing
+    bench.lead()
+    fields: dict[str, Any] = {"queue": "batch", "rigid": Rigid(), "request": Request(time_limit_us=3_600_000_000)}
+    number = bench.submitter.submit(1, block=1, phase=Phase.HELD, reason=Reason.USER_HOLD, **fields)
+    update(bench, number, Terms(priority=7), Doer(name="root", is_operator=True, now_us=1))
+    bench.advance(2)
+    assert [(key.user, key.priority) for key in bench.look.held("batch")] == [(paths.RAISED, 7)]
+    bench.submitter.change(number, gate=True, phase=Phase.OPEN, reason="")
+    bench.starter("n1")
+    bench.advance(5)
+    assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
 
 
 # -- other cores, another queue -----------------------------------------------------------------------------------------------------------------
