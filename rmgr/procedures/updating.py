@@ -5,16 +5,14 @@ the gateway. The leader renames its blocks, places its jobs anew, and tells node
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rmgr.coord.decisions import amending
 from rmgr.coord.decisions.gating import Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS_OF_ONE_JOB, Committed, Unknown
+from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS_OF_ONE_JOB, Multi
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import records as validity
-from rmgr.errors import CoordinationUnavailable, NotFound
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.amendments import MOST_CHANGES
@@ -22,9 +20,8 @@ from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.submission import Amendment, Submission, Terms
 from rmgr.procedures.admission import check_changed
 from rmgr.procedures.bootstrap import read_settings
-from rmgr.procedures.control import HasCoordinator
+from rmgr.procedures.control import Changed, HasCoordinator, settle
 from rmgr.procedures.snapshot import fetch, read_progress
-from rmgr.runtime import machine
 
 #: Blocks that one commit can make anew at most: a delete and a create each. How many fit depends on their bytes, too.
 _MOST_MOVED = (MAX_OPS_OF_ONE_JOB - MOST_CHANGES - 5) // 2
@@ -32,18 +29,9 @@ _MOST_MOVED = (MAX_OPS_OF_ONE_JOB - MOST_CHANGES - 5) // 2
 Sign = Callable[[int, Amendment], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Updated:
-    """Result of a call: the record before it and after it. unchanged: why it did nothing, "" when it did something."""
-
-    before: Submission
-    after: Submission
-    unchanged: str = ""
-
-
 def update_submission(
     connection: HasCoordinator, number: int, terms: Terms, *, doer: Doer, sign: Sign | None = None, timeout_s: float = 30.0
-) -> Updated:
+) -> Changed:
     """Gives what waits of a submission other terms, and what runs of it another time limit.
 
     At most one of this and a start is committed where one block is all that waits: what has started keeps its terms, but for
@@ -53,25 +41,12 @@ def update_submission(
         sign: of who makes it; None in an open cluster.
     Raises: NotFound; UsageError, Infeasible, PermissionDenied for terms that no submission may have; CoordinationUnavailable.
     """
-    coordinator = connection.coordinator
-    if coordinator is None:
-        raise CoordinationUnavailable("this needs a connection to ZooKeeper, a gateway does not do it", hint="--zk HOSTS")
-    end_s = machine.monotonic() + timeout_s
-    mine: tuple[Submission, Submission] | None = None
-    while True:
-        left_s = end_s - machine.monotonic()
-        if left_s <= 0:
-            raise CoordinationUnavailable(f"submission {number} could not be changed in time", hint="rmgr doctor; then try again")
-        found = coordinator.get(paths.sub(number), timeout_s=left_s).result(left_s + 1)
-        if found is None:
-            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
-        record = validity.submission(found.data, number)
-        if mine is not None and record.changes[: len(mine[1].changes)] == mine[1].changes:  # an unknown commit that has arrived
-            return Updated(mine[0], record)
+
+    def decide(coordinator: Coordinator, record: Submission, version: int, left_s: float) -> tuple[Submission, Multi] | str | None:
         standing, waiting, blocks = _standing(coordinator, record, terms, left_s)
         change = amending.amended(record, terms, doer, standing)
         if isinstance(change, str):
-            return Updated(record, record, change)
+            return change
         made = change.record
         settings, nodes = read_settings(coordinator, timeout_s=left_s), _nodes(coordinator, left_s)
         check_changed(made, made.changes[-1].terms, settings, nodes)
@@ -80,25 +55,22 @@ def update_submission(
         moved: list[ops.Waiting] | None = []
         if not amending.OF_STILL.isdisjoint(made.changes[-1].terms.said()):
             if len(blocks) > _MOST_MOVED:
-                return Updated(record, record, _too_many(number, blocks))
+                return _too_many(number, blocks)
             moved = _moved(coordinator, record.queue, blocks, left_s)
         if moved is None:
-            continue  # some of it has started meanwhile
-        multi = ops.update(
-            made, version=found.version, gate=change.gate, waiting="" if moved else waiting, old_queue=record.queue, moved=moved
-        )
-        if multi.size_bytes() > MAX_MULTI_BYTES:
-            return Updated(record, record, _too_many(number, blocks))
-        match coordinator.commit(multi, timeout_s=left_s).result(left_s + 1):
-            case Committed():
-                return Updated(record, made)
-            case Unknown():
-                mine = (record, made)
+            return None  # some of it has started meanwhile
+        multi = ops.update(made, version=version, gate=change.gate, waiting="" if moved else waiting, old_queue=record.queue, moved=moved)
+        return (made, multi) if multi.size_bytes() <= MAX_MULTI_BYTES else _too_many(number, blocks)
+
+    return settle(connection, number, decide, timeout_s=timeout_s, has_come=_has_come)
 
 
-def _standing(
-    coordinator: Coordinator, record: Submission, terms: Terms, timeout_s: float
-) -> tuple[amending.Standing, str, list[str]]:
+def _has_come(mine: Submission, record: Submission) -> bool:
+    """An amendment whose commit had an unknown outcome stands there; others may have come since."""
+    return record.changes[: len(mine.changes)] == mine.changes
+
+
+def _standing(coordinator: Coordinator, record: Submission, terms: Terms, timeout_s: float) -> tuple[amending.Standing, str, list[str]]:
     """What of it waits and runs; the path of a waiting block, where blocks are all that waits; and of all of them."""
     number = record.id
     [tail] = fetch([paths.tail(number)], coordinator.get, timeout_s=timeout_s)

@@ -57,7 +57,7 @@ def history_of(record: Submission) -> Iterator[tuple[Amendment, Submission, Subm
 
 
 def key_now(key: BlockKey, record: Submission) -> BlockKey:
-    """The key of a waiting block with the priority, the cores and the memory of its submission now: its name tells those that it came with."""
+    """The key of a waiting block with the priority, cores and memory of its submission now: its name tells those that it came with."""
     if not record.changes:
         return key
     cores, memory_mib = record.request.cores, -(-record.request.memory_bytes // MIB)

@@ -112,7 +112,9 @@ def test_who_is_put_later_starts_later(sh: Shell, tmp_path: Path) -> None:
 
 
 def test_who_gives_a_priority_that_nobody_looks_at_is_told_what_to_type_and_that_helps(sh: Shell, tmp_path: Path) -> None:
-    full = sh.submit("-q", "batch", "--array", "1-3", "-c", "2", "-t", "10m", "--", "sh", "-c", f"touch {tmp_path}/$RMGR_ARRAY_INDEX; sleep 600")
+    full = sh.submit(
+        "-q", "batch", "--array", "1-3", "-c", "2", "-t", "10m", "--", "sh", "-c", f"touch {tmp_path}/$RMGR_ARRAY_INDEX; sleep 600"
+    )
     for number in range(1, 4):
         begun(tmp_path / str(number))
     order = tmp_path / "order"

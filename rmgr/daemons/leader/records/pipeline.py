@@ -24,7 +24,6 @@ from rmgr.sched.pipeline.stages import Configuration, Find, Make, refuse_unobeye
 from rmgr.sched.policy import Cause, Policy, sends_calls
 from rmgr.sched.queue_class import QueueClass
 
-
 #: An order, and the parameters of one: they go with it.
 _OF_ORDERS = frozenset({"order", "half_life", "shares"})
 

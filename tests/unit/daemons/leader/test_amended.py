@@ -167,7 +167,7 @@ def test_a_placed_job_that_an_operator_has_raised_is_placed(placing: Bench) -> N
     assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
 
 
-# -- other cores, another queue -----------------------------------------------------------------------------------------------------------------
+# -- other cores, another queue ----------------------------------------------------------------------------------------------------
 
 
 def test_cores_change_for_all_that_waits_in_its_place_or_for_nothing(bench: Bench) -> None:
