@@ -56,6 +56,17 @@ def history_of(record: Submission) -> Iterator[tuple[Amendment, Submission, Subm
         before = after
 
 
+def as_started(record: Submission, number: int) -> Submission:
+    """The record for what was started when it had so many amendments: in that queue, with those cores and that memory."""
+    if number >= len(record.changes):
+        return record
+    then = as_signed(record)
+    for change in record.changes[:number]:
+        then = with_terms(then, change.terms)
+    request = then.request
+    return with_terms(record, Terms(queue=then.queue, cores=request.cores, memory_bytes=request.memory_bytes))
+
+
 def key_now(key: BlockKey, record: Submission) -> BlockKey:
     """The key of a waiting block with the priority, cores and memory of its submission now: its name tells those that it came with."""
     if not record.changes:

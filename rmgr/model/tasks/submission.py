@@ -231,6 +231,14 @@ class Submission:
         return last is not None and last.is_operators and self.priority > mine
 
     @property
+    def queues(self) -> tuple[str, ...]:
+        """Its queue, and those that it was in before: what waits of it may stand there yet, until the leader has moved it."""
+        if not self.changes:
+            return (self.queue,)
+        said = [self.was, *(one.terms for one in self.changes)]
+        return tuple(dict.fromkeys((self.queue, *(one.queue for one in said if one is not None and one.queue is not None))))
+
+    @property
     def memories(self) -> tuple[int, ...]:
         """Bytes of memory that it has asked for, the present ones first: its blocks bear one or the other in their names."""
         said = [self.was, *(one.terms for one in self.changes)]

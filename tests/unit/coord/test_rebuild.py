@@ -392,7 +392,7 @@ def test_what_an_operator_ends_or_holds_bears_his_name_whatever_his_client_says(
 def test_an_amendment_is_in_the_name_and_in_the_right_of_its_sender() -> None:
     tree = Tree(user="ann", znodes={paths.sub(42): stamped(encode_record(ANN), 1)})
 
-    def update(terms: Terms, doer: gating.Doer, waiting: str = "") -> Multi:
+    def update(terms: Terms, doer: gating.Doer, *waiting: str) -> Multi:
         change = amending.amended(ANN, terms, doer)
         assert isinstance(change, gating.Change)
         return ops.update(change.record, version=1, gate=change.gate, waiting=waiting)
@@ -406,6 +406,7 @@ def test_an_amendment_is_in_the_name_and_in_the_right_of_its_sender() -> None:
     assert "who has made it" in refused(update(higher, olga), tree)
     rebuild(update(higher, olga), replace(tree, user="olga", is_operator=True))
     rebuild(update(lower, ann, paths.held_block("default", WAITS)), tree)
+    rebuild(update(Terms(queue="batch", cores=2), ann, paths.pending_block("default", WAITS), paths.held_block("default", WAITS)), tree)
     for other in (paths.held_block("batch", WAITS), paths.held_block("default", replace(WAITS, submission=43))):
         assert "it is a waiting block of that submission" in refused(update(lower, ann, other), tree)
 
