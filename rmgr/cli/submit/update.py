@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rmgr.cli.control.gate import ControlReach, check_owner, doer_of, is_operator
+from rmgr.cli.control.gate import ControlReach, check_owner, doer_of, is_operator, select
 from rmgr.cli.display import shapes
 from rmgr.cli.display.render import clock, emit
 from rmgr.cli.sending.options import MEMORY, parse_after
@@ -16,7 +16,7 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.words.moments import BEGINS
 from rmgr.cli.words.params import TIME_LIMIT_US, Parsed, listed
 from rmgr.cli.words.placed_options import BEGIN
-from rmgr.cli.words.selectors import parse, targets_of
+from rmgr.cli.words.selectors import Filter
 from rmgr.coord.views.changes import differences, in_words
 from rmgr.errors import UsageError
 from rmgr.model.tasks.block import PRIORITY_RANGE
@@ -31,14 +31,15 @@ def _after_or_none(text: str) -> tuple[Dependency, ...]:
     "update",
     examples="""\
     rmgr update 42 --priority -5 -t 2h    waiting work: later, and longer
-    rmgr update 42 43 --mem 4G --name big
+    rmgr update 42 43 --mem 4G -c 2
+    rmgr update last --name big           all of yours: rmgr update all ...
     rmgr update 42 --after ok:41          ends any other wait; --after none: waits for nothing
     rmgr update 42 -t 30m                 also what runs, from its start on""",
     exits="""\
 0 ok (what stays as it is is listed with the reason), 2 usage or infeasible, 3 no such id, 4 not yours,
 5 ZooKeeper cannot be reached""",
 )
-@click.argument("selectors", nargs=-1, metavar="ID...", required=True)
+@click.argument("selectors", nargs=-1, metavar="SELECTOR...", required=True)
 @click.option(
     "--priority",
     type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE),
@@ -74,7 +75,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
     if not terms.said():
         raise UsageError("nothing is to be changed", hint="rmgr update 42 -t 2h; rmgr update --help lists what can be")
     numbers = []
-    for target in targets_of(parse(selectors)):
+    for target in select(session, selectors, Filter()):
         if target.tasks:
             raise UsageError(f"{target.ids[0]}: single tasks cannot be changed", hint=f"rmgr update {target.submission}")
         numbers.append(target.submission)

@@ -93,6 +93,10 @@ def test_what_cannot_be_is_refused_with_the_reason(sh: Shell) -> None:
     assert "the leader places the jobs of queue batch" in sh("update", number, "-q", "batch").err
     assert "only jobs that the leader places" in sh.ok("update", number, "--begin", "1h", "--json").json["unchanged"][0]["why"]
     assert sh("update", f"{number}_0", "-t", "1h").code == 2
+    later = sh.submit("--hold", "--", "true")
+    assert sh.ok("update", "last", "--name", "newest").out == f"{later}: name true -> newest\n"
+    assert sh.ok("update", f"{number}-{later}", "--name", "both", "--json").json["changed"] == [number, later]
+    sh.ok("cancel", later)
     sh.ok("cancel", number)
 
 
