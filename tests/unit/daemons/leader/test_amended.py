@@ -16,6 +16,8 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict
 from rmgr.coord.protocol.records import decode_block, decode_record
+from rmgr.daemons.leader.submissions.census import CENSUS_S
+from rmgr.daemons.leader.submissions.sweep import Sweeper
 from rmgr.errors import NotFound, UsageError
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.base.states import Reason
@@ -253,6 +255,18 @@ def test_who_leads_next_moves_what_the_one_before_has_not(queues: Bench) -> None
     bench.advance(5.0)
     assert bench.phase(number) is Phase.CLOSED, "what has not come along ends where it is"
     assert len(bench.look.outcomes(number)) == 8
+
+
+def test_what_has_not_come_along_yet_is_not_taken_for_lost(queues: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = queues
+    bench.lead()
+    number = bench.submitter.submit(8)
+    bench.advance(1.0)
+    monkeypatch.setattr(Sweeper, "sweep", lambda *_: None)
+    update(bench, number, Terms(queue="night"))
+    bench.advance(4 * CENSUS_S)
+    assert bench.look.outcomes(number) == {}
+    assert len(bench.look.pending()) == 2
 
 
 def test_a_job_that_has_left_its_partition_is_not_placed_there(queues: Bench) -> None:
