@@ -309,7 +309,7 @@ def test_the_numbers_of_the_protocol_are_those_of_the_code() -> None:
         f"a fragment up to {outcome.MAX_INLINE_BYTES // 1024} KiB, one value up to {outcome.MAX_INLINE_VALUE // 1024} KiB",
         f"a znode {multi.MAX_ZNODE_BYTES // 1024} KiB (`/jobs/<partition>` {multi.MAX_PLACING_BYTES // 1024} KiB",
         f"`/gangs/<partition>` {multi.MAX_GANGS_BYTES // 1024} KiB, `/usage` {multi.MAX_USAGE_BYTES // 1024} KiB)",
-        f"a multi {multi.MAX_OPS} operations (the start of one job {multi.MAX_OPS_OF_ONE_JOB:,})",
+        f"a multi {multi.MAX_OPS} operations (the start of one job and UPDATE {multi.MAX_OPS_OF_ONE_JOB:,})",
         f"{multi.MAX_MULTI_BYTES // 1024} KiB; a queue `max_pending_blocks` ({queue.max_pending_blocks:,})",
         f"After a loss at most {rules.SINGLE_AFTER_LOSS} tasks",
         f"that has not acted for {keeping.PATIENCE_S:g} s",

@@ -95,7 +95,7 @@ def check_changed(record: Submission, terms: Terms, settings: ClusterSettings, n
             raise UsageError(f"queue {queue.name} gives its work a time limit or memory: say them too", hint="-t TIME --mem SIZE")
     if terms.priority is not None or terms.queue is not None:
         _check_priority(record.priority, queue)
-    if terms.time_limit_us is None and terms.memory_bytes is None and terms.features is None and terms.queue is None:
+    if not terms.said().keys() & {"time_limit_us", "memory_bytes", "features", "queue", "cores"}:
         return
     if queue.dispatch is Dispatch.PLACE and record.rigid is not None:
         needs = _check_placed(record.request, record.rigid, record, queue, settings, tasks=1)

@@ -93,8 +93,9 @@ def cancel_tasks(
     for _ in range(_ROUNDS):
         before = ended.count
         try:
-            for held in (False, True):
-                _take_out(coordinator, submission, wanted, ended, held=held, reason=reason, detail=detail, deadline_s=deadline_s)
+            for queue in reversed(submission.queues):  # what comes from where it was before is not missed
+                for held in (False, True):
+                    _take_out(coordinator, queue, number, wanted, ended, held=held, reason=reason, detail=detail, deadline_s=deadline_s)
         except PermissionDenied:  # what waits in a queue may be taken out by the leader, operators and gateways
             if not may_ask:
                 raise
@@ -110,7 +111,8 @@ def cancel_tasks(
 
 def _take_out(
     coordinator: Coordinator,
-    submission: Submission,
+    queue: str,
+    number: int,
     wanted: TaskRanges,
     ended: _Ended,
     *,
@@ -121,9 +123,9 @@ def _take_out(
 ) -> None:
     if ended.count >= wanted.count:
         return
-    parent = paths.held(submission.queue) if held else paths.pending(submission.queue)
+    parent = paths.held(queue) if held else paths.pending(queue)
     names = coordinator.children(parent, timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
-    mine = (key for _, key in paths.blocks_in(names) if key.submission == submission.id)
+    mine = (key for _, key in paths.blocks_in(names) if key.submission == number)
     while keys := list(islice(mine, _AT_ONCE)):
         open_ = [(key, indices) for key in keys if (indices := [at for at in wanted.within(key.first, key.end) if at not in ended])]
         where = [f"{parent}/{paths.block_name(key)}" for key, _ in open_]
@@ -139,7 +141,7 @@ def _take_out(
             # What one multi and one fragment bear; the rest of the block is found under its new names in the next round.
             some = indices[: 10_000 // (40 + len(detail))] if len(indices) == key.count else indices[:60]
             fragment = no_outcome(State.CANCELLED, reason, some, detail, attempt=key.attempt)
-            multi = ops.take_out(submission.queue, key, data, block.version, indices=some, fragment=fragment, held=held)
+            multi = ops.take_out(queue, key, data, block.version, indices=some, fragment=fragment, held=held)
             multis.append((multi, some))
         _commit(coordinator, multis, ended, deadline_s)
 

@@ -1,19 +1,20 @@
 """GATE: holding, releasing and cancelling whole submissions; what it commits is the decision, the leader sweeps up behind it.
 
-Used by the command line and by TaskQueue. Each call reads the record, decides, and commits on the version that it read.
+Used by the command line and by TaskQueue. Each call reads the record, decides, and commits on the version that it read (`settle`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import eq
 from typing import Protocol
 
 from rmgr.coord.decisions import gating
 from rmgr.coord.decisions.gating import ITS_USER, Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Unknown
+from rmgr.coord.protocol.multi import Committed, Multi, Unknown
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotFound
@@ -30,13 +31,16 @@ class HasCoordinator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Result of a call. unchanged: why it did nothing, "" when it did something."""
+    """Result of a call: the record before it, and after it. unchanged: why it did nothing, "" when it did something."""
 
-    submission: Submission
+    before: Submission
+    after: Submission
     unchanged: str = ""
 
 
-_Decide = Callable[[Submission], gating.Change | str]
+#: (coordinator, record, its version, seconds left) -> the record as it is to be, and what commits it; why there is nothing to do;
+#: None: what it was decided by has changed meanwhile, look again.
+Decide = Callable[[Coordinator, Submission, int, float], tuple[Submission, Multi] | str | None]
 
 
 def cancel_submission(
@@ -61,12 +65,35 @@ def release_submission(connection: HasCoordinator, number: int, *, doer: Doer = 
     return _change(connection, number, lambda record: gating.released(record, doer), timeout_s)
 
 
-def _change(connection: HasCoordinator, number: int, decide: _Decide, timeout_s: float) -> Changed:
+def _change(connection: HasCoordinator, number: int, decide: Callable[[Submission], gating.Change | str], timeout_s: float) -> Changed:
+    def gated(_: Coordinator, record: Submission, version: int, _left_s: float) -> tuple[Submission, Multi] | str:
+        change = decide(record)
+        if isinstance(change, str):
+            return change
+        return change.record, ops.set_record(change.record, version=version, gate=change.gate)
+
+    return settle(connection, number, gated, timeout_s=timeout_s)
+
+
+def settle(
+    connection: HasCoordinator,
+    number: int,
+    decide: Decide,
+    *,
+    timeout_s: float,
+    has_come: Callable[[Submission, Submission], bool] = eq,
+) -> Changed:
+    """Reads a record, decides, and commits on the version that it read; again where somebody was faster.
+
+    Args:
+        has_come: of a record that was committed with an unknown outcome, and the one that stands there: that is in it.
+    Raises: NotFound, CoordinationUnavailable; what `decide` raises.
+    """
     coordinator = connection.coordinator
     if coordinator is None:
         raise CoordinationUnavailable("this needs a connection to ZooKeeper, a gateway does not do it", hint="--zk HOSTS")
     end_s = machine.monotonic() + timeout_s
-    mine: Submission | None = None
+    mine: tuple[Submission, Submission] | None = None
     while True:
         left_s = end_s - machine.monotonic()
         if left_s <= 0:
@@ -75,14 +102,16 @@ def _change(connection: HasCoordinator, number: int, decide: _Decide, timeout_s:
         if found is None:
             raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
         record = validity.submission(found.data, number)
-        if record == mine:  # an unknown commit that has arrived
-            return Changed(record)
-        change = decide(record)
-        if isinstance(change, str):
-            return Changed(record, change)
-        multi = ops.set_record(change.record, version=found.version, gate=change.gate)
+        if mine is not None and has_come(mine[1], record):
+            return Changed(mine[0], record)
+        decided = decide(coordinator, record, found.version, left_s)
+        if decided is None:
+            continue
+        if isinstance(decided, str):
+            return Changed(record, record, decided)
+        made, multi = decided
         match coordinator.commit(multi, timeout_s=left_s).result(left_s + 1):
             case Committed():
-                return Changed(change.record)
+                return Changed(record, made)
             case Unknown():
-                mine = change.record
+                mine = (record, made)

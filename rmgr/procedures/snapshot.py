@@ -285,7 +285,7 @@ def read_tasks(
 def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: float) -> list[tuple[BlockKey, BlockData]]:
     """Waiting blocks of the submission that are not on their first attempt."""
     wanted: list[str] = []
-    for parent in (paths.pending(submission.queue), paths.held(submission.queue)):
+    for parent in (place(queue) for queue in submission.queues for place in (paths.pending, paths.held)):
         names = _awaited(coordinator.children(parent, timeout_s=timeout_s), timeout_s) or []
         wanted += [f"{parent}/{name}" for name, key in paths.blocks_in(names) if key.submission == submission.id and key.attempt > 1]
     found = fetch(wanted, coordinator.get, timeout_s=timeout_s)

@@ -5,43 +5,32 @@ the gateway. The leader renames its blocks, places its jobs anew, and tells node
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rmgr.coord.decisions import amending
 from rmgr.coord.decisions.gating import Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Unknown
+from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Multi
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import records as validity
-from rmgr.errors import CoordinationUnavailable, NotFound
+from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.submission import Amendment, Submission, Terms
+from rmgr.model.tasks.amendments import MOST_CHANGES
+from rmgr.model.tasks.submission import Amendment, Phase, Submission, Terms
 from rmgr.procedures.admission import check_changed
 from rmgr.procedures.bootstrap import read_settings
-from rmgr.procedures.control import HasCoordinator
+from rmgr.procedures.control import Changed, HasCoordinator, settle
 from rmgr.procedures.snapshot import fetch, read_progress
-from rmgr.runtime import machine
 
-#: Blocks that one commit can move to another queue.
-_MOST_MOVED = 80
+#: Blocks of which one commit sees that they wait still.
+_MOST_WAITING = MAX_OPS_OF_ONE_JOB - MOST_CHANGES - 5
 #: Signs an amendment of a submission of that number: "key id:hex".
 Sign = Callable[[int, Amendment], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Updated:
-    """Result of a call: the record before it and after it. unchanged: why it did nothing, "" when it did something."""
-
-    before: Submission
-    after: Submission
-    unchanged: str = ""
-
-
 def update_submission(
     connection: HasCoordinator, number: int, terms: Terms, *, doer: Doer, sign: Sign | None = None, timeout_s: float = 30.0
-) -> Updated:
+) -> Changed:
     """Gives what waits of a submission other terms, and what runs of it another time limit.
 
     At most one of this and a start is committed where one block is all that waits: what has started keeps its terms, but for
@@ -51,83 +40,56 @@ def update_submission(
         sign: of who makes it; None in an open cluster.
     Raises: NotFound; UsageError, Infeasible, PermissionDenied for terms that no submission may have; CoordinationUnavailable.
     """
-    coordinator = connection.coordinator
-    if coordinator is None:
-        raise CoordinationUnavailable("this needs a connection to ZooKeeper, a gateway does not do it", hint="--zk HOSTS")
-    end_s = machine.monotonic() + timeout_s
-    mine: tuple[Submission, Submission] | None = None
-    while True:
-        left_s = end_s - machine.monotonic()
-        if left_s <= 0:
-            raise CoordinationUnavailable(f"submission {number} could not be changed in time", hint="rmgr doctor; then try again")
-        found = coordinator.get(paths.sub(number), timeout_s=left_s).result(left_s + 1)
-        if found is None:
-            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
-        record = validity.submission(found.data, number)
-        if mine is not None and record.changes[: len(mine[1].changes)] == mine[1].changes:  # an unknown commit that has arrived
-            return Updated(mine[0], record)
-        standing, waiting, blocks = _standing(coordinator, record, terms, left_s)
+
+    def decide(coordinator: Coordinator, record: Submission, version: int, left_s: float) -> tuple[Submission, Multi] | str:
+        standing, waiting = _standing(coordinator, record, terms, left_s)
         change = amending.amended(record, terms, doer, standing)
         if isinstance(change, str):
-            return Updated(record, record, change)
+            return change
         made = change.record
         settings, nodes = read_settings(coordinator, timeout_s=left_s), _nodes(coordinator, left_s)
         check_changed(made, made.changes[-1].terms, settings, nodes)
         if sign is not None:
             made = amending.signed(made, sign(number, made.changes[-1]))
-        moved = _moved(coordinator, record.queue, blocks, left_s) if made.queue != record.queue else []
-        if moved is None:
-            continue  # some of it has started meanwhile
-        multi = ops.update(
-            made, version=found.version, gate=change.gate, waiting="" if moved else waiting, old_queue=record.queue, moved=moved
-        )
-        match coordinator.commit(multi, timeout_s=left_s).result(left_s + 1):
-            case Committed():
-                return Updated(record, made)
-            case Unknown():
-                mine = (record, made)
+        if len(waiting) > _MOST_WAITING:
+            return f"it waits in {counted(len(waiting), 'block')}, and none of so many may start meanwhile: rmgr hold {number} first"
+        return made, ops.update(made, version=version, gate=change.gate, waiting=waiting)
+
+    return settle(connection, number, decide, timeout_s=timeout_s, has_come=_has_come)
 
 
-def _standing(
-    coordinator: Coordinator, record: Submission, terms: Terms, timeout_s: float
-) -> tuple[amending.Standing, str, list[str]]:
-    """What of it waits and runs; the path of a waiting block, where blocks are all that waits; and of all of them."""
+def _has_come(mine: Submission, record: Submission) -> bool:
+    """An amendment whose commit had an unknown outcome stands there; others may have come since."""
+    return record.changes[: len(mine.changes)] == mine.changes
+
+
+def _standing(coordinator: Coordinator, record: Submission, terms: Terms, timeout_s: float) -> tuple[amending.Standing, list[str]]:
+    """What of it waits and runs; paths of the blocks of which none may start in the moment of the change."""
     number = record.id
     [tail] = fetch([paths.tail(number)], coordinator.get, timeout_s=timeout_s)
-    parents = [paths.failed(number), paths.pending(record.queue), paths.held(record.queue), paths.NODES]
-    failed, *queues, nodes = fetch(parents, coordinator.children, timeout_s=timeout_s)
+    places = [place(queue) for queue in reversed(record.queues) for place in (paths.pending, paths.held)]
+    failed, nodes, *queues = fetch([paths.failed(number), paths.NODES, *places], coordinator.children, timeout_s=timeout_s)
     grows = tail is not None and not validity.tail(tail, number).complete
     blocks = [
-        f"{parent}/{name}" for parent, names in zip(parents[1:3], queues, strict=True)
+        f"{parent}/{name}" for parent, names in zip(places, queues, strict=True)
         for name, key in sorted(paths.blocks_in(names), key=lambda one: paths.claim_order(one[0])) if key.submission == number
     ]  # fmt: skip
     if grows or failed or blocks:
-        may_move = terms.queue is not None and not grows and not failed and len(blocks) <= _MOST_MOVED
+        may_move = not (grows or failed or amending.OF_STILL.isdisjoint(terms.said()))
         is_still = may_move and _is_all(coordinator, record.id, blocks, timeout_s)
-        return amending.Standing(waits=True, is_still=is_still), "" if grows or failed else blocks[-1], blocks
+        if is_still and record.phase is not Phase.OPEN:
+            return amending.Standing(waits=True), []  # nothing starts before its record is another one
+        return amending.Standing(waits=True, is_still=is_still), [] if grows or failed else blocks if is_still else blocks[-1:]
     lists = fetch([paths.running_node(node) for node in nodes or ()], coordinator.children, timeout_s=timeout_s)
     runs = any(key.submission == number for names in lists for _, key in paths.blocks_in(names))
-    return amending.Standing(waits=False, runs=runs, is_still=False), "", []
+    return amending.Standing(waits=False, runs=runs, is_still=False), []
 
 
 def _is_all(coordinator: Coordinator, number: int, blocks: list[str], timeout_s: float) -> bool:
     """What has not ended of a submission waits in these blocks: nothing of it is claimed."""
     read = read_progress(coordinator, None, number, timeout_s=timeout_s)
-    waiting = sum(paths.parse_block(path.rpartition("/")[2]).count for path in blocks)
-    return read is not None and read[1].final + waiting == read[1].total
-
-
-def _moved(coordinator: Coordinator, queue: str, blocks: list[str], timeout_s: float) -> list[ops.Waiting] | None:
-    """Blocks of a queue as they are; None where one is gone."""
-    found = fetch(blocks, coordinator.get, timeout_s=timeout_s)
-    moved = []
-    for path, item in zip(blocks, found, strict=True):
-        if item is None:
-            return None
-        parent, _, name = path.rpartition("/")
-        data = validity.decode(item.data, BlockData, path)
-        moved.append(ops.Waiting(paths.parse_block(name), parent == paths.held(queue), data, item.version))
-    return moved
+    waiting = {(key.first, key.count) for path in blocks for key in (paths.parse_block(path.rpartition("/")[2]),)}  # one may have moved
+    return read is not None and read[1].final + sum(count for _, count in waiting) == read[1].total
 
 
 def _nodes(coordinator: Coordinator, timeout_s: float) -> list[NodeRecord]:

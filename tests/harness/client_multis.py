@@ -176,10 +176,8 @@ def changes() -> list[tuple[Multi, Tree]]:
     assert isinstance(later, gating.Change)
     moves = amending.amended(ANN, Terms(queue="batch"), ann)
     assert isinstance(moves, gating.Change)
-    moved = [ops.Waiting(WAITS, False, WAITS_DATA, 5), ops.Waiting(replace(WAITS, first=20), True, block(20, 6)[1], 0)]
-    aside = paths.held_block("default", replace(WAITS, first=20))
-    both = {_pending(WAITS): stamped(encode_block(WAITS_DATA), 5), aside: stamped(encode_block(block(20, 6)[1]), 0)}
-    of_moved = Tree(znodes={**record.znodes, **both})
+    wider = amending.amended(ANN, Terms(cores=3), ann)
+    assert isinstance(wider, gating.Change)
     of_changed = Tree(znodes={paths.sub(42): stamped(encode_record(changed.record), 2)})
     of_held = Tree(znodes={paths.sub(42): stamped(encode_record(held.record), 2)})
     what = InboxOrder(order=OrderKind.CANCEL, submission=42, index=1, reason=Reason.USER_CANCEL)
@@ -197,7 +195,8 @@ def changes() -> list[tuple[Multi, Tree]]:
         (ops.update(changed.record, version=1, gate=changed.gate), record),
         (ops.update(waits.record, version=1, gate=waits.gate), record),
         (ops.update(later.record, version=2, gate=later.gate), of_changed),
-        (ops.update(moves.record, version=1, gate=moves.gate, old_queue="default", moved=moved), of_moved),
+        (ops.update(moves.record, version=1, gate=moves.gate), record),
+        (ops.update(wider.record, version=1, gate=wider.gate), record),
         (
             owner_ops.take_ownership(replace(ANN, owner=OTHER), 1, owner_ops.taken_over(TAIL, OTHER, "f-over"), 3),
             record,

@@ -51,7 +51,7 @@ from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 SHA = "0123456789abcdef" * 4
 _TERMS = Terms(
     priority=1, time_limit_us=1, memory_bytes=1, name="a", begin_us=1, features=("f",),
-    after=(Dependency(condition=Condition.OK, submission=1),), queue="batch",
+    after=(Dependency(condition=Condition.OK, submission=1),), queue="batch", cores=2,
 )  # fmt: skip
 _PAST = PastAttempt(attempt=1, node="n1", reason=Reason.NODE_LOST)
 _CALL = Call(function="a" * 64, payload=b"arguments", row=f"args/{7:010d}/{0:010d}/{'b' * 64}", at=1, keyed=True)

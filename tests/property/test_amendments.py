@@ -62,7 +62,7 @@ class Cluster:
     def update(self, memory_mib: int, waiting: str) -> bool:
         record, version = self.record()
         change = amended(record, Terms(memory_bytes=memory_mib << 20), ANN)
-        return isinstance(change, Change) and self.send(ops.update(change.record, version=version, gate=change.gate, waiting=waiting))
+        return isinstance(change, Change) and self.send(ops.update(change.record, version=version, gate=change.gate, waiting=[waiting]))
 
     def hold(self) -> None:
         record, version = self.record()
@@ -122,7 +122,7 @@ def test_of_a_change_and_a_start_in_the_same_moment_one_is_made(order: list[str]
     record, version = cluster.record()
     change = amended(record, Terms(memory_bytes=1 << 30), ANN)
     assert isinstance(change, Change)
-    multi = ops.update(change.record, version=version, gate=change.gate, waiting=path)  # both decided by what was read before
+    multi = ops.update(change.record, version=version, gate=change.gate, waiting=[path])  # both decided by what was read before
     made = {what: cluster.send(multi) if what == "update" else getattr(cluster, kind)(key) for what in order}
     assert made == {order[0]: True, order[1]: False}
 

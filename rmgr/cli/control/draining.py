@@ -16,6 +16,7 @@ from rmgr.cli.words.params import nearest
 from rmgr.cli.words.placed_options import parse_nodes
 from rmgr.errors import NotFound
 from rmgr.model.base.units import counted
+from rmgr.model.views import NodeView
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 
@@ -36,7 +37,7 @@ def drain(session: Session, nodes: tuple[str, ...], reason: str, migrate: bool) 
     """Lets nodes finish what they have and take nothing new. Drained again, the reason is replaced."""
     from rmgr.cli.control.operate import drain_node
 
-    names = _known_nodes(session, nodes)
+    names = named_nodes(nodes, session.query().nodes())
     for node in names:
         drain_node(session, node, reason)
     more: dict[str, dict[str, Any]] = {node: {} for node in names}
@@ -73,7 +74,7 @@ def resume(session: Session, nodes: tuple[str, ...]) -> None:
     """Lets drained nodes take work again."""
     from rmgr.cli.control.operate import resume_node
 
-    names = _known_nodes(session, nodes)
+    names = named_nodes(nodes, session.query().nodes())
     for node in names:
         was_drained = resume_node(session, node)
         if not session.json:
@@ -81,19 +82,14 @@ def resume(session: Session, nodes: tuple[str, ...]) -> None:
     _answer(session, names, {node: {} for node in names})
 
 
-def _known_nodes(session: Session, words: Sequence[str]) -> list[str]:
-    """`n1`, `n1,n2`, `n[1-3]`: each once. Raises: UsageError; NotFound for one that is not there."""
+def named_nodes(words: Sequence[str], found: Sequence[NodeView]) -> list[str]:
+    """The nodes that `n1`, `n1,n2` or `n[1-3]` name, each once. Raises: UsageError; NotFound for one that is not there."""
     names = list(dict.fromkeys(name for word in words for name in parse_nodes(word)))
-    known = {node.id for node in session.query().nodes()}
+    known = {node.id for node in found}
     for name in names:
-        if name not in known:
-            raise no_node(name, known)
+        if name not in known:  # the nearest one is named
+            raise NotFound(f"there is no node {name!r}", hint=nearest("node", name, known, listed_by="rmgr nodes").hint)
     return names
-
-
-def no_node(name: str, known: set[str]) -> NotFound:
-    """There is none of that name: the nearest one is named."""
-    return NotFound(f"there is no node {name!r}", hint=nearest("node", name, known, listed_by="rmgr nodes").hint)
 
 
 def _answer(session: Session, names: Sequence[str], more: dict[str, dict[str, Any]]) -> None:

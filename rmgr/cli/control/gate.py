@@ -50,7 +50,7 @@ Change = Callable[["ControlReach", int, float], "Changed"]
 @filter_options
 def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
     """Ends work: what waits ends at once, what runs is killed (SIGTERM, then SIGKILL)."""
-    targets = _select(session, selectors, chosen, may_be_none=True)
+    targets = select(session, selectors, chosen, may_be_none=True)
     _tell(session, cancel_targets(session, targets, reason=reason), "cancelled")
 
 
@@ -64,7 +64,7 @@ def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Fi
 @filter_options
 def hold(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
     """Keeps waiting work from starting until rmgr release; what runs goes on. What an operator holds, operators release."""
-    targets = _whole(_select(session, selectors, chosen), "hold")
+    targets = _whole(select(session, selectors, chosen), "hold")
     _tell(session, _change_all(session, targets, partial(_hold, doer_of(session), reason)), "held")
 
 
@@ -73,7 +73,7 @@ def hold(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filt
 @filter_options
 def release(session: Session, selectors: tuple[str, ...], chosen: Filter) -> None:
     """Lets held work start; what waits for other work goes on waiting for that."""
-    targets = _whole(_select(session, selectors, chosen), "release")
+    targets = _whole(select(session, selectors, chosen), "release")
     _tell(session, _change_all(session, targets, partial(_release, doer_of(session, is_free=is_operator(session)))), "released")
 
 
@@ -225,7 +225,7 @@ def doer_of(session: Session, *, is_free: bool = False) -> Doer:
 # -- selection and answer -----------------------------------------------------------------------------------------------------
 
 
-def _select(session: Session, selectors: tuple[str, ...], chosen: Filter, *, may_be_none: bool = False) -> list[Target]:
+def select(session: Session, selectors: tuple[str, ...], chosen: Filter, *, may_be_none: bool = False) -> list[Target]:
     """may_be_none: filters alone that leave nothing select nothing, as scripts that clean up expect. Raises: NotFound."""
     selection = parse(selectors, chosen)
     session.query().check_queue(chosen.queue)

@@ -9,7 +9,7 @@ from collections import Counter
 import click
 import msgspec
 
-from rmgr.cli.control.draining import no_node
+from rmgr.cli.control.draining import named_nodes
 from rmgr.cli.display import columns, queue_lines, shapes
 from rmgr.cli.display.render import Layout, clock, elapsed, emit, folded, here, now_us, paint, printable, table, told_counts
 from rmgr.cli.session.command import command
@@ -56,7 +56,7 @@ def status(session: Session, watch: bool) -> None:
     "nodes",
     examples="""\
     rmgr nodes
-    rmgr nodes n1                       with what runs there
+    rmgr nodes n1                       with what runs there; 'n[1-3],m7': of several
     rmgr nodes n1 -o +partition,site,speed,features,since,by
     rmgr nodes --forget n7              one that is stopped and revoked is shown no more
     rmgr nodes --json | jq '.nodes[] | select(.state != "up")'""",
@@ -73,11 +73,8 @@ def nodes(session: Session, names: tuple[str, ...], forget: bool, layout: Layout
 
     def once() -> None:
         found = session.query().nodes()
-        known = {node.id for node in found}
-        for name in names:
-            if name not in known:
-                raise no_node(name, known)
-        shown = [node for node in found if not names or node.id in names]
+        wanted = named_nodes(names, found)
+        shown = [node for node in found if not names or node.id in wanted]
         if session.json:
             emit({"nodes": [shapes.node(node) for node in shown]})
         else:
@@ -108,16 +105,13 @@ def _forget(session: Session, names: tuple[str, ...]) -> None:
 
     if not names:
         raise UsageError("--forget needs the names of nodes", hint="rmgr nodes --forget n7")
-    known = {node.id for node in session.query().nodes()}
-    for name in names:
-        if name not in known:
-            raise no_node(name, known)
-    for name in names:
+    wanted = named_nodes(names, session.query().nodes())
+    for name in wanted:
         forget_node(session, name)
         if not session.json:
             sys.stdout.write(f"{name} is forgotten\n")
     if session.json:
-        emit({"forgotten": list(names)})
+        emit({"forgotten": wanted})
 
 
 @command(

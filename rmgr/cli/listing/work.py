@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from rmgr.cli.control.draining import no_node
+from rmgr.cli.control.draining import named_nodes
 from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.render import Layout, arrange, emit, folded, now_us, paint, table
 from rmgr.cli.session.command import command
@@ -41,7 +41,7 @@ _MOST_JOBS = 3000
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
 @click.option("-a", "--all", "ended", is_flag=True, help="also those that have ended")
 @click.option("-A", "--everyone", is_flag=True, help="of all users, who are shown")
-@click.option("--node", metavar="NODE", default="", help="that run there; with -a also those that ran there")
+@click.option("--node", metavar="NODES", default="", help="that run on these, as n1 or n[1-3]; with -a also those that ran there")
 @filter_options
 @table_options
 def jobs(
@@ -52,8 +52,8 @@ def jobs(
     def once() -> None:
         found = _find(session, selectors, chosen, ended=ended, everyone=everyone)
         if node:
-            _check_node(session, node)
-            found = [job for job in found if node in job.nodes]
+            wanted = set(named_nodes([node], session.query().nodes()))
+            found = [job for job in found if not wanted.isdisjoint(job.nodes)]
         if session.json:
             emit({"jobs": [shapes.job(job) for job in found]})
         else:
@@ -115,7 +115,7 @@ def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended
     exits="0 ok, 3 no such id, 5 ZooKeeper cannot be reached, 125 outcomes are missing from the store",
 )
 @click.argument("selectors", nargs=-1, metavar="[ID]...")
-@click.option("--node", metavar="NODE", default="", help="there alone; without IDs: what runs there")
+@click.option("--node", metavar="NODES", default="", help="on these alone, as n1 or n[1-3]; without IDs: what runs there")
 @click.option("-s", "--state", "states", type=STATES, metavar="STATE,...", default=(), help="in these states")
 @click.option("--cursor", type=click.IntRange(0), default=0, metavar="N", help="begin at the N-th task")
 @click.option("--limit", type=click.IntRange(0), default=_TASK_PAGE, show_default=True, metavar="N", help="at most N tasks, 0 = all")
@@ -186,19 +186,12 @@ def _tasks_of_node(
     session: Session, selectors: tuple[str, ...], node: str, states: tuple[State, ...], cursor: int, limit: int
 ) -> tuple[list[TaskView], int | None]:
     """Of named jobs all that are or were there, else what runs there now; as `_tasks`."""
-    _check_node(session, node)
+    wanted = set(named_nodes([node], session.query().nodes()))
     if not selectors:
-        selectors = tuple(str(job.id) for job in session.query().jobs() if node in job.nodes)
+        selectors = tuple(str(job.id) for job in session.query().jobs() if not wanted.isdisjoint(job.nodes))
         states = states or (State.STARTING, State.RUNNING, State.SUSPENDED, State.STOPPING)
-    found = [task for one in selectors for task in _tasks(session, (one,), states, 0, 0)[0] if task.node == node]
+    found = [task for one in selectors for task in _tasks(session, (one,), states, 0, 0)[0] if task.node in wanted]
     return _page(found, cursor, limit)
-
-
-def _check_node(session: Session, node: str) -> None:
-    """Raises NotFound naming the nearest one."""
-    known = {view.id for view in session.query().nodes()}
-    if node not in known:
-        raise no_node(node, known)
 
 
 def kept_tasks(session: Session, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:

@@ -225,9 +225,12 @@ def _stored(session: Session, number: int, trust: str) -> Submission:
     credentials = session.credentials()
     if credentials is not None:
         from rmgr.adapters.identity.trust import Trust
+        from rmgr.cli.control.operate import read_settings
         from rmgr.client.commands.again import check_signature
 
-        check_signature(record, Trust(session.coordinator(), credentials.ca_pem), session.cluster_id(), timeout_s=timeout_s)
+        known = Trust(session.coordinator(), credentials.ca_pem)
+        operators = read_settings(session)[0].operators
+        check_signature(record, known, session.cluster_id(), operators=operators, timeout_s=timeout_s)
     return record
 
 

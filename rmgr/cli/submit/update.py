@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rmgr.cli.control.gate import ControlReach, check_owner, doer_of, is_operator
+from rmgr.cli.control.gate import ControlReach, check_owner, doer_of, is_operator, select
 from rmgr.cli.display import shapes
 from rmgr.cli.display.render import clock, emit
 from rmgr.cli.sending.options import MEMORY, parse_after
@@ -16,7 +16,7 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.words.moments import BEGINS
 from rmgr.cli.words.params import TIME_LIMIT_US, Parsed, listed
 from rmgr.cli.words.placed_options import BEGIN
-from rmgr.cli.words.selectors import parse, targets_of
+from rmgr.cli.words.selectors import Filter
 from rmgr.coord.views.changes import differences, in_words
 from rmgr.errors import UsageError
 from rmgr.model.tasks.block import PRIORITY_RANGE
@@ -31,14 +31,15 @@ def _after_or_none(text: str) -> tuple[Dependency, ...]:
     "update",
     examples="""\
     rmgr update 42 --priority -5 -t 2h    waiting work: later, and longer
-    rmgr update 42 43 --mem 4G --name big
+    rmgr update 42 43 --mem 4G -c 2
+    rmgr update last --name big           all of yours: rmgr update all ...
     rmgr update 42 --after ok:41          ends any other wait; --after none: waits for nothing
     rmgr update 42 -t 30m                 also what runs, from its start on""",
     exits="""\
 0 ok (what stays as it is is listed with the reason), 2 usage or infeasible, 3 no such id, 4 not yours,
 5 ZooKeeper cannot be reached""",
 )
-@click.argument("selectors", nargs=-1, metavar="ID...", required=True)
+@click.argument("selectors", nargs=-1, metavar="SELECTOR...", required=True)
 @click.option(
     "--priority",
     type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE),
@@ -47,6 +48,7 @@ def _after_or_none(text: str) -> tuple[Dependency, ...]:
 )
 @click.option("-t", "--time", "time_us", type=TIME_LIMIT_US, metavar="TIME", help="limit of one task; of what runs: see below")
 @click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of one task, as 512M or 2G")
+@click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", help="cores of one task, or process, while nothing of it runs")
 @click.option("-q", "--queue", metavar="NAME", help="another queue of the same kind, while nothing of it runs")
 @click.option("-J", "--name", metavar="NAME", help="name of the work")
 @click.option("--begin", "begin_us", type=BEGIN, metavar="TIME", help=f"not before, of placed jobs: {BEGINS}")
@@ -56,7 +58,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
     """Changes waiting work: what was given, and nothing else; prints old -> new.
 
     What runs keeps all but its time limit: its user may shorten that, and an operator lengthen it. An operator may change
-    priority and time limit of everybody's work. Cores stay: cancel it, and submit it again.
+    priority and time limit of everybody's work. Cores and queue are those of all of it: they change while nothing of it runs.
     rmgr show ID tells who has changed what, and when.
     """
     terms = Terms(
@@ -65,6 +67,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
         memory_bytes=values["memory_bytes"],
         name=values["name"],
         queue=values["queue"],
+        cores=values["cores"],
         begin_us=values["begin_us"],
         after=values["after"],
         features=None if features is None else tuple(listed(features)),
@@ -72,7 +75,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
     if not terms.said():
         raise UsageError("nothing is to be changed", hint="rmgr update 42 -t 2h; rmgr update --help lists what can be")
     numbers = []
-    for target in targets_of(parse(selectors)):
+    for target in select(session, selectors, Filter()):
         if target.tasks:
             raise UsageError(f"{target.ids[0]}: single tasks cannot be changed", hint=f"rmgr update {target.submission}")
         numbers.append(target.submission)
@@ -91,7 +94,9 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
 
 def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any], str]:
     """(what differs now, why nothing does). Raises as `update_submission`."""
+    from rmgr.cli.control.operate import read_settings
     from rmgr.cli.sending.host import SessionHost
+    from rmgr.daemons.leader.records.pipeline import idle_priority
     from rmgr.procedures.snapshot import read_submission
     from rmgr.procedures.updating import update_submission
 
@@ -112,6 +117,8 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
         return {}, done.unchanged
     if done.after.phase is not Phase.HELD and not session.query().has_leader():
         session.note(f"{number}: a WatchDog that leads orders its blocks by this, and tells what runs; there is none just now")
+    if terms.priority is not None and (told := idle_priority(read_settings(session)[0], done.after.queue)):
+        session.note(f"{number}: {told}")
     return differences(done.before, done.after), ""
 
 

@@ -164,8 +164,6 @@ _WORD_ALONE = {
     ("nodes", "-n"): "the node's name alone: rmgr nodes NODE",
     ("nodes", "-w"): "the node's name alone: rmgr nodes NODE",
     ("nodes", "--nodelist"): "the node's name alone: rmgr nodes NODE",
-    ("update", "-c"): "cores stay: rmgr cancel ID, then rmgr rerun ID -c CORES",
-    ("update", "--cores"): "cores stay: rmgr cancel ID, then rmgr rerun ID -c CORES",
 }
 #: An option that a hint names.
 _NAMED_OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][a-z-]*")

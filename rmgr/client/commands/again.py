@@ -30,8 +30,11 @@ class StoredWork:
     payloads: tuple[bytes, ...]
 
 
-def check_signature(record: Submission, trust: Trust, cluster_id: str, *, timeout_s: float) -> None:
-    """In a secured cluster: the record says what its user has asked for. Raises: PermissionDenied; CoordinationUnavailable."""
+def check_signature(record: Submission, trust: Trust, cluster_id: str, *, operators: Sequence[str], timeout_s: float) -> None:
+    """In a secured cluster: the record says what its user has asked for. operators: by the settings.
+
+    Raises: PermissionDenied; CoordinationUnavailable.
+    """
     from rmgr.coord.seal.work import record_statement
     from rmgr.runtime import machine
 
@@ -44,7 +47,7 @@ def check_signature(record: Submission, trust: Trust, cluster_id: str, *, timeou
         elif signer.identity.name != record.user or not signer.identity.is_person:
             why = f"its record was signed by {signer.identity.role} {signer.identity.name}, and is said to be of {record.user}"
         elif signer.verify(bytes.fromhex(signature), record_statement(record, cluster_id)):
-            why = _amended_by_others(record, trust, cluster_id, timeout_s)
+            why = _amended_by_others(record, trust, cluster_id, operators, timeout_s)
             if not why:
                 return
         else:
@@ -52,20 +55,17 @@ def check_signature(record: Submission, trust: Trust, cluster_id: str, *, timeou
     raise PermissionDenied(f"submission {record.id} cannot be run again: {why}", hint="submit it anew: rmgr submit")
 
 
-def _amended_by_others(record: Submission, trust: Trust, cluster_id: str, timeout_s: float) -> str:
-    """Why an amendment of it is not that of who is said to have made it, "" = all are. (What an operator may change, its form says.)"""
-    from rmgr.coord.seal.work import amendment_statement
+def _amended_by_others(record: Submission, trust: Trust, cluster_id: str, operators: Sequence[str], timeout_s: float) -> str:
+    """Why an amendment of it is not that of somebody who may make it, "" = all are. (What an operator may change, its form says.)"""
+    from rmgr.coord.seal.work import amendment_fault
 
     for change in record.changes:
         key_id, _, signature = change.signature.partition(":")
         signer = trust.find(key_id, at_s=change.by_us / 1e6, dated=True, timeout_s=timeout_s) if signature else "nobody has signed it"
-        why = signer if isinstance(signer, str) else ""
-        if not isinstance(signer, str) and not (signer.identity.is_person and signer.identity.name == change.by):
-            why = f"it was signed by {signer.identity.role} {signer.identity.name}"
-        elif not isinstance(signer, str) and not signer.verify(
-            bytes.fromhex(signature), amendment_statement(record.id, change, cluster_id)
-        ):
-            why = "it is not what was signed"
+        if isinstance(signer, str):
+            why = signer
+        else:
+            why = amendment_fault(record.id, change, cluster_id, signer.identity, signer.verify, operators=operators)
         if why:
             return f"amendment {change.number}, by {change.by}: {why}"
     return ""

@@ -220,7 +220,7 @@ def _release(submitter: CommandSubmitter, anchor: int, token: str, timeout_s: fl
             token=token,
             hint=f"rmgr show {anchor}: CANCELLED (soon after this command has ended) means that none of it runs; it is let go otherwise",
         ) from None
-    now = changed.submission
+    now = changed.after
     if now.phase in (Phase.CANCELLED, Phase.HELD) or (now.phase is Phase.CLOSED and now.reason):
         raise StateConflict(
             f"the list was not let go: submission {anchor}, which it waits for, is {now.phase} ({now.reason}); nothing of it runs",

@@ -13,14 +13,14 @@ from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Submission
 
 
-def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newer: bool, is_raised: bool = False) -> str:
+def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newer: bool) -> str:
     """Why the queue in which a block of `record` stands does not admit it, "" = it does. Cost: 0.3 us.
 
-    is_newer: the submission was made after the cluster's settings were changed last. is_raised: an operator has raised its priority.
+    is_newer: the submission was made after the cluster's settings were changed last.
     """
     if record.queue != queue.name:
         return f"its submission is of queue {record.queue}"
-    if key.user == paths.RAISED and not is_raised:
+    if key.user == paths.RAISED and not record.is_raised:
         return "its name says that an operator has raised it, and none has"
     if key.user not in ("", paths.RAISED, paths.user_tag(record.user)):
         return f"its name has the tag of another user than {record.user}"
@@ -34,6 +34,6 @@ def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newe
         return f"queue {queue.name} allows {counted(queue.max_cores, 'core')}"
     if queue.max_memory_bytes and record.request.memory_bytes > queue.max_memory_bytes:
         return f"queue {queue.name} allows {queue.max_memory_bytes} bytes of memory"
-    if key.priority > queue.max_priority and not is_raised:
+    if key.priority > queue.max_priority and not record.is_raised:
         return f"queue {queue.name} allows priority {queue.max_priority}"
     return ""

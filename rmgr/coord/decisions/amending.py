@@ -16,6 +16,8 @@ from rmgr.model.tasks.submission import Amendment, Phase, Submission, Terms
 
 #: What may be changed where nothing waits any more.
 OF_RUNNING = frozenset({"time_limit_us"})
+#: What may be changed while nothing of it has left its waiting blocks: these move with it.
+OF_STILL = frozenset({"queue", "cores"})
 #: What people call them.
 WORDS = {
     "priority": "priority",
@@ -26,6 +28,7 @@ WORDS = {
     "after": "after",
     "features": "features",
     "queue": "queue",
+    "cores": "cores",
 }
 
 
@@ -87,7 +90,7 @@ def _why_not(record: Submission, said: dict[str, Any], doer: Doer, standing: Sta
     if not is_own and not doer.is_operator:
         return f"it belongs to {record.user}"
     if not is_own and others:
-        return f"an operator may change its priority and its time limit; its {' and '.join(others)} is {record.user}'s to change"
+        return f"an operator may change its priority and its time limit; only {record.user} changes its {' and '.join(others)}"
     if said.get("priority", record.priority) > record.priority and not doer.is_operator:
         return f"its user may lower its priority ({record.priority} now), and an operator may raise it"
     if "begin_us" in said and record.rigid is None:
@@ -95,8 +98,8 @@ def _why_not(record: Submission, said: dict[str, Any], doer: Doer, standing: Sta
     late = [item.submission for item in said.get("after", ()) if item.submission >= record.id]
     if late:
         return f"it can wait for what was submitted before it, not for {late[0]}"
-    if "queue" in said and not standing.is_still:
-        return "its queue can be changed while nothing of it runs, is to be tried again, or may still be added"
+    if moved := [WORDS[name] for name in said if name in OF_STILL and not standing.is_still]:
+        return f"its {' and '.join(moved)} can be changed while nothing of it runs, is to be tried again, or may still be added"
     if standing.waits:
         return ""
     if not standing.runs:

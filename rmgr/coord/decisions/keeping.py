@@ -223,42 +223,58 @@ class BringBack(msgspec.Struct, frozen=True):
 
 
 class RenameBlock(msgspec.Struct, frozen=True):
-    """A waiting block gets the name that its submission's present terms ask for."""
+    """A waiting block gets the name, and the queue, that its submission's present terms ask for. queue: where it is, "" = in that."""
 
     key: BlockKey
     now: BlockKey
     held: bool
+    queue: str = ""
 
 
 class EndBlock(msgspec.Struct, frozen=True):
-    """A waiting block of a cancelled submission ends here."""
+    """A waiting block of a cancelled submission ends here. queue: where it is, "" = in that of its submission."""
 
     key: BlockKey
     held: bool
+    queue: str = ""
 
 
 Move = SetBlockAside | BringBack | RenameBlock | EndBlock
 
 
-def moves(submission: Submission, *, pending: Sequence[BlockKey], held: Sequence[BlockKey], room: int | None) -> list[Move]:
+def moves(
+    submission: Submission,
+    *,
+    pending: Sequence[BlockKey],
+    held: Sequence[BlockKey],
+    room: int | None,
+    strays: Sequence[tuple[str, BlockKey, bool]] = (),
+) -> list[Move]:
     """What to do with the blocks of one submission that wait in its queue, in the order in which it is to happen.
 
     Args:
         pending, held: its blocks in either place.
         room: how many more of its tasks may be on the way (`room_of`), None without a cap.
+        strays: (queue, block, is held) of what is in a queue that it was in before.
     """
     in_order = sorted(held, key=BlockKey.sort_key)
     if submission.changes and submission.phase in {Phase.OPEN, Phase.HELD}:
-        waiting = [(key, False) for key in pending] + [(key, True) for key in in_order]
-        tag = paths.RAISED if submission.is_raised else paths.user_tag(submission.user)
-        others = [(key, now, aside) for key, aside in waiting if (now := replace(key_now(key, submission), user=tag)) != key]
+        own = [*(("", key, False) for key in pending), *(("", key, True) for key in in_order)]
+        waiting = [*sorted(strays, key=lambda one: one[1].sort_key()), *own]
+        tag = paths.tag_of(submission)
+        others = [
+            RenameBlock(key, now, aside, queue)
+            for queue, key, aside in waiting
+            if (now := replace(key_now(key, submission), user=tag)) != key or queue
+        ]
         if others:  # first: where each is to stand is decided by its name
-            return [RenameBlock(key, now, aside) for key, now, aside in others]
+            return [*others]
     match submission.phase:
         case Phase.HELD:
             return [SetBlockAside(key) for key in pending]
         case Phase.CANCELLED:
-            return [*(EndBlock(key, held=False) for key in pending), *(EndBlock(key, held=True) for key in in_order)]
+            gone = [EndBlock(key, held=aside, queue=queue) for queue, key, aside in strays]
+            return [*gone, *(EndBlock(key, held=False) for key in pending), *(EndBlock(key, held=True) for key in in_order)]
         case Phase.OPEN:
             return [BringBack(key) for key in in_order] if room is None else _fill(in_order, room)
         case Phase.CLOSED:
@@ -286,9 +302,9 @@ def room_of(submission: Submission, *, total: int, final: int, held: int, failed
     return max(0, submission.max_running - (total - final - held - failed))
 
 
-def end_block(submission: Submission, key: BlockKey, *, held: bool) -> Multi:
-    """END: all tasks of a waiting block end CANCELLED, for the reason that the record tells."""
-    source = paths.held_block(submission.queue, key) if held else paths.pending_block(submission.queue, key)
+def end_block(submission: Submission, key: BlockKey, *, held: bool, queue: str = "") -> Multi:
+    """END: all tasks of a waiting block end CANCELLED, for the reason that the record tells. queue: see `EndBlock`."""
+    source = (paths.held_block if held else paths.pending_block)(queue or submission.queue, key)
     fragment = no_outcome(State.CANCELLED, cancel_reason(submission), range(key.first, key.end), attempt=key.attempt)
     fragment = msgspec.structs.replace(fragment, outcomes=brief_ends(fragment.outcomes))  # of the largest block they fit
     ops = (Delete(source), Create(paths.fragment_prefix(submission.id), encode_fragment(fragment), sequence=True))

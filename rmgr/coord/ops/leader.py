@@ -119,7 +119,7 @@ def resubmit(
             attempt=attempt + 1,
             cores=failed.cores,
             memory_mib=failed.memory_mib,
-            user=paths.RAISED if submission.is_raised else paths.user_tag(submission.user),
+            user=paths.tag_of(submission),
         )
         target = paths.pending_block(failed.queue, key) if gate else paths.held_block(failed.queue, key)
         ops.append(Create(target, encode_block(cut(carried, first, piece_first, piece_count))))

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
+from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.seal.work import narrowed
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry, Trouble
-from rmgr.model.tasks.amendments import key_now
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, runs
 from rmgr.model.tasks.outcome import FailedRange, Fragment
 from rmgr.model.tasks.submission import Phase, Submission, Tail
@@ -78,9 +77,13 @@ def submit(
 
 def enter(queue: str, key: BlockKey, data: BlockData, *, held: bool) -> Create:
     """A new block: at the end of `pending` (S), or set aside without a place."""
+    return _entered(queue, key, encode_block(data), held=held)
+
+
+def _entered(queue: str, key: BlockKey, data: bytes, *, held: bool) -> Create:
     if held:
-        return Create(paths.held_block(queue, replace(key, seq=NO_SEQ)), encode_block(data))
-    return Create(f"{paths.pending(queue)}/{paths.block_prefix(key)}", encode_block(data), sequence=True)
+        return Create(paths.held_block(queue, replace(key, seq=NO_SEQ)), data)
+    return Create(f"{paths.pending(queue)}/{paths.block_prefix(key)}", data, sequence=True)
 
 
 def enqueue(
@@ -144,25 +147,12 @@ def _gate_of(submission: Submission) -> list[Op]:
     return [Create(path), *(Set(path, b"", version) for version in range(len(submission.changes)))]
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A block that waits, as it was read."""
-
-    key: BlockKey
-    held: bool
-    data: BlockData
-    version: int
-
-
-def update(
-    submission: Submission, *, version: int, gate: bool | None, waiting: str = "", old_queue: str = "", moved: Sequence[Waiting] = ()
-) -> Multi:
+def update(submission: Submission, *, version: int, gate: bool | None, waiting: Sequence[str] = ()) -> Multi:
     """UPDATE: an amendment of a submission's terms. What it finds started has the old ones, what starts later the new.
 
     Args:
         gate: as in `set_record`; None of one that is open: the gate is made anew, at the next version.
-        waiting: path of a block that must still wait: where nothing else does, at most one of this and its start is committed.
-        moved: all its waiting blocks, which leave `old_queue` for the end of its present one.
+        waiting: paths of blocks that must still wait: of this and the start of one of them at most one is committed.
     """
     path = paths.sub(submission.id)
     data = encode_record(submission)
@@ -171,20 +161,22 @@ def update(
         ops.append(Delete(paths.gate(submission.id)))
     if submission.phase is Phase.OPEN:
         ops += _gate_of(submission)
-    if waiting:
-        ops.append(Check(waiting))
-    for one in moved:
-        where = paths.held_block if one.held else paths.pending_block
-        ops.append(Delete(where(old_queue, one.key), one.version))
-        ops.append(enter(submission.queue, key_now(one.key, submission), one.data, held=one.held or submission.phase is not Phase.OPEN))
-    return Multi(name="UPDATE", ops=tuple(ops), proof=Holds(path, data))
+    ops += map(Check, waiting)
+    return Multi(name="UPDATE", ops=tuple(ops), proof=Holds(path, data), most_ops=MAX_OPS_OF_ONE_JOB)
 
 
-def rename(queue: str, old: BlockKey, new: BlockKey, data: bytes, version: int, *, held: bool) -> Multi:
-    """RENAME: a waiting block bears the priority and the memory that its submission has now, and keeps its place."""
+def rename(submission: Submission, queue: str, old: BlockKey, new: BlockKey, data: bytes, version: int, *, held: bool) -> Multi:
+    """RENAME: a waiting block bears the priority, cores and memory that its submission has now, and keeps its place.
+
+    queue: where it stands; if its submission is in another one now, it goes to the end of that.
+    """
     where = paths.held_block if held else paths.pending_block
     source = where(queue, old)
-    return Multi(name="RENAME", ops=(Delete(source, version), Create(where(queue, new), data)), proof=Gone(source))
+    if queue == submission.queue:
+        target = Create(where(queue, new), data)
+    else:
+        target = _entered(submission.queue, new, data, held=held or submission.phase is not Phase.OPEN)
+    return Multi(name="RENAME", ops=(Delete(source, version), target), proof=Gone(source))
 
 
 def set_aside(queue: str, key: BlockKey, data: bytes, version: int) -> Multi:

@@ -45,9 +45,13 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.tasks.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, PRIORITY_RANGE, BlockKey
+
+if TYPE_CHECKING:
+    from rmgr.model.tasks.submission import Submission
 
 META = "/meta"
 CONFIG = "/config"
@@ -428,6 +432,11 @@ def user_tag(user: str) -> str:
     """Six characters that stand for a user in the names of blocks. Two of 1,000 users have the same with a chance of 1 in 2,000."""
     tag = base64.b32encode(hashlib.sha256(user.encode("utf-8", "surrogatepass")).digest()[:5]).decode().lower()[:6]
     return tag if tag != RAISED else "raisee"
+
+
+def tag_of(record: Submission) -> str:
+    """The tag of its blocks: that of its user, or of what an operator raised."""
+    return RAISED if record.is_raised else user_tag(record.user)
 
 
 def tag_in(name: str) -> str:

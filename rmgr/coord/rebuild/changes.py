@@ -13,7 +13,7 @@ from rmgr.coord.ops import owner as owner_ops
 from rmgr.coord.ops import request as request_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Create, Delete, Multi, Set
+from rmgr.coord.protocol.multi import Create, Delete, Multi, Set
 from rmgr.coord.rebuild.parts import Known, guid_of, op_at, require, submission_of, unlike, waiting_block
 from rmgr.coord.validity.records import decode
 from rmgr.model.base.states import Reason, State
@@ -127,21 +127,13 @@ def update(multi: Multi, known: Known) -> Multi:
     if isinstance(change, str):
         raise unlike(multi, 0, change)
     record = amending.signed(change.record, mine.signature)
-    waiting = ""
-    moved: list[ops.Waiting] = []
+    waiting = []
     for at, op in enumerate(multi.ops):
-        if not op.path.startswith(f"{paths.QUEUES}/") or isinstance(op, Create):
-            continue
-        queue, held, key = waiting_block(op.path, multi, at, sequence=False)
-        require(queue == old.queue and key.submission == old.id, multi, at, "it is a waiting block of that submission")
-        if isinstance(op, Check):
-            waiting = op.path
-        elif isinstance(op, Delete):
-            require(op.version >= 0 and record.queue != old.queue, multi, at, "it says what it moves to another queue")
-            data = decode(known.read(op.path, op.version).data, BlockData, op.path)
-            moved.append(ops.Waiting(key, held, data, op.version))
-    require(bool(moved) is (record.queue != old.queue), multi, 0, "its blocks go with it to another queue")
-    return ops.update(record, version=version, gate=change.gate, waiting=waiting, old_queue=old.queue, moved=moved)
+        if op.path.startswith(f"{paths.QUEUES}/"):
+            queue, _, key = waiting_block(op.path, multi, at, sequence=False)
+            require(queue in old.queues and key.submission == old.id, multi, at, "it is a waiting block of that submission")
+            waiting.append(op.path)
+    return ops.update(record, version=version, gate=change.gate, waiting=waiting)
 
 
 def take_ownership(multi: Multi, known: Known) -> Multi:

@@ -39,6 +39,7 @@ from rmgr.coord.seal.tree import NotSealed, sign_together
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
+from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.tasks.amendments import as_signed
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey, Seal
 from rmgr.model.tasks.outcome import Fragment, FragmentSeal, Outcome
@@ -139,6 +140,23 @@ def amendment_statement(number: int, change: Amendment, cluster_id: str) -> byte
     """What the signature of an amendment must be of: which of which submission, by whom, when, in what right, and what it changes."""
     told = (change.number, change.by, change.by_us, change.is_operators, _json.encode(_told(change.terms)))
     return _pack.encode((_AMENDMENT, cluster_id, number, *told))
+
+
+def amendment_fault(
+    number: int, change: Amendment, cluster_id: str, signer: Identity, verify: Callable[[bytes, bytes], bool], *, operators: Sequence[str]
+) -> str:
+    """Why an amendment is not that of somebody who may make it, "" = it is.
+
+    Args:
+        signer: who holds the key that its signature names. verify: (signature, statement), by that key.
+        operators: users whom the settings make operators.
+    """
+    if not signer.is_person or signer.name != change.by:
+        return f"it was signed by {signer.role} {signer.name}"
+    if change.is_operators and signer.role not in {Role.OPERATOR, Role.ADMIN} and signer.name not in operators:
+        return f"{signer.name} is no operator"
+    signature = bytes.fromhex(change.signature.partition(":")[2])
+    return "" if verify(signature, amendment_statement(number, change, cluster_id)) else "it is not what was signed"
 
 
 def _told(item: object) -> dict[str, object]:

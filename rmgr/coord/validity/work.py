@@ -257,6 +257,7 @@ BOOK.add(
     after=optional(many(BOOK.of(Dependency), 10_000)),
     features=optional(FEATURES),
     queue=optional(NAME),
+    cores=optional(_CORES),
 )
 _SIGNATURE = words(r"(?:[0-9a-f]{32}:[0-9a-f]{128})?", "a key id and a signature")
 BOOK.add(Amendment, number=_COUNT, by=USER, by_us=SPAN, is_operators=flag, terms=BOOK.of(Terms), signature=_SIGNATURE)

@@ -504,17 +504,15 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
     fitting = [view for view in fitting if view.id not in refused]
     free = [view for view in fitting if view.cores - view.cores_used >= request.cores]
     waiting = [other for other in jobs(snapshot) if other.queue == job.queue and other.counts[State.INITIAL]]
-    rivals = [other for other in waiting if not queue.is_fair or other.user == job.user]
-    ahead = sum(other.counts[State.INITIAL] for other in rivals if (-other.priority, other.id) < (-job.priority, job.id))
     used = cores_of_users(snapshot)
     most = snapshot.settings.limits.of(CORES, job.user)
     if most and used.get(job.user, 0) + request.cores > most:
         told = f"{job.user} has {used.get(job.user, 0)} of the {most} cores that {job.user} may have at once"
         return [WhyView(what="limit", id=job.user, detail=f"{told}; rmgr limits {job.user}")]
-    turn = _turn_whys(queue, job, {other.user for other in waiting}, used)
+    raised = {other.id for other in waiting if queue.is_fair and snapshot.submissions[other.id][0].is_raised}
+    turn = [] if job.id in raised else _turn_whys(queue, job, {other.user for other in waiting}, used)
     lacking = _lacking(free, needs) if free and needs else ""
-    whose = f" of {job.user}'s" if queue.is_fair else ""
-    before = f"{counted(ahead, 'task') if ahead else 'nothing'}{whose} before it in queue {queue.name}"
+    before = f"{_ahead(queue, job, waiting, raised)} before it in queue {queue.name}"
     if free and not lacking:
         return [WhyView(what="nodes", id=free[0].id, detail=f"about to be claimed; {before}"), *turn]
     if lacking:
@@ -522,6 +520,23 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
     busy = f"all {len(fitting)} fitting nodes are busy" if len(fitting) != 1 else "the only fitting node is busy"
     detail = f"{busy}; {before}"
     return [WhyView(what="resources", id=queue.name, detail=detail), *turn]
+
+
+def _ahead(queue: QueueSpec, job: JobView, waiting: list[JobView], raised: set[int]) -> str:
+    """How much stands before it: in a fair queue of what an operator raised, which goes before all turns, and of its user's."""
+
+    def tasks(others: list[JobView]) -> int:
+        return sum(other.counts[State.INITIAL] for other in others)
+
+    earlier = [other for other in waiting if (-other.priority, other.id) < (-job.priority, job.id)]
+    if not queue.is_fair:
+        return counted(tasks(earlier), "task") if earlier else "nothing"
+    first = tasks([other for other in (earlier if job.id in raised else waiting) if other.id in raised])
+    own = tasks([other for other in earlier if other.user == job.user and other.id not in raised]) if job.id not in raised else 0
+    told = [f"{counted(first, 'task')} that an operator raised"] if first else []
+    if own or not told:
+        told.append(f"{counted(own, 'task') if own else 'nothing'} of {job.user}'s" if job.id not in raised else "nothing")
+    return " and ".join(told)
 
 
 def cores_of_users(snapshot: ClusterSnapshot) -> dict[str, int]:

@@ -19,6 +19,7 @@ _NAMES = {
     "after": ("after", "after"),
     "features": ("features", "features"),
     "queue": ("queue", "queue"),
+    "cores": ("cores", "cores"),
 }
 
 

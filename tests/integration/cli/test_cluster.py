@@ -101,6 +101,10 @@ def test_nodes_tell_what_they_are(sh: Shell, cluster: DevCluster) -> None:
     assert nodes["n1"]["pid"] == cluster.process("n1").pid
     assert nodes["n1"]["load"] is not None
     assert sh.ok("nodes", "n2", "-o", "node,state", "--no-header").out.split() == ["n2", "up"]
+    assert [node["id"] for node in sh.ok("nodes", "n[1-2]", "n1", "--json").json["nodes"]] == ["n1", "n2"]
+    wrong = sh("nodes", "n[1-3]", "--json")
+    assert (wrong.code, wrong.error["message"]) == (3, "there is no node 'n3'")
+    assert sh("nodes", "n[1-").code == 2
 
 
 def test_a_drained_node_takes_nothing_until_it_is_resumed(sh: Shell) -> None:
@@ -234,6 +238,8 @@ def test_screens_say_who_drains_a_node_and_what_runs_there(sh: Shell) -> None:
             assert number in sh.ok("nodes", node).out
             assert [job["id"] for job in sh.ok("jobs", "-A", "--node", node, "--json").json["jobs"]] == [number]
             assert [task["id"] for task in sh.ok("tasks", "--node", node, "--json").json["tasks"]] == [f"{number}_0"]
+            assert [job["id"] for job in sh.ok("jobs", "-A", "--node", "n[1-2]", "--json").json["jobs"]] == [number]
+            assert [task["id"] for task in sh.ok("tasks", "--node", "n1,n2", "--json").json["tasks"]] == [f"{number}_0"]
             other = "n1" if node != "n1" else "n2"
             assert not sh.ok("jobs", "-A", "--node", other, "--json").json["jobs"]
             assert not sh.ok("tasks", number, "--node", other, "--json").json["tasks"]

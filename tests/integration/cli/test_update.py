@@ -89,10 +89,14 @@ def test_what_cannot_be_is_refused_with_the_reason(sh: Shell) -> None:
         told = sh("update", number, *words, "--json")
         assert told.code == code, told
         assert why in told.error["message"]
-    assert "cores stay" in sh("update", number, "-c", "2").err
+    assert "no node can ever run this" in sh("update", number, "-c", "99", "--json").error["message"]
     assert "the leader places the jobs of queue batch" in sh("update", number, "-q", "batch").err
     assert "only jobs that the leader places" in sh.ok("update", number, "--begin", "1h", "--json").json["unchanged"][0]["why"]
     assert sh("update", f"{number}_0", "-t", "1h").code == 2
+    later = sh.submit("--hold", "--", "true")
+    assert sh.ok("update", "last", "--name", "newest").out == f"{later}: name true -> newest\n"
+    assert sh.ok("update", f"{number}-{later}", "--name", "both", "--json").json["changed"] == [number, later]
+    sh.ok("cancel", later)
     sh.ok("cancel", number)
 
 
@@ -109,6 +113,32 @@ def test_who_is_put_later_starts_later(sh: Shell, tmp_path: Path) -> None:
     sh.ok("wait", first, second)
     assert order.read_text().split() == [second, first]
     sh.ok("cancel", full)
+
+
+def test_who_gives_a_priority_that_nobody_looks_at_is_told_what_to_type_and_that_helps(sh: Shell, tmp_path: Path) -> None:
+    full = sh.submit(
+        "-q", "batch", "--array", "1-3", "-c", "2", "-t", "10m", "--", "sh", "-c", f"touch {tmp_path}/$RMGR_ARRAY_INDEX; sleep 600"
+    )
+    for number in range(1, 4):
+        begun(tmp_path / str(number))
+    order = tmp_path / "order"
+    words = ("-q", "batch", "-c", "2", "-t", "10m", "--", "sh", "-c", f"echo $RMGR_JOB_ID >>{order}; sleep 1")
+    typed = "rmgr policy set easy --param order=priority"
+    told = sh.ok("submit", "--parsable", "--priority", "-1", *words)
+    assert f"policy easy of partition default does not look at priorities; an operator makes it: {typed}\n" in told.err
+    first, second = told.out.strip(), sh.submit(*words)
+    assert typed in sh.ok("update", first, "--priority", "-5").err
+    assert typed not in sh.ok("update", first, "-t", "9m").err
+    sh.ok(*typed.split()[1:])
+    try:
+        assert typed not in sh.ok("update", first, "--priority", "-6").err
+        eventually(lambda: shown(sh, first)["priority"] == -6, lambda: f"the leader knows it: {shown(sh, first)}")
+        sh.ok("cancel", f"{full}_2")  # one node is free: for one of them
+        sh.ok("wait", first, second)
+        assert order.read_text().split() == [second, first]
+    finally:
+        sh.ok("policy", "set", "easy")
+        sh.ok("cancel", full)
 
 
 def test_tasks_that_wait_have_more_memory_than_those_that_ran(sh: Shell, tmp_path: Path) -> None:
@@ -143,6 +173,22 @@ def test_a_queue_of_python_is_updated_while_it_grows(live: DevCluster) -> None:
             queue.update()
         with pytest.raises(StateConflict, match="it is so already"):
             queue.update(name="abs-2")
+
+
+@pytest.mark.parametrize("queue", ["default", "batch"])
+def test_what_waits_gets_other_cores_while_nothing_of_it_runs(sh: Shell, queue: str, tmp_path: Path) -> None:
+    number = sh.submit("-q", queue, "--hold", "--array", "1-3", "-t", "10m", "--", "sh", "-c", 'echo "has $RMGR_THREADS"')
+    told = sh.ok("update", number, "-c", "2", "--mem", "32M").out
+    assert told == f"{number}: memory none -> 32M, cores 1 -> 2\n"
+    assert shown(sh, number)["cores"] == 2
+    sh.ok("release", number)
+    sh.ok("wait", number)
+    assert sh.ok("logs", number).out.count("has 2") == 3
+    begins = tmp_path / "begins"
+    runs = sh.submit("-q", queue, "-t", "10m", "--", "sh", "-c", f"touch {begins}; sleep 600")
+    begun(begins)
+    assert "its cores can be changed while nothing of it runs" in sh.ok("update", runs, "-c", "2", "--json").json["unchanged"][0]["why"]
+    sh.ok("cancel", runs)
 
 
 def test_what_waits_goes_to_another_queue_while_nothing_of_it_runs(sh: Shell, tmp_path: Path) -> None:

@@ -373,7 +373,7 @@ def test_others_work_is_not_updated_and_an_operator_updates_priority_and_time_al
     raised = anna.ok("update", number, "--priority", "5", "--json").json["unchanged"][0]["why"]
     assert raised == "its user may lower its priority (0 now), and an operator may raise it"
     told = olga.ok("update", number, "--name", "mine", "--json").json["unchanged"][0]["why"]
-    assert "its name is anna's to change" in told
+    assert "only anna changes its name" in told
     assert olga.ok("update", number, "--priority", "5", "-t", "2h").out.startswith(f"{number}: priority 0 -> 5, time limit ")
     anna.ok("update", number, "--name", "hers")
     first, second = anna.ok("show", number, "--json").json["changes"]
@@ -397,6 +397,17 @@ def test_others_work_is_not_updated_and_an_operator_updates_priority_and_time_al
     olga.ok("release", number)
     anna.ok("wait", number)
     assert anna.ok("show", number, "--json").json["state"] == "COMPLETED", "Starters believe all of it"
+
+
+def test_the_gateway_moves_hundreds_of_blocks_to_other_cores_for_their_user_alone(anna: Shell, ben: Shell, olga: Shell) -> None:
+    number = anna.submit("-q", "batch", "--hold", "-t", "10m", "--array", "1-150", "--", "true")
+    assert "belongs to anna" in refused(ben, "update", number, "-c", "2")
+    assert "only anna changes its cores" in olga.ok("update", number, "-c", "2", "--json").json["unchanged"][0]["why"]
+    assert anna.ok("update", number, "-c", "2").out == f"{number}: cores 1 -> 2\n"
+    anna.ok("update", number, "-c", "1", "--mem", "1M")
+    anna.ok("release", number)
+    anna.ok("wait", f"{number}_1")
+    anna.ok("cancel", number)
 
 
 def test_an_operator_lengthens_what_runs_and_its_user_shortens_it(anna: Shell, olga: Shell) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from rmgr.coord.decisions.admitted import not_admitted
+from rmgr.coord.decisions.amending import amended
+from rmgr.coord.decisions.gating import Change, Doer
 from rmgr.coord.protocol import paths
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.submission import Submission, Terms, Work
 
 
 def asked(queue: dict[str, Any], record: dict[str, Any], *, is_newer: bool = True) -> str:
@@ -55,11 +57,13 @@ def test_a_name_with_the_tag_of_another_user_is_not_admitted(is_newer: bool) -> 
 
 def test_only_what_an_operator_has_raised_may_say_so() -> None:
     record = Submission(id=1, name="a", user="ann", queue="q", work=Work.COMMAND)
+    change = amended(record, Terms(priority=5), Doer(name="root", is_operator=True, now_us=1))
+    assert isinstance(change, Change)
     key = BlockKey(priority=5, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=1, user=paths.RAISED)
-    told = [not_admitted(QueueSpec(name="q"), record, key, is_newer=True, is_raised=is_raised) for is_raised in (True, False)]
+    told = [not_admitted(QueueSpec(name="q"), one, key, is_newer=True) for one in (change.record, record)]
     assert told == ["", "its name says that an operator has raised it, and none has"]
     bounded = QueueSpec(name="q", max_priority=3)
-    assert not_admitted(bounded, record, key, is_newer=True, is_raised=True) == "", "what an operator raises may pass the queue's bound"
+    assert not_admitted(bounded, change.record, key, is_newer=True) == "", "what an operator raises may pass the queue's bound"
     mine = replace(key, user=paths.user_tag("ann"))
     assert not_admitted(bounded, record, mine, is_newer=True) == "queue q allows priority 3"
     assert paths.parse_block(paths.block_name(key)).user == paths.tag_in(paths.block_name(key)) == paths.RAISED

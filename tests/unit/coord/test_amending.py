@@ -8,7 +8,7 @@ import pytest
 
 from rmgr.coord.decisions.amending import Standing, amended, limit_of_running, signed
 from rmgr.coord.decisions.gating import Change, Doer, held, released
-from rmgr.coord.decisions.keeping import BringBack, RenameBlock, SetBlockAside, moves
+from rmgr.coord.decisions.keeping import BringBack, EndBlock, RenameBlock, SetBlockAside, end_block, moves
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import resubmit
 from rmgr.coord.protocol import paths
@@ -20,7 +20,7 @@ from rmgr.errors import InvalidRecord
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.amendments import MOST_CHANGES, as_signed, fault_of, key_now, terms_of
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.outcome import FailedRange
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Amendment, Command, Condition, Dependency, Phase, Submission, Terms, Work
@@ -124,7 +124,9 @@ def test_only_placed_jobs_wait_for_a_time() -> None:
 def test_its_queue_changes_while_nothing_of_it_runs_or_comes() -> None:
     assert done(RECORD, Terms(queue="p")).queue == "p"
     assert "while nothing of it runs" in why(RECORD, Terms(queue="p"), ANN, Standing(is_still=False))
-    assert "its queue is ann's to change" in why(RECORD, Terms(queue="p"), ROOT)
+    assert "only ann changes its queue" in why(RECORD, Terms(queue="p"), ROOT)
+    assert done(RECORD, Terms(cores=4)).request.cores == 4
+    assert "its queue and cores can be changed while nothing" in why(RECORD, Terms(queue="p", cores=4), ANN, Standing(is_still=False))
 
 
 def test_so_many_changes_are_kept_and_no_more() -> None:
@@ -132,7 +134,7 @@ def test_so_many_changes_are_kept_and_no_more() -> None:
     for priority in range(2, 2 - MOST_CHANGES, -1):
         record = done(record, Terms(priority=priority))
     assert f"changed {MOST_CHANGES} times" in why(record, Terms(priority=-99))
-    assert len(ops.update(record, version=1, gate=None, waiting="/w").ops) < 30
+    assert len(ops.update(record, version=1, gate=None, waiting=["/w"]).ops) < 30
 
 
 # -- the gate ----------------------------------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ def test_the_gate_is_at_the_number_of_amendments_whoever_makes_it() -> None:
     record = done(done(RECORD, Terms(priority=1)), Terms(priority=0))
     gate = paths.gate(42)
     made = (Create(gate), Set(gate, b"", 0), Set(gate, b"", 1))
-    assert ops.update(record, version=5, gate=None, waiting="/w").ops[1:] == (Delete(gate), *made, Check("/w"))
+    assert ops.update(record, version=5, gate=None, waiting=["/w"]).ops[1:] == (Delete(gate), *made, Check("/w"))
     change = held(record, "", ANN)
     assert isinstance(change, Change)
     assert ops.update(change.record, version=5, gate=None).ops[1:] == ()
@@ -166,6 +168,26 @@ def test_blocks_are_renamed_before_they_are_moved_and_only_once() -> None:
     assert moves(record, pending=[], held=[now], room=None) == [BringBack(now)]
     aside = replace(record, phase=Phase.HELD, reason=Reason.USER_HOLD)
     assert moves(aside, pending=[now], held=[], room=None) == [SetBlockAside(now)]
+
+
+def test_blocks_follow_their_submission_to_another_queue_or_end_where_they_are() -> None:
+    record = done(RECORD, Terms(queue="p", cores=2))
+    now, second = replace(KEY, cores=2), replace(KEY, first=1, cores=2)
+    assert record.queues == ("p", "q")
+    strays = [("q", second, True), ("q", KEY, False)]
+    found = moves(record, pending=[replace(now, first=2)], held=[], room=None, strays=strays)
+    assert found == [RenameBlock(KEY, now, False, "q"), RenameBlock(second, second, True, "q")]
+    multi = ops.rename(record, "q", KEY, now, b"data", 3, held=False)
+    assert multi.ops == (
+        Delete(paths.pending_block("q", KEY), 3),
+        Create(f"{paths.pending('p')}/{paths.block_prefix(now)}", b"data", sequence=True),
+    )
+    held = replace(record, phase=Phase.HELD, reason=Reason.USER_HOLD)
+    assert ops.rename(held, "q", KEY, now, b"", 3, held=False).ops[1] == Create(paths.held_block("p", replace(now, seq=NO_SEQ)))
+    gone = replace(record, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    assert moves(gone, pending=[], held=[], room=None, strays=strays[1:]) == [EndBlock(KEY, held=False, queue="q")]
+    assert end_block(gone, KEY, held=False, queue="q").ops[0] == Delete(paths.pending_block("q", KEY))
+    assert done(done(record, Terms(queue="r")), Terms(queue="q")).queues == ("q", "p", "r")
 
 
 def test_the_names_of_what_an_operator_has_raised_say_so_until_it_is_lowered() -> None:

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from rmgr.cli.display.columns import where_or_why
+from rmgr.coord.decisions.amending import amended
+from rmgr.coord.decisions.gating import Change, Doer
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.views.answers import explain, jobs, nodes, queues, status
 from rmgr.coord.views.nodes import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
@@ -22,7 +24,7 @@ from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.tasks.placing import Allocation, Rigid
-from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Tail, Work
+from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Tail, Terms, Work
 from rmgr.model.views import FaultView, HeldView, NodeView, PartitionView, PlacedView, PlacingView, PolicyView, WhyView
 
 UNTIL_US = 1_700_000_000_000_000
@@ -302,6 +304,17 @@ def test_explain_says_whose_turn_it_is_and_who_is_at_a_cap():
     assert why(explain(busy, 7, None))[-1] == (
         "turn", "2 users wait there, and take turns: ann has fewer cores now (0) than bob (4), and goes first",
     )  # fmt: skip
+    root = Doer(name="root", is_operator=True, now_us=1)
+    raised = amended(replace(SUB, id=7, user="bob"), Terms(priority=1), root)
+    assert isinstance(raised, Change)
+    both = {42: (SUB, progress(4)), 7: (raised.record, progress(9)), 41: (replace(SUB, id=41), progress(3))}
+    ordered = snapshot(submissions=both, claimed=(claimed(submission=7, count=4),))
+    before = "5 tasks that an operator raised and 3 tasks of ann's before it in queue default"
+    assert why(explain(ordered, 42, None))[0] == ("resources", f"the only fitting node is busy; {before}")
+    assert why(explain(ordered, 7, None))[-1] == ("resources", "the only fitting node is busy; nothing before it in queue default")
+    ordered = replace(ordered, submissions=both | {41: (replace(SUB, id=41, user="cem"), progress(3))})
+    before = "5 tasks that an operator raised before it in queue default"
+    assert why(explain(ordered, 42, None))[0] == ("resources", f"the only fitting node is busy; {before}")
     fifo = ClusterSettings(queues=(QueueSpec(name="default", order="fifo"),))
     assert why(explain(replace(busy, settings=fifo), 42, None)) == [
         ("resources", "the only fitting node is busy; 5 tasks before it in queue default")

@@ -25,7 +25,7 @@ from rmgr.errors import DeadlineExceeded, LimitReached
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.limits import CappedUse, UserLimits
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Condition, Dependency, Phase, Tail, Terms
 from tests.harness.leader_bench import Submitter, Tree
@@ -243,6 +243,33 @@ def test_what_an_operator_has_raised_goes_before_all_turns(world: VirtualMachine
     world.run_until(lambda: len(look.outcomes(raised)) == 10, "all that was raised has run")
     after = [len(look.outcomes(number)) for number in others]
     assert sum(after) - sum(before) <= 3, "nothing of others began meanwhile but what was claimed already"
+
+
+def test_what_has_left_a_queue_does_not_start_there_and_runs_once_somebody_leads(world: VirtualMachine, tmp_path: Path) -> None:
+    cluster = VirtualCluster(world, tmp_path)
+    found = cluster.admin.get(paths.CONFIG).result(0)
+    assert found is not None
+    settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
+    settings = replace(settings, queues=(*settings.queues, QueueSpec(name="night")))
+    assert isinstance(cluster.admin.commit(set_settings(settings, found.version)).result(0), Committed)
+    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
+    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    number = submitter.submit(40, user="ann", python=python_environment(), data=data, block=10)
+    record = look.sub(number)
+    assert record is not None
+    change = amended(record, Terms(queue="night"), Doer(name="ann", now_us=1))
+    assert isinstance(change, Change)
+    assert isinstance(cluster.admin.commit(update(change.record, version=0, gate=change.gate)).result(0), Committed)
+    cluster.starter("n1", task_s=0.5, slots=2)
+    world.run_until(lambda: cluster.events("acting", "n1"), "a Starter acts")
+    end_s = world.now_s + 20.0
+    world.run_until(lambda: world.now_s > end_s, "time passes")
+    assert look.outcomes(number) == {}
+    assert len(look.pending()) == 4
+    assert cluster.events("block_not_admitted", "n1") == [], "nobody has done anything wrong"
+    cluster.watchdog("w1")
+    world.run_until(lambda: len(look.outcomes(number)) == 40, "it runs from its new queue")
+    assert look.pending() == []
 
 
 def in_use(cluster: VirtualCluster) -> dict[str, int]:

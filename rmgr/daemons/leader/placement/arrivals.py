@@ -104,6 +104,9 @@ class Arrivals:
         if key.count != 1 or key.first >= MAX_INDEX:
             self.refuse(queue, name, "a placed job is a block of one task")
             return
+        if spec.name in submission.queues[1:]:  # from there it is moved
+            job_table.settle(queue, name)
+            return
         if why := not_admitted(spec, submission, key, is_newer=False):
             self.refuse(queue, name, why)
             return

@@ -18,6 +18,7 @@ from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob
 from rmgr.daemons.leader.records.records import Records
 from rmgr.daemons.leader.records.served import ServedPartitions
 from rmgr.model.cluster.gang import MOST_QUANTUM_US
+from rmgr.model.tasks.amendments import as_started
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation, job_id
 from rmgr.model.tasks.submission import Submission
@@ -78,7 +79,7 @@ class StateBuilding:
     def state(
         self,
         waiting: list[tuple[str, str, BlockKey]],
-        placed: list[tuple[BlockKey, str, StandingJob]],
+        placed: list[tuple[BlockKey, StandingJob]],
         told: Mapping[str, tuple[bool, int]],
         remembered: Mapping[str, Records],
         gangs: Mapping[str, Gang],
@@ -89,7 +90,7 @@ class StateBuilding:
         """The state. Yields True, now and then.
 
         Args:
-            waiting: (queue, name, key). placed: (key, queue, block). remembered, gangs: by partition.
+            waiting: (queue, name, key). placed: (key, block). remembered, gangs: by partition.
             told: path of a waiting block -> whether its program has answered, how often it was moved.
         """
         routes = {job: queue for records in remembered.values() for job, queue in records.routes}
@@ -105,16 +106,16 @@ class StateBuilding:
         running: list[Running] = []
         stopping: dict[int, Running] = {}
         suspended: list[Suspended] = []
-        for at, (key, queue, (allocation, answered, moves)) in enumerate(placed):
+        for at, (key, (allocation, answered, moves)) in enumerate(placed):
             if at % SOME == 0:
                 yield True
-            job = self._job(queue, key, now_us)
-            if job is None:
+            record = submission_of(key.submission)
+            submission = as_started(record, allocation.changes) if record is not None else None
+            job = self._job(submission, submission.queue, key, now_us) if submission is not None else None
+            if submission is None or job is None:
                 continue
-            submission = submission_of(key.submission)
-            assert submission is not None
             job = self._queued(self._routed(self._known(job, submission, answered, moves), routes), queued)
-            job_table.run(job.id, PlacedJob(queue, job.partition, key, paths.block_name(key), allocation))
+            job_table.run(job.id, PlacedJob(submission.queue, job.partition, key, paths.block_name(key), allocation))
             run = running_of(job, allocation, submission, self._nodes.names)
             if job.id in asked and asked[job.id].attempt == key.attempt:
                 start_us, end_us = asked[job.id].start_us, asked[job.id].end_us
@@ -129,14 +130,18 @@ class StateBuilding:
         for at, (queue, name, key) in enumerate(waiting):
             if at % SOME == 0:
                 yield True
-            job = None if job_id(key.submission, key.first) in job_table.placed else self._job(queue, key, now_us)
+            record = submission_of(key.submission)
+            if record is not None and queue in record.queues[1:]:  # from there it is moved
+                job_table.settle(queue, name)
+                continue
+            is_placed = job_id(key.submission, key.first) in job_table.placed
+            job = self._job(record, queue, key, now_us) if record is not None and not is_placed else None
             if job is not None and not self._is_misplaced(job, queue, name, key):
                 if job.id in asked and asked[job.id].attempt < key.attempt:
                     queued.setdefault(job.id, now_us)  # it came back while nobody led
                 known = told.get(f"{paths.pending(queue)}/{name}")
-                submission = submission_of(key.submission)
-                if known is not None and submission is not None:
-                    job = self._known(job, submission, *known)
+                if known is not None and record is not None:
+                    job = self._known(job, record, *known)
                 job = self._queued(self._routed(job, routes), queued)
                 for mark in (self._mark_of(job), self._nodes.mark_of(job.user)):
                     self._nodes.mark(mark)
@@ -182,10 +187,9 @@ class StateBuilding:
             half_life_us,
         )
 
-    def _job(self, queue: str, key: BlockKey, now_us: int) -> Job | None:
-        submission = self._submission(key.submission)
+    def _job(self, submission: Submission, queue: str, key: BlockKey, now_us: int) -> Job | None:
         spec = self._served.queues.get(queue)
-        if submission is None or spec is None:
+        if spec is None:
             return None
         try:
             return job_of(submission, key, spec.partition, now_us)

@@ -136,13 +136,13 @@ class Rebuild:
         for number in numbers:
             while submission_of(number) is None and number not in self._submissions.nobodys:
                 yield False
-        placed: list[tuple[BlockKey, str, str]] = []  # (key, queue, path)
+        placed: list[tuple[BlockKey, str]] = []  # (key, path)
         for path, key in there:
             submission = submission_of(key.submission)
             if submission is not None and (submission.queue in self._served.queues or submission.rigid is not None):
-                placed.append((key, submission.queue, path))
+                placed.append((key, path))
         again = [f"{paths.pending(queue)}/{name}" for queue, name, key in waiting if key.attempt > 1]
-        wanted = [path for _, _, path in placed] + again
+        wanted = [path for _, path in placed] + again
         for at in range(0, len(wanted), _TOGETHER):
             self._read_blocks(wanted[at : at + _TOGETHER])
         remembered = self._remembered()
@@ -150,7 +150,7 @@ class Rebuild:
         while self._reading or not promises.is_read:
             yield False
         self.promised = promises.found
-        stand = [(key, queue, one) for key, queue, path in placed if (one := self._blocks[path]) is not None]
+        stand = [(key, one) for key, path in placed if (one := self._blocks[path]) is not None]
         building, now_us = self._building, self._updates.now_us()
         gangs = self._keeper.adopt(self.gangs)
         return (yield from building.state(waiting, stand, self._told, remembered, gangs, now_us=now_us, half_life_us=half_life_us))

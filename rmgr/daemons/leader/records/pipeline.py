@@ -19,10 +19,13 @@ from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, Dispatch, 
 from rmgr.model.cluster.servers import CALLS
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, policy_named
+from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, heeds_priority, policy_named, takes_orders
 from rmgr.sched.pipeline.stages import Configuration, Find, Make, refuse_unobeyed, served, stage_for_calls
 from rmgr.sched.policy import Cause, Policy, sends_calls
 from rmgr.sched.queue_class import QueueClass
+
+#: An order, and the parameters of one: they go with it.
+_OF_ORDERS = frozenset({"order", "half_life", "shares"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,28 @@ def idle_pulls(settings: ClusterSettings, partition: str) -> str:
         f"partition {partition}: nothing of queue {', '.join(pulled)} is pulled on nodes that jobs share in time; "
         "give pulled work a partition of its own: rmgr config apply"
     )
+
+
+def idle_priority(settings: ClusterSettings, name: str) -> str:
+    """What to tell of a priority in queue `name` where the leader places by a policy that looks at none, "" = it looks, or nobody knows."""
+    queue = settings.queue(name)
+    if queue is None or queue.dispatch is not Dispatch.PLACE:
+        return ""
+    try:
+        stages = configuration(settings, queue.partition).stages
+    except ConfigError:
+        return ""  # nobody places there, and that is told where it is set
+    if any(isinstance(stage.policy, ForeignPolicy) or heeds_priority(stage.policy) for stage in stages):
+        return ""
+    policy = settings.policy_of(queue)
+    told = f"policy {policy} of partition {queue.partition} does not look at priorities"
+    stages_told = pipeline_of(settings, queue.partition).tables()["stage"]
+    if len(stages_told) > 1 or not takes_orders(policy):
+        return f"{told}; rmgr policy list NAME says which of them take order=priority"
+    kept = {name: value for name, value in stages_told[0].get("parameters", {}).items() if name not in _OF_ORDERS}
+    words = "".join(f" --param {name}={value}" for name, value in ({"order": "priority"} | kept).items())
+    where = f" --partition {queue.partition}" if len(settings.placed()) > 1 else ""
+    return f"{told}; an operator makes it: rmgr policy set {policy}{words}{where}"
 
 
 def classes_of(found: Configuration) -> tuple[QueueClass, ...]:

@@ -126,7 +126,8 @@ class Census:
 
     def _lists(self, numbers: Iterable[int]) -> tuple[list[str], list[str]]:
         """Where blocks of these submissions may stand: paths, and the nodes among them. The list of nodes itself comes first."""
-        queues = {item.submission.queue for number in numbers if (item := self._followed.get(number)) is not None and item.submission}
+        known = [item.submission for number in numbers if (item := self._followed.get(number)) is not None and item.submission]
+        queues = {queue for submission in known for queue in submission.queues}
         nodes = sorted({*self._nodes(), *self._more})
         places = [place(queue) for queue in sorted(queues) for place in (paths.held, paths.pending)]
         return [paths.RUNNING, *places, *map(paths.running_node, nodes)], nodes

@@ -61,6 +61,7 @@ class _Turn:
     final: int  # when the look began: see `keeping.room_of`
     pending: list[BlockKey] = field(default_factory=list)
     held: list[BlockKey] = field(default_factory=list)
+    strays: list[tuple[str, BlockKey, bool]] = field(default_factory=list)
     tail: Tail | None = None
     open: int = 0
     moved: int = 0
@@ -111,6 +112,9 @@ class Sweeper:
 
     def _look(self, queue: str) -> None:
         asked = self._wanted.pop(queue, {})
+        for followed, done in [one for one in asked.values() if one[0].submission is not None and one[0].submission.queue != queue]:
+            del asked[followed.number]
+            self.sweep(followed, done)  # it has gone to another one since it asked
         if not asked:
             return
         self._busy.add(queue)
@@ -119,10 +123,15 @@ class Sweeper:
         for turn in turns.values():
             turn.followed.swept = True  # whatever changes from here on says otherwise again
         give_up = partial(self._give_up, queue, turns)
-        # Held first: a block that is brought back meanwhile (nobody but us does) would be seen twice, never not at all.
-        held: list[list[str]] = []
-        self._tree.children(paths.held(queue), lambda names: held.append(names or []))
-        self._tree.children(paths.pending(queue), lambda names: self._listed(queue, turns, held, names or []), failed=give_up)
+        # Held first: a block that is brought back meanwhile (nobody but us does) would be seen twice, never not at all. So would one
+        # that comes from a queue in which its submission was before.
+        before = {one for turn in turns.values() if turn.followed.submission is not None for one in turn.followed.submission.queues}
+        places = [(one, held) for one in (*sorted(before - {queue}), queue) for held in (True, False)]
+        lists: list[list[str]] = []
+        *others, (last, _) = places
+        for one, held in others:
+            self._tree.children(paths.held(one) if held else paths.pending(one), lambda names: lists.append(names or []))
+        self._tree.children(paths.pending(last), lambda names: self._listed(queue, turns, places, [*lists, names or []]), failed=give_up)
 
     def _give_up(self, queue: str, turns: dict[int, _Turn]) -> None:
         self._finish(queue)
@@ -134,22 +143,26 @@ class Sweeper:
         if self._wanted.get(queue):
             self._look_soon(queue)
 
-    def _listed(self, queue: str, turns: dict[int, _Turn], held: list[list[str]], pending: list[str]) -> None:
-        if not held:
+    def _listed(self, queue: str, turns: dict[int, _Turn], places: list[tuple[str, bool]], lists: list[list[str]]) -> None:
+        if len(lists) < len(places):
             self._give_up(queue, turns)
             return
         strangers: dict[int, list[str]] = {}
-        for names, place in ((held[0], "held"), (pending, "pending")):
+        for (where, is_held), names in zip(places, lists, strict=True):
             for name in names:
                 key = _parse(name)
                 if key is None:
                     continue
-                if key.submission in turns:
-                    getattr(turns[key.submission], place).append(key)
-                elif not self._is_known(key.submission):
-                    path = paths.held_block(queue, key) if place == "held" else paths.pending_block(queue, key)
+                turn = turns.get(key.submission)
+                if turn is not None and where != queue:
+                    if turn.followed.submission is not None and where in turn.followed.submission.queues:
+                        turn.strays.append((where, key, is_held))
+                elif turn is not None:
+                    (turn.held if is_held else turn.pending).append(key)
+                elif where == queue and not self._is_known(key.submission):
+                    path = paths.held_block(queue, key) if is_held else paths.pending_block(queue, key)
                     strangers.setdefault(key.submission, []).append(path)
-        self._next_s[queue] = self._tree.clock() + PACE_S + PACE_A_BLOCK_S * (len(held[0]) + len(pending))
+        self._next_s[queue] = self._tree.clock() + PACE_S + PACE_A_BLOCK_S * sum(map(len, lists))
         self._finish(queue)
         for number, found in strangers.items():
             self._tree.stat(paths.sub(number), partial(self._discard, number, found))
@@ -202,7 +215,7 @@ class Sweeper:
         if submission is None:
             _abort(turn)
             return
-        todo = moves(submission, pending=turn.pending, held=turn.held, room=room)
+        todo = moves(submission, pending=turn.pending, held=turn.held, room=room, strays=turn.strays)
         turn.open = len(todo)
         if not todo:
             self._end(turn)
@@ -217,11 +230,11 @@ class Sweeper:
         queue = submission.queue
         moved = partial(self._moved, turn)
         match move:
-            case EndBlock(key, held):
+            case EndBlock(key, held, where):
                 failpoint("leader.before_end_block")
-                self._tree.commit(end_block(submission, key, held=held), moved)
-            case RenameBlock(key, held=held):
-                path = paths.held_block(queue, key) if held else paths.pending_block(queue, key)
+                self._tree.commit(end_block(submission, key, held=held, queue=where), moved)
+            case RenameBlock(key, held=held, queue=where):
+                path = (paths.held_block if held else paths.pending_block)(where or queue, key)
                 self._tree.get(path, partial(self._rename, turn, move), failed=partial(moved, None))
             case SetBlockAside(key):
                 path = paths.pending_block(queue, key)
@@ -236,8 +249,10 @@ class Sweeper:
             self._moved(turn, None)
             return
         failpoint("leader.before_rename")
-        multi = rename(submission.queue, move.key, move.now, found.data, found.version, held=move.held)
-        self._tree.commit(multi, partial(self._moved, turn))
+        queue = move.queue or submission.queue
+        self._tree.commit(
+            rename(submission, queue, move.key, move.now, found.data, found.version, held=move.held), partial(self._moved, turn)
+        )
 
     def _set_aside(self, turn: _Turn, queue: str, key: BlockKey, found: Stamped | None) -> None:
         if found is None:

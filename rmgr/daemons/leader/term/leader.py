@@ -58,6 +58,7 @@ class Leader:
         open_clock: OpenClock | None = None,
     ) -> None:
         self.settings = ClusterSettings()
+        self.node_changes = 0  #: how often something has changed of the nodes
         self.record = record
         self._tree = tree = context.tree
         self._term = term = context.term
@@ -154,6 +155,7 @@ class Leader:
         self._calls.coordinator(lambda zookeeper: zookeeper.ensure(missing), ensured, lambda _: None)
 
     def _on_nodes(self) -> None:
+        self.node_changes += 1
         self.placer.nodes_changed()
 
     def _queue_of(self, number: int, then: Callable[[str | None], None]) -> None:

@@ -7,6 +7,7 @@ are read from ZooKeeper when somebody asks, at most twice a second: following th
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -43,8 +44,10 @@ CLAIMED_S = 0.5
 ANSWER_S = 4.0
 #: Who asks for measurements has an answer within a few seconds, or none.
 MEASURED_S = 2.0
-#: Between two looks at the cluster's health, when nobody asks for it.
-LOOK_S = 30.0
+#: Between two looks at the cluster's health, when nobody asks for it and nothing changes of its nodes; and when something does.
+LOOK_S, CHANGED_S = 30.0, 1.0
+#: A look that takes long is followed by a pause of so many times that: the cluster is large.
+_REST = 20
 #: The scheduler's state is copied between two passes: so long is waited for that.
 COPY_S = 1.0
 
@@ -74,6 +77,11 @@ class AnsweringLeader(Protocol):
     @property
     def node_names(self) -> list[str]:
         """All nodes, by name. From any thread."""
+        ...
+
+    @property
+    def node_changes(self) -> int:
+        """How often something has changed of its nodes. From any thread."""
         ...
 
     @property
@@ -187,15 +195,26 @@ class LeaderAnswering:
         return msgspec.structs.replace(view, users=users | ({"": others} if others else {}))
 
     def watch_health(self, log: Log) -> None:
-        """Looks every `LOOK_S` while this WatchDog leads, so that `status` can say since when the cluster is as it is. Never returns."""
+        """Looks after each change of the nodes, and every `LOOK_S`, so that `status` can say since when the cluster is as it is.
+
+        Never returns. Nothing is read as long as nothing changes.
+        """
+        pause_s, due_s, seen = CHANGED_S, -math.inf, 0
         while True:
-            machine.sleep(LOOK_S)
+            machine.sleep(pause_s)
+            pause_s, began_s = CHANGED_S, machine.monotonic()
+            leader = self._leader()
+            if leader is None or (leader.node_changes == seen and began_s < due_s):
+                continue
+            changes = leader.node_changes
             try:
                 self.status()
             except RmgrError:  # another one leads, or ZooKeeper is away
                 continue
             except Exception as error:  # noqa: BLE001 - nobody waits for this look, and the next one may work
                 log.warning("health_not_seen", error=str(error))
+            seen, due_s = changes, machine.monotonic() + LOOK_S
+            pause_s = max(CHANGED_S, _REST * (machine.monotonic() - began_s))
 
     def _since(self, view: StatusView) -> StatusView:
         """Since when it is as healthy as it is, as far as this leader has looked; a new one finds it as it has been."""

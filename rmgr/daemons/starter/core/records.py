@@ -56,12 +56,10 @@ class Info:
     session: int = 0  #: in which: a later one may know less for a moment
     czxid: int = 0  #: transaction that made the record
     refusal: str = ""  #: why nothing of it may run: its record holds what none may hold
-    is_raised: bool = field(init=False)  #: an operator has raised its priority: its blocks may have the tag `paths.RAISED`
     needs: Needs = field(init=False)  #: other resources of one process
     kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
 
     def __post_init__(self) -> None:
-        self.is_raised = self.record.is_raised
         self.needs = needs_of(self.record.request.resources)
         command = self.record.command
         if command is None or not (command.argv or command.script_sha256):

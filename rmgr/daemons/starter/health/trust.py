@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 from rmgr.coord.seal.tree import NotSealed, opened
-from rmgr.coord.seal.work import amendment_statement, block_statement, check_shape, seal_fragment, spec_digest
+from rmgr.coord.seal.work import amendment_fault, block_statement, check_shape, seal_fragment, spec_digest
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.model.base.states import Reason
-from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.runtime import machine
 
@@ -101,26 +100,23 @@ class Gate:
             signer = self._trust.look(key_id, at_s=change.by_us / 1e6, dated=True) if text else "nobody signed it"
             if signer is None:
                 return None
-            why = signer if isinstance(signer, str) else self._why_not(signer, record, change)
+            why = signer if isinstance(signer, str) else self._fault(signer, record, change)
             if why:
                 return f"amendment {change.number}, by {change.by}: {why}"
         return True
 
-    def _why_not(self, signer: Certified, record: Submission, change: Amendment) -> str:
+    def _fault(self, signer: Certified, record: Submission, change: Amendment) -> str:
         """Why who has signed an amendment may not make it, "" = it is as it should be."""
-        who = signer.identity
-        if not who.is_person or who.name != change.by:
-            return f"it was signed by {who.role} {who.name}"
-        is_operator = who.role in {Role.OPERATOR, Role.ADMIN} or who.name in self._records.operators
-        if change.is_operators and not is_operator:
-            return f"{who.name} is no operator"
-        key, statement = change.signature, amendment_statement(record.id, change, self._cluster_id)
-        signature = bytes.fromhex(key.partition(":")[2])
-        if self._verified.get((key, signature)) != statement:
-            if not signer.verify(signature, statement):
-                return "it is not what was signed"
-            self._verified[key, signature] = statement
-        return ""
+        key = change.signature
+
+        def verify(signature: bytes, statement: bytes) -> bool:
+            if self._verified.get((key, signature)) != statement:
+                if not signer.verify(signature, statement):
+                    return False
+                self._verified[key, signature] = statement
+            return True
+
+        return amendment_fault(record.id, change, self._cluster_id, signer.identity, verify, operators=self._records.operators)
 
     def sign(self, submission: int, fragment: Fragment) -> Fragment:
         """The fragment with this Starter's seal."""

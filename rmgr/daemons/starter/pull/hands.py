@@ -299,7 +299,7 @@ class Hands:
         board = next((board for board in boards if board.spec.name == block.queue and board.spec.state != "stopped"), None)
         why = "" if board is not None and node.puller.suits(info, key) else "its queue is not served here, or it does not fit"
         if board is not None:
-            why = why or not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid, is_raised=info.is_raised)
+            why = why or not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid)
         if not why and self._caps.is_on and self._caps.room(info.record.user, key.cores, machine.monotonic()) == 0:
             why = self._caps.why(info.record.user)
         if why:

@@ -278,7 +278,11 @@ class Puller:
             return True
         if info.record.queue != board.spec.name:
             self._records.forget(key.submission)  # it may have come here since that was read
-        if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid, is_raised=info.is_raised):
+            if board.spec.name in info.record.queues:  # the leader moves it from here
+                board.pause(candidate, now_s, _GATE_PAUSE_S)
+                self._without.add(key.submission)
+                return False
+        if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid):
             if not candidate.pauses:
                 self._log.warning("block_not_admitted", node=self._node.name, block=candidate.name, why=why)
             board.pause(candidate, now_s, _GATE_PAUSE_S)

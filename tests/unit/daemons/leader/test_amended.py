@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,10 @@ from rmgr.coord.decisions.amending import amended
 from rmgr.coord.decisions.gating import Change, Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Conflict
 from rmgr.coord.protocol.records import decode_block, decode_record
+from rmgr.daemons.leader.submissions.census import CENSUS_S
+from rmgr.daemons.leader.submissions.sweep import Sweeper
 from rmgr.errors import NotFound, UsageError
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.base.states import Reason
@@ -31,12 +36,12 @@ def bench() -> Iterator[Bench]:
     one.close()
 
 
-def update(bench: Bench, number: int, terms: Terms) -> None:
+def update(bench: Bench, number: int, terms: Terms, doer: Doer = Doer(name="u", now_us=1)) -> None:  # noqa: B008
     found = bench.submitter.coordinator.get(paths.sub(number)).result(60)
     record = bench.look.sub(number)
     assert found is not None
     assert record is not None
-    change = amended(record, terms, Doer(name="u", now_us=1))
+    change = amended(record, terms, doer)
     assert isinstance(change, Change), change
     committed(bench.submitter.coordinator, ops.update(change.record, version=found.version, gate=change.gate))
 
@@ -150,10 +155,156 @@ def test_policies_see_the_new_terms_and_what_is_placed_was_decided_by_them(placi
     assert node.nodes
 
 
-# -- another queue -----------------------------------------------------------------------------------------------------------------
+def test_a_placed_job_that_an_operator_has_raised_is_placed(placing: Bench) -> None:
+    bench = placing
+    bench.lead()
+    fields: dict[str, Any] = {"queue": "batch", "rigid": Rigid(), "request": Request(time_limit_us=3_600_000_000)}
+    number = bench.submitter.submit(1, block=1, phase=Phase.HELD, reason=Reason.USER_HOLD, **fields)
+    update(bench, number, Terms(priority=7), Doer(name="root", is_operator=True, now_us=1))
+    bench.advance(2)
+    assert [(key.user, key.priority) for key in bench.look.held("batch")] == [(paths.RAISED, 7)]
+    bench.submitter.change(number, gate=True, phase=Phase.OPEN, reason="")
+    bench.starter("n1")
+    bench.advance(5)
+    assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
 
 
-def test_all_that_waits_goes_to_another_queue_in_one_commit_or_nothing() -> None:
+# -- other cores, another queue ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queues() -> Iterator[Bench]:
+    places = [QueueSpec(name=name, dispatch=Dispatch.PLACE, partition=name) for name in ("batch", "large")]
+    spec = PipelineSpec(partition="batch", document=json.dumps({"stage": [{"policy": "easy"}]}))
+    more = (replace(spec, partition="large"),)
+    one = Bench(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="night"), *places), pipelines=(spec, *more)))
+    yield one
+    one.close()
+
+
+MINE = Doer(name="u", now_us=1)
+
+
+def changed(bench: Bench, number: int, terms: Terms) -> str:
+    """As `rmgr update` does it: why nothing was changed."""
+    return update_submission(SimpleNamespace(coordinator=bench.submitter.coordinator), number, terms, doer=MINE).unchanged
+
+
+def test_cores_change_for_all_that_waits_in_its_place_or_for_nothing(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(8)
+    key = starter.claim("n1", take=4)
+    why = "its cores can be changed while nothing of it runs, is to be tried again, or may still be added"
+    assert changed(bench, number, Terms(cores=2)) == why
+    starter.complete("n1", key)
+    (before,) = bench.look.pending()
+    assert changed(bench, number, Terms(cores=2)) == ""
+    bench.advance(1.0)
+    assert bench.look.pending() == [replace(before, cores=2)]
+
+
+def test_a_start_in_the_same_moment_and_another_queue_are_not_both_made(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(8)
+    found = bench.submitter.coordinator.get(paths.sub(number)).result(60)
+    record = bench.look.sub(number)
+    assert found is not None
+    assert record is not None
+    change = amended(record, Terms(queue="night", cores=2), MINE)
+    assert isinstance(change, Change)
+    waiting = [paths.pending_block("default", key) for key in bench.look.pending()]
+    starter.claim("n1", take=1)
+    multi = ops.update(change.record, version=found.version, gate=change.gate, waiting=waiting)
+    assert isinstance(bench.submitter.coordinator.commit(multi).result(60), Conflict)
+
+
+def test_any_number_of_blocks_goes_to_another_queue(queues: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = queues
+    number = bench.submitter.submit(150, block=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("rmgr.procedures.updating._MOST_WAITING", 149)
+        assert changed(bench, number, Terms(queue="night")) == (
+            f"it waits in 150 blocks, and none of so many may start meanwhile: rmgr hold {number} first"
+        )
+        bench.submitter.change(number, gate=False, phase=Phase.HELD, reason=Reason.USER_HOLD)
+        assert changed(bench, number, Terms(queue="night", cores=2)) == "", "nothing of what is held can start"
+    assert len(bench.look.pending()) == 150, "who leads moves them"
+    bench.lead()
+    bench.advance(2.0)
+    assert (bench.look.pending(), bench.look.held(), bench.look.pending("night")) == ([], [], [])
+    assert [(key.first, key.cores) for key in bench.look.held("night")] == [(first, 2) for first in range(150)]
+    bench.submitter.change(number, gate=True, phase=Phase.OPEN, reason="")
+    bench.advance(2.0)
+    assert [key.first for key in bench.look.pending("night")] == list(range(150))
+
+
+def test_who_leads_next_moves_what_the_one_before_has_not(queues: Bench) -> None:
+    bench = queues
+    bench.lead()
+    number = bench.submitter.submit(8)
+    bench.advance(1.0)
+    update(bench, number, Terms(queue="night"))  # one leads that does not come to it
+    bench.lead()
+    bench.advance(2.0)
+    assert bench.look.pending() == []
+    assert [(key.first, key.count) for key in bench.look.pending("night")] == [(0, 4), (4, 4)]
+    update(bench, number, Terms(queue="default"))
+    bench.submitter.change(number, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    bench.advance(5.0)
+    assert bench.phase(number) is Phase.CLOSED, "what has not come along ends where it is"
+    assert len(bench.look.outcomes(number)) == 8
+
+
+def test_what_has_not_come_along_yet_is_not_taken_for_lost(queues: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = queues
+    bench.lead()
+    number = bench.submitter.submit(8)
+    bench.advance(1.0)
+    monkeypatch.setattr(Sweeper, "sweep", lambda *_: None)
+    update(bench, number, Terms(queue="night"))
+    bench.advance(4 * CENSUS_S)
+    assert bench.look.outcomes(number) == {}
+    assert len(bench.look.pending()) == 2
+
+
+def test_a_job_that_has_left_its_partition_is_not_placed_there(queues: Bench) -> None:
+    bench = queues
+    fields: dict[str, Any] = {"queue": "batch", "rigid": Rigid(), "request": Request(time_limit_us=3_600_000_000)}
+    number = bench.submitter.submit(3, block=1, **fields)
+    update(bench, number, Terms(queue="large"))
+    bench.starter("n1", partition="batch")
+    bench.lead()
+    bench.advance(5.0)
+    assert bench.look.pending("batch") == []
+    assert [key.first for key in bench.look.pending("large")] == [0, 1, 2]
+    assert bench.look.keys(paths.running_node("n1")) == []
+    bench.starter("n2", partition="large")
+    bench.advance(5.0)
+    assert len(bench.look.keys(paths.running_node("n2"))) >= 1
+
+
+def test_a_job_that_runs_although_its_record_names_another_partition_keeps_its_nodes(queues: Bench) -> None:
+    """A client of its user's making changes the queue of what runs: that hurts nobody else."""
+    bench = queues
+    fields: dict[str, Any] = {"queue": "batch", "rigid": Rigid(), "request": Request(time_limit_us=3_600_000_000)}
+    bench.starter("n1", partition="batch")
+    bench.starter("n2", partition="large")
+    bench.lead()
+    number = bench.submitter.submit(1, block=1, **fields)
+    bench.advance(5.0)
+    assert len(bench.look.keys(paths.running_node("n1"))) == 1
+    update(bench, number, Terms(queue="large"))
+    bench.advance(5.0)
+    bench.lead()
+    others = [bench.submitter.submit(1, block=1, **(fields | {"queue": queue})) for queue in ("batch", "large")]
+    bench.advance(5.0)
+    assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number, others[0]]
+    assert [key.submission for key in bench.look.keys(paths.running_node("n2"))] == [others[1]]
+
+
+def test_all_that_waits_goes_to_another_queue_while_nothing_of_it_runs() -> None:
     queues = (QueueSpec(name="default"), QueueSpec(name="night"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
     bench = Bench(ClusterSettings(queues=queues))
     try:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rmgr.daemons.leader.records.pipeline import checked, configuration, named, pipeline_of
+from rmgr.daemons.leader.records.pipeline import checked, configuration, idle_priority, named, pipeline_of
 from rmgr.errors import ConfigError
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.sched.policies.fair_share import FairShare
@@ -39,6 +39,36 @@ def test_a_pipeline_that_was_set_wins_with_its_parameters_and_classes() -> None:
     found = configuration(settings_with(placing("batch"), pipelines=(several,)), "default")
     assert (found.policies, [queue.name for queue in found.queues]) == (("queue_select", "easy"), ["small"])
     assert pipeline_of(settings_with(placing("batch"), pipelines=(several,)), "default").name == "classes.toml"
+
+
+@pytest.mark.parametrize(
+    ("policy", "params", "typed"),
+    [
+        ("easy", {}, "rmgr policy set easy --param order=priority"),
+        ("easy", {"order": "sjf", "max_wait": "12h"}, "rmgr policy set easy --param order=priority --param max_wait=12h"),
+        ("queue_select", {}, "rmgr policy list NAME"),
+        ("dqt", {}, "rmgr policy list NAME"),
+        ("conservative", {}, "rmgr policy set conservative --param order=priority"),
+        ("easy", {"order": "priority"}, ""),
+        ("easy", {"order": "priority", "max_wait": "12h"}, ""),
+        ("priority", {}, ""),
+        ("dqt", {"weights": "0:1,5:2"}, ""),
+        ("no-such-plug-in", {}, ""),
+    ],
+)
+def test_who_gives_a_priority_that_the_policy_does_not_look_at_is_told(policy: str, params: dict[str, str], typed: str) -> None:
+    settings = settings_with(QueueSpec(name="pulled"), placing("batch"), pipelines=(named("default", policy, params),))
+    told = idle_priority(settings, "batch")
+    assert typed in told
+    assert bool(told) is bool(typed)
+    assert idle_priority(settings, "pulled") == idle_priority(settings, "none") == ""
+    if " set " in typed:
+        assert told.endswith(typed)
+        two = settings_with(*settings.queues, placing("big", partition="large"), pipelines=settings.pipelines)
+        assert idle_priority(two, "batch").endswith(f"{typed} --partition default")
+        params = dict(word.split("=") for word in typed.split() if "=" in word)
+        mended = named("default", typed.split()[3], params)
+        assert idle_priority(settings_with(placing("batch"), pipelines=(mended,)), "batch") == "", "what is typed helps"
 
 
 @pytest.mark.parametrize(
