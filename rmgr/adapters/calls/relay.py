@@ -39,6 +39,8 @@ MAX_CALLS = 256
 VERDICT_S = 5.0
 #: How often a call that waits for room looks again, beside being told of changes.
 _LOOK_S = 1.0
+#: A stream that broke and one that its sender ended both read as ended; that it broke is known after so long, if not at once.
+_BROKEN_S = 1.0
 #: A server to whom a call comes with less than this left may bar it because its time is over.
 _OVER_S = 0.1
 _LONGEST_S = 7 * 86400.0
@@ -457,23 +459,26 @@ class Relay:
         left, out_s = outcome.bytes, 0.0
         try:
             yield pb.ToCaller(outcome=outcome)
-            data = given.first
+            data: bytes | None = given.first
             while left:
                 if not data:
                     began_s = time.monotonic()
                     with self._stalls.waited(given.context):
-                        data = next(given.parts).data
+                        part = next(given.parts, None)
                     out_s += time.monotonic() - began_s
-                left -= len(data)
+                    if part is None and _has_broken(given.context):
+                        return  # the client asks again, and the answer is kept there
+                    data = part.data if part is not None else None
+                left -= len(data or b"")
                 if not data or len(data) > PIECE_BYTES or left < 0:
-                    outcome.CopyFrom(_unlike(link.name if link is not None else "?", outcome.bytes, left))
+                    outcome.CopyFrom(_unlike(link.name if link is not None else "?", outcome.bytes, data, left))
                     yield pb.ToCaller(outcome=outcome)
                     break
                 yield pb.ToCaller(data=data)
                 data = b""
             given.is_taken = True
-        except (StopIteration, grpc.RpcError):
-            return  # the server broke off: the client asks again, and the answer is kept there
+        except grpc.RpcError:
+            return  # as where it has broken
         finally:
             given.done.set()
         if link is not None and in_s > 0 and not left:  # else its answer was there before this RPC, is none, or clocks disagree
@@ -539,9 +544,21 @@ class Relay:
             return fail(context, error)
 
 
-def _unlike(server: str, announced: int, left: int) -> Any:
-    """In place of an answer that is not as its server announced it: asked again it would send the same. left: bytes not yet sent."""
-    why = f"more bytes than the {announced} of its answer" if left < 0 else f"pieces that are empty, or above {PIECE_BYTES} bytes"
+def _has_broken(context: grpc.ServicerContext) -> bool:
+    """Whether a stream without another message has broken: else its sender has ended it, which is known after a second."""
+    broken = threading.Event()
+    return not context.add_callback(broken.set) or broken.wait(_BROKEN_S)
+
+
+def _unlike(server: str, announced: int, data: bytes | None, left: int) -> Any:
+    """In place of an answer that is not as its server announced it: asked again it would send the same.
+
+    data: its last piece, None: it has ended. left: bytes not yet sent.
+    """
+    if data is None:
+        why = f"fewer bytes than the {announced:,} of its answer: {announced - left:,}"
+    else:
+        why = f"more bytes than the {announced:,} of its answer" if left < 0 else f"pieces that are empty, or above {PIECE_BYTES:,} bytes"
     return pb.CallOutcome(kind=pb.CallOutcome.FAILED, error=f"server {server} sends {why}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -83,6 +84,14 @@ class World:
 
     def client(self) -> CallsClient:
         made = CallsClient(self.server.endpoint, user="alice")
+        self._open.append(made)
+        return made
+
+    def caller(self) -> Caller:
+        """Of the function `echo`, as programs call it."""
+        interface = interface_of({"name": "echo", "arguments": ["in x bytes", "out y bytes"]}, "the test")
+        self.chosen.offered = [encode_interface(interface)]
+        made = Caller(load({"cluster": {"gateway": self.server.endpoint}}, env={"HOME": "/"}))
         self._open.append(made)
         return made
 
@@ -167,20 +176,45 @@ def test_a_call_that_every_server_bars_is_refused_with_their_reason_and_waits_wh
     assert message.none.kind == pb.NoneNow.FULL
 
 
-@pytest.mark.parametrize("sent", [b"12345", bytes(PIECE_BYTES + 1)])
-def test_an_answer_of_more_bytes_than_were_announced_is_a_failure_of_its_server_at_once(world: World, sent: bytes) -> None:
-    interface = interface_of({"name": "echo", "arguments": ["in x bytes", "out y bytes"]}, "the test")
-    world.chosen.offered = [encode_interface(interface)]
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"12345", "more bytes than the 3 of"),
+        (bytes(PIECE_BYTES + 1), "more bytes than the 3 of"),
+        (b"1", "fewer bytes than the 3 of its answer: 1"),
+    ],
+)
+def test_an_answer_of_other_bytes_than_were_announced_is_a_failure_of_its_server_at_once(world: World, sent: bytes, words: str) -> None:
     server = world.played("s1", work=lambda *_: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=3), sent), in_one_piece=True)
-    caller = Caller(load({"cluster": {"gateway": world.server.endpoint}}, env={"HOME": "/"}))
-    try:
-        with pytest.raises(CallFailed, match="server s1 sends more bytes than the 3 of its answer"):
-            caller.call("echo", b"x", timeout=20)
-        eventually(lambda: [message for message in server.heard if message.WhichOneof("what") == "closed"], "it may forget the answer")
-        assert len(server.offers) == 1
-        assert world.chosen.ends == [("s1", pb.CallOutcome.FAILED)]
-    finally:
-        caller.close()
+    with pytest.raises(CallFailed, match=f"server s1 sends {words}"):
+        world.caller().call("echo", b"x", timeout=20)
+    eventually(lambda: [message for message in server.heard if message.WhichOneof("what") == "closed"], "it may forget the answer")
+    assert len(server.offers) == 1
+    assert world.chosen.ends == [("s1", pb.CallOutcome.FAILED)]
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(world: World) -> None:
+    def breaks_off(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        outcome = pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=len(arguments))
+        if len(server.offers) > 1:
+            return outcome, arguments
+        under_way, over = threading.Event(), threading.Event()
+
+        def half() -> Iterator[Any]:
+            yield pb.GivePart(key=offer.key, outcome=outcome, data=arguments[:3])
+            under_way.set()
+            over.wait(60)
+
+        given = server.stub.Give.future(half())
+        assert under_way.wait(20)
+        time.sleep(0.1)
+        given.cancel()
+        over.set()
+        raise ValueError("broken off")
+
+    server = world.played("s1", work=breaks_off)
+    assert world.caller().call("echo", b"12345", timeout=20) == b"12345"
+    assert len(server.offers) == 2
 
 
 def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world: World) -> None:
