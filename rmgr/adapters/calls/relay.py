@@ -354,9 +354,9 @@ class Relay:
                 yield self._over(Life(link.name, link.life))
                 return
             if isinstance(event, pb.Verdict):
-                yield _verdict(event, link.life)
                 if event.kind in _REFUSALS:
                     one.has_ended = True
+                    yield _verdict(event, link.life)
                     return
             elif event is None:
                 yield pb.ToCaller(beat=True)
