@@ -17,20 +17,22 @@ class CallId(_message.Message):
     def __init__(self, user: _Optional[str] = ..., guid: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class FromServer(_message.Message):
-    __slots__ = ("hello", "load", "verdict", "leaving", "beat", "over")
+    __slots__ = ("hello", "load", "verdict", "leaving", "beat", "over", "answer")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     hello: ServerHello
     load: Load
     verdict: Verdict
     leaving: bool
     beat: bool
     over: bool
-    def __init__(self, hello: _Optional[_Union[ServerHello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., leaving: bool = ..., beat: bool = ..., over: bool = ...) -> None: ...
+    answer: GivePart
+    def __init__(self, hello: _Optional[_Union[ServerHello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., leaving: bool = ..., beat: bool = ..., over: bool = ..., answer: _Optional[_Union[GivePart, _Mapping]] = ...) -> None: ...
 
 class ServerHello(_message.Message):
     __slots__ = ("version", "name", "site", "life", "slots", "mops", "mops_declared", "functions", "most_waiting", "users")
@@ -141,7 +143,7 @@ class ServerWelcome(_message.Message):
     def __init__(self, version: _Optional[int] = ..., gateway: _Optional[str] = ..., refused: _Optional[str] = ..., over: bool = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("key", "id", "lowest", "function", "function_version", "bytes", "left_ms", "attempt")
+    __slots__ = ("key", "id", "lowest", "function", "function_version", "bytes", "left_ms", "attempt", "said_bytes")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     LOWEST_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +152,7 @@ class Offer(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SAID_BYTES_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     id: CallId
     lowest: int
@@ -158,7 +161,8 @@ class Offer(_message.Message):
     bytes: int
     left_ms: int
     attempt: int
-    def __init__(self, key: _Optional[bytes] = ..., id: _Optional[_Union[CallId, _Mapping]] = ..., lowest: _Optional[int] = ..., function: _Optional[str] = ..., function_version: _Optional[int] = ..., bytes: _Optional[int] = ..., left_ms: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    said_bytes: int
+    def __init__(self, key: _Optional[bytes] = ..., id: _Optional[_Union[CallId, _Mapping]] = ..., lowest: _Optional[int] = ..., function: _Optional[str] = ..., function_version: _Optional[int] = ..., bytes: _Optional[int] = ..., left_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., said_bytes: _Optional[int] = ...) -> None: ...
 
 class Closed(_message.Message):
     __slots__ = ("user", "guid", "lowest", "numbers")

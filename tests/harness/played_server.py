@@ -28,7 +28,7 @@ def echoed(_offer: Any, arguments: bytes) -> tuple[Any, bytes]:
 class PlayedServer:
     """Answers offers by `work` on a thread each; `verdicts` are given first, one an offer, in place of ACCEPTED; -1: none.
 
-    in_one_piece: it sends an answer as one, however large.
+    in_one_piece: it sends an answer as one, however large. says: in its stream.
     """
 
     def __init__(
@@ -39,9 +39,11 @@ class PlayedServer:
         work: Work = echoed,
         functions: tuple[bytes, ...] = (b"echo",),
         in_one_piece: bool = False,
+        says: bool = False,
         **hello: Any,
     ) -> None:
         self._piece = 1 << 30 if in_one_piece else PIECE_BYTES
+        self._says = says
         self.name, self.work = name, work
         self.life = int.from_bytes(os.urandom(8), "big")
         self.verdicts: list[int] = []
@@ -103,7 +105,10 @@ class PlayedServer:
                 self.taken.append(arguments)
                 self.say(verdict=pb.Verdict(key=offer.key, kind=pb.Verdict.STARTED))
                 outcome, answer = self.work(offer, arguments)
-                self.gave.append(self.give(offer.key, outcome, answer))
+                if self._says:
+                    self.say(answer=pb.GivePart(key=offer.key, outcome=outcome, data=answer))
+                else:
+                    self.gave.append(self.give(offer.key, outcome, answer))
 
 
 def _parts(key: bytes, outcome: Any, answer: bytes, piece: int) -> Iterator[Any]:

@@ -41,6 +41,8 @@ KEEP_S = 3600.0
 PROBE_BYTES, PROBE_PART, FIRST_PROBE_BYTES = 256 * 1024, 0.01, 64 * 1024
 #: Only what takes long enough to be measured says how fast a link is.
 MEASURED_BYTES = 64 * 1024
+#: An answer of up to so many bytes comes on its server's stream: an RPC of its own takes longer than all of its way.
+SAID_BYTES = 4096
 #: More slots than a machine can have are a mistake.
 MOST_SLOTS = 10_000
 #: Messages to one server that it has not taken: far more than its waiting calls can be.
@@ -54,6 +56,9 @@ class Try(Protocol):
 
     def said(self, verdict: Any) -> None:
         """The server has said so (`pb.Verdict`)."""
+
+    def answered(self, answer: Any) -> None:
+        """The server has said its whole answer (`pb.GivePart`)."""
 
     def lost(self) -> None:
         """The stream of the server is gone."""
@@ -139,6 +144,10 @@ class ServerLink:
             one = self.tries.get(message.verdict.key)
             if one is not None:
                 one.said(message.verdict)
+        elif what == "answer":
+            one = self.tries.pop(message.answer.key, None)  # another answer to it is nobody's
+            if one is not None:
+                one.answered(message.answer)
         elif what == "leaving":
             self.is_leaving = True
         elif what == "over":

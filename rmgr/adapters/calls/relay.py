@@ -3,7 +3,7 @@
     client --Call--> Try --offer--> ServerLink --> server
                       |  <--verdict--
       pieces of the arguments:  Call's requests --read by--> Take's answers
-      pieces of the answer:     Give's requests --read by--> Call's answers
+      pieces of the answer:     Give's requests --read by--> Call's answers     (a small one: in the server's stream)
 
 Nothing is stored: the thread that sends on also reads, so whoever takes slowly is read from slowly. A try costs a thread while it waits.
 What a try may come to, and what a client does next, stands in `proto/rmgr/v1/calls.proto`; who decides is the client.
@@ -26,7 +26,7 @@ from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.errors import fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.stalls import Stalls
-from rmgr.adapters.calls.links import BEAT_S, SILENT_S, STALLED_S, VERSION, Links, ServerLink
+from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life
 from rmgr.coord.calls.lives import Standing
 from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionMismatch
@@ -98,16 +98,24 @@ _Accepted: TypeAlias = tuple[ServerLink, Any, Sequence[Any]]
 
 @dataclass(eq=False)
 class _Given:
-    """An answer that a server brings: its `Give` waits until the client's RPC has read it all."""
+    """An answer that a server brings: its `Give` waits until the client's RPC has read it all.
+
+    first: of its bytes; the rest is in `parts`. context: of the `Give`, None for an answer that is here whole.
+    """
 
     outcome: Any
-    parts: Iterator[Any]
     first: bytes
-    context: grpc.ServicerContext
+    parts: Iterator[Any] = field(default_factory=lambda: iter(()))
+    context: grpc.ServicerContext | None = None
     at_s: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
     is_read: bool = False  #: by the client's RPC, however long that takes
     is_taken: bool = False
+
+    def __post_init__(self) -> None:
+        if self.outcome.kind not in pb.CallOutcome.Kind.values():
+            words = f"what its server says of its end is no outcome ({self.outcome.kind})"
+            self.outcome.CopyFrom(pb.CallOutcome(kind=pb.CallOutcome.LOST, error=words))
 
 
 @dataclass(eq=False)
@@ -152,6 +160,10 @@ class _Try:
     def said(self, verdict: Any) -> None:
         """See `links.Try`."""
         self.put(verdict)
+
+    def answered(self, answer: Any) -> None:
+        """See `links.Try`."""
+        self.put(_Given(answer.outcome, answer.data))
 
     def lost(self) -> None:
         """See `links.Try`."""
@@ -276,10 +288,7 @@ class Relay:
                 if link.probe_given(first.key, requests, len(first.data)):
                     return pb.GiveReply(is_taken=True)
             return pb.GiveReply()
-        if first.outcome.kind not in pb.CallOutcome.Kind.values():
-            words = f"what its server says of its end is no outcome ({first.outcome.kind})"
-            first.outcome.CopyFrom(pb.CallOutcome(kind=pb.CallOutcome.LOST, error=words))
-        given = _Given(first.outcome, requests, first.data, context)
+        given = _Given(first.outcome, first.data, requests, context)
         one.put(given)
         while not given.done.wait(BEAT_S):
             if not context.is_active() or (one.has_ended and not given.is_read):
@@ -431,6 +440,7 @@ class Relay:
             bytes=one.ask.bytes,
             left_ms=max(0, round(one.left_s * 1000)),
             attempt=one.ask.attempt,
+            said_bytes=SAID_BYTES,
         )
         link.tell(offer=offer)
         end_s = time.monotonic() + min(VERDICT_S, max(0.0, one.left_s))
@@ -463,12 +473,8 @@ class Relay:
             while left:
                 if not data:
                     began_s = time.monotonic()
-                    with self._stalls.waited(given.context):
-                        part = next(given.parts, None)
+                    data = self._more(given)
                     out_s += time.monotonic() - began_s
-                    if part is None and _has_broken(given.context):
-                        return  # the client asks again, and the answer is kept there
-                    data = part.data if part is not None else None
                 left -= len(data or b"")
                 if not data or len(data) > PIECE_BYTES or left < 0:
                     outcome.CopyFrom(_unlike(link.name if link is not None else "?", outcome.bytes, data, left))
@@ -478,7 +484,7 @@ class Relay:
                 data = b""
             given.is_taken = True
         except grpc.RpcError:
-            return  # as where it has broken
+            return  # its stream has broken: the client asks again, and the answer is kept there
         finally:
             given.done.set()
         if link is not None and in_s > 0 and not left:  # else its answer was there before this RPC, is none, or clocks disagree
@@ -486,6 +492,19 @@ class Relay:
         with suppress(StopIteration, grpc.RpcError), self._stalls.waited(one.context):
             if next(one.requests).acknowledged and link is not None:
                 link.tell(closed=pb.Closed(user=one.caller.user, guid=one.ask.guid, lowest=one.ask.lowest, numbers=[one.ask.number]))
+
+    def _more(self, given: _Given) -> bytes | None:
+        """The next of its bytes, None where its server has ended them. Raises: grpc.RpcError where its stream has broken."""
+        if given.context is None:
+            return None
+        with self._stalls.waited(given.context):
+            part = next(given.parts, None)
+        if part is not None:
+            return bytes(part.data)
+        broken = threading.Event()
+        if not given.context.add_callback(broken.set) or broken.wait(_BROKEN_S):
+            raise grpc.RpcError
+        return None
 
     def _over(self, life: Life) -> Any:
         """What is known here of a life that does not answer."""
@@ -542,12 +561,6 @@ class Relay:
             return self._choosing.explain(caller, request)
         except RmgrError as error:
             return fail(context, error)
-
-
-def _has_broken(context: grpc.ServicerContext) -> bool:
-    """Whether a stream without another message has broken: else its sender has ended it, which is known after a second."""
-    broken = threading.Event()
-    return not context.add_callback(broken.set) or broken.wait(_BROKEN_S)
 
 
 def _unlike(server: str, announced: int, data: bytes | None, left: int) -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
@@ -119,7 +120,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A call is offered. key: of this try at this gateway. attempt: of the client. lowest: its lowest open number. version: 0 = any."""
+    """A call is offered. key: of this try at this gateway. attempt: of the client. lowest: its lowest open number. version: 0 = any.
+
+    said_bytes: an answer of so many may go into the stream.
+    """
 
     line: GatewayLine
     key: bytes
@@ -130,6 +134,7 @@ class Offered:
     version: int
     size_bytes: int
     left_s: float
+    said_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +173,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An answer was passed on by try `key`. is_taken: the client has all of it."""
+    """An answer was passed on by try `key`. is_taken: the client has all of it, or will have it if the stream lasts."""
 
     key: bytes
     is_taken: bool
@@ -284,8 +289,11 @@ class GatewayLine:
         """Fetches the arguments of try `key` into a new file; `Taken` follows."""
         self._submit(self._takers, lambda: self._take(key, path, size_bytes), Taken(key, "this server ends"))
 
-    def give(self, key: bytes, end: CallEnd, path: str = "") -> None:
-        """Passes an answer on, with the bytes of the file `path` where it is OK; `Given` follows."""
+    def give(self, key: bytes, end: CallEnd, path: str = "", *, said_bytes: int = 0) -> None:
+        """Passes an answer on, with the bytes of the file `path` where it is OK; `Given` follows. One of `said_bytes` goes into the stream."""
+        if end.bytes + len(end.error) + len(end.traceback) <= said_bytes:
+            self._say(key, end, path)
+            return
         self._submit(self._givers, lambda: self._give(key, end, path), Given(key, False, "this server ends"))
 
     def drop(self, key: bytes) -> None:
@@ -409,6 +417,7 @@ class GatewayLine:
                         version=offer.function_version,
                         size_bytes=offer.bytes,
                         left_s=offer.left_ms / 1000,
+                        said_bytes=offer.said_bytes,
                     )
                 )
             case "cancel":
@@ -490,13 +499,21 @@ class GatewayLine:
             trouble = f"its arguments have {size_bytes:,} bytes, and {'more' if count > size_bytes else f'{count:,}'} came"
         self._tell(Taken(key, trouble, is_ours))
 
+    def _say(self, key: bytes, end: CallEnd, path: str) -> None:
+        trouble = ""
+        try:
+            data = Path(path).read_bytes() if path else b""
+            self._out.put(pb.FromServer(answer=pb.GivePart(key=key, outcome=_outcome(end), data=data)))
+        except OSError as error:
+            trouble = f"{path}: {error.strerror}"
+        self._tell(Given(key, not trouble, trouble))
+
     def _give(self, key: bytes, end: CallEnd, path: str) -> None:
         trouble, is_taken = "", False
         transfer = self._begun(key)
         try:
             with open(path or os.devnull, "rb", buffering=0) as file:
-                told = {name: getattr(end, name) for name in CallEnd.__slots__}
-                first = pb.GivePart(key=key, outcome=pb.CallOutcome(**told))
+                first = pb.GivePart(key=key, outcome=_outcome(end))
                 method = self._stub().Give.future(_parts(first, file, transfer))
                 transfer.call = method
                 is_taken = bool(method.result().is_taken)
@@ -536,6 +553,10 @@ def _parts(first: Any, file: Any, transfer: _Transfer) -> Iterator[Any]:
         transfer.moved()
         yield pb.GivePart(data=data)
     transfer.moved()
+
+
+def _outcome(end: CallEnd) -> Any:
+    return pb.CallOutcome(**{name: getattr(end, name) for name in CallEnd.__slots__})
 
 
 def _id(message: Any) -> CallId:

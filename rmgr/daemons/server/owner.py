@@ -87,7 +87,7 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """line, key: of the try that asked last, None: its client is gone. coming: the try whose bytes are awaited."""
+    """line, key, said_bytes: of the try that asked last, None: its client is gone. coming: the try whose bytes are awaited."""
 
     id: CallId
     number: int
@@ -100,6 +100,7 @@ class _Call:
     line: GatewayLine | None = None
     key: bytes = b""
     coming: bytes = b""
+    said_bytes: int = 0
     ready_s: float = 0.0
     started_s: float = 0.0
     end: CallEnd | None = None
@@ -331,17 +332,18 @@ class Server:
                 self._metrics.count("offers", "joined")
                 offer.line.verdict(offer.key, "JOINED")
                 if call is not None:
-                    call.line, call.key = offer.line, offer.key
+                    call.line, call.key, call.said_bytes = offer.line, offer.key, offer.said_bytes
                     if call.stage is Stage.RUNNING:
                         offer.line.verdict(offer.key, "STARTED")
             case Ending():
                 self._metrics.count("offers", "joined")
                 offer.line.verdict(offer.key, "JOINED")
                 if call is not None and call.end is not None:
-                    call.line, call.key = offer.line, offer.key
+                    call.line, call.key, call.said_bytes = offer.line, offer.key, offer.said_bytes
                     self._give(call)
                 else:
-                    offer.line.give(offer.key, CallEnd(kind=_KINDS[verdict.outcome], error=verdict.why))
+                    end = CallEnd(kind=_KINDS[verdict.outcome], error=verdict.why)
+                    offer.line.give(offer.key, end, said_bytes=offer.said_bytes)
 
     def _refusal(self, offer: Offered) -> Refused | None:
         """Why it would not be taken if it were new."""
@@ -378,7 +380,7 @@ class Server:
         return call
 
     def _fetch(self, call: _Call, offer: Offered) -> None:
-        call.line, call.key, call.coming = offer.line, offer.key, offer.key
+        call.line, call.key, call.said_bytes, call.coming = offer.line, offer.key, offer.said_bytes, offer.key
         self._coming[offer.key] = call
         offer.line.verdict(offer.key, "ACCEPTED")
         offer.line.take(offer.key, str(call.directory / offer.key.hex()), call.size_bytes)
@@ -475,7 +477,7 @@ class Server:
         assert call.line is not None
         assert call.end is not None
         self._giving[call.key] = call
-        call.line.give(call.key, call.end, str(call.answer) if call.end.kind == "OK" else "")
+        call.line.give(call.key, call.end, str(call.answer) if call.end.kind == "OK" else "", said_bytes=call.said_bytes)
 
     def _on_given(self, given: Given) -> None:
         call = self._giving.pop(given.key, None)

@@ -176,6 +176,7 @@ def test_a_call_that_every_server_bars_is_refused_with_their_reason_and_waits_wh
     assert message.none.kind == pb.NoneNow.FULL
 
 
+@pytest.mark.parametrize("says", [False, True])
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
@@ -184,13 +185,27 @@ def test_a_call_that_every_server_bars_is_refused_with_their_reason_and_waits_wh
         (b"1", "fewer bytes than the 3 of its answer: 1"),
     ],
 )
-def test_an_answer_of_other_bytes_than_were_announced_is_a_failure_of_its_server_at_once(world: World, sent: bytes, words: str) -> None:
-    server = world.played("s1", work=lambda *_: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=3), sent), in_one_piece=True)
+def test_an_answer_of_other_bytes_than_were_announced_is_a_failure_of_its_server_at_once(
+    world: World, sent: bytes, words: str, says: bool
+) -> None:
+    server = world.played("s1", work=lambda *_: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=3), sent), in_one_piece=True, says=says)
     with pytest.raises(CallFailed, match=f"server s1 sends {words}"):
         world.caller().call("echo", b"x", timeout=20)
     eventually(lambda: [message for message in server.heard if message.WhichOneof("what") == "closed"], "it may forget the answer")
     assert len(server.offers) == 1
     assert world.chosen.ends == [("s1", pb.CallOutcome.FAILED)]
+
+
+def test_a_small_answer_may_come_in_the_stream_of_its_server_and_counts_once(world: World) -> None:
+    def twice(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        server.say(answer=pb.GivePart(key=offer.key, outcome=pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), data=b"1"))
+        return pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), b"2"
+
+    server = world.played("s1", work=twice, says=True)
+    assert [world.called(b"x") for _ in range(2)] == [(["named", "outcome", "data"], b"1")] * 2
+    assert all(offer.said_bytes for offer in server.offers)
+    eventually(lambda: len([m for m in server.heard if m.WhichOneof("what") == "closed"]) == 2, "acknowledged")
+    assert world.chosen.ends == [("s1", pb.CallOutcome.OK)] * 2
 
 
 def test_an_answer_that_breaks_off_is_asked_for_again(world: World) -> None:

@@ -72,7 +72,7 @@ class Line:
     def take(self, key: bytes, path: str, size_bytes: int) -> None:
         Path(path).write_bytes(bytes(size_bytes))
 
-    def give(self, key: bytes, end: Any, path: str = "") -> None:
+    def give(self, key: bytes, end: Any, path: str = "", *, said_bytes: int = 0) -> None:
         self.given.append((key, end, path))
 
     def drop(self, key: bytes) -> None:
