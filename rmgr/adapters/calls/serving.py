@@ -290,7 +290,10 @@ class GatewayLine:
         self._submit(self._takers, lambda: self._take(key, path, size_bytes), Taken(key, "this server ends"))
 
     def give(self, key: bytes, end: CallEnd, path: str = "", *, said_bytes: int = 0) -> None:
-        """Passes an answer on, with the bytes of the file `path` where it is OK; `Given` follows. One of `said_bytes` goes into the stream."""
+        """Passes an answer on, with the bytes of the file `path` where it is OK; `Given` follows.
+
+        said_bytes: one of so many goes into the stream, now: a file just written is in memory.
+        """
         if end.bytes + len(end.error) + len(end.traceback) <= said_bytes:
             self._say(key, end, path)
             return
