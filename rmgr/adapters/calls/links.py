@@ -41,7 +41,7 @@ KEEP_S = 3600.0
 PROBE_BYTES, PROBE_PART, FIRST_PROBE_BYTES = 256 * 1024, 0.01, 64 * 1024
 #: Only what takes long enough to be measured says how fast a link is.
 MEASURED_BYTES = 64 * 1024
-#: An answer of up to so many bytes comes on its server's stream: an RPC of its own takes longer than all of its way.
+#: Arguments and answers of up to so many bytes go through their server's stream: an RPC of their own takes longer than all of their way.
 SAID_BYTES = 4096
 #: More slots than a machine can have are a mistake.
 MOST_SLOTS = 10_000
@@ -94,6 +94,7 @@ class ServerLink:
     functions: tuple[bytes, ...]  #: canonical JSON of each interface
     most_waiting: int
     users: dict[str, frozenset[str]] = field(default_factory=dict)  #: of name@version: who may call it, where not everybody may
+    said_bytes: int = 0  #: arguments of so many may go into its stream
     identity: str = ""  #: the name in its certificate, "" in an open cluster
     heard_s: float = field(default_factory=time.monotonic)
     load: Any = field(default_factory=pb.Load)
@@ -313,6 +314,7 @@ class Links:
             tuple(hello.functions),
             hello.most_waiting,
             {one.function: frozenset(one.users) for one in hello.users if one.users},
+            min(hello.said_bytes, SAID_BYTES),
             identity,
         )
 

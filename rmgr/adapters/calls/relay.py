@@ -3,7 +3,9 @@
     client --Call--> Try --offer--> ServerLink --> server
                       |  <--verdict--
       pieces of the arguments:  Call's requests --read by--> Take's answers
-      pieces of the answer:     Give's requests --read by--> Call's answers     (a small one: in the server's stream)
+      pieces of the answer:     Give's requests --read by--> Call's answers
+
+Small ones go through the server's stream, both ways.
 
 Nothing is stored: the thread that sends on also reads, so whoever takes slowly is read from slowly. A try costs a thread while it waits.
 What a try may come to, and what a client does next, stands in `proto/rmgr/v1/calls.proto`; who decides is the client.
@@ -131,6 +133,7 @@ class _Try:
     link: ServerLink | None = None
     is_accepted: bool = False
     is_known: bool = False  #: the server has the call already
+    is_said: bool = False  #: its arguments go into the server's stream
     has_ended: bool = False
     sent_s: float = 0.0  #: when the first piece of its arguments went to the server
     client_s: float = 0.0  #: of what follows, spent waiting for the client
@@ -248,7 +251,7 @@ class Relay:
                 raise NotFound("nothing is there for this key: its call has gone elsewhere or ended, or it was told to another server")
             return pieces
         with one.changed:
-            if one.taker is not None or one.has_ended:
+            if one.taker is not None or one.has_ended or one.is_said:
                 raise StateConflict("these arguments were taken before: they are not kept")
             one.taker = context
         return self._arguments(one)
@@ -349,6 +352,10 @@ class Relay:
         one.is_accepted = True
         yield pb.ToCaller(named=pb.Named(server=link.name, life=link.life, pick=pick, trace=trace, known=one.is_known))
         began_s = time.monotonic()
+        if one.is_said and not one.is_known:
+            with suppress(UsageError):  # then the try was cut
+                data = b"".join(piece.data for piece in self._arguments(one))
+                link.tell(arguments=pb.GivePart(key=one.key, data=data))
         while True:
             event = one.take(min(BEAT_S, max(0.0, one.left_s)))
             if isinstance(event, _Given):
@@ -429,6 +436,7 @@ class Relay:
     def _offer(self, one: _Try, link: ServerLink, wanted: Wanted | None) -> Any:
         """The server's verdict, None when it says none in time."""
         one.key, one.link = os.urandom(16), link  # of this offer: a late answer to another one is nobody's
+        one.is_said = one.ask.bytes <= link.said_bytes
         link.tries[one.key] = one
         name, _, version = wanted.function.partition("@") if wanted is not None else (one.ask.function, "", str(one.ask.function_version))
         offer = pb.Offer(
@@ -441,6 +449,7 @@ class Relay:
             left_ms=max(0, round(one.left_s * 1000)),
             attempt=one.ask.attempt,
             said_bytes=SAID_BYTES,
+            is_said=one.is_said,
         )
         link.tell(offer=offer)
         end_s = time.monotonic() + min(VERDICT_S, max(0.0, one.left_s))

@@ -26,7 +26,7 @@ import msgspec
 
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.access.errors import rebuild
-from rmgr.adapters.calls.links import BEAT_S, SILENT_S, STALLED_S, VERSION
+from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, VERSION
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.coord.calls.ledger import CallId
@@ -122,7 +122,7 @@ class Asked:
 class Offered:
     """A call is offered. key: of this try at this gateway. attempt: of the client. lowest: its lowest open number. version: 0 = any.
 
-    said_bytes: an answer of so many may go into the stream.
+    said_bytes: an answer of so many may go into the stream. is_said: its arguments come there.
     """
 
     line: GatewayLine
@@ -135,6 +135,15 @@ class Offered:
     size_bytes: int
     left_s: float
     said_bytes: int = 0
+    is_said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The arguments of try `key`."""
+
+    key: bytes
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +189,7 @@ class Given:
     trouble: str = ""
 
 
-LineEvent: TypeAlias = Joined | Parted | Outlived | Asked | Offered | Cancelled | Orphaned | Acknowledged | Taken | Given
+LineEvent: TypeAlias = Joined | Parted | Outlived | Asked | Offered | Said | Cancelled | Orphaned | Acknowledged | Taken | Given
 
 
 class _Transfer:
@@ -384,7 +393,7 @@ class GatewayLine:
         """What goes into the stream; gRPC takes it on a thread of its own."""
         hello = {name: getattr(self._hello, name) for name in Hello.__slots__ if name != "users"}
         users = [pb.FunctionUsers(function=function, users=users) for function, users in self._hello.users]
-        yield pb.FromServer(hello=pb.ServerHello(version=VERSION, users=users, **hello))
+        yield pb.FromServer(hello=pb.ServerHello(version=VERSION, users=users, said_bytes=SAID_BYTES, **hello))
         while True:
             try:
                 message = out.get(timeout=BEAT_S)
@@ -421,8 +430,11 @@ class GatewayLine:
                         size_bytes=offer.bytes,
                         left_s=offer.left_ms / 1000,
                         said_bytes=offer.said_bytes,
+                        is_said=offer.is_said,
                     )
                 )
+            case "arguments":
+                self._tell(Said(message.arguments.key, message.arguments.data))
             case "cancel":
                 self._tell(Cancelled(_id(message.cancel)))
             case "orphan":

@@ -33,6 +33,7 @@ from rmgr.adapters.calls.serving import (
     Orphaned,
     Outlived,
     Parted,
+    Said,
     Taken,
 )
 from rmgr.adapters.host.workevents import NodeEvent
@@ -87,7 +88,8 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """line, key, said_bytes: of the try that asked last, None: its client is gone. coming: the try whose bytes are awaited."""
+    """line, key, said_bytes: of the try that asked last, None: its client is gone. coming: the try whose bytes are awaited; is_said: in
+    its stream."""
 
     id: CallId
     number: int
@@ -100,6 +102,7 @@ class _Call:
     line: GatewayLine | None = None
     key: bytes = b""
     coming: bytes = b""
+    is_said: bool = False
     said_bytes: int = 0
     ready_s: float = 0.0
     started_s: float = 0.0
@@ -245,6 +248,8 @@ class Server:
         match message:
             case Offered():
                 self._on_offered(message, now_s)
+            case Said():
+                self._on_said(message, now_s)
             case Taken():
                 self._on_taken(message, now_s)
             case Given():
@@ -260,7 +265,7 @@ class Server:
             case Orphaned():
                 call = self._calls.get(message.id)
                 if call is not None and call.line is message.line:
-                    call.line, call.key = None, b""
+                    self._leave(call)
             case Acknowledged():
                 self._on_acknowledged(message, now_s)
             case Joined():
@@ -380,10 +385,26 @@ class Server:
         return call
 
     def _fetch(self, call: _Call, offer: Offered) -> None:
-        call.line, call.key, call.said_bytes, call.coming = offer.line, offer.key, offer.said_bytes, offer.key
+        call.line, call.key, call.said_bytes = offer.line, offer.key, offer.said_bytes
+        call.coming, call.is_said = offer.key, offer.is_said
         self._coming[offer.key] = call
         offer.line.verdict(offer.key, "ACCEPTED")
-        offer.line.take(offer.key, str(call.directory / offer.key.hex()), call.size_bytes)
+        if not offer.is_said:
+            offer.line.take(offer.key, str(call.directory / offer.key.hex()), call.size_bytes)
+
+    def _on_said(self, said: Said, now_s: float) -> None:
+        call, trouble = self._coming.get(said.key), ""
+        if call is None:
+            return
+        path = call.directory / said.key.hex()
+        try:
+            path.touch(0o600, exist_ok=False)
+            path.write_bytes(said.data)
+        except OSError as error:
+            trouble = f"{path}: {error.strerror}"
+        if len(said.data) != call.size_bytes:
+            trouble = f"its arguments have {call.size_bytes:,} bytes, and {len(said.data):,} came"
+        self._on_taken(Taken(said.key, trouble), now_s)
 
     def _on_taken(self, taken: Taken, now_s: float) -> None:
         call = self._coming.pop(taken.key, None)
@@ -500,7 +521,13 @@ class Server:
             self._log.warning("gateway_away", endpoint=line.endpoint, why=parted.why)
         for call in self._calls.values():
             if call.line is line:
-                call.line, call.key = None, b""
+                self._leave(call)
+
+    def _leave(self, call: _Call) -> None:
+        """Nobody waits for it there any more. Arguments that were to come in that stream do not come: another attempt brings them."""
+        call.line, call.key = None, b""
+        if call.coming and call.is_said:
+            self._ledger.fetch_failed(call.id, call.attempt)
 
     def _on_stop(self, now_s: float) -> None:
         if self.is_leaving:

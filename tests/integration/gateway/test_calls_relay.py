@@ -131,9 +131,10 @@ def world() -> Iterator[World]:
     made.close()
 
 
+@pytest.mark.parametrize("room", [0, 1 << 30])
 @pytest.mark.parametrize("size", [8, PIECE_BYTES, 5 * PIECE_BYTES + 17])
-def test_arguments_reach_the_server_and_its_answer_the_client(world: World, size: int) -> None:
-    server = world.played("s1")
+def test_arguments_reach_the_server_and_its_answer_the_client(world: World, size: int, room: int) -> None:
+    server = world.played("s1", said_bytes=room)
     data = os.urandom(size)
     kinds, answer = world.called(data)
     assert kinds[:2] == ["named", "outcome"]
