@@ -375,8 +375,6 @@ class Server:
         assert function is not None
         self._count += 1
         directory = self._spool / f"c{self._count}"
-        with suppress(OSError):  # whoever writes there says so
-            directory.mkdir(mode=0o700)
         deadline_us = _us(now_s) + round(offer.left_s * 1e6)
         call = _Call(offer.id, self._count, function, offer.size_bytes, deadline_us, directory, offer.attempt)
         self._calls[call.id] = self._numbers[call.number] = call
@@ -388,9 +386,14 @@ class Server:
         call.line, call.key, call.said_bytes = offer.line, offer.key, offer.said_bytes
         call.coming, call.is_said = offer.key, offer.is_said
         self._coming[offer.key] = call
-        offer.line.verdict(offer.key, "ACCEPTED")
+        offer.line.verdict(offer.key, "ACCEPTED")  # its client sends arguments while files are made, which takes as long
+        path = call.directory / offer.key.hex()
+        with suppress(OSError):  # whoever writes there says so
+            call.directory.mkdir(mode=0o700)
+            if offer.is_said:
+                path.touch(0o600)
         if not offer.is_said:
-            offer.line.take(offer.key, str(call.directory / offer.key.hex()), call.size_bytes)
+            offer.line.take(offer.key, str(path), call.size_bytes)
 
     def _on_said(self, said: Said, now_s: float) -> None:
         call, trouble = self._coming.get(said.key), ""
@@ -398,7 +401,6 @@ class Server:
             return
         path = call.directory / said.key.hex()
         try:
-            path.touch(0o600, exist_ok=False)
             path.write_bytes(said.data)
         except OSError as error:
             trouble = f"{path}: {error.strerror}"
@@ -488,11 +490,11 @@ class Server:
         self._coming.pop(call.coming, None)
         self._used_bytes += end.bytes - call.size_bytes
         call.stage, call.end, call.coming = Stage.ENDED, end, b""
+        if call.line is not None:
+            self._give(call)
         call.arguments.unlink(missing_ok=True)
         if end.kind != "OK":
             call.answer.unlink(missing_ok=True)
-        if call.line is not None:
-            self._give(call)
 
     def _give(self, call: _Call) -> None:
         assert call.line is not None
