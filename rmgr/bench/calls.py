@@ -166,19 +166,23 @@ class _Bench:
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
     def echo(self) -> list[Row]:
-        """8 bytes and back, one call after the other; and what the calls write to ZooKeeper."""
+        """8 bytes and back, one call and its hops after the other; and what the calls write to ZooKeeper."""
         count, data = self.plan.count(_CALLS), bytes(8)
         times: dict[str, list[list[float]]] = {"two hops of bare gRPC": [], "Executor.submit": [], "rmgr": []}
         written: list[float] = []
         with connected(self.calls.cluster) as connection, rmgr.Executor(connection=connection) as executor:
             for value in range(_WARM):
                 executor.submit(no_op, value).result(60)
-            for _ in self.plan.rounds("echo of 8 bytes"):
-                times["two hops of bare gRPC"].append([took_s(lambda: self.hops.small(data)) * 1e3 for _ in range(count)])
+            for _ in self.plan.rounds("a task of an Executor"):
                 times["Executor.submit"].append([took_s(lambda: executor.submit(no_op, 1).result(60)) * 1e3 for _ in range(count)])
-        for _ in self.plan.rounds("... and its writes to ZooKeeper"):
+        for _ in self.plan.rounds("echo of 8 bytes, and its writes to ZooKeeper"):
             began_s, before = time.monotonic(), zookeeper_counts(self.calls.cluster)[1]
-            times["rmgr"].append([took_s(lambda: self.caller.call("echo", data)) * 1e3 for _ in range(count)])
+            pairs = [
+                (took_s(lambda: self.hops.small(data)), took_s(lambda: self.caller.call("echo", data)))
+                for _ in range(count)
+            ]
+            for system, values in zip(("two hops of bare gRPC", "rmgr"), zip(*pairs, strict=True), strict=True):
+                times[system].append([value * 1e3 for value in values])
             lasted_s, between = time.monotonic() - began_s, zookeeper_counts(self.calls.cluster)[1]
             time.sleep(lasted_s)
             idle = zookeeper_counts(self.calls.cluster)[1] - between

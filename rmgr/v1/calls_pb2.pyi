@@ -17,23 +17,25 @@ class CallId(_message.Message):
     def __init__(self, user: _Optional[str] = ..., guid: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class FromServer(_message.Message):
-    __slots__ = ("hello", "load", "verdict", "leaving", "beat", "over")
+    __slots__ = ("hello", "load", "verdict", "leaving", "beat", "over", "answer")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     hello: ServerHello
     load: Load
     verdict: Verdict
     leaving: bool
     beat: bool
     over: bool
-    def __init__(self, hello: _Optional[_Union[ServerHello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., leaving: bool = ..., beat: bool = ..., over: bool = ...) -> None: ...
+    answer: GivePart
+    def __init__(self, hello: _Optional[_Union[ServerHello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., leaving: bool = ..., beat: bool = ..., over: bool = ..., answer: _Optional[_Union[GivePart, _Mapping]] = ...) -> None: ...
 
 class ServerHello(_message.Message):
-    __slots__ = ("version", "name", "site", "life", "slots", "mops", "mops_declared", "functions", "most_waiting", "users")
+    __slots__ = ("version", "name", "site", "life", "slots", "mops", "mops_declared", "functions", "most_waiting", "users", "said_bytes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +46,7 @@ class ServerHello(_message.Message):
     FUNCTIONS_FIELD_NUMBER: _ClassVar[int]
     MOST_WAITING_FIELD_NUMBER: _ClassVar[int]
     USERS_FIELD_NUMBER: _ClassVar[int]
+    SAID_BYTES_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     site: str
@@ -54,7 +57,8 @@ class ServerHello(_message.Message):
     functions: _containers.RepeatedScalarFieldContainer[bytes]
     most_waiting: int
     users: _containers.RepeatedCompositeFieldContainer[FunctionUsers]
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., site: _Optional[str] = ..., life: _Optional[int] = ..., slots: _Optional[int] = ..., mops: _Optional[float] = ..., mops_declared: bool = ..., functions: _Optional[_Iterable[bytes]] = ..., most_waiting: _Optional[int] = ..., users: _Optional[_Iterable[_Union[FunctionUsers, _Mapping]]] = ...) -> None: ...
+    said_bytes: int
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., site: _Optional[str] = ..., life: _Optional[int] = ..., slots: _Optional[int] = ..., mops: _Optional[float] = ..., mops_declared: bool = ..., functions: _Optional[_Iterable[bytes]] = ..., most_waiting: _Optional[int] = ..., users: _Optional[_Iterable[_Union[FunctionUsers, _Mapping]]] = ..., said_bytes: _Optional[int] = ...) -> None: ...
 
 class FunctionUsers(_message.Message):
     __slots__ = ("function", "users")
@@ -109,7 +113,7 @@ class Verdict(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., kind: _Optional[_Union[Verdict.Kind, str]] = ..., reason: _Optional[str] = ..., life: _Optional[int] = ...) -> None: ...
 
 class ToServer(_message.Message):
-    __slots__ = ("welcome", "ask", "offer", "cancel", "closed", "probe", "beat", "orphan")
+    __slots__ = ("welcome", "ask", "offer", "cancel", "closed", "probe", "beat", "orphan", "arguments")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +122,7 @@ class ToServer(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     ORPHAN_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     welcome: ServerWelcome
     ask: int
     offer: Offer
@@ -126,7 +131,8 @@ class ToServer(_message.Message):
     probe: Probe
     beat: bool
     orphan: CallId
-    def __init__(self, welcome: _Optional[_Union[ServerWelcome, _Mapping]] = ..., ask: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., cancel: _Optional[_Union[CallId, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., beat: bool = ..., orphan: _Optional[_Union[CallId, _Mapping]] = ...) -> None: ...
+    arguments: GivePart
+    def __init__(self, welcome: _Optional[_Union[ServerWelcome, _Mapping]] = ..., ask: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., cancel: _Optional[_Union[CallId, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., beat: bool = ..., orphan: _Optional[_Union[CallId, _Mapping]] = ..., arguments: _Optional[_Union[GivePart, _Mapping]] = ...) -> None: ...
 
 class ServerWelcome(_message.Message):
     __slots__ = ("version", "gateway", "refused", "over")
@@ -141,7 +147,7 @@ class ServerWelcome(_message.Message):
     def __init__(self, version: _Optional[int] = ..., gateway: _Optional[str] = ..., refused: _Optional[str] = ..., over: bool = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("key", "id", "lowest", "function", "function_version", "bytes", "left_ms", "attempt")
+    __slots__ = ("key", "id", "lowest", "function", "function_version", "bytes", "left_ms", "attempt", "said_bytes", "is_said")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     LOWEST_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +156,8 @@ class Offer(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SAID_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_SAID_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     id: CallId
     lowest: int
@@ -158,7 +166,9 @@ class Offer(_message.Message):
     bytes: int
     left_ms: int
     attempt: int
-    def __init__(self, key: _Optional[bytes] = ..., id: _Optional[_Union[CallId, _Mapping]] = ..., lowest: _Optional[int] = ..., function: _Optional[str] = ..., function_version: _Optional[int] = ..., bytes: _Optional[int] = ..., left_ms: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    said_bytes: int
+    is_said: bool
+    def __init__(self, key: _Optional[bytes] = ..., id: _Optional[_Union[CallId, _Mapping]] = ..., lowest: _Optional[int] = ..., function: _Optional[str] = ..., function_version: _Optional[int] = ..., bytes: _Optional[int] = ..., left_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., said_bytes: _Optional[int] = ..., is_said: bool = ...) -> None: ...
 
 class Closed(_message.Message):
     __slots__ = ("user", "guid", "lowest", "numbers")

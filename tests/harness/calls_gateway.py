@@ -133,6 +133,7 @@ class PlayedGateway:
         version: int = 0,
         left_s: float = 120.0,
         size: int | None = None,
+        said_bytes: int = 0,
         **options: Any,
     ) -> PlayedTry:
         """Offers a call to the newest stream."""
@@ -148,6 +149,7 @@ class PlayedGateway:
             function_version=version,
             bytes=len(arguments) if size is None else size,
             left_ms=round(left_s * 1000),
+            said_bytes=said_bytes,
         )
         self.tell(offer=offer)
         return one
@@ -181,6 +183,8 @@ class PlayedGateway:
                 stream.messages.append(message)
                 if message.WhichOneof("what") == "verdict" and message.verdict.key in self.tries:
                     self.tries[message.verdict.key].verdicts.append(message.verdict)
+                elif message.WhichOneof("what") == "answer":
+                    self._answered(message.answer, message.answer.data)
         except grpc.RpcError:
             pass
         stream.is_over = True
@@ -206,12 +210,15 @@ class PlayedGateway:
         if first.key in self.probes:
             self.probed[first.key] = len(b"".join(data))
             return pb.GiveReply(is_taken=True)
+        return pb.GiveReply(is_taken=self._answered(first, b"".join(data)))
+
+    def _answered(self, first: Any, data: bytes) -> bool:
         one = self.tries.get(first.key)
         if one is None:
-            return pb.GiveReply()
-        one.outcome, one.answer = first.outcome, b"".join(data)
+            return False
+        one.outcome, one.answer = first.outcome, data
         one.is_answered.set()
-        return pb.GiveReply(is_taken=one.takes_answer)
+        return one.takes_answer
 
 
 class ServerProcess:

@@ -28,7 +28,7 @@ def echoed(_offer: Any, arguments: bytes) -> tuple[Any, bytes]:
 class PlayedServer:
     """Answers offers by `work` on a thread each; `verdicts` are given first, one an offer, in place of ACCEPTED; -1: none.
 
-    in_one_piece: it sends an answer as one, however large.
+    in_one_piece: it sends an answer as one, however large. says: in its stream; `said_bytes=4096`, too: it hears arguments there.
     """
 
     def __init__(
@@ -39,9 +39,11 @@ class PlayedServer:
         work: Work = echoed,
         functions: tuple[bytes, ...] = (b"echo",),
         in_one_piece: bool = False,
+        says: bool = False,
         **hello: Any,
     ) -> None:
         self._piece = 1 << 30 if in_one_piece else PIECE_BYTES
+        self._says = says
         self.name, self.work = name, work
         self.life = int.from_bytes(os.urandom(8), "big")
         self.verdicts: list[int] = []
@@ -51,6 +53,7 @@ class PlayedServer:
         self.gave: list[bool] = []
         self.load = {"running": 0, "waiting": 0}
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._told: dict[bytes, bytes] = {}
         self._channel = grpc.insecure_channel(endpoint)
         self.stub = calls_pb2_grpc.CallsStub(self._channel)
         fields = {"version": VERSION, "name": name, "life": self.life, "slots": 1, "mops": 100.0, "functions": functions, **hello}
@@ -83,6 +86,8 @@ class PlayedServer:
                     threading.Thread(target=self._probed, args=(message.probe,), daemon=True).start()
                 elif what == "offer":
                     threading.Thread(target=self._offered, args=(message.offer,), daemon=True).start()
+                elif what == "arguments":
+                    self._told[message.arguments.key] = message.arguments.data
                 elif what == "beat":
                     self.say(beat=True)
 
@@ -98,12 +103,15 @@ class PlayedServer:
         if kind != pb.Verdict.ACCEPTED:
             return
         with suppress(grpc.RpcError, ValueError):  # ValueError: the test has closed the channel
-            arguments = self.take(offer.key)
+            arguments = eventually(lambda: self._told.get(offer.key), "its arguments") if offer.is_said else self.take(offer.key)
             if len(arguments) == offer.bytes:
                 self.taken.append(arguments)
                 self.say(verdict=pb.Verdict(key=offer.key, kind=pb.Verdict.STARTED))
                 outcome, answer = self.work(offer, arguments)
-                self.gave.append(self.give(offer.key, outcome, answer))
+                if self._says:
+                    self.say(answer=pb.GivePart(key=offer.key, outcome=outcome, data=answer))
+                else:
+                    self.gave.append(self.give(offer.key, outcome, answer))
 
 
 def _parts(key: bytes, outcome: Any, answer: bytes, piece: int) -> Iterator[Any]:

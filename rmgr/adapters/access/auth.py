@@ -165,7 +165,7 @@ def open_channel(endpoint: str, credentials: Credentials | None, role: Role, opt
     _own()
     if credentials is None:
         return grpc.insecure_channel(endpoint, options=options)
-    certificate, key = _newest_pair(credentials)
+    certificate, key = credentials.newest().tls_pair
     return secure_channel(endpoint, (credentials.ca_pem, key, certificate), role, options)
 
 
@@ -174,16 +174,6 @@ def secure_channel(endpoint: str, pem: tuple[bytes, bytes, bytes], role: Role, o
     _own()
     expected = ("grpc.ssl_target_name_override", f"{role}.rmgr")
     return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(*pem), options=(*options, expected))
-
-
-def _newest_pair(credentials: Credentials) -> tuple[bytes, bytes]:
-    """(certificate, key) of the bundle: a renewed one needs no restart. Cost: a read of 1 KiB; 10 ms once it was renewed."""
-    with suppress(OSError, ConfigError):  # half written, or of somebody else: the old one is good until it ends
-        if Path(credentials.path("tls.crt")).read_bytes() != credentials.tls_pair[0]:
-            fresh = Credentials.load(credentials.directory, roles=(credentials.identity.role,))
-            if (fresh.ca_pem, fresh.identity.name) == (credentials.ca_pem, credentials.identity.name):
-                return fresh.tls_pair
-    return credentials.tls_pair
 
 
 class ServerIdentity:

@@ -1,4 +1,4 @@
-"""Calls whose clients read nothing, or send nothing: found and ended, so that they hold neither a thread nor what was to be sent."""
+"""Calls whose other ends read nothing, or send nothing: found and ended, so that they hold neither a thread nor what was to be sent."""
 
 from __future__ import annotations
 
@@ -7,33 +7,38 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
-
-import grpc
+from typing import Any, Protocol
 
 _LOOK_S = 0.5
+
+
+class Cancellable(Protocol):
+    """A call, at either end."""
+
+    def cancel(self) -> object:
+        """Ends it."""
 
 
 class Stalls:
     """Args: most_s: how long one message may wait to be taken, or to come. cut: told of every call that is ended for it. Thread-safe."""
 
     def __init__(self, most_s: float, cut: Callable[[], None] = lambda: None) -> None:
-        self._most_s = most_s
+        self.most_s = most_s
         self._cut = cut
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._waiting: dict[int, tuple[float, grpc.ServicerContext]] = {}  # since when
+        self._waiting: dict[int, tuple[float, Cancellable]] = {}  # since when
         self._looks = False
 
-    def watched(self, context: grpc.ServicerContext, messages: Iterable[Any]) -> Iterator[Any]:
+    def watched(self, context: Cancellable, messages: Iterable[Any]) -> Iterator[Any]:
         """The same messages; the call ends when one of them waits too long. Cost: 1 us a message."""
         for message in messages:
             with self.waited(context):
                 yield message
 
     @contextlib.contextmanager
-    def waited(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """The body waits for this call's client; the call ends when that takes too long. Cost: 2 us."""
+    def waited(self, context: Cancellable) -> Iterator[None]:
+        """The body waits for this call's other end; the call ends when that takes too long. Cost: 2 us."""
         number = next(self._numbers)
         with self._lock:
             self._waiting[number] = time.monotonic(), context
@@ -56,7 +61,7 @@ class Stalls:
                 if not self._waiting:
                     self._looks = False
                     return
-                late = [(number, context) for number, (since_s, context) in self._waiting.items() if since_s < now_s - self._most_s]
+                late = [(number, context) for number, (since_s, context) in self._waiting.items() if since_s < now_s - self.most_s]
                 for number, _ in late:
                     del self._waiting[number]
             for _, context in late:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ import grpc
 
 from rmgr.adapters.access.auth import USER_KEY, open_channel
 from rmgr.adapters.access.errors import rebuild
+from rmgr.adapters.access.stalls import Stalls
 from rmgr.adapters.calls.links import SILENT_S, STALLED_S
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
@@ -32,6 +34,7 @@ class CallsClient:
         self._channel = open_channel(endpoint, credentials, Role.SUBMITTER, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1)))
         self._stub = calls_pb2_grpc.CallsStub(self._channel)
         self._metadata = ((USER_KEY, quote(user)),) if credentials is None and user else ()
+        self._silent, self._stalled = Stalls(SILENT_S), Stalls(STALLED_S)
 
     def close(self) -> None:
         """Ends the channel with its tries. Idempotent."""
@@ -56,7 +59,8 @@ class CallsClient:
 
     def attempt(self, ask: Any, arguments: Callable[[], Iterable[bytes]]) -> Attempt:
         """Begins a try. arguments: pieces of at most 1 MiB, asked for once the server is named."""
-        return Attempt(self._stub, self._metadata, ask, arguments, self.endpoint)
+        call = partial(self._stub.Call, metadata=self._metadata)
+        return Attempt(call, ask, arguments, self.endpoint, silent=self._silent, stalled=self._stalled)
 
     def _asked(self, method: Callable[..., Any], request: Any, timeout_s: float = _ANSWER_S) -> Any:
         try:
@@ -72,7 +76,14 @@ class Attempt:
     """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. Silence ends it, 10 s, and within an answer 30 s."""
 
     def __init__(
-        self, stub: Any, metadata: Sequence[tuple[str, str]], ask: Any, arguments: Callable[[], Iterable[bytes]], endpoint: str
+        self,
+        call: Callable[[Iterator[Any]], Any],
+        ask: Any,
+        arguments: Callable[[], Iterable[bytes]],
+        endpoint: str,
+        *,
+        silent: Stalls,
+        stalled: Stalls,
     ) -> None:
         self._ask = ask
         self._arguments = arguments
@@ -80,29 +91,32 @@ class Attempt:
         self._changed = threading.Condition()
         self._ended = threading.Event()
         self._is_named = self._is_known = self._has_answer = self._is_over = False
-        self._call = stub.Call(self._sent(), metadata=metadata)
-        self._guard = _Silence(SILENT_S, self._call.cancel)
+        self._waits, self._stalled = silent, stalled  #: the first ends it where it is silent now
+        self._call = call(self._sent())
 
     def messages(self) -> Iterator[Any]:
         """`pb.ToCaller` until the last; beats are left out. Raises: Unavailable when the gateway is gone or silent; what it refuses."""
         try:
-            for message in self._call:
-                if message.WhichOneof("what") == "outcome":
-                    self._guard.most_s = STALLED_S  # its pieces come over a link that may be slow, and no beats between them
-                self._guard.heard()
-                if message.WhichOneof("what") == "named":
+            while (message := self._next()) is not None:
+                what = message.WhichOneof("what")
+                if what == "outcome":
+                    self._waits = self._stalled  # its pieces come over a link that may be slow, and no beats between them
+                elif what == "named":
                     self._let(named=True, known=message.named.known)
                 if not message.beat:
                     yield message
         except grpc.RpcError as error:
-            if self._guard.has_fired:
-                why = f"the gateway at {self._endpoint} has said nothing for {format_duration(self._guard.most_s)}"
+            if error.code() is grpc.StatusCode.CANCELLED and not self._is_over:
+                why = f"the gateway at {self._endpoint} has said nothing for {format_duration(self._waits.most_s)}"
                 raise Unavailable(why, hint="rmgr doctor") from None
             raise rebuild(error, self._endpoint) from None
         finally:
             self._let(over=True)
-            self._guard.close()
             self._ended.set()
+
+    def _next(self) -> Any:
+        with self._waits.waited(self._call):
+            return next(self._call, None)
 
     def acknowledge(self) -> None:
         """The whole answer is here: the server may forget it. The gateway ends the stream when it has heard so."""
@@ -143,29 +157,3 @@ class Attempt:
                 return
         yield pb.FromCaller(acknowledged=True)
 
-
-class _Silence:
-    """Calls `cut` once nothing was heard for `most_s`, which counts from the next word on where it is changed."""
-
-    def __init__(self, most_s: float, cut: Callable[[], object]) -> None:
-        self.most_s = most_s
-        self._cut = cut
-        self._heard = threading.Event()
-        self._is_closed = False
-        self.has_fired = False
-        threading.Thread(target=self._look, name="calls-silence", daemon=True).start()
-
-    def heard(self) -> None:
-        self._heard.set()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._heard.set()
-
-    def _look(self) -> None:
-        while self._heard.wait(self.most_s):
-            if self._is_closed:
-                return
-            self._heard.clear()
-        self.has_fired = True
-        self._cut()

@@ -41,6 +41,8 @@ KEEP_S = 3600.0
 PROBE_BYTES, PROBE_PART, FIRST_PROBE_BYTES = 256 * 1024, 0.01, 64 * 1024
 #: Only what takes long enough to be measured says how fast a link is.
 MEASURED_BYTES = 64 * 1024
+#: Arguments and answers of up to so many bytes go through their server's stream: an RPC of their own takes longer than all of their way.
+SAID_BYTES = 4096
 #: More slots than a machine can have are a mistake.
 MOST_SLOTS = 10_000
 #: Messages to one server that it has not taken: far more than its waiting calls can be.
@@ -54,6 +56,9 @@ class Try(Protocol):
 
     def said(self, verdict: Any) -> None:
         """The server has said so (`pb.Verdict`)."""
+
+    def answered(self, answer: Any) -> None:
+        """The server has said its whole answer (`pb.GivePart`)."""
 
     def lost(self) -> None:
         """The stream of the server is gone."""
@@ -89,6 +94,7 @@ class ServerLink:
     functions: tuple[bytes, ...]  #: canonical JSON of each interface
     most_waiting: int
     users: dict[str, frozenset[str]] = field(default_factory=dict)  #: of name@version: who may call it, where not everybody may
+    said_bytes: int = 0  #: arguments of so many may go into its stream
     identity: str = ""  #: the name in its certificate, "" in an open cluster
     heard_s: float = field(default_factory=time.monotonic)
     load: Any = field(default_factory=pb.Load)
@@ -139,6 +145,10 @@ class ServerLink:
             one = self.tries.get(message.verdict.key)
             if one is not None:
                 one.said(message.verdict)
+        elif what == "answer":
+            one = self.tries.pop(message.answer.key, None)  # another answer to it is nobody's
+            if one is not None:
+                one.answered(message.answer)
         elif what == "leaving":
             self.is_leaving = True
         elif what == "over":
@@ -304,6 +314,7 @@ class Links:
             tuple(hello.functions),
             hello.most_waiting,
             {one.function: frozenset(one.users) for one in hello.users if one.users},
+            min(hello.said_bytes, SAID_BYTES),
             identity,
         )
 

@@ -5,6 +5,8 @@
       pieces of the arguments:  Call's requests --read by--> Take's answers
       pieces of the answer:     Give's requests --read by--> Call's answers
 
+Small ones go through the server's stream, both ways.
+
 Nothing is stored: the thread that sends on also reads, so whoever takes slowly is read from slowly. A try costs a thread while it waits.
 What a try may come to, and what a client does next, stands in `proto/rmgr/v1/calls.proto`; who decides is the client.
 """
@@ -26,7 +28,7 @@ from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.errors import fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.stalls import Stalls
-from rmgr.adapters.calls.links import BEAT_S, SILENT_S, STALLED_S, VERSION, Links, ServerLink
+from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life
 from rmgr.coord.calls.lives import Standing
 from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionMismatch
@@ -39,6 +41,8 @@ MAX_CALLS = 256
 VERDICT_S = 5.0
 #: How often a call that waits for room looks again, beside being told of changes.
 _LOOK_S = 1.0
+#: A stream that broke and one that its sender ended both read as ended; that it broke is known after so long, if not at once.
+_BROKEN_S = 1.0
 #: A server to whom a call comes with less than this left may bar it because its time is over.
 _OVER_S = 0.1
 _LONGEST_S = 7 * 86400.0
@@ -96,16 +100,24 @@ _Accepted: TypeAlias = tuple[ServerLink, Any, Sequence[Any]]
 
 @dataclass(eq=False)
 class _Given:
-    """An answer that a server brings: its `Give` waits until the client's RPC has read it all."""
+    """An answer that a server brings: its `Give` waits until the client's RPC has read it all.
+
+    first: of its bytes; the rest is in `parts`. context: of the `Give`, None for an answer that is here whole.
+    """
 
     outcome: Any
-    parts: Iterator[Any]
     first: bytes
-    context: grpc.ServicerContext
+    parts: Iterator[Any] = field(default_factory=lambda: iter(()))
+    context: grpc.ServicerContext | None = None
     at_s: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
     is_read: bool = False  #: by the client's RPC, however long that takes
     is_taken: bool = False
+
+    def __post_init__(self) -> None:
+        if self.outcome.kind not in pb.CallOutcome.Kind.values():
+            words = f"what its server says of its end is no outcome ({self.outcome.kind})"
+            self.outcome.CopyFrom(pb.CallOutcome(kind=pb.CallOutcome.LOST, error=words))
 
 
 @dataclass(eq=False)
@@ -121,6 +133,7 @@ class _Try:
     link: ServerLink | None = None
     is_accepted: bool = False
     is_known: bool = False  #: the server has the call already
+    is_said: bool = False  #: its arguments go into the server's stream
     has_ended: bool = False
     sent_s: float = 0.0  #: when the first piece of its arguments went to the server
     client_s: float = 0.0  #: of what follows, spent waiting for the client
@@ -150,6 +163,10 @@ class _Try:
     def said(self, verdict: Any) -> None:
         """See `links.Try`."""
         self.put(verdict)
+
+    def answered(self, answer: Any) -> None:
+        """See `links.Try`."""
+        self.put(_Given(answer.outcome, answer.data))
 
     def lost(self) -> None:
         """See `links.Try`."""
@@ -234,7 +251,7 @@ class Relay:
                 raise NotFound("nothing is there for this key: its call has gone elsewhere or ended, or it was told to another server")
             return pieces
         with one.changed:
-            if one.taker is not None or one.has_ended:
+            if one.taker is not None or one.has_ended or one.is_said:
                 raise StateConflict("these arguments were taken before: they are not kept")
             one.taker = context
         return self._arguments(one)
@@ -274,10 +291,7 @@ class Relay:
                 if link.probe_given(first.key, requests, len(first.data)):
                     return pb.GiveReply(is_taken=True)
             return pb.GiveReply()
-        if first.outcome.kind not in pb.CallOutcome.Kind.values():
-            words = f"what its server says of its end is no outcome ({first.outcome.kind})"
-            first.outcome.CopyFrom(pb.CallOutcome(kind=pb.CallOutcome.LOST, error=words))
-        given = _Given(first.outcome, requests, first.data, context)
+        given = _Given(first.outcome, first.data, requests, context)
         one.put(given)
         while not given.done.wait(BEAT_S):
             if not context.is_active() or (one.has_ended and not given.is_read):
@@ -338,6 +352,10 @@ class Relay:
         one.is_accepted = True
         yield pb.ToCaller(named=pb.Named(server=link.name, life=link.life, pick=pick, trace=trace, known=one.is_known))
         began_s = time.monotonic()
+        if one.is_said and not one.is_known:
+            with suppress(UsageError):  # then the try was cut
+                data = b"".join(piece.data for piece in self._arguments(one))
+                link.tell(arguments=pb.GivePart(key=one.key, data=data))
         while True:
             event = one.take(min(BEAT_S, max(0.0, one.left_s)))
             if isinstance(event, _Given):
@@ -352,9 +370,9 @@ class Relay:
                 yield self._over(Life(link.name, link.life))
                 return
             if isinstance(event, pb.Verdict):
-                yield _verdict(event, link.life)
                 if event.kind in _REFUSALS:
                     one.has_ended = True
+                    yield _verdict(event, link.life)
                     return
             elif event is None:
                 yield pb.ToCaller(beat=True)
@@ -418,6 +436,7 @@ class Relay:
     def _offer(self, one: _Try, link: ServerLink, wanted: Wanted | None) -> Any:
         """The server's verdict, None when it says none in time."""
         one.key, one.link = os.urandom(16), link  # of this offer: a late answer to another one is nobody's
+        one.is_said = one.ask.bytes <= link.said_bytes
         link.tries[one.key] = one
         name, _, version = wanted.function.partition("@") if wanted is not None else (one.ask.function, "", str(one.ask.function_version))
         offer = pb.Offer(
@@ -429,6 +448,8 @@ class Relay:
             bytes=one.ask.bytes,
             left_ms=max(0, round(one.left_s * 1000)),
             attempt=one.ask.attempt,
+            said_bytes=SAID_BYTES,
+            is_said=one.is_said,
         )
         link.tell(offer=offer)
         end_s = time.monotonic() + min(VERDICT_S, max(0.0, one.left_s))
@@ -457,23 +478,22 @@ class Relay:
         left, out_s = outcome.bytes, 0.0
         try:
             yield pb.ToCaller(outcome=outcome)
-            data = given.first
+            data: bytes | None = given.first
             while left:
                 if not data:
                     began_s = time.monotonic()
-                    with self._stalls.waited(given.context):
-                        data = next(given.parts).data
+                    data = self._more(given)
                     out_s += time.monotonic() - began_s
-                left -= len(data)
+                left -= len(data or b"")
                 if not data or len(data) > PIECE_BYTES or left < 0:
-                    outcome.CopyFrom(_unlike(link.name if link is not None else "?", outcome.bytes, left))
+                    outcome.CopyFrom(_unlike(link.name if link is not None else "?", outcome.bytes, data, left))
                     yield pb.ToCaller(outcome=outcome)
                     break
                 yield pb.ToCaller(data=data)
                 data = b""
             given.is_taken = True
-        except (StopIteration, grpc.RpcError):
-            return  # the server broke off: the client asks again, and the answer is kept there
+        except grpc.RpcError:
+            return  # its stream has broken: the client asks again, and the answer is kept there
         finally:
             given.done.set()
         if link is not None and in_s > 0 and not left:  # else its answer was there before this RPC, is none, or clocks disagree
@@ -481,6 +501,19 @@ class Relay:
         with suppress(StopIteration, grpc.RpcError), self._stalls.waited(one.context):
             if next(one.requests).acknowledged and link is not None:
                 link.tell(closed=pb.Closed(user=one.caller.user, guid=one.ask.guid, lowest=one.ask.lowest, numbers=[one.ask.number]))
+
+    def _more(self, given: _Given) -> bytes | None:
+        """The next of its bytes, None where its server has ended them. Raises: grpc.RpcError where its stream has broken."""
+        if given.context is None:
+            return None
+        with self._stalls.waited(given.context):
+            part = next(given.parts, None)
+        if part is not None:
+            return bytes(part.data)
+        broken = threading.Event()
+        if not given.context.add_callback(broken.set) or broken.wait(_BROKEN_S):
+            raise grpc.RpcError
+        return None
 
     def _over(self, life: Life) -> Any:
         """What is known here of a life that does not answer."""
@@ -539,9 +572,15 @@ class Relay:
             return fail(context, error)
 
 
-def _unlike(server: str, announced: int, left: int) -> Any:
-    """In place of an answer that is not as its server announced it: asked again it would send the same. left: bytes not yet sent."""
-    why = f"more bytes than the {announced} of its answer" if left < 0 else f"pieces that are empty, or above {PIECE_BYTES} bytes"
+def _unlike(server: str, announced: int, data: bytes | None, left: int) -> Any:
+    """In place of an answer that is not as its server announced it: asked again it would send the same.
+
+    data: its last piece, None: it has ended. left: bytes not yet sent.
+    """
+    if data is None:
+        why = f"fewer bytes than the {announced:,} of its answer: {announced - left:,}"
+    else:
+        why = f"more bytes than the {announced:,} of its answer" if left < 0 else f"pieces that are empty, or above {PIECE_BYTES:,} bytes"
     return pb.CallOutcome(kind=pb.CallOutcome.FAILED, error=f"server {server} sends {why}")
 
 

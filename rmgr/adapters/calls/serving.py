@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
@@ -25,7 +26,7 @@ import msgspec
 
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.access.errors import rebuild
-from rmgr.adapters.calls.links import BEAT_S, SILENT_S, STALLED_S, VERSION
+from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, VERSION
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.coord.calls.ledger import CallId
@@ -119,7 +120,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A call is offered. key: of this try at this gateway. attempt: of the client. lowest: its lowest open number. version: 0 = any."""
+    """A call is offered. key: of this try at this gateway. attempt: of the client. lowest: its lowest open number. version: 0 = any.
+
+    said_bytes: an answer of so many may go into the stream. is_said: its arguments come there.
+    """
 
     line: GatewayLine
     key: bytes
@@ -130,6 +134,16 @@ class Offered:
     version: int
     size_bytes: int
     left_s: float
+    said_bytes: int = 0
+    is_said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The arguments of try `key`."""
+
+    key: bytes
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +182,14 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An answer was passed on by try `key`. is_taken: the client has all of it."""
+    """An answer was passed on by try `key`. is_taken: the client has all of it, or will have it if the stream lasts."""
 
     key: bytes
     is_taken: bool
     trouble: str = ""
 
 
-LineEvent: TypeAlias = Joined | Parted | Outlived | Asked | Offered | Cancelled | Orphaned | Acknowledged | Taken | Given
+LineEvent: TypeAlias = Joined | Parted | Outlived | Asked | Offered | Said | Cancelled | Orphaned | Acknowledged | Taken | Given
 
 
 class _Transfer:
@@ -284,8 +298,14 @@ class GatewayLine:
         """Fetches the arguments of try `key` into a new file; `Taken` follows."""
         self._submit(self._takers, lambda: self._take(key, path, size_bytes), Taken(key, "this server ends"))
 
-    def give(self, key: bytes, end: CallEnd, path: str = "") -> None:
-        """Passes an answer on, with the bytes of the file `path` where it is OK; `Given` follows."""
+    def give(self, key: bytes, end: CallEnd, path: str = "", *, said_bytes: int = 0) -> None:
+        """Passes an answer on, with the bytes of the file `path` where it is OK; `Given` follows.
+
+        said_bytes: one of so many goes into the stream, now: a file just written is in memory.
+        """
+        if end.bytes + len(end.error) + len(end.traceback) <= said_bytes:
+            self._say(key, end, path)
+            return
         self._submit(self._givers, lambda: self._give(key, end, path), Given(key, False, "this server ends"))
 
     def drop(self, key: bytes) -> None:
@@ -373,7 +393,7 @@ class GatewayLine:
         """What goes into the stream; gRPC takes it on a thread of its own."""
         hello = {name: getattr(self._hello, name) for name in Hello.__slots__ if name != "users"}
         users = [pb.FunctionUsers(function=function, users=users) for function, users in self._hello.users]
-        yield pb.FromServer(hello=pb.ServerHello(version=VERSION, users=users, **hello))
+        yield pb.FromServer(hello=pb.ServerHello(version=VERSION, users=users, said_bytes=SAID_BYTES, **hello))
         while True:
             try:
                 message = out.get(timeout=BEAT_S)
@@ -409,8 +429,12 @@ class GatewayLine:
                         version=offer.function_version,
                         size_bytes=offer.bytes,
                         left_s=offer.left_ms / 1000,
+                        said_bytes=offer.said_bytes,
+                        is_said=offer.is_said,
                     )
                 )
+            case "arguments":
+                self._tell(Said(message.arguments.key, message.arguments.data))
             case "cancel":
                 self._tell(Cancelled(_id(message.cancel)))
             case "orphan":
@@ -490,13 +514,21 @@ class GatewayLine:
             trouble = f"its arguments have {size_bytes:,} bytes, and {'more' if count > size_bytes else f'{count:,}'} came"
         self._tell(Taken(key, trouble, is_ours))
 
+    def _say(self, key: bytes, end: CallEnd, path: str) -> None:
+        trouble = ""
+        try:
+            data = Path(path).read_bytes() if path else b""
+            self._out.put(pb.FromServer(answer=pb.GivePart(key=key, outcome=_outcome(end), data=data)))
+        except OSError as error:
+            trouble = f"{path}: {error.strerror}"
+        self._tell(Given(key, not trouble, trouble))
+
     def _give(self, key: bytes, end: CallEnd, path: str) -> None:
         trouble, is_taken = "", False
         transfer = self._begun(key)
         try:
             with open(path or os.devnull, "rb", buffering=0) as file:
-                told = {name: getattr(end, name) for name in CallEnd.__slots__}
-                first = pb.GivePart(key=key, outcome=pb.CallOutcome(**told))
+                first = pb.GivePart(key=key, outcome=_outcome(end))
                 method = self._stub().Give.future(_parts(first, file, transfer))
                 transfer.call = method
                 is_taken = bool(method.result().is_taken)
@@ -536,6 +568,10 @@ def _parts(first: Any, file: Any, transfer: _Transfer) -> Iterator[Any]:
         transfer.moved()
         yield pb.GivePart(data=data)
     transfer.moved()
+
+
+def _outcome(end: CallEnd) -> Any:
+    return pb.CallOutcome(**{name: getattr(end, name) for name in CallEnd.__slots__})
 
 
 def _id(message: Any) -> CallId:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Block = tuple[BlockKey, BlockData]
 
+#: A connection that was made before a renewal does not let the new certificate be published: tried again after so long.
+_AGAIN_S = 60.0
+
 
 #: Seals blocks of one submission that are committed together.
 Seal = Callable[[Sequence[Block]], list[Block]]
@@ -38,6 +41,7 @@ class Signer:
         self._cluster_id = cluster_id
         self._ttl_s = ttl_s
         self._published = False
+        self._again_s = 0.0  #: a renewed bundle is not looked at before
         self._lock = threading.Lock()
 
     @property
@@ -45,9 +49,11 @@ class Signer:
         """In whose name."""
         return self._credentials.identity.name
 
-    def publish(self, coordinator: Coordinator, *, timeout_s: float = 10.0) -> None:
-        """The user's certificate is there for those who verify; once a process.
+    def publish(self, coordinator: Coordinator, *, timeout_s: float = 10.0) -> Credentials:
+        """The user's certificate is there for those who verify: once a process, and once a renewal of the bundle.
 
+        Returns: with what is signed from now on: the bundle as it is now. A gateway takes the certificate alone that the connection to it
+            has shown; while that is an older one, so is what signs.
         Raises: CoordinationUnavailable; PermissionDenied when the bundle is not a person's.
         """
         who = self._credentials.identity
@@ -59,30 +65,49 @@ class Signer:
         from rmgr.adapters.identity.trust import publish
 
         with self._lock:
+            known = self._credentials
+            newest = known.newest() if machine.monotonic() >= self._again_s else known
+            if newest is not known:
+                try:
+                    publish(coordinator, newest, timeout_s=timeout_s)
+                except PermissionDenied:
+                    self._again_s = machine.monotonic() + _AGAIN_S
+                else:
+                    self._credentials, self._published = newest, True
             if not self._published:
-                publish(coordinator, self._credentials, timeout_s=timeout_s)
+                publish(coordinator, known, timeout_s=timeout_s)
                 self._published = True
+            return self._credentials
 
     def signed(self, record: Submission) -> Submission:
         """A record that has its number, with the user's signature. Cost: 0.1 ms."""
-        signature = self._credentials.sign(record_statement(record, self._cluster_id))
-        return replace(record, signature=f"{self._credentials.identity.key_id}:{signature.hex()}")
+        return replace(record, signature=_signature(self._credentials, record_statement(record, self._cluster_id)))
 
     def amendment(self, number: int, change: Amendment) -> str:
         """The signature of an amendment of submission `number`. Cost: 0.1 ms."""
-        signature = self._credentials.sign(amendment_statement(number, change, self._cluster_id))
-        return f"{self._credentials.identity.key_id}:{signature.hex()}"
+        return _signature(self._credentials, amendment_statement(number, change, self._cluster_id))
 
     def sealer(self, record: Submission) -> Seal:
         """Seals blocks of one submission. Cost: 0.1 ms for those of one commit, and 0.02 ms each."""
-        mine = self._credentials
-        told = {"cluster_id": self._cluster_id, "user": record.user, "spec": spec_digest(record), "key_id": mine.identity.key_id}
+        spec = spec_digest(record)
 
         def seal(blocks: Sequence[Block]) -> list[Block]:
-            not_after_s = int(machine.wall_s() + self._ttl_s)
-            return seal_blocks(blocks, **told, not_after_s=not_after_s, sign=mine.sign)  # type: ignore[arg-type]
+            mine, not_after_s = self._credentials, int(machine.wall_s() + self._ttl_s)
+            return seal_blocks(
+                blocks,
+                cluster_id=self._cluster_id,
+                user=record.user,
+                spec=spec,
+                key_id=mine.identity.key_id,
+                not_after_s=not_after_s,
+                sign=mine.sign,
+            )
 
         return seal
+
+
+def _signature(mine: Credentials, statement: bytes) -> str:
+    return f"{mine.identity.key_id}:{mine.sign(statement).hex()}"
 
 
 def unsealed(blocks: Sequence[Block]) -> list[Block]:

@@ -33,6 +33,7 @@ from rmgr.adapters.calls.serving import (
     Orphaned,
     Outlived,
     Parted,
+    Said,
     Taken,
 )
 from rmgr.adapters.host.workevents import NodeEvent
@@ -87,7 +88,8 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """line, key: of the try that asked last, None: its client is gone. coming: the try whose bytes are awaited."""
+    """line, key, said_bytes: of the try that asked last, None: its client is gone. coming: the try whose bytes are awaited; is_said: in
+    its stream."""
 
     id: CallId
     number: int
@@ -100,6 +102,8 @@ class _Call:
     line: GatewayLine | None = None
     key: bytes = b""
     coming: bytes = b""
+    is_said: bool = False
+    said_bytes: int = 0
     ready_s: float = 0.0
     started_s: float = 0.0
     end: CallEnd | None = None
@@ -244,6 +248,8 @@ class Server:
         match message:
             case Offered():
                 self._on_offered(message, now_s)
+            case Said():
+                self._on_said(message, now_s)
             case Taken():
                 self._on_taken(message, now_s)
             case Given():
@@ -259,7 +265,7 @@ class Server:
             case Orphaned():
                 call = self._calls.get(message.id)
                 if call is not None and call.line is message.line:
-                    call.line, call.key = None, b""
+                    self._leave(call)
             case Acknowledged():
                 self._on_acknowledged(message, now_s)
             case Joined():
@@ -331,17 +337,18 @@ class Server:
                 self._metrics.count("offers", "joined")
                 offer.line.verdict(offer.key, "JOINED")
                 if call is not None:
-                    call.line, call.key = offer.line, offer.key
+                    call.line, call.key, call.said_bytes = offer.line, offer.key, offer.said_bytes
                     if call.stage is Stage.RUNNING:
                         offer.line.verdict(offer.key, "STARTED")
             case Ending():
                 self._metrics.count("offers", "joined")
                 offer.line.verdict(offer.key, "JOINED")
                 if call is not None and call.end is not None:
-                    call.line, call.key = offer.line, offer.key
+                    call.line, call.key, call.said_bytes = offer.line, offer.key, offer.said_bytes
                     self._give(call)
                 else:
-                    offer.line.give(offer.key, CallEnd(kind=_KINDS[verdict.outcome], error=verdict.why))
+                    end = CallEnd(kind=_KINDS[verdict.outcome], error=verdict.why)
+                    offer.line.give(offer.key, end, said_bytes=offer.said_bytes)
 
     def _refusal(self, offer: Offered) -> Refused | None:
         """Why it would not be taken if it were new."""
@@ -368,8 +375,6 @@ class Server:
         assert function is not None
         self._count += 1
         directory = self._spool / f"c{self._count}"
-        with suppress(OSError):  # whoever writes there says so
-            directory.mkdir(mode=0o700)
         deadline_us = _us(now_s) + round(offer.left_s * 1e6)
         call = _Call(offer.id, self._count, function, offer.size_bytes, deadline_us, directory, offer.attempt)
         self._calls[call.id] = self._numbers[call.number] = call
@@ -378,10 +383,30 @@ class Server:
         return call
 
     def _fetch(self, call: _Call, offer: Offered) -> None:
-        call.line, call.key, call.coming = offer.line, offer.key, offer.key
+        call.line, call.key, call.said_bytes = offer.line, offer.key, offer.said_bytes
+        call.coming, call.is_said = offer.key, offer.is_said
         self._coming[offer.key] = call
-        offer.line.verdict(offer.key, "ACCEPTED")
-        offer.line.take(offer.key, str(call.directory / offer.key.hex()), call.size_bytes)
+        offer.line.verdict(offer.key, "ACCEPTED")  # its client sends arguments while files are made, which takes as long
+        path = call.directory / offer.key.hex()
+        with suppress(OSError):  # whoever writes there says so
+            call.directory.mkdir(mode=0o700)
+            if offer.is_said:
+                path.touch(0o600)
+        if not offer.is_said:
+            offer.line.take(offer.key, str(path), call.size_bytes)
+
+    def _on_said(self, said: Said, now_s: float) -> None:
+        call, trouble = self._coming.get(said.key), ""
+        if call is None:
+            return
+        path = call.directory / said.key.hex()
+        try:
+            path.write_bytes(said.data)
+        except OSError as error:
+            trouble = f"{path}: {error.strerror}"
+        if len(said.data) != call.size_bytes:
+            trouble = f"its arguments have {call.size_bytes:,} bytes, and {len(said.data):,} came"
+        self._on_taken(Taken(said.key, trouble), now_s)
 
     def _on_taken(self, taken: Taken, now_s: float) -> None:
         call = self._coming.pop(taken.key, None)
@@ -465,17 +490,17 @@ class Server:
         self._coming.pop(call.coming, None)
         self._used_bytes += end.bytes - call.size_bytes
         call.stage, call.end, call.coming = Stage.ENDED, end, b""
+        if call.line is not None:
+            self._give(call)
         call.arguments.unlink(missing_ok=True)
         if end.kind != "OK":
             call.answer.unlink(missing_ok=True)
-        if call.line is not None:
-            self._give(call)
 
     def _give(self, call: _Call) -> None:
         assert call.line is not None
         assert call.end is not None
         self._giving[call.key] = call
-        call.line.give(call.key, call.end, str(call.answer) if call.end.kind == "OK" else "")
+        call.line.give(call.key, call.end, str(call.answer) if call.end.kind == "OK" else "", said_bytes=call.said_bytes)
 
     def _on_given(self, given: Given) -> None:
         call = self._giving.pop(given.key, None)
@@ -498,7 +523,13 @@ class Server:
             self._log.warning("gateway_away", endpoint=line.endpoint, why=parted.why)
         for call in self._calls.values():
             if call.line is line:
-                call.line, call.key = None, b""
+                self._leave(call)
+
+    def _leave(self, call: _Call) -> None:
+        """Nobody waits for it there any more. Arguments that were to come in that stream do not come: another attempt brings them."""
+        call.line, call.key = None, b""
+        if call.coming and call.is_said:
+            self._ledger.fetch_failed(call.id, call.attempt)
 
     def _on_stop(self, now_s: float) -> None:
         if self.is_leaving:

@@ -273,7 +273,7 @@ def test_closing_ends_the_calls_that_are_under_way_and_those_that_wait(world: Ca
 
 
 def test_a_crooked_server_spoils_its_own_calls_alone(world: Called, caller: Caller) -> None:
-    names = ("huge", "wrong", "more", "numbers", "strange", "refuses", "silent")
+    names = ("huge", "wrong", "more", "fewer", "none", "numbers", "strange", "refuses", "silent")
     table = {"version": 1, "arguments": ["inout x float64[n]"], "operations": "n"}
     functions = tuple(encode_interface(interface_of({"name": name, **table}, "here")) for name in names)
     silent = threading.Event()
@@ -288,6 +288,10 @@ def test_a_crooked_server_spoils_its_own_calls_alone(world: Called, caller: Call
                 outcome.bytes = len(arguments)
             case "more":
                 arguments *= 20_000
+            case "fewer":
+                arguments = arguments[:-1]
+            case "none":
+                arguments = b""
             case "numbers":
                 outcome.ran_us = outcome.waited_us = 2**64 - 1
             case "strange":
@@ -306,6 +310,11 @@ def test_a_crooked_server_spoils_its_own_calls_alone(world: Called, caller: Call
             caller.call("wrong", values, timeout=60)
         with pytest.raises(CallFailed, match="crooked sends more bytes than"):
             caller.call("more", values, timeout=60)
+        with pytest.raises(CallFailed, match=r"call .* failed: server crooked sends fewer bytes than the \d+ of its answer: \d+"):
+            caller.call("fewer", values, timeout=60)
+        with pytest.raises(CallFailed, match=r"crooked sends fewer bytes than the \d+ of its answer: 0"):
+            caller.call("none", values, timeout=60)
+        assert [offer.function for offer in crooked.offers].count("fewer") == 1, "its answer was not asked for again"
         assert caller.call("numbers", values, timeout=60).tolist() == values.tolist()
         with pytest.raises(CallLost, match="no outcome"):
             caller.call("strange", values, timeout=60)

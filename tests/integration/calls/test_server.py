@@ -197,6 +197,18 @@ def test_arrays_go_in_and_come_out(shared: Rig) -> None:
     assert one.outcome.ran_us > 0
 
 
+def test_an_answer_for_which_there_is_room_goes_into_the_stream(shared: Rig) -> None:
+    stream = shared.gateway.streams[-1]
+
+    def said() -> list[bytes]:
+        return [message.answer.key for message in stream.messages if message.WhichOneof("what") == "answer"]
+
+    small, large = (shared.gateway.offer("length", packed("length", bytes(count)), said_bytes=room) for count, room in ((8, 4096), (9, 8)))
+    assert [answer(one.answer) for one in (small, large) if one.ended() == "OK"] == [bytes(8), bytes(9)]
+    assert small.key in said()
+    assert large.key not in said()
+
+
 def test_a_function_may_change_what_it_was_given_in_place(shared: Rig) -> None:
     one = shared.gateway.offer("scale", packed("scale", np.arange(3.0)))
     assert one.ended() == "OK", one.outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -86,6 +87,14 @@ class World:
         self._open.append(made)
         return made
 
+    def caller(self) -> Caller:
+        """Of the function `echo`, as programs call it."""
+        interface = interface_of({"name": "echo", "arguments": ["in x bytes", "out y bytes"]}, "the test")
+        self.chosen.offered = [encode_interface(interface)]
+        made = Caller(load({"cluster": {"gateway": self.server.endpoint}}, env={"HOME": "/"}))
+        self._open.append(made)
+        return made
+
     def ask(self, size: int, *, number: int = 0, **fields: Any) -> Any:
         self.number += not number
         fields = {"function": "echo", "left_ms": 60_000, "lowest": 1, "attempt": 1, **fields}
@@ -122,12 +131,13 @@ def world() -> Iterator[World]:
     made.close()
 
 
+@pytest.mark.parametrize("room", [0, 1 << 30])
 @pytest.mark.parametrize("size", [8, PIECE_BYTES, 5 * PIECE_BYTES + 17])
-def test_arguments_reach_the_server_and_its_answer_the_client(world: World, size: int) -> None:
-    server = world.played("s1")
+def test_arguments_reach_the_server_and_its_answer_the_client(world: World, size: int, room: int) -> None:
+    server = world.played("s1", said_bytes=room)
     data = os.urandom(size)
     kinds, answer = world.called(data)
-    assert [kind for kind in kinds if kind != "verdict"][:2] == ["named", "outcome"]
+    assert kinds[:2] == ["named", "outcome"]
     assert answer == data == server.taken[0]
     eventually(lambda: server.gave == [True], "the server hears that its answer was taken")
     closed = eventually(lambda: [message.closed for message in server.heard if message.WhichOneof("what") == "closed"], "acknowledged")
@@ -167,20 +177,60 @@ def test_a_call_that_every_server_bars_is_refused_with_their_reason_and_waits_wh
     assert message.none.kind == pb.NoneNow.FULL
 
 
-@pytest.mark.parametrize("sent", [b"12345", bytes(PIECE_BYTES + 1)])
-def test_an_answer_of_more_bytes_than_were_announced_is_a_failure_of_its_server_at_once(world: World, sent: bytes) -> None:
-    interface = interface_of({"name": "echo", "arguments": ["in x bytes", "out y bytes"]}, "the test")
-    world.chosen.offered = [encode_interface(interface)]
-    server = world.played("s1", work=lambda *_: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=3), sent), in_one_piece=True)
-    caller = Caller(load({"cluster": {"gateway": world.server.endpoint}}, env={"HOME": "/"}))
-    try:
-        with pytest.raises(CallFailed, match="server s1 sends more bytes than the 3 of its answer"):
-            caller.call("echo", b"x", timeout=20)
-        eventually(lambda: [message for message in server.heard if message.WhichOneof("what") == "closed"], "it may forget the answer")
-        assert len(server.offers) == 1
-        assert world.chosen.ends == [("s1", pb.CallOutcome.FAILED)]
-    finally:
-        caller.close()
+@pytest.mark.parametrize("says", [False, True])
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"12345", "more bytes than the 3 of"),
+        (bytes(PIECE_BYTES + 1), "more bytes than the 3 of"),
+        (b"1", "fewer bytes than the 3 of its answer: 1"),
+    ],
+)
+def test_an_answer_of_other_bytes_than_were_announced_is_a_failure_of_its_server_at_once(
+    world: World, sent: bytes, words: str, says: bool
+) -> None:
+    server = world.played("s1", work=lambda *_: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=3), sent), in_one_piece=True, says=says)
+    with pytest.raises(CallFailed, match=f"server s1 sends {words}"):
+        world.caller().call("echo", b"x", timeout=20)
+    eventually(lambda: [message for message in server.heard if message.WhichOneof("what") == "closed"], "it may forget the answer")
+    assert len(server.offers) == 1
+    assert world.chosen.ends == [("s1", pb.CallOutcome.FAILED)]
+
+
+def test_a_small_answer_may_come_in_the_stream_of_its_server_and_counts_once(world: World) -> None:
+    def twice(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        server.say(answer=pb.GivePart(key=offer.key, outcome=pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), data=b"1"))
+        return pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), b"2"
+
+    server = world.played("s1", work=twice, says=True)
+    assert [world.called(b"x") for _ in range(2)] == [(["named", "outcome", "data"], b"1")] * 2
+    assert all(offer.said_bytes for offer in server.offers)
+    eventually(lambda: len([m for m in server.heard if m.WhichOneof("what") == "closed"]) == 2, "acknowledged")
+    assert world.chosen.ends == [("s1", pb.CallOutcome.OK)] * 2
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(world: World) -> None:
+    def breaks_off(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        outcome = pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=len(arguments))
+        if len(server.offers) > 1:
+            return outcome, arguments
+        under_way, over = threading.Event(), threading.Event()
+
+        def half() -> Iterator[Any]:
+            yield pb.GivePart(key=offer.key, outcome=outcome, data=arguments[:3])
+            under_way.set()
+            over.wait(60)
+
+        given = server.stub.Give.future(half())
+        assert under_way.wait(20)
+        time.sleep(0.1)
+        given.cancel()
+        over.set()
+        raise ValueError("broken off")
+
+    server = world.played("s1", work=breaks_off)
+    assert world.caller().call("echo", b"12345", timeout=20) == b"12345"
+    assert len(server.offers) == 2
 
 
 def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world: World) -> None:
@@ -219,9 +269,9 @@ def test_a_server_that_dies_with_a_call_is_told_at_once_and_one_whose_client_goe
     reader.start()
     assert running.wait(30)
     other = world.client().attempt(world.ask(1), lambda: [b"x"])
-    for message in other.messages():
-        if message.WhichOneof("what") == "verdict":
-            break
+    heard = other.messages()
+    assert next(heard).WhichOneof("what") == "named"
+    eventually(lambda: len(server.taken) == 2, "it is there")
     other.close()
     orphan = eventually(lambda: [message.orphan for message in server.heard if message.WhichOneof("what") == "orphan"], "told of it")
     assert orphan[0].number == 2

@@ -8,11 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import rmgr
+from rmgr.adapters.identity.credentials import Credentials, load_ca, write_files
+from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import check_tree
 from rmgr.config import load
@@ -28,6 +32,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.runtime.secured import credentials_of, zookeeper_options
 from tests.harness.bundles import session_bundles
+from tests.harness.gateway_process import GatewayProcess
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +105,41 @@ def test_after_real_work_every_znode_has_its_list_and_none_is_open(secured: DevC
     assert {place for place in TABLE if place not in never} - seen <= brief
     refused = [line for name in ("w1", "n1") for line in secured.log_tail(name, 1 << 20).splitlines() if "not allowed" in line]
     assert refused == [], "no daemon lacks a right"
+
+
+@pytest.mark.parametrize("way", ["zookeeper", "gateway"])
+def test_a_program_signs_with_the_bundle_as_it_is_now_and_what_it_signed_before_stays_good(
+    secured: DevCluster, tmp_path: Path, way: str
+) -> None:
+    assert secured.security is not None
+    authority, where = load_ca(secured.security.admin), tmp_path / "bundle"
+    old = Credentials.load(write_files(where, issue(authority, "gil", Role.USER)))
+
+    def signer_of(number: int) -> str:
+        found = secured.coordinator.get(paths.sub(number)).result(60)
+        assert found is not None
+        return decode_record(found.data, Submission).signature.partition(":")[0]
+
+    with ExitStack() as opened:
+        environment = secured.environment() | {"RMGR_SECURITY_DIR": str(where)}
+        if way == "gateway":
+            gateway = GatewayProcess(secured.daemon_environment("submitter", "g1"), tmp_path)
+            opened.enter_context(gateway)
+            environment = {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": str(where), "HOME": str(tmp_path)}
+        connection = opened.enter_context(rmgr.connect(config=load(env=environment)))
+        before = opened.enter_context(rmgr.TaskQueue(may_fail, connection=connection))
+        connection.store.put("gil/before", 1)
+        assert before.submit_call(2).result(60) == 4
+        write_files(where, issue(authority, "gil", Role.USER), replace=True)
+        new = Credentials.load(where)
+        after = opened.enter_context(rmgr.TaskQueue(may_fail, connection=connection))
+        connection.store.put("gil/after", 2)
+        assert after.submit_call(3).result(60) == 9
+        assert before.submit_call(4).result(60) == 16
+        wanted = old if way == "gateway" else new  # a gateway takes the key alone that its client's connection has shown
+        assert [signer_of(queue.id) for queue in (before, after)] == [old.identity.key_id, wanted.identity.key_id]
+        fresh = opened.enter_context(rmgr.connect(config=load(env=environment)))
+        assert [fresh.store.get(f"gil/{name}") for name in ("before", "after")] == [1, 2]
 
 
 def test_a_users_secret_neither_deletes_what_waits_nor_fences_nor_leads(secured: DevCluster) -> None:

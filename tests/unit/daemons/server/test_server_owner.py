@@ -18,6 +18,7 @@ from rmgr.adapters.calls.serving import (
     Orphaned,
     Outlived,
     Parted,
+    Said,
     Taken,
 )
 from rmgr.coord.calls.ledger import ABSENT_US, KEPT_US, CallId
@@ -72,7 +73,7 @@ class Line:
     def take(self, key: bytes, path: str, size_bytes: int) -> None:
         Path(path).write_bytes(bytes(size_bytes))
 
-    def give(self, key: bytes, end: Any, path: str = "") -> None:
+    def give(self, key: bytes, end: Any, path: str = "", *, said_bytes: int = 0) -> None:
         self.given.append((key, end, path))
 
     def drop(self, key: bytes) -> None:
@@ -121,6 +122,7 @@ class Bench:
 
     def __init__(self, directory: Path, *, slots: int = 1, **limits: Any) -> None:
         self.now_s = 1000.0
+        self.spool = directory
         self.slots = Slots(slots)
         self.line = Line()
         self._keys = 0
@@ -185,6 +187,22 @@ def test_a_call_is_taken_started_and_its_answer_given(bench: Bench) -> None:
     assert (given, end.kind, end.bytes) == (key, "OK", 6)
     assert Path(path).read_bytes() == b"answer"
     assert not os.path.exists(str(run.order[2])), "arguments are not kept"
+
+
+def test_arguments_that_come_in_the_stream_begin_a_call_and_those_that_do_not_come_hold_no_place(bench: Bench) -> None:
+    key = bench.offer(1, taken=False, is_said=True)
+    bench.turn(Said(key, bytes(10)))
+    assert bench.line.kinds(key) == ["ACCEPTED", "STARTED"]
+    assert Path(str(next(iter(bench.slots.runs.values())).order[2])).read_bytes() == bytes(10)
+    bench.turn(Said(key, bytes(10)))  # nobody waits for it
+    short = bench.offer(2, taken=False, is_said=True)
+    bench.turn(Said(short, bytes(9)))
+    assert (bench.line.kinds(short), "10 bytes, and 9 came" in bench.line.reason()) == (["ACCEPTED", "REFUSED"], True)
+    for attempt, gone in enumerate((Orphaned(bench.line, CallId("ann", "aa" * 16, 3)), Parted(bench.line, "gone", True)), 1):
+        bench.offer(3, taken=False, is_said=True, attempt=attempt)
+        assert bench.server.waiting == 1
+        bench.turn(gone)
+        assert (bench.server.waiting, len(os.listdir(bench.spool))) == (0, 1)
 
 
 def test_slots_are_taken_in_the_order_in_which_arguments_are_complete(bench: Bench) -> None:
