@@ -113,9 +113,9 @@ def sieges() -> Iterator[Callable[[], Besieged]]:
         one.__exit__(None, None, None)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scenes(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Flooded]]:
-    """The scene of a file's tests; another one when it broke."""
+    """The scene with a gateway of all tests that take it; another one when it broke."""
     made: list[Flooded] = []
 
     def get() -> Flooded:

@@ -28,6 +28,7 @@ _DURATIONS = TESTS / "durations.json"
 _TOGETHER = {
     "pair": ("bad_work", "descriptors", "keyed", "leaders", "starters", "zookeeper"),
     "attacked": ("attacks", "attacks_placing", "attacks_replay", "attacks_revoked"),
+    "flooded": ("attacks_bounds", "attacks_places"),
     "besieged": ("attacks_behind", "fuzz_behind"),
 }
 _GROUP = {f"tests/chaos/test_{name}.py": group for group, names in _TOGETHER.items() for name in names}
