@@ -26,7 +26,7 @@ from rmgr.model.base import states
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks import block, outcome
 from tests.harness.run_stages import long_tests
-from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of
+from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of, trees  # noqa: F401 - `trees` is in force here
 
 DOCS = PACKAGE / "docs"
 #: Documents whose sections code, tests and other documents name.
@@ -122,15 +122,25 @@ def everything() -> tuple[str, ...]:
 
 
 @cache
+def by_last_name() -> dict[str, list[str]]:
+    """Every file, by what stands behind the last `/`."""
+    found: dict[str, list[str]] = {}
+    for path in everything():
+        found.setdefault(path.rpartition("/")[2], []).append(path)
+    return found
+
+
+@cache
 def there_are(name: str) -> list[str]:
     """Files that a name stands for: its end, `*` for any letters."""
-    return [path for path in everything() if fnmatch(f"/{path}", f"*/{name}")]
+    if "*" in name:
+        return [path for path in everything() if fnmatch(f"/{path}", f"*/{name}")]
+    return [path for path in by_last_name().get(name.rpartition("/")[2], []) if f"/{path}".endswith(f"/{name}")]
 
 
 @cache
 def named_tests(path: str) -> frozenset[str]:
-    found = (ROOT / path).read_text(encoding="utf-8")
-    return frozenset(node.name for node in ast.walk(ast.parse(found)) if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
+    return frozenset(node.name for node in ast.walk(tree_of(ROOT / path)) if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
 
 
 def test_every_reference_to_a_section_of_a_document_leads_there() -> None:

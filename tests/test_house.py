@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import re
 import shutil
@@ -86,19 +87,32 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[None]:
+    """Syntax trees are millions of objects in no cycle: to look for cycles among them costs more than all tests of a file, and those that
+    a worker runs after it would look again and again.
+    """
+    gc.disable()
+    yield
+    tree_of.cache_clear()
+    gc.enable()
+
+
 def shown(path: Path, line: int | None = None) -> str:
     return f"{path.relative_to(ROOT)}" + (f":{line}" if line else "")
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
     """(dotted module, line) of every import statement, wherever it stands."""
+    found: list[tuple[str, int]] = []
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            yield module, node.lineno
-            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+            found += [(module, node.lineno), *((f"{module}.{alias.name}", node.lineno) for alias in node.names)]
+    return tuple(found)
 
 
 def literals_of(path: Path) -> Iterator[tuple[str, int]]:

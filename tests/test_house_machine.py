@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.runtime import machine
-from tests.test_house import PACKAGE, ROOT, tree_of
+from tests.test_house import PACKAGE, ROOT, tree_of, trees  # noqa: F401 - `trees` is in force here
 
 ROOMS = ("client", "daemons", "procedures")
 #: What reads a clock, waits, starts a thread or draws lots: whole modules, or these names of one.

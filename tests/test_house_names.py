@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.places import TESTS
-from tests.test_house import PACKAGE, STUBS, files, shown, tree_of
+from tests.test_house import PACKAGE, STUBS, files, shown, tree_of, trees  # noqa: F401 - `trees` is in force here
 
 _NAMED = re.compile(r"(?<![\w./-])rmgr(?:\.\w+)+(?::\w+)?")
 _IMPORTED = re.compile(r"\bfrom (rmgr(?:\.\w+)+) import (\w+)")

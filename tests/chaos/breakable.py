@@ -153,7 +153,8 @@ class Chaos:
         snapshot = self.cluster.snapshot()
         if snapshot.epoch is None or not snapshot.leader_alive:
             return ""
-        return next((process.id for process in self.cluster.state.processes if process.pid == snapshot.epoch.pid), "")
+        mine = next((process for process in self.cluster.state.processes if process.pid == snapshot.epoch.pid), None)
+        return mine.id if mine is not None and mine.state != "dead" else ""  # the session of one that was killed goes on for T
 
     def epoch(self) -> int:
         """The present epoch."""

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from breakable import TICK, Chaos, T
+from breakable import TICK, Chaos, T, eventually
 
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.limits import UserLimits
 from tests.conftest import UNSYNCED
+from tests.harness.attacker import Scene
+from tests.harness.besieged import Besieged
 from tests.harness.flooded import Flooded
 
 
@@ -33,9 +35,9 @@ def chaos(breakable_zookeeper: ZooKeeperServer, tmp_path: Path, request: pytest.
         made.stop()
 
 
-@pytest.fixture(scope="module")
-def pair_of_module(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
-    """One cluster for all tests of a file that take `pair`."""
+@pytest.fixture(scope="session")
+def pair_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    """One cluster for all tests that take `pair`."""
     made = Chaos(tmp_path_factory.mktemp("pair"), guest_of=breakable_zookeeper.start())
     try:
         made.start(nodes=2, cores=2, watchdogs=1)
@@ -45,15 +47,25 @@ def pair_of_module(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytes
 
 
 @pytest.fixture
-def pair(pair_of_module: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
+def pair(pair_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
     """Two nodes of two cores, n1 and n2, with nothing on them; whatever the test has started beside them goes."""
-    made = pair_of_module
+    made = pair_of_run
     made.heal(n1=2, n2=2)
     yield made
     breakable_zookeeper.resume()
     for name in {process.id for process in made.cluster.state.processes if process.role == "starter"} - {"n1", "n2"}:
         if made.cluster.process(name).state != "dead":
             made.cluster.kill(name)
+
+
+@pytest.fixture
+def led(pair: Chaos) -> Chaos:
+    """The pair of nodes, with two WatchDogs; those that tests have killed have heirs of other names."""
+    dogs = [process for process in pair.cluster.state.processes if process.role == "watchdog"]
+    for number in range(len(dogs), len(dogs) + 2 - len([process for process in dogs if process.state != "dead"])):
+        pair.cluster.start_watchdog(f"w{number + 1}")
+    eventually("two WatchDogs stand for election", lambda: pair.cluster.snapshot().watchdogs == 2 and pair.leader(), within=60)
+    return pair
 
 
 @pytest.fixture
@@ -66,9 +78,44 @@ def lone(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
         made.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def attacked(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """One secured cluster for all tests that take `scene`."""
+    made = Scene(tmp_path_factory.mktemp("attacks"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def scene(attacked: Scene) -> Iterator[Scene]:
+    """The secured cluster, in which nothing has run that leaves the canary."""
+    attacked.canary.unlink(missing_ok=True)
+    yield attacked
+    attacked.canary.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def sieges() -> Iterator[Callable[[], Besieged]]:
+    """The cluster of all who attack from behind the signature; another one after what has succeeded."""
+    made: list[Besieged] = []
+
+    def get() -> Besieged:
+        if made and made[-1].broken:
+            made.pop().__exit__(None, None, None)
+        if not made:
+            made.append(Besieged().__enter__())
+        return made[-1]
+
+    yield get
+    for one in made:
+        one.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
 def scenes(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Flooded]]:
-    """The scene of a file's tests; another one when it broke."""
+    """The scene with a gateway of all tests that take it; another one when it broke."""
     made: list[Flooded] = []
 
     def get() -> Flooded:

@@ -34,7 +34,8 @@ class KeyedWork:
     def __init__(self, chaos: Chaos, tasks: int, seconds: float) -> None:
         self._chaos = chaos
         self._connection = chaos.connection()
-        self._inputs = {f"in/{number}": os.urandom(SIZE) for number in range(tasks)}
+        self._place = chaos.ledger.name  #: of the keys: a cluster may have had such work before
+        self._inputs = {f"{self._place}/in/{number}": os.urandom(SIZE) for number in range(tasks)}
         for key, value in self._inputs.items():
             self._connection.store.put(key, value)
         self._queues: dict[bool, TaskQueue] = {}
@@ -42,7 +43,7 @@ class KeyedWork:
         for resubmit in (True, False):
             queue = self._queues[resubmit] = TaskQueue(function, connection=self._connection, resubmit=resubmit)
             for number in range(tasks):
-                queue.submit([f"in/{number}"], [self._key(number, resubmit=resubmit)])
+                queue.submit([f"{self._place}/in/{number}"], [self._key(number, resubmit=resubmit)])
             queue.flush(timeout=60)
             chaos.submissions.append(queue.id)
             chaos.acknowledged += tasks
@@ -79,7 +80,7 @@ class KeyedWork:
         return [row for row, of in found if (f"{of.sub}_{of.index}", of.attempt) not in committed]
 
     def _key(self, number: int, *, resubmit: bool) -> str:
-        return f"out/{'again' if resubmit else 'once'}/{number}"
+        return f"{self._place}/{'again' if resubmit else 'once'}/{number}"
 
     def _value(self, key: str) -> Any:
         try:

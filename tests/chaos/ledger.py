@@ -25,13 +25,15 @@ from rmgr.procedures.snapshot import read_tasks
 
 BEAT_S = 0.05
 #: A POSIX shell task: start, beats for a while, end. Variables: LEDGER, BEATS (their number), LATER (of a second attempt), BEAT (pause);
-#: a file STOP ends it before.
+#: a file STOP ends it before. Of a beat only the pause is a process: they are most of what a test's cluster has to do.
 SHELL = """
-now() { cut -d' ' -f1 /proc/uptime; }
-say() { echo "$1 $RMGR_TASK_ID $RMGR_ATTEMPT ${RMGR_NODE:-${RMGR_NODELIST:-?}} $$ $(now) ${RMGR_RANK:-0}" >> "$LEDGER"; }
+say() {
+  read up idle < /proc/uptime
+  echo "$1 $RMGR_TASK_ID $RMGR_ATTEMPT ${RMGR_NODE:-${RMGR_NODELIST:-?}} $$ $up ${RMGR_RANK:-0}" >> "$LEDGER"
+}
 say start; i=0; [ "$RMGR_ATTEMPT" = 1 ] || BEATS=${LATER:-$BEATS}
 while [ $i -lt "$BEATS" ] && ! [ -e "${STOP:-$LEDGER.stop}" ]; do say beat; sleep ${BEAT:-0.05}; i=$((i+1)); done
-head -c "${PAD:-0}" /dev/zero | tr '\\0' x
+[ "${PAD:-0}" = 0 ] || head -c "$PAD" /dev/zero | tr '\\0' x
 say end; echo "$RMGR_TASK_ID.$RMGR_ATTEMPT"
 """
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,22 +40,6 @@ from tests.harness.attacker import Person, Scene, changed, unique
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.live_files import below
 from tests.harness.waiting import eventually
-
-
-@pytest.fixture(scope="module")
-def world(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    made = Scene(tmp_path_factory.mktemp("attacks"))
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def scene(world: Scene) -> Iterator[Scene]:
-    world.canary.unlink(missing_ok=True)
-    yield world
-    world.canary.unlink(missing_ok=True)
 
 
 class Bomb:

@@ -14,7 +14,7 @@ import pwd
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +41,6 @@ pytestmark = [pytest.mark.xdist_group("attacks_behind"), *([pytest.mark.long] if
 MIB = 1 << 20
 #: Bytes of a row that was read whole and copied some times, of a frame.
 ROW, FRAME = (1200 * MIB, 60 * MIB) if FULL else (80 * MIB, 24 * MIB)
-
-
-@pytest.fixture(scope="module")
-def sieges() -> Iterator[Callable[[], Besieged]]:
-    """The cluster of these tests; another one after an attack that has succeeded."""
-    made: list[Besieged] = []
-
-    def get() -> Besieged:
-        if made and made[-1].broken:
-            made.pop().__exit__(None, None, None)
-        if not made:
-            made.append(Besieged().__enter__())
-        return made[-1]
-
-    yield get
-    for one in made:
-        one.__exit__(None, None, None)
 
 
 def sh(script: str, **more: Any) -> Command:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,21 +30,9 @@ pytestmark = pytest.mark.xdist_group("attacks_placing")
 NEXT_YEAR_US = (time.time_ns() // 1000) + 365 * 86_400 * 1_000_000
 
 
-@pytest.fixture(scope="module")
-def world(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    made = Scene(tmp_path_factory.mktemp("placing"))
-    try:
-        publish(made.mallory.zk, made.mallory.credentials)
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def scene(world: Scene) -> Iterator[Scene]:
-    world.canary.unlink(missing_ok=True)
-    yield world
-    world.canary.unlink(missing_ok=True)
+@pytest.fixture(scope="module", autouse=True)
+def mallory_is_known(attacked: Scene) -> None:
+    publish(attacked.mallory.zk, attacked.mallory.credentials)
 
 
 Forger = Callable[[Scene, str, Allocation, int], Allocation]

@@ -41,15 +41,6 @@ from tests.harness.waiting import eventually
 PROMISED_S, SLACK_S = 2.0, 13.0
 
 
-@pytest.fixture(scope="module")
-def scene(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    made = Scene(tmp_path_factory.mktemp("revoked"))
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 @pytest.fixture
 def eve(scene: Scene) -> Iterator[Person]:
     made = Person(scene.cluster, Role.USER, f"eve-{unique()}")
@@ -61,8 +52,8 @@ def eve(scene: Scene) -> Iterator[Person]:
 
 
 @pytest.fixture(scope="module")
-def admin(scene: Scene) -> Iterator[Person]:
-    made = Person(scene.cluster, Role.ADMIN, "admin")
+def admin(attacked: Scene) -> Iterator[Person]:
+    made = Person(attacked.cluster, Role.ADMIN, "admin")
     yield made
     made.zk.close()
 

@@ -17,31 +17,31 @@ LAUNCHES = '#!/bin/sh\nset -e\nwhile ! [ -e "$LEDGER.stop" ]; do rmgr run true; 
 
 
 @pytest.mark.parametrize("starved", [0, 1], ids=["of a script", "of its ranks"])
-def test_jobs_on_two_nodes_go_on_after_a_starter_had_no_descriptors(chaos: Chaos, starved: int) -> None:
-    chaos.start(nodes=2, cores=2)
-    script = chaos.directory / "launches.sh"
+def test_jobs_on_two_nodes_go_on_after_a_starter_had_no_descriptors(pair: Chaos, starved: int) -> None:
+    script = pair.directory / "launches.sh"
     script.write_text(LAUNCHES)
     numbers = []
     for _ in range(2):
-        done = chaos.rmgr("submit", "--parsable", "-n", "2", "-N", "2", "--env", f"LEDGER={chaos.ledger}", str(script))
+        done = pair.rmgr("submit", "--parsable", "-n", "2", "-N", "2", "--env", f"LEDGER={pair.ledger}", str(script))
         assert done.returncode == 0, done.stderr
         numbers.append(int(done.stdout))
+        pair.submissions.append(numbers[-1])  # if it goes wrong, nobody after this one finds them
 
     def launches(number: int) -> int:
-        path = chaos.ledger.with_name(f"{chaos.ledger.name}.{number}")
+        path = pair.ledger.with_name(f"{pair.ledger.name}.{number}")
         return path.stat().st_size if path.exists() else 0
 
     eventually("both start ranks", lambda: all(launches(number) > 4 for number in numbers), within=PATIENCE_S)
-    pid = chaos.cluster.process(chaos.nodes_of(numbers[0])[starved]).pid
+    pid = pair.cluster.process(pair.nodes_of(numbers[0])[starved]).pid
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (4, limits[1]))  # what is open stays open
     assert not threading.Event().wait(3)  # the outage itself
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     seen = {number: launches(number) for number in numbers}
     eventually("both go on", lambda: all(launches(number) > seen[number] + 4 for number in numbers), within=PATIENCE_S)
-    chaos.let_end()
-    eventually("both have ended", lambda: all(chaos.tasks(number)[0].state.is_final for number in numbers), within=PATIENCE_S)
+    pair.let_end()
+    eventually("both have ended", lambda: all(pair.tasks(number)[0].state.is_final for number in numbers), within=PATIENCE_S)
     for number in numbers:
-        (view,) = chaos.tasks(number)
+        (view,) = pair.tasks(number)
         assert view.state == "COMPLETED", view
         assert {old.reason for old in view.attempts} <= {"", "NODE_LOST"}, view

@@ -68,23 +68,6 @@ _WORDS = ("n1", "stdout", "m/a", "../../etc/passwd", "/proc/self/environ", "/etc
 _SEQ, _PID = marked(1), marked(2)
 
 
-@pytest.fixture(scope="module")
-def sieges() -> Iterator[Callable[[], Besieged]]:
-    """The cluster of these tests; another one after a batch that was not borne."""
-    made: list[Besieged] = []
-
-    def get() -> Besieged:
-        if made and made[-1].broken:
-            made.pop().__exit__(None, None, None)
-        if not made:
-            made.append(Besieged().__enter__())
-        return made[-1]
-
-    yield get
-    for one in made:
-        one.__exit__(None, None, None)
-
-
 def _ended(made: Besieged, numbers: Sequence[int], tasks: int) -> None:
     """Waits for what ends by itself."""
     end_s = time.monotonic() + _BATCH_S

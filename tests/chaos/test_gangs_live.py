@@ -62,7 +62,7 @@ class Turning:
         self._end = directory / "end"
 
     def submit(self, processes: int, seconds: float, *options: str) -> int:
-        """A job whose ranks spin until each has had a processor for so long, and until `let_end`."""
+        """A job whose ranks stamp until each has had so long, and until `let_end`."""
         spin = ("rmgr", "run", sys.executable, gang_ledger.__file__, str(self.directory), str(seconds), str(self._end))
         return self.command(processes, *spin, options=("-t", "10m", *options))
 
@@ -89,7 +89,7 @@ class Turning:
         return self.chaos.tasks(job)[0]
 
     def let_end(self) -> None:
-        """All that spins ends once it has had its time."""
+        """All that stamps ends once it has had its time."""
         self._end.touch()
 
     def completed(self, *jobs: int, attempt: int = 1, within: float = PATIENCE_S) -> None:

@@ -15,25 +15,24 @@ pytestmark = pytest.mark.chaos
 MOMENTS = {name.replace("_", "-"): name for name in ("outputs_leaving", "output_written", "before_complete", "after_complete")}
 
 
-def test_starters_killed_with_outputs_on_the_way_leave_one_value_a_key(chaos: Chaos):
-    chaos.start(nodes=1, cores=2, watchdogs=1)
+def test_starters_killed_with_outputs_on_the_way_leave_one_value_a_key(pair: Chaos):
+    pair.cluster.kill("n2", signal.SIGTERM)  # the doomed have more to do
     for doomed, moment in MOMENTS.items():
-        chaos.add_node(doomed, cores=2, RMGR_FAILPOINT=f"starter.{moment}:3=kill")
-    chaos.cluster.wait_healthy(nodes=1 + len(MOMENTS), deadline_s=60)
-    with KeyedWork(chaos, 100, 0.2) as load:
+        pair.add_node(doomed, cores=2, RMGR_FAILPOINT=f"starter.{moment}:3=kill")
+    eventually("all are up", lambda: {"n1", *MOMENTS} <= pair.up(), within=60)
+    with KeyedWork(pair, 100, 0.2) as load:
         for doomed in MOMENTS:
-            eventually(f"{doomed} has killed its Starter", lambda: chaos.cluster.process(doomed).state == "dead", within=60)  # noqa: B023
-        tasks = chaos.finish(within=RECOVERY_S + 60)
+            eventually(f"{doomed} has killed its Starter", lambda: pair.cluster.process(doomed).state == "dead", within=60)  # noqa: B023
+        tasks = pair.finish(within=RECOVERY_S + 60)
         failed = load.check(tasks)
         eventually("lost attempts have left nothing in the store", lambda: not load.rows_of_lost(tasks), within=60)
     assert failed < 50, "a Starter that dies loses what it has claimed, and no more"
 
 
-def test_a_starter_that_sleeps_while_others_do_its_tasks_changes_no_value(chaos: Chaos):
-    chaos.start(nodes=2, cores=2, watchdogs=1)
-    with KeyedWork(chaos, 40, 0.3) as load:
-        eventually("both work", lambda: {"n1", "n2"} <= {span.node for span in read_ledger(chaos.ledger)}, within=60)
-        chaos.cluster.kill("n2", signal.SIGSTOP)
-        eventually("its tasks are done elsewhere", chaos.ended, within=RECOVERY_S + 60)
-        chaos.cluster.kill("n2", signal.SIGCONT)
-        load.check(chaos.finish(within=60))
+def test_a_starter_that_sleeps_while_others_do_its_tasks_changes_no_value(pair: Chaos):
+    with KeyedWork(pair, 40, 0.3) as load:
+        eventually("both work", lambda: {"n1", "n2"} <= {span.node for span in read_ledger(pair.ledger)}, within=60)
+        pair.cluster.kill("n2", signal.SIGSTOP)
+        eventually("its tasks are done elsewhere", pair.ended, within=RECOVERY_S + 60)
+        pair.cluster.kill("n2", signal.SIGCONT)
+        load.check(pair.finish(within=60))

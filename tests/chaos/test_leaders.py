@@ -11,16 +11,6 @@ from breakable import RECOVERY_S, TICK, Chaos, T, eventually
 pytestmark = pytest.mark.chaos
 
 
-@pytest.fixture
-def led(pair: Chaos) -> Chaos:
-    """The pair of nodes, with two WatchDogs; those that tests have killed have heirs of other names."""
-    dogs = [process for process in pair.cluster.state.processes if process.role == "watchdog"]
-    for number in range(len(dogs), len(dogs) + 2 - len([process for process in dogs if process.state != "dead"])):
-        pair.cluster.start_watchdog(f"w{number + 1}")
-    eventually("two WatchDogs stand for election", lambda: pair.cluster.snapshot().watchdogs == 2 and pair.leader(), within=60)
-    return pair
-
-
 def living(led: Chaos) -> list[str]:
     """WatchDogs that run."""
     return [process.id for process in led.cluster.state.processes if process.role == "watchdog" and process.state != "dead"]

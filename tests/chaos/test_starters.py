@@ -20,32 +20,32 @@ pytestmark = pytest.mark.chaos
 MOMENTS = {name.replace("_", "-"): name for name in ("before_claim", "after_claim", "running", "output_written", "after_complete")}
 
 
-def test_a_starter_killed_at_any_moment_loses_nothing(chaos: Chaos):
+def test_a_starter_killed_at_any_moment_loses_nothing(pair: Chaos):
     # One Starter for each moment, all in one cluster: each dies when it comes there for the second time.
-    chaos.start(nodes=1, cores=2, watchdogs=1)
+    pair.cluster.kill("n2", signal.SIGTERM)  # the doomed have more to do
     for doomed, moment in MOMENTS.items():
-        chaos.add_node(doomed, cores=2, RMGR_FAILPOINT=f"starter.{moment}:2=kill")
-    chaos.cluster.wait_healthy(nodes=1 + len(MOMENTS), deadline_s=60)
-    chaos.submit(160, 0.4, "--env", "PAD=20000")  # more output than rides inside a commit: it goes to the store
+        pair.add_node(doomed, cores=2, RMGR_FAILPOINT=f"starter.{moment}:2=kill")
+    eventually("all are up", lambda: {"n1", *MOMENTS} <= pair.up(), within=60)
+    pair.submit(160, 0.4, "--env", "PAD=20000")  # more output than rides inside a commit: it goes to the store
     for doomed in MOMENTS:
-        eventually(f"{doomed} has killed its Starter", lambda: chaos.cluster.process(doomed).state == "dead", within=60)  # noqa: B023
-    chaos.let_end()  # the rest need not last
-    chaos.finish(within=RECOVERY_S + 60)
+        eventually(f"{doomed} has killed its Starter", lambda: pair.cluster.process(doomed).state == "dead", within=60)  # noqa: B023
+    pair.let_end()  # the rest need not last
+    pair.finish(within=RECOVERY_S + 60)
 
 
-def test_a_starter_killed_when_it_is_handed_a_block_loses_nothing(chaos: Chaos):
+def test_a_starter_killed_when_it_is_handed_a_block_loses_nothing(pair: Chaos):
     # calls one after another: each goes straight to the idle node (HAND), until that dies with one in its hands
-    chaos.start(nodes=1, cores=1, watchdogs=1)
-    chaos.add_node("doomed", cores=2, RMGR_FAILPOINT="starter.handed:2=kill")  # a slot is free: it shows its mark
-    chaos.cluster.wait_healthy(nodes=2, deadline_s=60)
-    chaos.cluster.kill("n1")
-    with chaos.connection() as connection, TaskQueue(work, connection=connection, retries=2) as queue, ThreadPoolExecutor(1) as caller:
-        calls = caller.submit(lambda: [queue.submit_call(str(chaos.ledger), 0.05).result(90) for _ in range(8)])
-        eventually("the failpoint has killed the Starter", lambda: chaos.cluster.process("doomed").state == "dead", within=40)
-        chaos.add_node("heir", cores=1)
+    pair.add_node("doomed", cores=2, RMGR_FAILPOINT="starter.handed:2=kill")  # a slot is free: it shows its mark
+    eventually("it is up", lambda: "doomed" in pair.up(), within=60)
+    for other in ("n1", "n2"):
+        pair.cluster.kill(other)
+    with pair.connection() as connection, TaskQueue(work, connection=connection, retries=2) as queue, ThreadPoolExecutor(1) as caller:
+        calls = caller.submit(lambda: [queue.submit_call(str(pair.ledger), 0.05).result(90) for _ in range(8)])
+        eventually("the failpoint has killed the Starter", lambda: pair.cluster.process("doomed").state == "dead", within=40)
+        pair.add_node("heir", cores=1)
         assert len(calls.result(120)) == 8
-        chaos.submissions, chaos.acknowledged = [queue.id], 8
-    chaos.finish(within=60)
+        pair.submissions, pair.acknowledged = [queue.id], 8
+    pair.finish(within=60)
 
 
 def test_work_of_a_killed_starter_runs_elsewhere_in_time(pair: Chaos):
@@ -74,14 +74,13 @@ def test_a_frozen_starter_that_wakes_commits_nothing(pair: Chaos):
     eventually("it serves again under a new incarnation", lambda: pair.cluster.snapshot().nodes["n1"].state == "up", within=60)
 
 
-def test_exclusive_work_never_overlaps_itself(chaos: Chaos):
-    chaos.start(nodes=2, cores=1, watchdogs=1)
-    chaos.submit(2, 8.0, "--on-disconnect", "exclusive")
-    eventually("both run", lambda: chaos.started() == 2, within=60)
-    chaos.cluster.kill("n1", signal.SIGSTOP)
-    eventually("its task runs elsewhere", lambda: chaos.started() == 3, within=RECOVERY_S + 12.0)
-    chaos.cluster.kill("n1", signal.SIGCONT)
-    chaos.finish(within=60, exclusive=True)
+def test_exclusive_work_never_overlaps_itself(pair: Chaos):
+    pair.submit(4, 8.0, "--on-disconnect", "exclusive")
+    eventually("all run", lambda: pair.started() == 4, within=60)
+    pair.cluster.kill("n1", signal.SIGSTOP)
+    eventually("its tasks run elsewhere", lambda: pair.started() == 6, within=RECOVERY_S + 12.0)
+    pair.cluster.kill("n1", signal.SIGCONT)
+    pair.finish(within=60, exclusive=True)
 
 
 def test_a_starter_restarted_within_the_timeout_is_one_node(pair: Chaos):
@@ -115,17 +114,17 @@ def test_a_starter_that_is_asked_to_go_fails_no_attempt(pair: Chaos):
     assert {view.attempt for view in pair.tasks(number)} == {1}
 
 
-def test_forced_expiry_of_a_session_costs_no_task(chaos: Chaos):
-    chaos.start(nodes=2, cores=2)
-    chaos.submit(30, 0.4)
-    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=60)
-    before = sessions(chaos.cluster.coordinator)
-    assert len(before) == 4, "two Starters and two WatchDogs hold sessions"
+def test_forced_expiry_of_a_session_costs_no_task(led: Chaos):
+    eventually("two Starters and two WatchDogs hold sessions", lambda: len(sessions(led.cluster.coordinator)) == 4, within=60)
+    led.submit(30, 0.4)
+    eventually("both work", lambda: {span.node for span in read_ledger(led.ledger)} >= {"n1", "n2"}, within=60)
+    before = sessions(led.cluster.coordinator)
+    assert len(before) == 4
     for owner in before.values():
-        expire(chaos.cluster.zookeeper.hosts, owner)
-    eventually("all have new sessions", lambda: len(sessions(chaos.cluster.coordinator).keys() - before.keys()) == 4, within=60)
-    chaos.finish(within=RECOVERY_S + 60)
-    chaos.cluster.wait_healthy(nodes=2, deadline_s=60)
+        expire(led.cluster.zookeeper.hosts, owner)
+    eventually("all have new sessions", lambda: len(sessions(led.cluster.coordinator).keys() - before.keys()) == 4, within=60)
+    led.finish(within=RECOVERY_S + 60)
+    eventually("both nodes are up, and somebody leads", lambda: {"n1", "n2"} <= led.up() and led.leader(), within=60)
 
 
 def test_results_are_those_of_the_committed_attempt(pair: Chaos):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import threading
 
 import pytest
@@ -26,44 +28,43 @@ def test_five_restarts_of_zookeeper_lose_no_session_and_fail_no_task(chaos: Chao
     assert before == {name: record.incarnation for name, record in chaos.cluster.snapshot().nodes.items()}, "no session was lost"
 
 
-def test_an_outage_longer_than_the_session_ends_with_everything_done(chaos: Chaos):
-    chaos.start(nodes=2, cores=2)
-    chaos.submit(40, 0.3)
-    eventually("work runs", lambda: chaos.started() >= 4, within=60)
-    chaos.cluster.zookeeper.pause()
-    seen = chaos.started()
-    eventually("what was claimed runs on", lambda: chaos.started() >= seen, within=1)
+def test_an_outage_longer_than_the_session_ends_with_everything_done(led: Chaos):
+    led.submit(40, 0.3)
+    eventually("work runs", lambda: led.started() >= 4, within=60)
+    led.cluster.zookeeper.pause()
+    seen = led.started()
+    eventually("what was claimed runs on", lambda: led.started() >= seen, within=1)
     assert not threading.Event().wait(2 * T)  # the outage itself
-    chaos.cluster.zookeeper.resume()
-    chaos.finish(within=RECOVERY_S + 90)
+    led.cluster.zookeeper.resume()
+    led.finish(within=RECOVERY_S + 90)
 
 
-def test_a_starter_whose_answers_get_lost_commits_once(chaos: Chaos):
-    with Proxy(chaos.cluster.zookeeper.hosts) as proxy:
-        chaos.start(nodes=1, cores=2, watchdogs=1)
-        chroot = chaos.cluster.state.zookeeper.partition("/")[2]
-        chaos.add_node("far", cores=2, RMGR_ZK=f"{proxy.hosts}/{chroot}")
-        chaos.cluster.wait_healthy(nodes=2, deadline_s=60)
+def test_a_starter_whose_answers_get_lost_commits_once(pair: Chaos):
+    with Proxy(pair.cluster.zookeeper.hosts) as proxy:
+        pair.cluster.kill("n2", signal.SIGTERM)  # half of the work is for the other one
+        chroot = pair.cluster.state.zookeeper.partition("/")[2]
+        pair.add_node("far", cores=2, RMGR_ZK=f"{proxy.hosts}/{chroot}")
+        eventually("it is up", lambda: "far" in pair.up(), within=60)
         for nth in (1, 2, 3, 5):
             before = proxy.cuts
             proxy.lose_reply(nth)
-            number = chaos.submit(40, 0.2)
-            chaos.finish(within=RECOVERY_S + 90)
+            number = pair.submit(40, 0.2)
+            pair.finish(within=RECOVERY_S + 90)
             assert proxy.cuts > before, f"answer {nth} was lost"
-            assert "far" in {span.node for span in chaos.spans(number)}, nth
-            assert {view.attempt for view in chaos.tasks(number)} == {1}, f"a lost answer is read back, not guessed ({nth})"
+            assert "far" in {span.node for span in pair.spans(number)}, nth
+            assert {view.attempt for view in pair.tasks(number)} == {1}, f"a lost answer is read back, not guessed ({nth})"
 
 
-def test_a_submit_whose_answer_gets_lost_is_one_submission(chaos: Chaos):
-    chaos.start(nodes=1, cores=2, watchdogs=1)
-    chroot = chaos.cluster.state.zookeeper.partition("/")[2]
+def test_a_submit_whose_answer_gets_lost_is_one_submission(pair: Chaos):
+    chroot = pair.cluster.state.zookeeper.partition("/")[2]
     for nth in (1, 2):
-        with Proxy(chaos.cluster.zookeeper.hosts) as proxy:
+        with Proxy(pair.cluster.zookeeper.hosts) as proxy:
             proxy.lose_reply(nth)
-            done = chaos.rmgr("submit", "--parsable", "--wait", "--", "echo", "once", RMGR_ZK=f"{proxy.hosts}/{chroot}")
+            words = ("submit", "--parsable", "--name", pair.ledger.name, "--wait", "--", "echo", "once")
+            done = pair.rmgr(*words, RMGR_ZK=f"{proxy.hosts}/{chroot}")
         assert done.returncode == 0, done.stderr
-        jobs = chaos.rmgr("jobs", "-a", "-A", "--json")
-        assert jobs.stdout.count('"id"') == nth, jobs.stdout  # one more each time
+        jobs = json.loads(pair.rmgr("jobs", "-a", "-A", "--json").stdout)["jobs"]
+        assert [job["name"] for job in jobs].count(pair.ledger.name) == nth, jobs  # one more each time
 
 
 def test_a_leader_whose_answers_get_lost_moves_everything_once(chaos: Chaos):

@@ -1,8 +1,9 @@
 """An outside ledger of gangs: processes spin and stamp a mapped file with CLOCK_BOOTTIME, so their own stamps say when each ran.
 
-As a program: `gang_ledger.py DIR SECONDS [FILE]` spins until it has had a processor for so long, and FILE is there. It leaves
-`DIR/<job>.<rank>.<node>` with the stretches in which it ran: one ends where it was away for longer than `GAP_NS`. The checker
-compares stretches, and trusts nobody.
+As a program: `gang_ledger.py DIR SECONDS [FILE]` spins until it has had a processor for so long, and FILE is there. With FILE, which
+tests of whole clusters name, it sleeps between two stamps: spinning, the ranks of four nodes take a small machine's processors from each
+other and from all that is tested. It leaves `DIR/<job>.<rank>.<node>` with the stretches in which it ran: one ends where it was away for
+longer than `GAP_NS`. The checker compares stretches, and trusts nobody.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 #: A process that was away for longer had been stopped, or had no processor.
 GAP_NS = 5_000_000
+_BETWEEN_S = 0.0005  #: two stamps of one that sleeps: what ran for less beside another is not seen
 #: Continues processes as soon as somebody stops them, before all other work of the machine.
 CONTINUE = """
 import os, signal, sys, time
@@ -67,6 +69,8 @@ def spin(directory: str, seconds: float, until: str = "") -> None:
         last = now
         if not may_end and now - looked > GAP_NS:
             may_end, looked = os.path.exists(until), now
+        if until:
+            time.sleep(_BETWEEN_S)
 
 
 def stretches(directory: Path) -> list[Stretch]:

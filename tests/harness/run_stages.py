@@ -1,5 +1,7 @@
 """Stages of a run, cheapest first: what is computed, features on real processes, chaos; the longest files of each first.
 
+Files that share a cluster of their own stand together, and run one after another in one worker: else each worker would start that cluster.
+
 How long a file takes stands in `tests/durations.json`, which `RMGR_RECORD_DURATIONS=1 tests/run.sh` refreshes. With `RMGR_STAGED=1`, which
 `tests/run.sh` sets, the first failure of what is computed ends the run: a typo shows in minutes.
 
@@ -22,6 +24,14 @@ from tests.places import TESTS
 #: Trees of the later stages; whatever is in none of them is of the first.
 _LATER = ("tests/integration/", "tests/chaos/")
 _DURATIONS = TESTS / "durations.json"
+#: Files that share a cluster, by what they share.
+_TOGETHER = {
+    "pair": ("bad_work", "descriptors", "keyed", "leaders", "starters", "zookeeper"),
+    "attacked": ("attacks", "attacks_placing", "attacks_replay", "attacks_revoked"),
+    "flooded": ("attacks_bounds", "attacks_places"),
+    "besieged": ("attacks_behind", "fuzz_behind"),
+}
+_GROUP = {f"tests/chaos/test_{name}.py": group for group, names in _TOGETHER.items() for name in names}
 #: Files that are quicker are not worth a line.
 _LEAST_S = 1.0
 
@@ -64,8 +74,21 @@ class Stages:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """The order of stages, and the longest files of each first: no worker is left alone with a long one at the end."""
-        seconds = recorded()
-        items.sort(key=lambda item: (stage_of(item.nodeid), -seconds.get(_file(item.nodeid), 0)))
+        seconds: dict[str, float] = defaultdict(float)
+        for file, took_s in recorded().items():
+            seconds[group_of(file)] += took_s
+        items.sort(key=lambda item: (stage_of(item.nodeid), -seconds[group_of(item.nodeid)], group_of(item.nodeid)))
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Whole files to each worker, or the files of a group."""
+        from xdist.scheduler import LoadFileScheduling
+
+        class Together(LoadFileScheduling):  # type: ignore[misc]
+            def _split_scope(self, nodeid: str) -> str:
+                return group_of(nodeid)
+
+        return Together(config, log) if config.getvalue("dist") == "loadfile" else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Ends the run where what is computed is wrong."""
@@ -85,6 +108,11 @@ class Stages:
         found = recorded() | {name: round(seconds, 1) for name, seconds in self._seconds.items()}
         kept = {name: found[name] for name in sorted(found) if found[name] >= _LEAST_S and (TESTS.parent / name).exists()}
         _DURATIONS.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+
+
+def group_of(name: str) -> str:
+    """The files that run in one worker with this test, or its file alone. name: of a test or a file."""
+    return _GROUP.get(_file(name), _file(name))
 
 
 def _file(name: str) -> str:

@@ -21,8 +21,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import structlog
+from typing import Any
 
 #: Connections that one address (of IPv6 a /64) may begin a second while the daemon is busy: at most a third of its time. Many people
 #: may share an address.
@@ -96,7 +95,7 @@ class PortGuard:
                 self._look(at_s, (burnt_s - before) / max(at_s - since, 1e-3))
                 took_s = time.monotonic() - at_s
             except OSError as error:
-                structlog.get_logger().warning("connections_not_bounded", port=self._port, error=str(error))
+                _log().warning("connections_not_bounded", port=self._port, error=str(error))
                 return
 
     def _look(self, now_s: float, busy_part: float) -> None:
@@ -108,7 +107,7 @@ class PortGuard:
         if bounded == before:
             return
         for address in bounded.keys() - before.keys():
-            structlog.get_logger().warning("connections_bounded", address=str(address), per_s=self._per_s, port=self._port)
+            _log().warning("connections_bounded", address=str(address), per_s=self._per_s, port=self._port)
         with self._lock:
             for one in self._sockets:
                 _attach(one, program(bounded)) if bounded else _detach(one)
@@ -239,3 +238,9 @@ def _address(told: str) -> Address:
         return ipaddress.IPv4Address(raw)
     whole = ipaddress.IPv6Address(raw)
     return whole.ipv4_mapped or ipaddress.IPv6Network((raw[:8] + bytes(8), 64))
+
+
+def _log() -> Any:
+    import structlog  # a command that asks a daemon imports this module, and has no log
+
+    return structlog.get_logger()

@@ -31,3 +31,9 @@ def loaded(*words: str) -> set[str]:
 )
 def test_help_loads_nothing_that_talks_to_a_cluster(words: list[str]) -> None:
     assert COSTLY & loaded(*words) == set()
+
+
+def test_what_asks_a_daemon_by_grpc_loads_no_log() -> None:
+    program = "import json, sys, rmgr.adapters.rpc.server; print(json.dumps([*sys.modules]))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    assert {"structlog", "rich"} & set(json.loads(ended.stdout)) == set()
