@@ -133,7 +133,7 @@ MOMENTS = [("sqlite", "before_handed_claim"), ("sqlite", "handed_claimed")]
 MOMENTS += [("cassandra", moment) for moment in ("before_handed_claim", "handed_decided", "handed_claimed")]
 
 
-@pytest.mark.parametrize(("town", "moment"), MOMENTS, indirect=["town"])
+@pytest.mark.parametrize(("town", "moment"), MOMENTS, indirect=["town"], scope="module")  # else each of them has a cluster of its own
 def test_a_client_killed_while_it_claims_beside_its_hand_is_followed_by_another(story: Story, moment: str) -> None:
     killed(story.client("a", failpoint=f"submitter.{moment}:2=kill"))
     assert set(ended(story.client("a")).values()) == {""}

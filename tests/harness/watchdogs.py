@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
+from rmgr.errors import Unavailable
 from rmgr.model.cluster.node import EpochRecord
+from tests.harness.ended_sessions import expire, sessions
 from tests.harness.fair_time import PATIENCE_S, FairTimer
 from tests.harness.waiting import eventually
 
@@ -95,7 +98,7 @@ class Watchdogs:
 
     def __init__(self, directory: Path, hosts: str, chroot: str, *, session_timeout_s: float) -> None:
         self.session_timeout_s = session_timeout_s
-        self._directory = directory
+        self._directory, self._hosts = directory, hosts
         self._options = {"zk": f"{hosts}{chroot}", "store": f"sqlite:{directory / 'store.db'}", "session_timeout_s": session_timeout_s}
         self._processes: list[WatchdogProcess] = []
         self.coordinator = ZkCoordinator.connect(hosts, chroot, session_timeout_s=10.0)
@@ -106,6 +109,20 @@ class Watchdogs:
         self._processes.append(process)
         eventually(lambda: process.pid in self.standing() or not process.is_running, f"{process.name} stands for election")
         return process
+
+    def expire_when_dead(self, process: WatchdogProcess) -> None:
+        """Its session ends as soon as it has died by itself: the next one need not wait for an expiry."""
+        entries = {f"{paths.WATCHDOGS}/{name}" for name in self.line()}
+        pids = {path: decode_record(found.data, EpochRecord).pid for path in entries if (found := self.coordinator.get(path).result(60))}
+        owners = [owner for path, owner in sessions(self.coordinator).items() if pids.get(path) == process.pid]
+
+        def run() -> None:
+            with contextlib.suppress(subprocess.TimeoutExpired, Unavailable):  # then it expires by itself
+                process.wait(PATIENCE_S)
+                for owner in owners:
+                    expire(self._hosts, owner)
+
+        threading.Thread(target=run, name="expires", daemon=True).start()
 
     def line(self) -> list[str]:
         return sorted(self.coordinator.children(paths.WATCHDOGS).result(60) or [], key=paths.entry_sequence)

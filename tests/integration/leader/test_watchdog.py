@@ -141,7 +141,7 @@ def finish(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str, number
 )
 def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str, boundary: str) -> None:
     # n1 claims two blocks of three submissions and dies; one is held and released, one cancelled, two depend on others.
-    watchdogs.start(failpoint=f"{boundary}=kill")
+    watchdogs.expire_when_dead(watchdogs.start(failpoint=f"{boundary}=kill"))
     watchdogs.start()
     eventually(lambda: watchdogs.epoch().epoch or len(watchdogs.line()) == 1)
     submitter, look = Submitter(watchdogs.coordinator), Tree(watchdogs.coordinator)
