@@ -506,6 +506,10 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
     waiting = [other for other in jobs(snapshot) if other.queue == job.queue and other.counts[State.INITIAL]]
     used = cores_of_users(snapshot)
     most = snapshot.settings.limits.of(CORES, job.user)
+    if most and request.cores > most:
+        told = f"each of its tasks takes {counted(request.cores, 'core')}, and {job.user} may have {most} at once, so it does not start"
+        typed = f"rmgr update {job.id} -c {most}; or an operator: rmgr admin limit {job.user} --cores {request.cores}"
+        return [WhyView(what="limit", id=job.user, detail=f"{told}; {typed}")]
     if most and used.get(job.user, 0) + request.cores > most:
         told = f"{job.user} has {used.get(job.user, 0)} of the {most} cores that {job.user} may have at once"
         return [WhyView(what="limit", id=job.user, detail=f"{told}; rmgr limits {job.user}")]

@@ -322,6 +322,11 @@ def test_explain_says_whose_turn_it_is_and_who_is_at_a_cap():
     limited = replace(busy, settings=ClusterSettings(limits=UserLimits(cores_of={"bob": 4})))
     assert why(explain(limited, 7, None))[-1] == ("limit", "bob has 4 of the 4 cores that bob may have at once; rmgr limits bob")
     assert "limit" not in dict(why(explain(limited, 42, None)))
+    large = {9: (replace(SUB, id=9, user="cem", request=Request(cores=4)), progress(1))}
+    never = replace(busy, submissions=large, settings=ClusterSettings(limits=UserLimits(max_cores_per_user=3)))
+    told = "each of its tasks takes 4 cores, and cem may have 3 at once, so it does not start"
+    typed = "rmgr update 9 -c 3; or an operator: rmgr admin limit cem --cores 4"
+    assert why(explain(never, 9, None))[-1] == ("limit", f"{told}; {typed}")
 
 
 def test_explain_names_the_dependency():
