@@ -100,6 +100,18 @@ def test_what_cannot_be_is_refused_with_the_reason(sh: Shell) -> None:
     sh.ok("cancel", number)
 
 
+def test_of_several_what_cannot_be_is_told_and_the_others_are_changed(sh: Shell) -> None:
+    one, other = sh.submit("--hold", "--", "true"), sh.submit("--hold", "--", "true")
+    gang = sh.submit("-q", "batch", "-n", "6", "--hold", "--", "true")
+    told = sh.ok("update", one, gang, other, "-c", "2")
+    assert told.out == f"{one}: cores 1 -> 2\n{other}: cores 1 -> 2\n"
+    assert f"{gang}: 6 processes of 2 cores each" in told.err
+    told = sh.ok("update", gang, other, "--name", "x\ny\x1b[31m")
+    assert told.out == f"{gang}: name true -> x y\\x1b[31m\n{other}: name true -> x y\\x1b[31m\n"
+    assert sh("update", one, other, "-c", "9").code == 2
+    sh.ok("cancel", one, gang, other)
+
+
 def test_who_is_put_later_starts_later(sh: Shell, tmp_path: Path) -> None:
     full = sh.submit("--array", "1-3", "-c", "2", "--", "sh", "-c", f"touch {tmp_path}/$RMGR_ARRAY_INDEX; sleep 600")
     for number in range(1, 4):
