@@ -98,7 +98,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
             unchanged[str(number)] = why
         else:
             changes[str(number)] = changed
-    if len(refused) == len(numbers):
+    if refused and len(refused) == len(numbers):
         raise refused[0]
     _tell(session, changes, unchanged)
 
@@ -142,3 +142,5 @@ def _tell(session: Session, changes: dict[str, dict[str, Any]], unchanged: dict[
         sys.stdout.write(f"{number}: {printable(in_words(changed, clock))}\n")
     for number, why in unchanged.items():
         session.note(f"{number}: {why}")
+    if not changes and not unchanged:
+        session.note("nothing is there to be changed")
