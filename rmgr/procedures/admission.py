@@ -13,6 +13,7 @@ from dataclasses import replace
 from rmgr.errors import ConfigError, Infeasible, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.base.resources import Request, checked_resources, needs_of
 from rmgr.model.base.units import counted, format_duration, format_size
+from rmgr.model.cluster.limits import CORES
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.cluster.servers import CALLS
@@ -49,6 +50,7 @@ def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeReco
         if rigid is not None:
             raise _needs_placing(rigid, queue, settings, draft.user)
         _check_limits(request, draft, queue, request.cores)
+        _check_cap(request, draft.user, settings)
         _check_nodes(request, queue, nodes)
     priority = draft.priority or queue.default_priority
     _check_priority(priority, queue)
@@ -75,6 +77,7 @@ def check_admitted(record: Submission, settings: ClusterSettings, *, tasks: int 
         if record.rigid is not None:
             raise _needs_placing(record.rigid, queue, settings, record.user)
         _check_limits(record.request, record, queue, record.request.cores)
+        _check_cap(record.request, record.user, settings)
     _check_priority(record.priority, queue)
 
 
@@ -103,6 +106,8 @@ def check_changed(record: Submission, terms: Terms, settings: ClusterSettings, n
             check_nodes(needs, nodes)
     else:
         _check_limits(record.request, record, queue, record.request.cores)
+        if terms.cores is not None or terms.queue is not None:
+            _check_cap(record.request, record.user, settings)
         _check_nodes(record.request, queue, nodes)
 
 
@@ -120,6 +125,16 @@ def _check_placed(request: Request, rigid: Rigid, draft: Submission, queue: Queu
     _check_partition_limits(request, queue, settings, needs.cores)
     check_class(request, rigid, queue, settings)
     return needs
+
+
+def _check_cap(request: Request, user: str, settings: ClusterSettings) -> None:
+    """Of pulled work: a task that takes more cores than its user may have at once starts on no node."""
+    cap = settings.limits.of(CORES, user)
+    if cap and request.cores > cap:
+        raise Infeasible(
+            f"each task takes {counted(request.cores, 'core')}, and {user} may have {counted(cap, 'core')} at once ({CORES})",
+            hint=f"-c {cap}; or an operator: rmgr admin limit {user} --cores {request.cores}",
+        )
 
 
 def _check_priority(priority: int, queue: QueueSpec) -> None:

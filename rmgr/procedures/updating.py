@@ -12,7 +12,9 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Multi
 from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.validity import records as validity
+from rmgr.errors import InvalidRecord, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.amendments import MOST_CHANGES
@@ -51,11 +53,20 @@ def update_submission(
         check_changed(made, made.changes[-1].terms, settings, nodes)
         if sign is not None:
             made = amending.signed(made, sign(number, made.changes[-1]))
+        _check_record(made)
         if len(waiting) > _MOST_WAITING:
             return f"it waits in {counted(len(waiting), 'block')}, and none of so many may start meanwhile: rmgr hold {number} first"
         return made, ops.update(made, version=version, gate=change.gate, waiting=waiting)
 
     return settle(connection, number, decide, timeout_s=timeout_s, has_come=_has_come)
+
+
+def _check_record(made: Submission) -> None:
+    """What nobody could read must not be written: the work would neither start nor end any more. Raises: UsageError."""
+    try:
+        validity.submission(encode_record(made), made.id)
+    except InvalidRecord as error:
+        raise UsageError(f"{made.id}: {error.message.partition(': ')[2]}", hint="rmgr update --help") from error
 
 
 def _has_come(mine: Submission, record: Submission) -> bool:

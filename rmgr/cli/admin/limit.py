@@ -44,15 +44,17 @@ _CAP = Parsed("cap", _cap)
     rmgr admin limit                           which caps there are""",
     exits="0 ok, 1 somebody else has changed the settings meanwhile, 2 usage, 4 not an operator, 5 ZooKeeper cannot be reached",
 )
-@click.argument("user", required=False, default="")
+@click.argument("user", required=False, default=None)
 @click.option("--cores", type=_CAP, metavar="N|none|default", help="cores that the user's work in pulled queues has at once")
 @click.option("--jobs", type=_CAP, metavar="N|none|default", help="open jobs: submissions that have not ended")
-def limit(session: Session, user: str, cores: int | str | None, jobs: int | str | None) -> None:
+def limit(session: Session, user: str | None, cores: int | str | None, jobs: int | str | None) -> None:
     """Sets how many cores and open jobs a user may have at once; without USER each user who has no cap of their own.
 
     Holds at once, for what starts from now on: nothing that runs is ended. Caps stand among the settings: rmgr config show --cluster.
     """
-    if user and ("/" in user or not user.isprintable() or len(user) > 255):
+    if user is None:
+        user = ""  # everybody
+    elif not user or "/" in user or not user.isprintable() or len(user) > 255:  # "" = a script's variable that is not set
         raise UsageError(f"{user[:80]!r} is no user's name", hint="a name as in rmgr jobs -A")
     settings, version = read_settings(session)
     if cores is None and jobs is None:

@@ -9,7 +9,7 @@ import click
 
 from rmgr.cli.control.gate import ControlReach, check_owner, doer_of, is_operator, select
 from rmgr.cli.display import shapes
-from rmgr.cli.display.render import clock, emit
+from rmgr.cli.display.render import clock, emit, printable
 from rmgr.cli.sending.options import MEMORY, parse_after
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
@@ -18,7 +18,7 @@ from rmgr.cli.words.params import TIME_LIMIT_US, Parsed, listed
 from rmgr.cli.words.placed_options import BEGIN
 from rmgr.cli.words.selectors import Filter
 from rmgr.coord.views.changes import differences, in_words
-from rmgr.errors import UsageError
+from rmgr.errors import Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.tasks.block import PRIORITY_RANGE
 from rmgr.model.tasks.submission import Dependency, Phase, Terms
 
@@ -83,12 +83,23 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
         session.query().job(item.submission)  # or NotFound
     changes: dict[str, dict[str, Any]] = {}
     unchanged: dict[str, str] = {}
+    refused: list[RmgrError] = []
     for number in numbers:
-        changed, why = _update(session, number, terms)
+        try:
+            changed, why = _update(session, number, terms)
+        except (UsageError, Infeasible, NotFound, PermissionDenied, StateConflict) as error:  # of this one: the others may have it
+            refused.append(error)
+            changed, why = {}, error.message
+        except RmgrError:
+            for done, what in changes.items():  # before it is said that no more can be done
+                session.note(f"{done}: {in_words(what, clock)}")
+            raise
         if why:
             unchanged[str(number)] = why
         else:
             changes[str(number)] = changed
+    if refused and len(refused) == len(numbers):
+        raise refused[0]
     _tell(session, changes, unchanged)
 
 
@@ -128,6 +139,8 @@ def _tell(session: Session, changes: dict[str, dict[str, Any]], unchanged: dict[
         emit({"changed": list(changes), "unchanged": [{"id": id_, "why": why} for id_, why in unchanged.items()], "changes": told})
         return
     for number, changed in changes.items():
-        sys.stdout.write(f"{number}: {in_words(changed, clock)}\n")
+        sys.stdout.write(f"{number}: {printable(in_words(changed, clock))}\n")
     for number, why in unchanged.items():
         session.note(f"{number}: {why}")
+    if not changes and not unchanged:
+        session.note("nothing is there to be changed")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -140,6 +140,19 @@ def job_view(
     )
 
 
+def _with_reason(view: JobView, snapshot: ClusterSnapshot, submission: Submission, used: Mapping[str, int]) -> JobView:
+    """What has failed waits until it is tried again, and pulled work for its user's cap, not for room. used: cores by user."""
+    if view.state is not State.INITIAL or view.reason != Reason.RESOURCES:
+        return view
+    if snapshot.waiting.get(view.id, 0) >= view.counts[State.INITIAL]:
+        return msgspec.structs.replace(view, reason=Reason.BACKOFF)
+    most, has = snapshot.settings.limits.of(CORES, view.user), used.get(view.user, 0)
+    if not most or submission.rigid is not None or has + view.cores <= most:
+        return view
+    told = f"{view.user} has {has} of {counted(most, 'core')}, it needs {view.cores}"
+    return msgspec.structs.replace(view, reason=Reason.LIMIT, detail=told)
+
+
 def command_text(submission: Submission) -> str:
     """What it runs, in one line."""
     if submission.work is Work.PYTHON or submission.command is None:
@@ -152,6 +165,7 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
     """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
     blocks, waits, routes = _claimed_by_submission(snapshot), first_waits(snapshot), first_routes(snapshot)
     moved = moved_waits(snapshot)
+    used = cores_of_users(snapshot) if snapshot.settings.limits.has_caps else {}
     wanted = [number for number in ids if number in snapshot.submissions] if ids else sorted(snapshot.submissions)
     views = []
     for number in wanted:
@@ -163,6 +177,7 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
         mine = blocks.get(number, [])
         view = job_view(submission, progress, mine, waits.get(number), moved.get(number, ()), is_ownerless=number in snapshot.ownerless)
         view = msgspec.structs.replace(view, route=routes[number]) if number in routes else view
+        view = _with_reason(view, snapshot, submission, used)
         views.append(with_turns(with_shares(view, snapshot, submission), mine, snapshot))
     return views
 
@@ -380,6 +395,7 @@ def _explained(snapshot: ClusterSnapshot, number: int, position: int | None) -> 
     blocks = _blocks(snapshot, number)
     job = job_view(submission, progress, blocks, first_waits(snapshot).get(number), is_ownerless=number in snapshot.ownerless)
     if position is None:
+        job = _with_reason(job, snapshot, submission, cores_of_users(snapshot) if snapshot.settings.limits.has_caps else {})
         whys, start_us = _why(snapshot, submission, job, None)
         return ExplainView(id=str(number), state=job.state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
     if position >= progress.total:
@@ -503,14 +519,19 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
         return list(refused.values())[:_MOST]
     fitting = [view for view in fitting if view.id not in refused]
     free = [view for view in fitting if view.cores - view.cores_used >= request.cores]
-    waiting = [other for other in jobs(snapshot) if other.queue == job.queue and other.counts[State.INITIAL]]
+    here = [other for other in jobs(snapshot) if other.queue == job.queue]
+    waiting = [other for other in here if other.counts[State.INITIAL] > snapshot.waiting.get(other.id, 0)]
     used = cores_of_users(snapshot)
     most = snapshot.settings.limits.of(CORES, job.user)
+    if most and request.cores > most:
+        told = f"each of its tasks takes {counted(request.cores, 'core')}, and {job.user} may have {most} at once, so it does not start"
+        typed = f"rmgr update {job.id} -c {most}; or an operator: rmgr admin limit {job.user} --cores {request.cores}"
+        return [WhyView(what="limit", id=job.user, detail=f"{told}; {typed}")]
     if most and used.get(job.user, 0) + request.cores > most:
         told = f"{job.user} has {used.get(job.user, 0)} of the {most} cores that {job.user} may have at once"
         return [WhyView(what="limit", id=job.user, detail=f"{told}; rmgr limits {job.user}")]
     raised = {other.id for other in waiting if queue.is_fair and snapshot.submissions[other.id][0].is_raised}
-    turn = [] if job.id in raised else _turn_whys(queue, job, {other.user for other in waiting}, used)
+    turn = [] if job.id in raised else _turn_whys(queue, job, {other.user for other in waiting if other.reason != Reason.LIMIT}, used)
     lacking = _lacking(free, needs) if free and needs else ""
     before = f"{_ahead(queue, job, waiting, raised)} before it in queue {queue.name}"
     if free and not lacking:

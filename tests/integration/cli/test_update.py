@@ -84,6 +84,7 @@ def test_what_cannot_be_is_refused_with_the_reason(sh: Shell) -> None:
         (("--features", "no-such"), 2, "no node of partition default has the features no-such"),
         (("--mem", "900T"), 2, "no node can ever run this"),
         (("--after", "ok:999999"), 3, "999999"),
+        (("--name", "x" * 1001), 2, "(1001 characters), where only text of 0 to 1000 characters"),
         ((), 2, "nothing is to be changed"),
     ):
         told = sh("update", number, *words, "--json")
@@ -98,6 +99,22 @@ def test_what_cannot_be_is_refused_with_the_reason(sh: Shell) -> None:
     assert sh.ok("update", f"{number}-{later}", "--name", "both", "--json").json["changed"] == [number, later]
     sh.ok("cancel", later)
     sh.ok("cancel", number)
+
+
+def test_of_several_what_cannot_be_is_told_and_the_others_are_changed(sh: Shell) -> None:
+    one = sh.submit("--hold", "--", "true")
+    gang = sh.submit("-q", "batch", "-n", "6", "--hold", "--", "true")
+    other = sh.submit("--hold", "--", "true")
+    told = sh.ok("update", one, gang, other, "-c", "2")
+    assert told.out == f"{one}: cores 1 -> 2\n{other}: cores 1 -> 2\n"
+    assert f"{gang}: 6 processes of 2 cores each" in told.err
+    told = sh.ok("update", gang, other, "--name", "x\ny\x1b[31m")
+    assert told.out == f"{gang}: name true -> x y\\x1b[31m\n{other}: name true -> x y\\x1b[31m\n"
+    assert sh("update", one, other, "-c", "9").code == 2
+    assert sh("update", "999990-999999", "--name", "x").code == 3
+    sh.ok("cancel", one, gang, other)
+    told = sh.ok("update", "all", "--name", "x")
+    assert (told.out, told.err) == ("", "rmgr: nothing is there to be changed\n")
 
 
 def test_who_is_put_later_starts_later(sh: Shell, tmp_path: Path) -> None:

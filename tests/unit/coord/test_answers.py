@@ -322,6 +322,19 @@ def test_explain_says_whose_turn_it_is_and_who_is_at_a_cap():
     limited = replace(busy, settings=ClusterSettings(limits=UserLimits(cores_of={"bob": 4})))
     assert why(explain(limited, 7, None))[-1] == ("limit", "bob has 4 of the 4 cores that bob may have at once; rmgr limits bob")
     assert "limit" not in dict(why(explain(limited, 42, None)))
+    [fails] = jobs(replace(busy, waiting={7: 9}, claimed=()), (7,))
+    assert (fails.state, fails.reason) == (State.INITIAL, "BACKOFF")
+    assert why(explain(replace(busy, waiting={7: 5}), 42, None)) == [
+        ("resources", "the only fitting node is busy; nothing of ann's before it in queue default")
+    ], "who waits to be tried again stands in no queue"
+    large = {9: (replace(SUB, id=9, user="cem", request=Request(cores=4)), progress(1))}
+    never = replace(busy, submissions=large, settings=ClusterSettings(limits=UserLimits(max_cores_per_user=3)))
+    told = "each of its tasks takes 4 cores, and cem may have 3 at once, so it does not start"
+    typed = "rmgr update 9 -c 3; or an operator: rmgr admin limit cem --cores 4"
+    assert why(explain(never, 9, None))[-1] == ("limit", f"{told}; {typed}")
+    assert explain(never, 9, None).reason == "LIMIT"
+    [waits] = jobs(never, (9,))
+    assert (waits.reason, waits.detail) == ("LIMIT", "cem has 0 of 3 cores, it needs 4")
 
 
 def test_explain_names_the_dependency():

@@ -331,6 +331,26 @@ def test_a_user_stops_at_a_cap_and_goes_on_while_nobody_leads(world: VirtualMach
     world.run_until(lambda: in_use(cluster).get("ann", 0) == 16, "without a cap all cores are hers")
 
 
+def test_a_task_that_takes_more_cores_than_its_users_cap_holds_up_nobody(world: VirtualMachine, tmp_path: Path) -> None:
+    cluster = VirtualCluster(world, tmp_path)
+    leader, _ = cluster.watchdog("w1")
+    world.run_until(lambda: leader.leader is not None, "a leader leads")
+    limited(cluster, UserLimits(cores_of={"ann": 1}))
+    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
+    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    large, small = (submitter.submit(4, user="ann", python=python_environment(), data=data) for _ in range(2))
+    record = look.sub(large)
+    assert record is not None
+    change = amended(record, Terms(cores=2), Doer(name="ann", now_us=1))
+    assert isinstance(change, Change)
+    assert isinstance(cluster.admin.commit(update(change.record, version=0, gate=change.gate)).result(0), Committed)
+    cluster.starter("n1", task_s=0.5, slots=4)
+    world.run_until(lambda: len(look.outcomes(small)) == 4, "what the cap allows runs, although it came later")
+    assert look.outcomes(large) == {}
+    limited(cluster, UserLimits(cores_of={"ann": 2}))
+    world.run_until(lambda: len(look.outcomes(large)) == 4, "the cap is large enough now")
+
+
 def test_open_jobs_beyond_a_cap_are_refused(world: VirtualMachine, tmp_path: Path) -> None:
     cluster = VirtualCluster(world, tmp_path)
     leader, _ = cluster.watchdog("w1")

@@ -9,12 +9,13 @@ import pytest
 
 from rmgr.client.specs import Options, draft_of
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, UsageError
-from rmgr.model.base.resources import Capacity, NodeAttributes
+from rmgr.model.base.resources import Capacity, NodeAttributes, Request
+from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Submission, Work
-from rmgr.procedures.admission import admit, check_admitted, chosen_classes
+from rmgr.model.tasks.submission import Submission, Terms, Work
+from rmgr.procedures.admission import admit, check_admitted, check_changed, chosen_classes
 
 
 def placing(name: str, **fields: object) -> QueueSpec:
@@ -212,6 +213,22 @@ def test_what_the_limits_of_the_policy_file_never_let_run_is_refused(rigid: Rigi
     with pytest.raises(Infeasible) as caught:
         ask(rigid, settings=settings, **more)
     assert told in caught.value.message
+
+
+def test_a_task_that_takes_more_cores_than_its_user_may_have_at_once_is_refused() -> None:
+    settings = replace(SETTINGS, limits=UserLimits(max_cores_per_user=4, cores_of={"ann": 2}))
+    fits = ask(cores=2, queue="default", settings=settings)
+    assert ask(cores=4, queue="batch", settings=settings).queue == "batch", "placed jobs obey the limits of their policy"
+    for refused in (
+        lambda: ask(cores=4, queue="default", settings=settings),
+        lambda: check_admitted(replace(fits, request=Request(cores=4)), settings),
+        lambda: check_changed(replace(fits, request=Request(cores=4)), Terms(cores=4), settings, NODES),
+    ):
+        with pytest.raises(Infeasible) as caught:
+            refused()
+        assert caught.value.message == "each task takes 4 cores, and ann may have 2 cores at once (max_cores_per_user)"
+        assert caught.value.hint == "-c 2; or an operator: rmgr admin limit ann --cores 4"
+    check_changed(replace(fits, request=Request(cores=4)), Terms(time_limit_us=1), settings, NODES)  # of before: it stays as it is
 
 
 def test_what_no_queue_class_admits_is_refused_as_the_leader_would() -> None:

@@ -59,6 +59,11 @@ class Caps:
             cap=cap, told=has, more=more, part=len(self._here) / max(1, among), cores=cores, chance=self._chance(user, now_s)
         )
 
+    def may_ever(self, user: str, cores: int) -> bool:
+        """The cap is as large as a task of so many cores: it can be claimed once little enough is in use."""
+        cap = self.limits.of(CORES, user)
+        return not cap or cores <= cap
+
     def is_within(self, user: str) -> bool:
         """The user has no more than the cap allows: what waits for cores that are in use may be claimed."""
         cap = self.limits.of(CORES, user)

@@ -152,6 +152,7 @@ class Puller:
         self._lacking: set[str] = set()  #: resources that a block met in this pass waits for: none behind it gets them
         self._without: set[int] = set()  #: submissions that need one of them, or whose user is refused
         self._barred: set[str] = set()  #: tags of users who are at their cap
+        self._is_capped = False  #: something was passed over for a cap in this pass
         self._seen: _Appetite | None = None
         self._shared: tuple[PendingQueue, ...] = ()  #: queues of this pass in which users take turns
         self.is_hungry = False  #: slots are free and nothing can be claimed
@@ -198,6 +199,7 @@ class Puller:
         self._lacking.clear()
         self._without.clear()
         self._barred.clear()
+        self._is_capped = False
         if not self._flying and not self._node.lanes.free_cores and all(one.is_bare or one.spec.state == "stopped" for one in boards):
             return  # full of placed jobs, say: there is nothing to weigh
         self._shared = tuple([board for board in boards if board.is_shared])
@@ -208,7 +210,7 @@ class Puller:
                 return
             empty = empty and board.is_current
         # What is given away for it could be what it refuses.
-        is_picky = bool(self._barred) or (self._accounts is not None and bool(self._accounts.refused))
+        is_picky = self._is_capped or (self._accounts is not None and bool(self._accounts.refused))
         self.is_hungry = empty and not self._flying and self._appetite().cores > 0 and not is_picky
 
     # -- one queue ---------------------------------------------------------------------------------------------------------
@@ -300,7 +302,9 @@ class Puller:
             free = min(fitting, appetite.free_of(needs))
         most = self._most(info.record.user, key.cores, now_s)
         if not most:
-            self._barred.add(paths.user_tag(info.record.user))
+            self._is_capped = True
+            if self._caps.may_ever(info.record.user, key.cores):  # else the cap must change: what takes less need not wait for that
+                self._barred.add(paths.user_tag(info.record.user))
             self._retry(now_s + AGAIN_S)
             self._without.add(key.submission)
             return False

@@ -51,6 +51,7 @@ def test_a_user_gets_a_cap_and_loses_it_again(cluster: Cluster, capsys: Captured
         (["ann", "--cores", "0"], "'0' is no cap"),
         (["ann", "--jobs", "many"], "'many' is no cap"),
         (["a/b", "--jobs", "1"], "no user's name"),
+        (["", "--jobs", "1"], "no user's name"),
     ],
 )
 def test_what_is_no_cap_is_refused(cluster: Cluster, capsys: Captured, words: list[str], told: str) -> None:
