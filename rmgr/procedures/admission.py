@@ -93,7 +93,8 @@ def check_changed(record: Submission, terms: Terms, settings: ClusterSettings, n
         _check_open(queue, record.user)
         if (record.rigid is not None) is not (queue.dispatch is Dispatch.PLACE):
             how = "the leader places the jobs" if queue.dispatch is Dispatch.PLACE else "Starters take the work"
-            raise UsageError(f"{how} of queue {queue.name}, and this was sent to another kind", hint="rmgr rerun ID -q QUEUE; rmgr queues")
+            told = f"{how} of queue {queue.name}, and this was sent to another kind"
+            raise UsageError(told, hint=f"rmgr rerun {record.id} -q {queue.name}; rmgr cancel {record.id}")
         if _with_defaults(record.request, queue) != record.request:
             raise UsageError(f"queue {queue.name} gives its work a time limit or memory: say them too", hint="-t TIME --mem SIZE")
     if terms.priority is not None or terms.queue is not None:

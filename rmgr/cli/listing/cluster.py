@@ -110,6 +110,8 @@ def _forget(session: Session, names: tuple[str, ...]) -> None:
         forget_node(session, name)
         if not session.json:
             sys.stdout.write(f"{name} is forgotten\n")
+    if session.query().has_leader():
+        session.note("lists show it until the leader has read its record again")
     if session.json:
         emit({"forgotten": wanted})
 

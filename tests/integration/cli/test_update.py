@@ -91,7 +91,9 @@ def test_what_cannot_be_is_refused_with_the_reason(sh: Shell) -> None:
         assert told.code == code, told
         assert why in told.error["message"]
     assert "no node can ever run this" in sh("update", number, "-c", "99", "--json").error["message"]
-    assert "the leader places the jobs of queue batch" in sh("update", number, "-q", "batch").err
+    told = sh("update", number, "-q", "batch").err
+    assert "the leader places the jobs of queue batch" in told
+    assert f"rmgr rerun {number} -q batch; rmgr cancel {number}" in told
     assert "only jobs that the leader places" in sh.ok("update", number, "--begin", "1h", "--json").json["unchanged"][0]["why"]
     assert sh("update", f"{number}_0", "-t", "1h").code == 2
     later = sh.submit("--hold", "--", "true")
