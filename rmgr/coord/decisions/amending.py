@@ -18,6 +18,8 @@ from rmgr.model.tasks.submission import Amendment, Phase, Submission, Terms
 OF_RUNNING = frozenset({"time_limit_us"})
 #: What may be changed while nothing of it has left its waiting blocks: these move with it.
 OF_STILL = frozenset({"queue", "cores"})
+#: Of `MOST_CHANGES` so many are left to operators.
+_FOR_OPERATORS = 4
 #: What people call them.
 WORDS = {
     "priority": "priority",
@@ -84,8 +86,10 @@ def signed(record: Submission, signature: str) -> Submission:
 
 
 def _why_not(record: Submission, said: dict[str, Any], doer: Doer, standing: Standing, *, is_own: bool) -> str:
-    if len(record.changes) >= MOST_CHANGES:
-        return f"it was changed {MOST_CHANGES} times, and no more is kept: submit it again"
+    most = MOST_CHANGES if doer.is_operator else MOST_CHANGES - _FOR_OPERATORS
+    if len(record.changes) >= most:
+        instead = f"rmgr cancel {record.id} is left" if doer.is_operator else "submit it again"
+        return f"it was changed {len(record.changes)} times, and no more is kept: {instead}"
     others = [WORDS[name] for name in said if name not in OF_OPERATORS]
     if not is_own and not doer.is_operator:
         return f"it belongs to {record.user}"

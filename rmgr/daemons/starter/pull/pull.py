@@ -285,7 +285,7 @@ class Puller:
                 self._without.add(key.submission)
                 return False
         if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid):
-            if not candidate.pauses:
+            if not candidate.pauses and not info.record.changes:  # else its name may be of before, until the leader renames it
                 self._log.warning("block_not_admitted", node=self._node.name, block=candidate.name, why=why)
             board.pause(candidate, now_s, _GATE_PAUSE_S)
             return False
