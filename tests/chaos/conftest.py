@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,10 @@ def pair(pair_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[C
 def led(pair: Chaos) -> Chaos:
     """The pair of nodes, with two WatchDogs; those that tests have killed have heirs of other names."""
     dogs = [process for process in pair.cluster.state.processes if process.role == "watchdog"]
-    for number in range(len(dogs), len(dogs) + 2 - len([process for process in dogs if process.state != "dead"])):
-        pair.cluster.start_watchdog(f"w{number + 1}")
+    names = {process.id for process in dogs}
+    fresh = (name for number in count(1) if (name := f"w{number}") not in names)
+    for name in islice(fresh, 2 - len([process for process in dogs if process.state != "dead"])):
+        pair.cluster.start_watchdog(name)
     eventually("two WatchDogs stand for election", lambda: pair.cluster.snapshot().watchdogs == 2 and pair.leader(), within=60)
     return pair
 
