@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ from rmgr.adapters.calls.relay import Relay, Wanted
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.client.calls import Caller
 from rmgr.config import load
-from rmgr.errors import CallFailed, LimitReached, NotFound, RmgrError, StateConflict, UsageError
+from rmgr.errors import CallFailed, LimitReached, NotFound, RmgrError, StateConflict, Unavailable, UsageError
 from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.model.calls.interface import encode_interface, interface_of
 from rmgr.model.cluster.limits import UserLimits
@@ -82,9 +83,18 @@ class World:
         eventually(lambda: any(link.life == made.life for link in self.relay.links.all()), f"{name} known")
         return made
 
-    def client(self) -> CallsClient:
-        made = CallsClient(self.server.endpoint, user="alice")
+    def client(self, user: str = "alice") -> CallsClient:
+        """It is connected: on a busy machine the first attempt may take more than its second."""
+        made = CallsClient(self.server.endpoint, user=user)
         self._open.append(made)
+
+        def answers() -> bool:
+            with contextlib.suppress(Unavailable):
+                made.functions()
+                return True
+            return False
+
+        eventually(answers)
         return made
 
     def caller(self) -> Caller:
@@ -419,9 +429,8 @@ def test_a_user_who_opens_300_calls_leaves_room_to_others() -> None:
             except LimitReached:
                 refused += 1
         assert refused == 300 - UserLimits().remote_calls
-        other = CallsClient(world.server.endpoint, user="bob")
+        other = world.client("bob")
         assert next(other.attempt(world.ask(1), lambda: [b"x"]).messages()).WhichOneof("what") == "named"
-        other.close()
     finally:
         go_on.set()
         world.close()
