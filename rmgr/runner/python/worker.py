@@ -100,6 +100,8 @@ class WorkerProcess:
         self._seq = 0
         self._in_call = False
         self._missed = 0  # task of a SIGTERM that came outside of a call
+        self._forking: dict[int, set[int]] = {}  # threads that fork now, with their masks of signals
+        self._late = 0  # a signal that came meanwhile
         self._submission = -1
         self._shape: BatchShape | None = None
         self._paths = [os.path.join(directory, "stdout"), os.path.join(directory, "stderr")]
@@ -123,7 +125,7 @@ class WorkerProcess:
         faulthandler.enable(self._fds[1])  # where it was, in its log, when a task crashes the interpreter
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
-        os.register_at_fork(after_in_child=self._in_child)
+        os.register_at_fork(before=self._before_fork, after_in_parent=self._in_parent, after_in_child=self._in_child)
         gate.seq, gate.block, gate.unblock = (lambda: self._seq), self._block, self._unblock
         in_initializer = False
         try:
@@ -337,19 +339,44 @@ class WorkerProcess:
             self._in_call = False
 
     def _on_signal(self, signum: int, _frame: object) -> None:
-        if not self._in_call:
+        if self._forking:
+            self._late = signum  # what is raised while a hook of fork runs is lost
+        elif not self._in_call:
             self._missed = self._board.terminated[0]  # the call that is just beginning looks
         elif signum == signal.SIGINT:
             raise KeyboardInterrupt
         elif self._board.terminated[0] == self._seq:
             self._give_way()
 
+    def _before_fork(self) -> None:
+        """A SIGTERM that a child gets at once waits until `_in_child`: before, this process's handler would take it, and it be lost."""
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            me = threading.get_ident()
+            self._forking[me] = set()
+            self._forking[me] = {int(one) for one in signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))}
+
+    def _in_parent(self) -> None:
+        me = threading.get_ident()
+        if me not in self._forking:
+            return
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking[me])
+        del self._forking[me]
+        if self._late and not self._forking:
+            again, self._late = threading.Timer(0.01, os.kill, (os.getpid(), self._late)), 0
+            again.daemon = True
+            again.start()
+
     def _in_child(self) -> None:
         """Processes of a task end by signals as anywhere: a pool of processes waits for that."""
+        mask = self._forking.get(threading.get_ident())
+        self._forking.clear()
+        self._late = 0
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if signal.getsignal(signal.SIGINT) == self._on_signal:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _give_way(self) -> NoReturn:
         raise TaskTerminated(f"terminated: {self._board.terminated[1]}")

@@ -410,3 +410,52 @@ def test_processes_of_the_spawn_method_work_inside_a_task(node: WorkNode, worker
             return pool.map(abs, [-1, -2])
 
     assert node.result(node.call(worker, work)) == [1, 2]
+
+
+def test_a_process_that_a_task_ends_as_soon_as_it_has_forked_it_ends(node: WorkNode, worker: Worker) -> None:
+    """As a pool of processes does with those that had nothing to do."""
+
+    def work() -> list[int]:
+        import signal
+
+        ended = []
+        for _ in range(100):
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(5)
+                os._exit(0)
+            os.kill(pid, signal.SIGTERM)
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            if not ended[-1]:
+                break
+        return ended
+
+    assert node.result(node.call(worker, work)) == [-15] * 100
+
+
+def test_a_task_that_forks_all_the_time_is_told_to_end_as_others_are(node: WorkNode, worker: Worker, tmp_path: Path) -> None:
+    began, told = tmp_path / "began", tmp_path / "told"
+
+    def work() -> None:
+        import gc
+
+        gc.disable()
+        began.touch()
+        try:
+            while True:
+                if (pid := os.fork()) == 0:
+                    os._exit(0)
+                os.waitpid(pid, 0)
+        finally:
+            told.touch()
+
+    for _ in range(5):
+        seq = node.call(worker, work)
+        eventually(began.exists)
+        worker.stop(seq, grace_us=60_000_000)
+        extra = node.ended(seq).extra
+        assert extra is not None
+        assert extra.reason is Reason.USER_CANCEL
+        assert told.exists(), "it was killed before it could clean up"
+        began.unlink()
+        told.unlink()
