@@ -120,7 +120,7 @@ def test_clients_that_read_nothing_of_their_answers_hold_their_gateway_for_half_
         (tmp_path / "go").touch()
         began_s, slowest_s = time.monotonic(), 0.0
         with world.caller(gateway="g1") as other:
-            other.user = "somebody else"  # whose calls do not count
+            other.user = "another"  # whose calls do not count
             while held():
                 assert time.monotonic() - began_s < STALLED_S + PATIENCE_S, "places of clients that take nothing are not given back"
                 asked_s = time.monotonic()
