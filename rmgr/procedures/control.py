@@ -38,9 +38,8 @@ class Changed:
     unchanged: str = ""
 
 
-#: (coordinator, record, its version, seconds left) -> the record as it is to be, and what commits it; why there is nothing to do;
-#: None: what it was decided by has changed meanwhile, look again.
-Decide = Callable[[Coordinator, Submission, int, float], tuple[Submission, Multi] | str | None]
+#: (coordinator, record, its version, seconds left) -> the record as it is to be, and what commits it; or why there is nothing to do.
+Decide = Callable[[Coordinator, Submission, int, float], tuple[Submission, Multi] | str]
 
 
 def cancel_submission(
@@ -105,8 +104,6 @@ def settle(
         if mine is not None and has_come(mine[1], record):
             return Changed(mine[0], record)
         decided = decide(coordinator, record, found.version, left_s)
-        if decided is None:
-            continue
         if isinstance(decided, str):
             return Changed(record, record, decided)
         made, multi = decided

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import count, islice
 from pathlib import Path
 
@@ -84,11 +85,8 @@ def lone(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
 @pytest.fixture(scope="session")
 def attacked(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """One secured cluster for all tests that take `scene`."""
-    made = Scene(tmp_path_factory.mktemp("attacks"))
-    try:
+    with closing(Scene(tmp_path_factory.mktemp("attacks"))) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,8 @@ class Town(Scene):
 
 @pytest.fixture(scope="module")
 def world(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    made = Town(tmp_path_factory.mktemp("values"))
-    try:
+    with closing(Town(tmp_path_factory.mktemp("values"))) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

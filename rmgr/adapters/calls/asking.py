@@ -156,4 +156,3 @@ class Attempt:
             if not self._has_answer:
                 return
         yield pb.FromCaller(acknowledged=True)
-

@@ -13,7 +13,7 @@ from rmgr.coord.protocol import paths
 
 #: Caps checked before anything is sent: an oversized request looks like a lost connection, not like an error.
 MAX_OPS = 200
-#: A job on hundreds of nodes is put there by one multi: a check and a hold each. An UPDATE makes hundreds of blocks anew.
+#: A job on hundreds of nodes is put there by one multi: a check and a hold each. An UPDATE sees that hundreds of blocks wait still.
 MAX_OPS_OF_ONE_JOB = 1600
 MAX_MULTI_BYTES = 256 * 1024
 MAX_ZNODE_BYTES = 16 * 1024

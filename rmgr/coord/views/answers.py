@@ -553,11 +553,14 @@ def _ahead(queue: QueueSpec, job: JobView, waiting: list[JobView], raised: set[i
     if not queue.is_fair:
         return counted(tasks(earlier), "task") if earlier else "nothing"
     first = tasks([other for other in (earlier if job.id in raised else waiting) if other.id in raised])
-    own = tasks([other for other in earlier if other.user == job.user and other.id not in raised]) if job.id not in raised else 0
-    told = [f"{counted(first, 'task')} that an operator raised"] if first else []
-    if own or not told:
-        told.append(f"{counted(own, 'task') if own else 'nothing'} of {job.user}'s" if job.id not in raised else "nothing")
-    return " and ".join(told)
+    told = f"{counted(first, 'task')} that an operator raised" if first else ""
+    if job.id in raised:
+        return told or "nothing"
+    own = tasks([other for other in earlier if other.user == job.user and other.id not in raised])
+    if told and not own:
+        return told
+    mine = f"{counted(own, 'task') if own else 'nothing'} of {job.user}'s"
+    return f"{told} and {mine}" if told else mine
 
 
 def cores_of_users(snapshot: ClusterSnapshot) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from rmgr.model.base.resources import MIB
 from rmgr.model.tasks.block import BlockKey
@@ -60,9 +61,7 @@ def as_started(record: Submission, number: int) -> Submission:
     """The record for what was started when it had so many amendments: in that queue, with those cores and that memory."""
     if number >= len(record.changes):
         return record
-    then = as_signed(record)
-    for change in record.changes[:number]:
-        then = with_terms(then, change.terms)
+    _, then, _ = next(islice(history_of(record), number, None))
     request = then.request
     return with_terms(record, Terms(queue=then.queue, cores=request.cores, memory_bytes=request.memory_bytes))
 

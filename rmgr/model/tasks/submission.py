@@ -235,14 +235,17 @@ class Submission:
         """Its queue, and those that it was in before: what waits of it may stand there yet, until the leader has moved it."""
         if not self.changes:
             return (self.queue,)
-        said = [self.was, *(one.terms for one in self.changes)]
-        return tuple(dict.fromkeys((self.queue, *(one.queue for one in said if one is not None and one.queue is not None))))
+        return tuple(dict.fromkeys((self.queue, *self._ever("queue"))))
 
     @property
     def memories(self) -> tuple[int, ...]:
         """Bytes of memory that it has asked for, the present ones first: its blocks bear one or the other in their names."""
-        said = [self.was, *(one.terms for one in self.changes)]
-        return (self.request.memory_bytes, *(one.memory_bytes for one in said if one is not None and one.memory_bytes is not None))
+        return (self.request.memory_bytes, *self._ever("memory_bytes"))
+
+    def _ever(self, name: str) -> list[Any]:
+        """What its user has signed of one of its terms, and what amendments made of it; none where it was never changed."""
+        said = [getattr(one, name) for one in (self.was, *(change.terms for change in self.changes)) if one is not None]
+        return [value for value in said if value is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
