@@ -181,10 +181,10 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.client.identity.secured import engine_options
     from rmgr.client.submitter.engine import Engine
-    from rmgr.client.submitter.lines import Lines
     from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of, zookeeper_options
+    from rmgr.submitter.lines import Lines
 
     credentials = credentials_of(config)
     options = zookeeper_options(config, credentials)

@@ -37,7 +37,6 @@ from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import LeaderClient
-from rmgr.client.submitter.submitting import submit
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Delete, Exists, Multi
 from rmgr.dev.cluster import DevCluster
@@ -48,6 +47,7 @@ from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from tests.bench.stages import STAGES, cluster_stages
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.submitted import submit
 from tests.places import ROOT
 
 _CORES = os.sched_getaffinity(0)

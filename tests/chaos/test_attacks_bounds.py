@@ -20,7 +20,6 @@ from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.client.submitter.submitting import submit
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Delete, Exists, Multi
 from rmgr.errors import LimitReached, PermissionDenied, StoreUnavailable, Throttled, Unavailable
@@ -30,6 +29,7 @@ from rmgr.model.cluster.limits import BOUNDS, UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from tests.harness.flooded import Flooded, quietly, run_command, upload
+from tests.harness.submitted import submit
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("attacks_bounds")

@@ -16,7 +16,6 @@ import pytest
 from rmgr.adapters.identity.trust import publish
 from rmgr.client.connection import Connection, connect
 from rmgr.client.identity.signing import Signer
-from rmgr.client.submitter.submitting import submit
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord.decisions.keeping import PATIENCE_S
@@ -43,6 +42,7 @@ from rmgr.model.tasks.request import CancelRequest
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from tests.harness.attacker import changed, unique
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.submitted import submit
 from tests.harness.waiting import eventually
 
 REFUSED = (PermissionDenied, InvalidRecord)

@@ -15,7 +15,6 @@ import pytest
 from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.client.identity.signing import Signer
-from rmgr.client.submitter.submitting import submit
 from rmgr.coord.protocol import paths, quotas
 from rmgr.errors import LimitReached
 from rmgr.model.base.states import Reason
@@ -23,6 +22,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from tests.harness.flooded import Flooded
+from tests.harness.submitted import submit
 
 pytestmark = pytest.mark.xdist_group("attacks_room")
 HEAP_MIB = 64  # of the scene's server

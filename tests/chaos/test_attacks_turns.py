@@ -17,13 +17,13 @@ import pytest
 
 from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.client.identity.signing import Signer
-from rmgr.client.submitter.submitting import submit
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Multi, Outcome
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from tests.harness.flooded import Flooded
+from tests.harness.submitted import submit
 from tests.harness.waiting import eventually
 from tests.places import ROOT
 

@@ -17,7 +17,6 @@ from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.connection import Connection, connect
 from rmgr.client.identity.signing import Signer
-from rmgr.client.submitter.submitting import submit
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Op, Set
@@ -30,6 +29,7 @@ from rmgr.model.tasks.outcome import Outcome
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.procedures.snapshot import read_submission
 from rmgr.runtime.secured import zookeeper_options
+from tests.harness.submitted import submit
 from tests.harness.waiting import eventually
 
 DEADLINE_S = 60.0

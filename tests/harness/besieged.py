@@ -33,7 +33,6 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.stores import open_store
 from rmgr.client.connection import Connection, connect
 from rmgr.client.identity.signing import Signer
-from rmgr.client.submitter.submitting import submit
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.records import decode_fragment
@@ -49,6 +48,7 @@ from tests.harness.flooded import run_command
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
+from tests.harness.submitted import submit
 from tests.harness.waiting import eventually
 
 NODES, CORES = ("n1", "n2", "n3"), 3

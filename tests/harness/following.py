@@ -8,13 +8,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Self
 
-from rmgr.client.submission.follower import Follower
+from rmgr.client.submission.read_fragments import ReadFragments
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_fragment
+from rmgr.coord.validity import records as validity
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Tail
+from rmgr.submitter.follower import Follower
 from tests.harness.memory import MemoryCoordinator
 
 
@@ -41,10 +44,18 @@ class Counting(MemoryCoordinator):
         return super().stat(path, **options)
 
 
+class _LateStore:
+    """The store that a test gives its world, sooner or later."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world.store, name)
+
+
 class World:
     """The follower's host, and what it has delivered: `seen` by number, `indices` of the tasks. options: of the follower."""
-
-    store: Any = None
 
     def __init__(self, **options: Any) -> None:
         self.coordinator = Counting()
@@ -54,9 +65,14 @@ class World:
         self.seen: list[int] = []
         self.outcomes: list[Outcome] = []
         self.errors: list[Exception] = []
+        self.store: Any = None
         self.indices: list[tuple[int, int]] = []
         self.may_end = self.is_last = False
-        self.follower = Follower(1, self, self._deliver, self._gone, may_end=lambda: self.may_end, **options)
+        loop: Any = self
+        self.fragments = ReadFragments(
+            1, loop, _LateStore(self), self._deliver, read_tail=self._read_tail, fail=self._gone, authenticity=None
+        )  # fmt: skip
+        self.follower = Follower(1, loop, self.fragments.take, self._gone, may_end=lambda: self.may_end, **options)
 
     @classmethod
     @contextmanager
@@ -82,6 +98,9 @@ class World:
 
     def _gone(self, error: Exception) -> None:
         self.errors.append(error)
+
+    def _read_tail(self) -> Future[Tail]:
+        return self.io(lambda: validity.tail(self.coordinator.get(paths.tail(1)).result(60), 1))
 
     def post(self, job: Callable[[], None]) -> None:
         self.messages.append(job)

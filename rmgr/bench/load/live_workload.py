@@ -18,7 +18,6 @@ from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.packing import Buffer, block_of
 from rmgr.client.submitter.engine import Engine
-from rmgr.client.submitter.submitting import submit
 from rmgr.coord.ops import operator as operator_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
@@ -32,6 +31,7 @@ from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.procedures.admission import admit
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
+from rmgr.submitter.port import Order
 
 PARTITION = "default"
 _QUEUE = "batch"
@@ -138,16 +138,8 @@ def send(engine: Engine, draft: Submission) -> int:
     buffer.add(TaskSpec(), [b""])
     (packed,) = buffer.take()
     key, data = block_of(packed, submission=0, priority=draft.priority, cores=draft.request.cores, memory_mib=0, user=draft.user)
-    return submit(
-        engine.coordinator,
-        draft,
-        owner="",
-        deadline_s=time.monotonic() + 30.0,
-        blocks=lambda number: [(replace(key, submission=number), data)],
-        tasks=1,
-        complete=True,
-        signer=engine.signer,
-    ).submission.id
+    order = Order(draft=draft, blocks=[(key, data)], tasks=1, complete=True)
+    return engine.submit(order, timeout_s=30.0).submission.id
 
 
 def pipeline_with(name: str, document: Mapping[str, object]) -> PipelineSpec:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rmgr.client.identity.signing import Signer
     from rmgr.client.ports import HandlePort, Listener
     from rmgr.client.values.values import Values
     from rmgr.coord.protocol.ports import Coordinator, Store
     from rmgr.model.tasks.submission import Submission
+    from rmgr.submitter.port import Order, Submitted
 
 
 class HasStore(Protocol):
@@ -36,8 +39,9 @@ class CommandSubmitter(Protocol):
     @property
     def values(self) -> Values: ...
 
-    @property
-    def signer(self) -> Signer | None: ...
+    def submit_many(self, orders: Sequence[Order], *, timeout_s: float) -> list[Submitted]:
+        """See `submitter.port.WorkPort`."""
+        ...
 
     def open(self, draft: Submission, listener: Listener, *, timeout_s: float) -> HandlePort:
         """See `client.ports.SubmitterPort`."""

@@ -179,13 +179,13 @@ def _make(
     deadline_s: float,
 ) -> list[Sent]:
     """All entries durable, each after those that it needs."""
-    from rmgr.client.submitter.submitting import ToSubmit, submit_many
+    from rmgr.submitter.port import Order
 
     sent: dict[int, Sent] = {}
-    wave: dict[int, ToSubmit] = {}
+    wave: dict[int, Order] = {}
 
     def flush() -> None:
-        made = submit_many(submitter.coordinator, list(wave.values()), deadline_s=deadline_s, signer=submitter.signer)
+        made = submitter.submit_many(list(wave.values()), timeout_s=seconds_left(deadline_s))
         for (place, item), found in zip(wave.items(), made, strict=True):
             sent[place] = Sent(submission=found.submission, tasks=item.tasks if found.created else found.tail.next, created=found.created)
         wave.clear()
@@ -203,7 +203,7 @@ def _make(
         if blocks is None or output_files(draft):
             sent[place] = send_in_parts(host, submitter, record, draft, deadline_s)
         else:
-            wave[place] = ToSubmit(draft=record, blocks=blocks, tasks=draft.tasks)
+            wave[place] = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True)
     flush()
     return [sent[place] for place in range(len(entries))]
 

@@ -197,24 +197,19 @@ def _commit(host: CommandHost, record: Submission, draft: CheckedRequest) -> Sen
     blocks = blocks_of(record, draft.payloads)
     if blocks is None or output_files(draft):
         return send_in_parts(host, host.submitter(), record, draft, deadline_s)
-    from rmgr.client.submitter import submitting
     from rmgr.procedures.caps import check_jobs
+    from rmgr.submitter.port import Order
+    from rmgr.submitter.submitting import submit
 
     coordinator = host.coordinator()
     if not draft.request.options.token:  # one of the user's may stand for a submission that is in already
         check_jobs(coordinator, draft.settings.limits, record.user)
     check_room(coordinator, draft.settings, record.queue, len(blocks) if waiting_blocks(record, draft.tasks) else 0)
-    sent = submitting.submit(
-        coordinator,
-        record,
-        owner="",
-        deadline_s=deadline_s,
-        blocks=lambda number: [(replace(key, submission=number), data) for key, data in blocks],
-        tasks=draft.tasks,
-        complete=True,
-        held=bool(record.max_running) or None,
-        signer=host.signer(),
-    )
+    order = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True, held=bool(record.max_running) or None)
+    if (signer := host.signer()) is not None:
+        signer.publish(coordinator, timeout_s=seconds_left(deadline_s))
+        order = replace(order, draft=replace(record, user=signer.user), sign=signer.sign)
+    sent = submit(coordinator, order, owner="", deadline_s=deadline_s)
     return Sent(submission=sent.submission, tasks=sent.tail.next if not sent.created else draft.tasks, created=sent.created)
 
 

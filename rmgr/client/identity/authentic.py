@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Error text of a COMPLETED outcome whose bytes are gone, or not to be believed.
 LOST = "DATA_LOST"
-#: Of a fragment that is read from a page: it left ZooKeeper before whatever was revoked since.
-PAGED = 1
 
 
 class Authenticity:
@@ -45,6 +43,10 @@ class Authenticity:
             return "nobody signed it" if needs_seal(fragment) else ""
         signer = self._trust.look(seal.key_id, at_s=_made_s(fragment), zxid=zxid)
         return None if signer is None else self._judged(submission, fragment, signer, data)
+
+    def believes(self, submission: int, fragment: Fragment, data: bytes) -> bool:
+        """A fragment that is not committed yet would be believed, without asking anybody."""
+        return self.doubt(submission, fragment, 0, data) == ""
 
     def find_doubt(self, submission: int, fragment: Fragment, zxid: int, data: bytes = b"") -> str:
         """As `doubt`, and waits. Raises: CoordinationUnavailable."""

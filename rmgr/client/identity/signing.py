@@ -87,6 +87,11 @@ class Signer:
         """The signature of an amendment of submission `number`. Cost: 0.1 ms."""
         return _signature(self._credentials, amendment_statement(number, change, self._cluster_id))
 
+    def sign(self, record: Submission, blocks: Sequence[Block]) -> tuple[Submission, Sequence[Block]]:
+        """A record that has its number, and its first blocks. Cost: as `signed` and `sealer`."""
+        signed = self.signed(record)
+        return signed, self.sealer(signed)(blocks) if blocks else ()
+
     def sealer(self, record: Submission) -> Seal:
         """Seals blocks of one submission. Cost: 0.1 ms for those of one commit, and 0.02 ms each."""
         spec = spec_digest(record)

@@ -1,7 +1,6 @@
-"""One submission in the Submitter: what callers may do with it, and how its parts work together.
+"""One submission in a client: what callers may do with it, and how its parts work together.
 
-    callers --add--> Sender --ENQUEUE--> ZooKeeper --fragments--> Follower --outcomes--> the listener
-                                                   --failed/----> Repair (the resubmit rule)
+    callers ──add──> Sender ──growth──> Submitter ──fragments──> ReadFragments ──outcomes──> the listener
 
 The parts live on the Submitter's thread. `add`, `flush`, `wait_room`, `drop` and `complete` may be called from any other.
 """
@@ -11,106 +10,65 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
-from rmgr.client.identity.authentic import Authenticity
 from rmgr.client.ports import Listener, TaskSpec
-from rmgr.client.submission.doors import SubmitterLoop
-from rmgr.client.submission.follower import Follower
-from rmgr.client.submission.handed_keys import HandedKeys
-from rmgr.client.submission.handing import Handing, HintLines
 from rmgr.client.submission.packing import Packed
-from rmgr.client.submission.record_watch import RecordWatch
+from rmgr.client.submission.read_fragments import ReadFragments
 from rmgr.client.submission.refusals import Refusals
-from rmgr.client.submission.repair import Repair, SettingsReader
-from rmgr.client.submission.sender import Outlet, Sender
-from rmgr.client.submission.stored import StoredSubmission
-from rmgr.client.submission.takeover import Takeover
+from rmgr.client.submission.sender import Sender
 from rmgr.client.submission.waits import CallerWaits
 from rmgr.coord.decisions.view import Progress
 from rmgr.errors import RmgrError, StateConflict
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import MAX_TASKS
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail
-from rmgr.model.wire.line import Ahead, Told
+from rmgr.runtime.story import Stories
+from rmgr.submitter.port import Kept, Read, Stored
+
+if TYPE_CHECKING:
+    from rmgr.client.submitter.engine import Engine
 
 _LOG = logging.getLogger("rmgr.submitter")
 
 
-class HandleKeeper(Protocol):
-    """Knows the handles of this Submitter."""
-
-    def wake(self, handle: SubmissionHandle) -> None:
-        """It has something to send. From any thread."""
-        ...
-
-    def forget(self, handle: SubmissionHandle) -> None:
-        """It is over."""
-        ...
-
-    def look_at_owners(self) -> None:
-        """Looks again which Submitters live: `look_at_owner` of those that wait for an owner's end."""
-        ...
-
-
 class SubmissionHandle:
-    """A submission that is owned (extended, repaired) or only followed.
+    """A submission that is owned (extended) or only followed: `ports.HandlePort`, and a `submitter.port.KeptListener`.
 
-    Args:
-        owned: this Submitter is the owner that the record names.
-        held: its blocks are set aside instead of queued.
-        pending_cap: blocks that may wait in its queue, 0 = no limit.
-        outlet, lines: its tasks are sent with them. settings: of the cluster, for what failed. authenticity: whose outcomes are believed.
+    Args: owned: this client is the owner that the record names. wants_ownership: it becomes that once the owner is gone.
     """
 
-    def __init__(
-        self,
-        loop: SubmitterLoop,
-        keeper: HandleKeeper,
-        stored: StoredSubmission,
-        listener: Listener,
-        *,
-        owned: bool,
-        held: bool = False,
-        pending_cap: int = 0,
-        outlet: Outlet,
-        settings: SettingsReader,
-        lines: HintLines | None,
-        authenticity: Authenticity | None,
-    ) -> None:
+    def __init__(self, engine: Engine, stored: Stored, listener: Listener, *, owned: bool, wants_ownership: bool = False) -> None:
         self.number = stored.submission.id
         self.submission = stored.submission
         self.version = stored.version
         self.listener = listener
         self.owned = owned
-        self.wants_ownership = False
+        self.wants_ownership = wants_ownership
         self.dead: RmgrError | None = None
         self.progress = progress = Progress()
         progress.tail = stored.tail
         self.lock = threading.RLock()
-        self._loop = loop
-        self._keeper = keeper
+        self.guid = engine.guid
+        self.loop = engine.thread
+        self.store = engine.store
+        self.stories = Stories(engine.thread)
+        self.kept: Kept | None = None  #: from `start` on
+        self._engine = engine
+        self._stored = stored
         self._refusals = Refusals()
-        self._handing = Handing(self, loop, lines)
-        handed_keys = HandedKeys(self, loop, outlet.values, self._handing)
-        is_held = held or stored.submission.phase is Phase.HELD
-        self._sender = Sender(
-            self, loop, outlet, self._handing, handed_keys, stored.tail, stored.tail_version, held=is_held, pending_cap=pending_cap
-        )  # fmt: skip
-        self._waits = CallerWaits(self, self._sender, self.lock, pending_cap=pending_cap)
-        self._follower = Follower(
+        self._sender = Sender(self, engine.outlet, stored.tail)
+        self._waits = CallerWaits(self, self._sender, self.lock)
+        self._fragments = ReadFragments(
             self.number,
-            loop,
+            engine.thread,
+            engine.store,
             self._on_fragment,
-            self.die,
-            authenticity=authenticity,
-            unfinished=lambda: progress.total - progress.final,
-            may_end=lambda: progress.tail.complete and progress.total - progress.final <= MAX_TASKS,
+            read_tail=self._read_tail,
+            fail=self.die,
+            authenticity=engine.authenticity,
         )
-        self._repair = Repair(self, loop, settings)
-        self._takeover = Takeover(self, loop, keeper.look_at_owners)
-        self._records = RecordWatch(self, loop)
         self._is_finished = False
 
     # -- from callers
@@ -147,7 +105,7 @@ class SubmissionHandle:
     @property
     def reign(self) -> str:
         """Guid under which tasks are submitted now."""
-        return self._loop.guid
+        return self.guid
 
     @property
     def is_over(self) -> bool:
@@ -163,7 +121,7 @@ class SubmissionHandle:
             if not self.owned or sender.want_complete:
                 raise self._refusal()
             first = sender.buffer.add(spec, payloads, solid=solid, row=row)
-        self._keeper.wake(self)
+        self._engine.wake(self)
         return first
 
     def wait_room(self, timeout_s: float | None) -> None:
@@ -176,12 +134,12 @@ class SubmissionHandle:
         """See `ports.HandlePort`."""
         with self.lock:
             goal = self._sender.buffer.next_index
-        self._keeper.wake(self)
+        self._engine.wake(self)
         self._waits.durable(goal, timeout_s)
 
     def wait_sent(self, index: int, timeout_s: float | None) -> bool:
         """See `ports.HandlePort`."""
-        self._keeper.wake(self)
+        self._engine.wake(self)
         return self._waits.sent(index, timeout_s)
 
     def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
@@ -193,7 +151,7 @@ class SubmissionHandle:
         """See `ports.HandlePort`."""
         with self.lock:
             self._sender.want_complete = True
-        self._keeper.wake(self)
+        self._engine.wake(self)
 
     def drop(self, indices: Sequence[int]) -> list[int]:
         """See `ports.HandlePort`."""
@@ -217,11 +175,10 @@ class SubmissionHandle:
 
     def start(self, *, fresh: bool) -> None:
         """Begins to follow, and to look after it if it is owned."""
-        self._follower.start(fresh=fresh)
-        self._records.start()
-        if self.owned:
-            self._repair.start(fresh=fresh)
-            self._sender.send()
+        self.kept = self._engine.work.keep(
+            self._stored, self, is_owned=self.owned, wants_ownership=self.wants_ownership, is_fresh=fresh
+        )  # fmt: skip
+        self._sender.send()
 
     def send(self) -> None:
         """Sends what waits."""
@@ -243,28 +200,26 @@ class SubmissionHandle:
         """Lets callers that wait look again."""
         self._waits.notify()
 
-    def heard(self, message: Ahead | Told) -> None:
-        """Takes what a Starter says that it commits of this submission."""
-        self._follower.heard(message)
-
-    def reconnected(self) -> None:
-        """Looks at everything in a new session: hints may have been lost."""
-        if self.dead is None:
-            self._follower.nudge()
-            self._repair.look()
-            self._sender.send()
-
     def die(self, error: RmgrError) -> None:
         """Nothing more will come."""
         if self.dead is not None:
             return
         with self.lock:
             self.dead = error
-        self._follower.stop()
-        self._repair.stop()
-        self._keeper.forget(self)
+        self._leave()
         self.notify()
         self.listener.on_dead(error)
+
+    def _leave(self) -> None:
+        self._fragments.stop()
+        self.stories.stop()
+        if self.kept is not None:
+            self.kept.leave()
+        self._engine.forget(self)
+
+    def _read_tail(self) -> Future[Tail]:
+        assert self.kept is not None
+        return self.kept.read_tail()
 
     def _on_fragment(self, number: int, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
         ends = self.progress.ends
@@ -272,7 +227,6 @@ class SubmissionHandle:
         fresh = self.progress.apply(number, fragment, outcomes)
         if ends.refused and not known:
             _LOG.warning("outcomes_ignored: submission %d, fragment %d: tasks had ended before, or these are no ends", self.number, number)
-        self._handing.ran_on = fragment.node
         if fresh:
             if fragment.attempt and any(outcome.reason is Reason.OUTPUT_EXISTS for outcome in fresh):
                 with self.lock:
@@ -288,28 +242,39 @@ class SubmissionHandle:
     def _finish(self) -> None:
         """Every task is final: nothing is left to do here."""
         self._is_finished = True
-        self._follower.stop()
-        self._repair.stop()
-        self._keeper.forget(self)
+        self._leave()
 
-    # -- the record
+    # -- submitter.port.KeptListener
+
+    def on_fragments(self, fragments: Sequence[Read]) -> None:
+        """See `KeptListener`."""
+        self._fragments.take(fragments)
+
+    def on_full(self, most: int) -> None:
+        """See `KeptListener`."""
+        self._sender.full = most
+        self.notify()
+
+    def on_trouble(self, error: RmgrError) -> None:
+        """See `KeptListener`."""
+        self._sender.trouble = error
+        self.notify()
+
+    def on_dead(self, error: RmgrError) -> None:
+        """See `KeptListener`."""
+        self.die(error)
 
     def on_record(self, record: Submission | None, version: int) -> None:
-        """The record has changed, or is gone (None)."""
-        if record is None:
-            self._follower.nudge()  # collected: whatever is left to read is in pages
-            return
-        if version < self.version:
+        """See `KeptListener`."""
+        if record is None or version < self.version:
             return
         self.submission, self.version = record, version
         if record.phase is Phase.CANCELLED and self.owned:
             self._end_unsent(record)
-        elif self.owned and not self._is_finished and record.owner not in {self._loop.guid, ""}:
-            self.die(StateConflict(f"submission {self.number} was taken over by another Submitter"))
         self.listener.on_progress()
 
     def on_tail(self, tail: Tail) -> None:
-        """Its owner has extended it, or completed it."""
+        """See `KeptListener`."""
         self.progress.tail = tail
         self._progressed()
 
@@ -332,22 +297,16 @@ class SubmissionHandle:
 
     def _wait_owned(self, timeout_s: float | None) -> None:
         """Waits until this Submitter may extend the submission: for an owner that died, about the session timeout."""
-        patience_s = 2 * self._loop.coordinator.session_timeout_s + 2.0 if timeout_s is None else timeout_s
+        patience_s = 2 * self._engine.work.session_timeout_s + 2.0 if timeout_s is None else timeout_s
         if not self._waits.owned(patience_s):
             raise self._refusal()
 
-    def look_at_owner(self, alive: frozenset[str]) -> None:
-        """The Submitters that live have changed."""
-        if self.wants_ownership and not self.is_over:
-            self._takeover.look(alive)
-
-    def taken_over(self, record: Submission, version: int, tail: Tail, tail_version: int) -> None:
-        """The submission is this Submitter's from here."""
+    def on_owned(self, stored: Stored) -> None:
+        """See `KeptListener`."""
         with self.lock:
             self.owned = True
-            self.submission, self.version = record, version
-            self._sender.rebase(tail, tail_version)
-        self.progress.tail = tail
-        self._repair.start()
+            self.submission, self.version = stored.submission, stored.version
+            self._sender.rebase(stored.tail)
+        self.progress.tail = stored.tail
         self.notify()
         self._progressed()

@@ -12,20 +12,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from rmgr.client.identity.authentic import LOST, PAGED, Authenticity, disbelief, doubted
-from rmgr.client.submission.doors import SubmitterHost
+from rmgr.client.identity.authentic import LOST, Authenticity, disbelief, doubted
 from rmgr.coord.decisions.ends import stated
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes
 from rmgr.coord.seal.work import named_digest
-from rmgr.coord.validity import records as validity
-from rmgr.errors import DataLost, NotFound, RmgrError, Unavailable
+from rmgr.errors import DataLost, RmgrError, Unavailable
 from rmgr.model.tasks.outcome import Fragment, Outcome
-from rmgr.procedures.bounded import MOST_OUTCOMES_BYTES, raw_page_at, row_of
+from rmgr.model.tasks.submission import Tail
+from rmgr.procedures.bounded import MOST_OUTCOMES_BYTES, row_of
+from rmgr.submitter.port import PAGED, Read
+from rmgr.submitter.thread import SubmitterThread
 
 _LOG = logging.getLogger("rmgr.submitter")
+#: The first and the longest pause before the store is asked again (s).
+_RETRY_S, _LONGEST_S = 0.1, 2.0
 
 
 @dataclass(slots=True)
@@ -48,27 +49,30 @@ class ReadFragments:
 
     Args:
         deliver: called with (number, fragment, outcomes) for each fragment, in order.
-        later: tries again when the store did not answer. fail: the submission cannot be read.
+        read_tail: asks how many tasks were submitted by now. fail: the submission cannot be read.
         authenticity: which fragments to believe (secured clusters), None = all.
     """
 
     def __init__(
         self,
         submission: int,
-        host: SubmitterHost,
+        loop: SubmitterThread,
+        store: Store,
         deliver: Callable[[int, Fragment, Sequence[Outcome]], None],
-        later: Callable[[Callable[[], None]], None],
-        fail: Callable[[RmgrError], None],
         *,
+        read_tail: Callable[[], Future[Tail]],
+        fail: Callable[[RmgrError], None],
         authenticity: Authenticity | None,
     ) -> None:
         self._submission = submission
-        self._host = host
+        self._loop = loop
+        self._store = store
         self._deliver = deliver
-        self._later = later
+        self._read_tail = read_tail
         self._fail = fail
         self._authenticity = authenticity
         self._waiting: deque[_Arrival] = deque()
+        self._retry_s = _RETRY_S
         self._stopped = False
 
     def stop(self) -> None:
@@ -76,23 +80,22 @@ class ReadFragments:
         self._stopped = True
         self._waiting.clear()
 
-    def believes(self, fragment: Fragment, data: bytes) -> bool:
-        """A fragment that is not committed yet would be believed, without asking anybody."""
-        return self._authenticity is None or self._authenticity.doubt(self._submission, fragment, 0, data) == ""
-
-    def take(self, number: int, fragment: Fragment, zxid: int, data: bytes) -> None:
-        """A fragment that was read; `hand_over` follows when no more was read with it."""
-        arrival = _Arrival(number, fragment, None, zxid, data)
-        self._waiting.append(arrival)
-        self._check(arrival)
-
-    def take_believed(self, number: int, fragment: Fragment) -> None:
-        """A fragment with outcomes that `believes` has accepted."""
-        self._waiting.append(_Arrival(number, fragment, fragment.outcomes))
+    def take(self, fragments: Sequence[Read]) -> None:
+        """The next ones: what is known of them is delivered now."""
+        for one in fragments:
+            is_known = one.is_believed or self._authenticity is None
+            arrival = _Arrival(one.number, one.fragment, None, one.zxid, b"" if is_known else one.data)
+            self._waiting.append(arrival)
+            if is_known:
+                self._checked(arrival, "")
+            else:
+                self._check(arrival)
+        self.hand_over()
 
     def hand_over(self) -> None:
         """Delivers those whose outcomes are known, up to the first that is not."""
         while self._waiting and self._waiting[0].is_known and not self._stopped:
+            self._retry_s = _RETRY_S
             arrival = self._waiting.popleft()
             outcomes = arrival.outcomes
             if outcomes is None:  # made now: of many fragments that lie about millions of tasks one at a time is in memory
@@ -103,15 +106,13 @@ class ReadFragments:
 
     def _check(self, arrival: _Arrival) -> None:
         authenticity = self._authenticity
-        if authenticity is None:
-            self._checked(arrival, "")
-            return
+        assert authenticity is not None
         why = authenticity.doubt(self._submission, arrival.fragment, arrival.zxid, arrival.data)
         if why is not None:
             self._checked(arrival, why)
             return
-        asking = self._host.io(lambda: authenticity.find_doubt(self._submission, arrival.fragment, arrival.zxid, arrival.data))
-        asking.add_done_callback(lambda _: self._host.post(lambda: self._known(arrival, asking)))
+        asking = self._loop.io(lambda: authenticity.find_doubt(self._submission, arrival.fragment, arrival.zxid, arrival.data))
+        asking.add_done_callback(lambda _: self._loop.post(lambda: self._known(arrival, asking)))
 
     def _known(self, arrival: _Arrival, asking: Future[str]) -> None:
         if self._stopped:
@@ -141,8 +142,8 @@ class ReadFragments:
     # -- outcomes in rows
 
     def _fetch(self, arrival: _Arrival) -> None:
-        reading = self._host.io(lambda: row_of(self._host.store, arrival.fragment.row, MOST_OUTCOMES_BYTES))
-        reading.add_done_callback(lambda _: self._host.post(lambda: self._fetched(arrival, reading)))
+        reading = self._loop.io(lambda: row_of(self._store, arrival.fragment.row, MOST_OUTCOMES_BYTES))
+        reading.add_done_callback(lambda _: self._loop.post(lambda: self._fetched(arrival, reading)))
 
     def _fetched(self, arrival: _Arrival, reading: Future[bytes | None]) -> None:
         if self._stopped:
@@ -167,17 +168,14 @@ class ReadFragments:
 
     def _lose(self, arrival: _Arrival, text: str) -> None:
         """Nothing but states is known of it, of tasks that were submitted: how many these are by now is asked first."""
-        asked = self._host.coordinator.get(paths.tail(self._submission))
-        asked.add_done_callback(lambda _: self._host.post(lambda: self._lost(arrival, text, asked)))
+        asked = self._read_tail()
+        asked.add_done_callback(lambda _: self._loop.post(lambda: self._lost(arrival, text, asked)))
 
-    def _lost(self, arrival: _Arrival, text: str, asked: Future[Stamped | None]) -> None:
+    def _lost(self, arrival: _Arrival, text: str, asked: Future[Tail]) -> None:
         if self._stopped:
             return
         try:
-            found = asked.result(0)
-            if found is None:
-                raise NotFound(f"submission {self._submission} is gone", hint=f"rmgr history {self._submission}")
-            end = validity.tail(found, self._submission).next
+            end = asked.result(0).next
         except (Unavailable, TimeoutError):
             self._later(lambda: self._lose(arrival, text))
             return
@@ -187,20 +185,12 @@ class ReadFragments:
         arrival.end, arrival.lost = end, text
         self.hand_over()
 
+    def _later(self, job: Callable[[], None]) -> None:
+        """Tries again when the store did not answer."""
+        self._loop.after(self._loop.jitter(self._retry_s), job)
+        self._retry_s = min(_LONGEST_S, 2 * self._retry_s)
+
     def _is_named(self, row: str, data: bytes) -> bool:
         """The row holds what its name says; older ones have other names, which is good enough where nobody signs."""
         digest = named_digest(row)
         return hashlib.sha256(data).hexdigest() == digest if digest is not None else self._authenticity is None
-
-
-def read_pages(store: Store, submission: int, at: int, base: int) -> list[tuple[int, list[bytes]]]:
-    """Pages of fragments that are no longer in ZooKeeper: those that begin at `at` and below `base`. Waits for the store.
-
-    Returns: (number of the first, fragments) a page. Raises: DataLost, StoreUnavailable.
-    """
-    pages: list[tuple[int, list[bytes]]] = []
-    while at < base:
-        fragments = raw_page_at(store, submission, at)
-        pages.append((at, fragments))
-        at += len(fragments)
-    return pages

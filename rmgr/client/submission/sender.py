@@ -1,126 +1,84 @@
-"""ENQUEUE of one owned submission: group commit. While one is in flight everything submitted accumulates for the next.
+"""Sends what callers add to one submission: group commit. While one growth is in flight everything added accumulates for the next.
 
-    idle -> rows to the store -> room in the queue? -> commit -> Committed: idle again
-                                                    -> Unknown, or a conflict: the tail says what happened
+    idle -> rows to the store -> output keys claimed -> grown by the Submitter -> idle again
 
 It lives on the Submitter's thread. The buffer is shared with the callers under the handle's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rmgr.client.identity.signing import Seal, Signer, unsealed
 from rmgr.client.submission.claiming import claim
-from rmgr.client.submission.doors import SubmitterLoop
-from rmgr.client.submission.gauge import FULL_LOOK_S, Gauge
 from rmgr.client.submission.handed_keys import HandedKeys
-from rmgr.client.submission.handing import Handing
-from rmgr.client.submission.packing import MOST_BLOCKS, Buffer, Packed
-from rmgr.client.submission.round import Round, RoundFate, fate_of
+from rmgr.client.submission.packing import MOST_BLOCKS, Buffer, Packed, block_of
 from rmgr.client.values import content
 from rmgr.client.values.scattered import Part
 from rmgr.client.values.values import Values
 from rmgr.coord.ops import work as ops
-from rmgr.coord.protocol import keys, paths
-from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Unknown
-from rmgr.coord.validity import records as validity
-from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, RmgrError, StateConflict, Unavailable
+from rmgr.coord.ops.leader import no_outcome
+from rmgr.coord.protocol import keys
+from rmgr.errors import RmgrError, Unavailable
+from rmgr.model.base.resources import MIB
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.amendments import as_signed
+from rmgr.model.tasks.block import runs
+from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.outcome import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine
-from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.story import Pause, Story
+from rmgr.submitter.port import Grown, Growth
+
+if TYPE_CHECKING:
+    from rmgr.client.submission.handle import SubmissionHandle
 
 #: What claiming the output keys of one round may take (s): nodes run the tasks of one while those of the next are claimed.
 _CLAIM_S = 0.2
-#: How long the answer to one commit is waited for (s).
-_COMMIT_S = 10.0
+#: The first and the longest pause before the store is asked again (s).
+_RETRY_S, _LONGEST_S = 0.05, 1.0
+#: Outcomes in one fragment: of tasks that were cancelled before they were sent, and of tasks that were refused, with their errors.
+_CANCELLED_TASKS, _REFUSED_TASKS = 200, 40
+_WHY_CHARACTERS = 300
+#: Bytes of arguments written to the store together.
+_LOAD_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlet:
-    """Holds what every submission is sent with. gauge: room in queues. signer: of a secured cluster. values: for output keys."""
+    """What every submission is sent with. signer: of a secured cluster. values: for output keys."""
 
-    gauge: Gauge
     signer: Signer | None
     values: Values
-
-
-class SentSubmission(Protocol):
-    """A submission that is sent. lock: of all that callers may read, the Sender's buffer too. dead: why nothing more is sent."""
-
-    submission: Submission
-    owned: bool
-    dead: RmgrError | None
-
-    @property
-    def lock(self) -> AbstractContextManager[object]: ...
-
-    def die(self, error: RmgrError) -> None:
-        """Nothing more is sent."""
-        ...
-
-    def notify(self) -> None:
-        """Wakes who waits for a change."""
-        ...
-
-    def refuse(self, refused: Mapping[int, RmgrError]) -> None:
-        """These tasks were not submitted, because of their output keys."""
-        ...
-
-    def sent(self) -> None:
-        """A round was committed."""
-        ...
 
 
 class Sender:
     """Sends for one handle.
 
     Args:
-        tail, tail_version: as they were read, or made.
-        held: blocks are set aside instead of queued (the submission is held, or has a cap).
-        pending_cap: blocks that its queue may hold, 0 = no limit.
+        tail: as it was read, or made.
     """
 
-    def __init__(
-        self,
-        handle: SentSubmission,
-        loop: SubmitterLoop,
-        outlet: Outlet,
-        handing: Handing,
-        handed_keys: HandedKeys,
-        tail: Tail,
-        tail_version: int,
-        *,
-        held: bool,
-        pending_cap: int,
-    ) -> None:
+    def __init__(self, handle: SubmissionHandle, outlet: Outlet, tail: Tail) -> None:
         self.tail = tail
-        self.full = False
-        self.held = held
+        self.full = 0  #: blocks that its queue may hold, while the present round waits for room there
         self.trouble: RmgrError | None = None  #: why the present round does not get on
         self.buffer = Buffer(tail.next, single=handle.submission.rigid is not None)
         self.dropped: set[int] = set()
         self.want_complete = tail.complete
         self._handle = handle
-        self._loop = loop
+        self._loop = handle.loop
         self._outlet = outlet
-        self._handing = handing
-        self._handed_keys = handed_keys
-        self._pending_cap = pending_cap
-        self._version = tail_version
+        self._handed_keys = HandedKeys(handle, outlet.values)
         self._round: Round | None = None
         self._rounds = 0
-        self._retry_s = 0.05
         self._seal: Seal | None = None
         self._claimed_blocks = 1  #: of keyed tasks in a round: as many as are claimed in about `_CLAIM_S`
-
-    @property
-    def _number(self) -> int:
-        return self._handle.submission.id
 
     @property
     def sent(self) -> int:
@@ -138,18 +96,16 @@ class Sender:
         """Nothing waits to be sent (to be read under the handle's lock)."""
         return self._round is None and not self.buffer.tasks and (self.tail.complete or not self.want_complete)
 
-    def rebase(self, tail: Tail, version: int) -> None:
+    def rebase(self, tail: Tail) -> None:
         """The tail as it is after this Submitter has taken the submission over."""
-        self.tail, self._version = tail, version
+        self.tail = tail
         self.buffer = Buffer(tail.next, single=self._handle.submission.rigid is not None)
         self.want_complete = tail.complete
-
-    # -- one round
 
     def send(self) -> None:
         """Starts a round if none is under way and there is something to send."""
         handle = self._handle
-        if self._round is not None or not handle.owned or handle.dead is not None:
+        if self._round is not None or handle.kept is None or not handle.owned or handle.dead is not None:
             return
         with handle.lock:
             most = 1 if self.dropped else self._claimed_blocks if self.buffer.begins_keyed else MOST_BLOCKS
@@ -161,28 +117,49 @@ class Sender:
             end = packed[-1].first + packed[-1].count if packed else self.tail.next
             dropped = sorted(index for index in self.dropped if index < end)
             self.dropped.difference_update(dropped)
-            tail = replace(self.tail, next=end, complete=complete, enqueued=f"{self._loop.guid[:12]}-{self._rounds}")
+            tail = replace(self.tail, next=end, complete=complete, enqueued=f"{handle.guid[:12]}-{self._rounds}")
             self._round = Round(packed, dropped, tail, {item.first: item.row for item in packed if item.row})
-        if any(item.to_row or item.spec.keyed for item in packed):
-            self._store_rows()
+        handle.stories.begin(self._send(self._round))
+
+    # -- one round
+
+    def _send(self, current: Round) -> Story[None]:
+        kept = self._handle.kept
+        assert kept is not None
+        try:
+            yield from self._store_rows(current)
+            yield from self._claim(current)
+            while True:
+                growing = kept.grow(self._growth(current))
+                if current.left:
+                    self._handed_keys.claim(current.packed[0])
+                answer = yield growing
+                if isinstance(answer, Grown):
+                    break
+                # The node is not as it was thought to be: nothing was committed, the same tasks go into the queue.
+                current.growth, current.is_queued, current.left = None, True, []
+                self._handed_keys.drop()
+                yield from self._claim(current)
+        except RmgrError as error:
+            self._handle.die(error)
         else:
-            self._admit()
+            self._grown(current, answer.tail)
 
-    def _store_rows(self) -> None:
-        """Writes what goes to the store, some MiB a time and two at a time; then outputs are claimed."""
-        current = self._round
-        assert current is not None
-        loads = current.loads()
-        current.rows_left = len(loads)
-        for load in loads:
-            self._store_load(current, load)
-        if not loads:
-            self._claim()
+    def _grown(self, current: Round, tail: Tail) -> None:
+        handle = self._handle
+        self.trouble = None
+        with handle.lock:
+            self.tail, self._round = tail, None
+            self.want_complete = self.want_complete or tail.complete
+            handle.refuse(current.refused)
+        handle.sent()
+        self.send()
 
-    def _store_load(self, current: Round, load: list[Packed]) -> None:
-        number, store = self._number, self._loop.store
+    def _store_rows(self, current: Round) -> Story[None]:
+        """Writes what goes to the store, some MiB a time and two at a time."""
+        number, store = self._handle.number, self._handle.store
 
-        def write() -> dict[int, str]:
+        def put(load: list[Packed]) -> dict[int, str]:
             rows: dict[int, tuple[str, Sequence[Part]]] = {}
             for item in load:
                 parts = content.parts_of(item.payloads)
@@ -190,209 +167,149 @@ class Sender:
             content.put_rows(store, list(rows.values()))
             return {first: row for first, (row, _) in rows.items()}
 
-        def written(rows: dict[int, str]) -> None:
-            current.rows |= rows
-            current.rows_left -= 1
-            if not current.rows_left:
-                self._claim()
+        writes = [partial(self._loop.io, partial(put, load)) for load in current.loads()]
+        for asked, again in [(write(), write) for write in writes]:
+            current.rows |= yield from self._sure(asked, again)
 
-        self._step(self._loop.io(write), written, lambda: self._store_load(current, load))
-
-    def _claim(self) -> None:
-        current = self._round
-        assert current is not None
+    def _claim(self, current: Round) -> Story[None]:
+        """Its output keys are its own, or left to the node that it is handed to; tasks that cannot have theirs are refused."""
         if not current.is_keyed:
-            self._admit()
             return
-        loop, values, number = self._loop, self._outlet.values, self._number
-        if not (self.held or current.gone or current.is_queued) and (left := self._handed_keys.take(current.packed)):
+        handle, values = self._handle, self._outlet.values
+        kept = handle.kept
+        assert kept is not None
+        if self._is_alone(current) and (left := self._handed_keys.take(current.packed)):
             current.left = left
-            current.multi = self._multi(current)
-            self._admit()
-            self._handed_keys.claim(current.packed[0], current.multi)
             return
 
         def work() -> tuple[dict[int, RmgrError], float]:
             begun_s = machine.monotonic()
-            return claim(values, number, loop.guid, current.packed), machine.monotonic() - begun_s
+            return claim(values, handle.number, handle.guid, current.packed), machine.monotonic() - begun_s
 
-        def claimed(done: tuple[dict[int, RmgrError], float]) -> None:
-            current.refused, took_s = done
-            if current.refused:
-                current.multi = None  # it is made without them
-            if took_s < _CLAIM_S / 2:
-                self._claimed_blocks = min(MOST_BLOCKS, 2 * self._claimed_blocks)
-            elif took_s > 2 * _CLAIM_S:
-                self._claimed_blocks = max(1, self._claimed_blocks // 2)
-            self._admit()
+        asked = self._loop.io(work)
+        kept.announce(self._growth(current))  # signed meanwhile; a node that it is handed to may read its inputs
+        current.refused, took_s = yield from self._sure(asked, lambda: self._loop.io(work))
+        if current.refused:
+            current.growth = None  # it is made without them
+        if took_s < _CLAIM_S / 2:
+            self._claimed_blocks = min(MOST_BLOCKS, 2 * self._claimed_blocks)
+        elif took_s > 2 * _CLAIM_S:
+            self._claimed_blocks = max(1, self._claimed_blocks // 2)
 
-        self._step(loop.io(work), claimed, self._claim)
-        if current.multi is None:  # signed meanwhile; a node that it is handed to may read its inputs
-            current.multi = self._multi(current)
-            if current.is_handed:
-                self._handing.announce(current.multi, is_early=True)
+    def _is_alone(self, current: Round) -> bool:
+        """It is one block, all before it has ended, and nothing of it ends without being submitted."""
+        alone = len(current.packed) == 1 and not (current.is_queued or current.gone)
+        return alone and self._handle.progress.final >= current.packed[0].first
 
-    def _admit(self) -> None:
-        current = self._round
-        if current is None or self._handle.dead is not None:
-            return
-        cap = self._pending_cap
-        admitted = (
-            True
-            if self.held or not current.packed
-            else self._outlet.gauge.admit(self._handle.submission.queue, len(current.packed), cap, self._admit)
-        )
-        if admitted is False:
-            self.full = True
-            self._handle.notify()
-            self._loop.after(FULL_LOOK_S, self._admit)
-        elif admitted:
-            self.full = False
-            self._commit()
-
-    def _commit(self) -> None:
-        current = self._round
-        if current is None or self._handle.dead is not None:
-            return
-        if current.multi is None:
-            current.multi = self._multi(current)
-        failpoint("submitter.before_enqueue")
-        try:
-            asked = self._loop.coordinator.commit(current.multi, timeout_s=_COMMIT_S)
-        except RequestTooLarge as error:
-            self._handle.die(error)
-            return
-        self._step(asked, self._answered, self._commit)
-        if current.is_handed:
-            self._handing.announce(current.multi)
-
-    def _multi(self, current: Round) -> Multi:
-        submission = self._handle.submission
-        if self._seal is None:
-            signer = self._outlet.signer
-            self._seal = signer.sealer(submission) if signer is not None else unsealed
-        blocks, gone = current.blocks(submission, self._seal), current.gone
-        target = None if self.held or gone or current.is_queued else self._handing.target(current.packed)
-        if target is not None:
-            node, version = target
-            (key, data), tail = blocks[0], current.tail
-            return ops.hand(submission.id, tail=tail, tail_version=self._version, key=key, data=data, node=node, node_version=version)
-        return ops.enqueue(
-            submission.id,
-            submission.queue,
-            tail=current.tail,
-            tail_version=self._version,
-            blocks=blocks,
-            held=self.held,
-            ended=current.ended() if gone else (),
-        )
-
-    def _answered(self, outcome: Outcome) -> None:
-        match outcome:
-            case Committed():
-                self._committed()
-            case Conflict() | Unknown():
-                # An earlier sending may have been committed late, by a session that is gone: the tail's bytes say so.
-                asked = self._loop.coordinator.get(paths.tail(self._number))
-                self._step(asked, lambda found: self._read_back(found, outcome), lambda: self._answered(outcome))
-
-    def _read_back(self, found: Stamped | None, answer: Conflict | Unknown) -> None:
-        current = self._round
-        if current is None:
-            return
-        if found is None:
-            self._handle.die(NotFound(f"submission {self._number} is gone", hint=f"rmgr history {self._number}"))
-            return
-        try:
-            now = validity.tail(found, self._number)
-        except RmgrError as error:
-            self._handle.die(error)
-            return
-        match fate_of(current, before=(self.tail, self._version), now=(now, found.version), answer=answer):
-            case RoundFate.COMMITTED:
-                self._committed()
-            case RoundFate.COMPLETED:
-                self._ended_meanwhile(now, found.version)
-            case RoundFate.TAKEN_OVER:
-                what = f"submission {self._number} was taken over by another Submitter"
-                self._handle.die(StateConflict(what, hint="TaskQueue.attach(name) follows it"))
-            case RoundFate.NOT_TAKEN:
-                self._queue_instead(answer.path if isinstance(answer, Conflict) else None)
-            case RoundFate.REFUSED:
-                why = f": {answer.kind} at {answer.path}" if isinstance(answer, Conflict) else ""
-                what = f"submission {self._number} cannot be extended{why}"
-                self._handle.die(StateConflict(what, hint="rmgr doctor"))
-            case RoundFate.OPEN:
-                self._again(self._commit)
-
-    def _ended_meanwhile(self, now: Tail, version: int) -> None:
-        """This program was taken for dead, and its submission declared complete: what was sent before runs, or has run."""
-        current, number = self._round, self._number
-        assert current is not None
-        if current.packed:
-            count = current.tail.next - now.next
-            self._handle.die(
-                StateConflict(
-                    f"submission {number} was ended while this program was cut off or stood still: its last {count} task"
-                    f"{'s' * (count != 1)} {'were' if count != 1 else 'was'} not submitted",
-                    hint=f"make a new one; what was sent before goes on: rmgr tasks {number}",
-                )
+    def _growth(self, current: Round) -> Growth:
+        if current.growth is None:
+            if self._seal is None:
+                signer = self._outlet.signer
+                self._seal = signer.sealer(self._handle.submission) if signer is not None else unsealed
+            current.growth = Growth(
+                tail=current.tail,
+                blocks=current.blocks(self._handle.submission, self._seal),
+                ended=current.ended() if current.gone else (),
+                is_alone=self._is_alone(current),
+                leaves_keys=bool(current.left),
             )
-            return
-        current.tail, self._version = now, version - 1
-        self.want_complete = True
-        self._committed()
+        return current.growth
 
-    def _committed(self) -> None:
-        current = self._round
-        assert current is not None
-        failpoint("submitter.after_enqueue")
-        if current.is_handed:
-            self._handing.taken()
-        self._version += 1
-        self._retry_s = 0.05
-        self.trouble = None
-        with self._handle.lock:
-            self.tail, self._round = current.tail, None
-            self._handle.refuse(current.refused)
-        self._handle.sent()
-        self.send()
+    def _sure(self, asked: Future[Any], again: Callable[[], Future[Any]]) -> Story[Any]:
+        """The answer, however often nobody gives one."""
+        retry_s = _RETRY_S
+        while True:
+            try:
+                return (yield asked)
+            except Unavailable as error:
+                self.trouble = error
+                self._handle.notify()
+            yield Pause(self._loop.jitter(retry_s))
+            retry_s = min(_LONGEST_S, retry_s * 2)
+            asked = again()
 
-    def _queue_instead(self, path: str | None) -> None:
-        """The node is not as it was thought to be: nothing was committed, the same tasks go into the queue."""
-        current = self._round
-        assert current is not None
-        self._handing.refused(path)
-        current.multi, current.is_queued = None, True
-        if current.left:
-            current.left = []
-            self._handed_keys.drop()
-            self._claim()
-        else:
-            self._commit()
 
-    # -- trouble
+@dataclass(slots=True)
+class Round:
+    """One growth from what was packed to what became of it.
 
-    def _step(self, asked: Future[Any], then: Callable[[Any], None], again: Callable[[], None]) -> None:
-        asked.add_done_callback(lambda _: self._loop.post(lambda: self._stepped(asked, then, again)))
+    Args:
+        dropped: tasks that were cancelled before they were sent. tail: as the commit leaves it.
+        rows: store rows of arguments by the first index of their blocks.
+        refused: tasks whose output keys somebody else has taken, and why.
+        growth: signed, once it is known. is_queued: no node takes it directly.
+        left: the same blocks with their output keys left to the node that they are handed to; none: they are claimed here.
+    """
 
-    def _stepped(self, asked: Future[Any], then: Callable[[Any], None], again: Callable[[], None]) -> None:
-        if self._handle.dead is not None:
-            return
-        try:
-            value = asked.result(0)
-        except Unavailable as error:
-            self.trouble = error
-            self._handle.notify()
-            self._again(again)
-        except RmgrError as error:
-            if isinstance(error, PermissionDenied) and self._round is not None and self._round.is_handed:
-                self._queue_instead(None)  # an older release, or gateway, knows no such thing
-                return
-            self._handle.die(error)
-        else:
-            then(value)
+    packed: list[Packed]
+    dropped: list[int]
+    tail: Tail
+    rows: dict[int, str]
+    refused: dict[int, RmgrError] = field(default_factory=dict)
+    growth: Growth | None = None
+    is_queued: bool = False
+    left: list[Packed] = field(default_factory=list)
 
-    def _again(self, job: Callable[[], None]) -> None:
-        self._loop.after(self._loop.jitter(self._retry_s), job)
-        self._retry_s = min(1.0, self._retry_s * 2)
+    @property
+    def is_keyed(self) -> bool:
+        """Output keys are to be claimed."""
+        return any(item.spec.keyed for item in self.packed)
+
+    @property
+    def gone(self) -> set[int]:
+        """Tasks that end with the commit instead of being submitted."""
+        return self.refused.keys() | set(self.dropped)
+
+    def loads(self) -> list[list[Packed]]:
+        """What goes to the store, in parts of about 4 MiB: the hash of one is taken while another is written."""
+        loads: list[list[Packed]] = []
+        size = _LOAD_BYTES
+        for item in self.packed:
+            if not item.to_row:
+                continue
+            if size >= _LOAD_BYTES:
+                loads.append([])
+                size = 0
+            loads[-1].append(item)
+            size += sum(map(len, item.payloads))
+        return loads
+
+    def blocks(self, submission: Submission, seal: Seal) -> list[ops.Block]:
+        """Its signed blocks, without the tasks that are `gone`; their names say what was sent: the leader knows what was changed since."""
+        submission = as_signed(submission)
+        memory_mib = -(-submission.request.memory_bytes // MIB)
+        blocks = [
+            block_of(
+                item,
+                submission=submission.id,
+                priority=submission.priority,
+                cores=submission.request.cores,
+                memory_mib=memory_mib,
+                user=submission.user,
+                row=self.rows.get(item.first, ""),
+            )
+            for item in self.left or self.packed
+        ]
+        blocks, gone = seal(blocks), self.gone
+        return [part for block in blocks for part in _without(block, gone)] if gone else blocks
+
+    def ended(self) -> list[Fragment]:
+        """Outcomes of the tasks that are `gone`."""
+        dropped = [
+            no_outcome(State.CANCELLED, Reason.USER_CANCEL, self.dropped[at : at + _CANCELLED_TASKS])
+            for at in range(0, len(self.dropped), _CANCELLED_TASKS)
+        ]
+        refused = [
+            TaskOutcome(index=index, state=State.FAILED, reason=Reason.OUTPUT_EXISTS, error=why.message[:_WHY_CHARACTERS])
+            for index, why in sorted(self.refused.items())
+            if index not in self.dropped
+        ]
+        parts = (tuple(refused[at : at + _REFUSED_TASKS]) for at in range(0, len(refused), _REFUSED_TASKS))
+        return [*dropped, *(Fragment(attempt=0, outcomes=part) for part in parts)]
+
+
+def _without(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:
+    """A block without the tasks that are gone."""
+    key, data = block
+    left = runs([index for index in range(key.first, key.end) if index not in gone])
+    return [(replace(key, first=first, count=count), ops.cut(data, key.first, first, count)) for first, count in left]

@@ -31,14 +31,13 @@ class AwaitedChanges(Protocol):
 class CallerWaits:
     """Lets callers wait for what the Sender does. Each wait ends with what has ended the submission.
 
-    Args: lock: of the submission. pending_cap: blocks that its queue may hold, 0 = no limit.
+    Args: lock: of the submission.
     """
 
-    def __init__(self, handle: AwaitedChanges, sender: Sender, lock: threading.RLock, *, pending_cap: int) -> None:
+    def __init__(self, handle: AwaitedChanges, sender: Sender, lock: threading.RLock) -> None:
         self._handle = handle
         self._sender = sender
         self._changed = threading.Condition(lock)
-        self._pending_cap = pending_cap
 
     def notify(self) -> None:
         """Something has changed: waits look again."""
@@ -85,7 +84,7 @@ class CallerWaits:
         submission = self._handle.submission
         if self._sender.full:
             return QueueFull(
-                f"queue {submission.queue} holds its maximum of {counted(self._pending_cap, 'waiting block')}",
+                f"queue {submission.queue} holds its maximum of {counted(self._sender.full, 'waiting block')}",
                 hint="wait until some have been taken (timeout=...), or raise max_pending_blocks: rmgr config apply",
             )
         why = self._sender.trouble or "ZooKeeper is slow"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Exists, Holds, Multi, Set
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Submission, Tail
@@ -51,3 +51,8 @@ def enter(entry: SubmitterEntry) -> Multi:
     """ENTER: a Submitter lives. The sequential name is not known beforehand: an unknown outcome is simply tried again."""
     path = paths.submitter(entry.guid)
     return Multi(name="ENTER", ops=(Create(path, encode_record(entry), ephemeral=True, sequence=True),), proof=Exists(path))
+
+
+def leave(path: str) -> Multi:
+    """EXIT: an owner has gone, while the session that holds its entry goes on (a gateway's client)."""
+    return Multi(name="EXIT", ops=(Delete(path),), proof=Gone(path))

@@ -22,7 +22,6 @@ from rmgr.adapters.rpc.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, DirectL
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.ports import TaskSpec
 from rmgr.client.submitter.engine import Engine
-from rmgr.client.submitter.lines import Lines
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
@@ -37,6 +36,7 @@ from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
+from rmgr.submitter.lines import Lines
 from tests.harness.bundles import session_bundles
 from tests.harness.line_ends import Post, call, sound_loop
 from tests.harness.starter_rig import Rig

@@ -15,7 +15,6 @@ from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.progress import ProgressDisplay
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitter import submitting
 from rmgr.client.submitter.engine import Engine
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import Config
@@ -25,8 +24,10 @@ from rmgr.errors import CoordinationUnavailable, DataLost, DeadlineExceeded, Sto
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Outcome
 from rmgr.model.tasks.submission import Command, Work
+from rmgr.submitter import submitting
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.submitted import submit
 from tests.harness.waiting import eventually
 
 TRUE = Command(argv=("true",))
@@ -80,7 +81,7 @@ def test_a_submission_whose_answers_are_lost_is_made_once(cluster: Cluster) -> N
         coordinator.lose_reply(1)
         coordinator.lose_request(2)
         draft = draft_of(Options(name=f"n{nth}", queue="default"), work=Work.COMMAND, command=TRUE)
-        made = submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 60, complete=True)
+        made = submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 60, complete=True)
         assert made.submission.id == nth
         coordinator.close()
     assert len(subs(cluster)) == 5
@@ -91,7 +92,7 @@ def test_whether_it_was_committed_is_unknown_only_when_nobody_can_say(cluster: C
     silent = MemoryCoordinator(cluster.tree)
     silent.pause()
     with pytest.raises(CoordinationUnavailable):
-        submitting.submit(silent, draft, owner="", deadline_s=time.monotonic() + 0.3)
+        submit(silent, draft, owner="", deadline_s=time.monotonic() + 0.3)
     silent.close()
 
     now_s = [0.0]
@@ -112,12 +113,12 @@ def test_whether_it_was_committed_is_unknown_only_when_nobody_can_say(cluster: C
         patched.setattr(submitting, "machine", SimpleNamespace(monotonic=lambda: now_s[0], sleep=time.sleep))
         server.start()
         with pytest.raises(SubmitUnknown) as caught:
-            submitting.submit(leaves, draft, owner="", deadline_s=60.0)
+            submit(leaves, draft, owner="", deadline_s=60.0)
     over.set()
     server.join(60)
     assert caught.value.token == "t-1"
     again = MemoryCoordinator(cluster.tree)
-    made = submitting.submit(again, draft, owner="", deadline_s=time.monotonic() + 60)
+    made = submit(again, draft, owner="", deadline_s=time.monotonic() + 60)
     assert (made.created, made.submission.id, subs(cluster)) == (False, 1, ["1"])
     leaves.close()
     again.close()
@@ -130,7 +131,7 @@ def test_many_who_submit_at_once_get_numbers_of_their_own(cluster: Cluster) -> N
         coordinator = MemoryCoordinator(cluster.tree)
         for _ in range(10):
             draft = draft_of(Options(name="x", queue="default"), work=Work.COMMAND, command=TRUE)
-            numbers.append(submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 60).submission.id)
+            numbers.append(submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 60).submission.id)
         coordinator.close()
 
     threads = [threading.Thread(target=submit_some) for _ in range(5)]
@@ -150,7 +151,7 @@ def test_the_thousandth_submission_gets_a_directory(cluster: Cluster) -> None:
     cluster.coordinator.commit(Multi(name="SKIP", ops=(Set(paths.IDS, encode_record(2345), ids.version),), proof=Gone("/x"))).result(60)
     for expected in (2345, 2346):
         draft = draft_of(Options(name="x", queue="default"), work=Work.COMMAND, command=TRUE)
-        made = submitting.submit(cluster.coordinator, draft, owner="", deadline_s=time.monotonic() + 60)
+        made = submit(cluster.coordinator, draft, owner="", deadline_s=time.monotonic() + 60)
         assert made.submission.id == expected
     assert sorted(cluster.coordinator.children(f"{paths.SUBS}/2").result(60) or []) == ["2345", "2346"]
 

@@ -32,6 +32,7 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.procedures.control import cancel_submission, hold_submission, release_submission
+from rmgr.procedures.snapshot import read_submission
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.waiting import eventually
 
@@ -421,7 +422,8 @@ def test_cancelling_the_queue_ends_what_was_not_sent_and_completes_it(cluster: C
         connection.submitter.thread.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
         assert blocked.wait(60)
         cancel_submission(connection, queue.id)
-        queue._handle._records.look()  # the record is read before anything is sent
+        record = read_submission(cluster.coordinator, queue.id)
+        connection.submitter.thread.post(lambda: queue._handle.on_record(record, 1))  # type: ignore[attr-defined]  # before anything is sent
         futures = [queue.submit_call(x) for x in range(3)]
         go.set()
         eventually(lambda: tail().complete)

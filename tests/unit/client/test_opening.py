@@ -67,7 +67,7 @@ def connect(cluster: Cluster) -> tuple[Connection, Recording]:
     engine = Engine(coordinator, cluster.store)
     connection = Connection(engine, Config(), coordinator)
     eventually(lambda: engine.session_state is SessionState.CONNECTED)
-    engine.thread.post(engine._entry.want)
+    engine.thread.post(engine.work._entry.want)  # type: ignore[attr-defined]
     eventually(lambda: cluster.coordinator.children(paths.SUBMITTERS).result(60))  # so that what is lost below is a SUBMIT
     return connection, coordinator
 

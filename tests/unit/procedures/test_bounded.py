@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.client.submission import read_fragments
 from rmgr.coord.decisions.ends import MOST_STATED
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
@@ -20,6 +19,7 @@ from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
 from rmgr.procedures import bounded, removal, snapshot
+from rmgr.submitter import follower
 from tests.harness.sparing_store import SparingStore
 
 #: An outcome with a field of a newer release, nested deeper than anybody decodes.
@@ -96,7 +96,7 @@ def test_outputs_are_kept_although_another_row_of_outcomes_is_none(store: Sparin
 Read = Callable[[Sparing], Any]
 READERS: dict[str, Read] = {
     "bounded": lambda store: bounded.page_at(store, 7, 0),
-    "clients": lambda store: [decode_fragment(data) for _, pages in read_fragments.read_pages(store, 7, 0, 1) for data in pages],
+    "clients": lambda store: [decode_fragment(data) for _, pages in follower.read_pages(store, 7, 0, 1) for data in pages],
     "leader": lambda store: fragments.read_pages(store, number=7, start=0, base=1),
     "commands": lambda store: snapshot.read_pages(store, 7, snapshot.Paged(base=1)),
 }

@@ -14,7 +14,6 @@ from rmgr.client.submission.packing import Packed, TaskSpec
 from rmgr.client.values.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
-from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import encode_keyed
 from rmgr.errors import KeyExists, RmgrError, StoreUnavailable
@@ -80,13 +79,14 @@ class Desk:
         self.said: list[ClaimStage] = []
         self.refused: dict[int, RmgrError] = {}
         self.number = 7
-        self.keys = HandedKeys(self, self, Values(self.store, MemoryCoordinator(MemoryTree())), self)  # type: ignore[arg-type]
+        self.loop = self.kept = self
+        self.keys = HandedKeys(self, Values(self.store, MemoryCoordinator(MemoryTree())))  # type: ignore[arg-type]
         payload = encode_keyed(KeyedPayload((), ("out",)))
         packed = Packed(TaskSpec(keyed=True), 3, (payload,), solid=False, row="", to_row=False)
         [self.block] = self.keys.take([packed])
 
     def claim(self) -> None:
-        self.keys.claim(self.block, Multi(name="HAND", ops=(Create("/block"),), proof=Exists("/block")))
+        self.keys.claim(self.block)
 
     @property
     def pointer(self) -> tuple[bytes, Encoding] | None:
@@ -130,11 +130,9 @@ class Desk:
     def notify(self) -> None:
         """Nobody waits."""
 
-    def takes_left(self, packed: list[Packed]) -> bool:
-        return len(packed) == 1
+    most_left = 1
 
-    def say_claimed(self, multi: Multi, stage: ClaimStage) -> None:
-        assert multi.name == "HAND"
+    def claimed(self, stage: ClaimStage) -> None:
         self.said.append(stage)
 
 

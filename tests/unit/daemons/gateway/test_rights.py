@@ -10,7 +10,6 @@ import pytest
 
 from rmgr.adapters.access.shares import Shares
 from rmgr.adapters.identity.trust import identify
-from rmgr.client.submitter.entry import entry_multi
 from rmgr.coord.decisions import election
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.ops import leader as leader_ops
@@ -44,6 +43,7 @@ from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import FailedRange
 from rmgr.model.tasks.request import CancelRequest, StopKind, StopRequest
 from rmgr.model.tasks.submission import Amendment, Command, Phase, Submission, Tail, Terms, Work
+from rmgr.submitter.ownership import entry_of
 
 KEY = BlockKey(priority=5, seq=3, submission=42, first=10, count=6, attempt=1, cores=2, memory_mib=512)
 DATA = BlockData(function="f" * 64, base=10, payloads=tuple(bytes([i]) for i in range(6)), stamp="s")
@@ -85,7 +85,7 @@ def client_multis() -> list[Multi]:
         request_ops.ask("guid", CancelRequest(submission=42, tasks=((1, 2),))),
         request_ops.ask("guid", StopRequest(kind=StopKind.MIGRATE, submission=42, to="n1")),
         owner_ops.take_ownership(SUB, 1, TAIL, 1),
-        entry_multi("0123"),
+        owner_ops.enter(entry_of("0123")),
         identify("0" * 32, b"pem"),
         operator_ops.drain(DRAIN, None),
         operator_ops.drain(DRAIN, 3),
@@ -157,7 +157,7 @@ def test_nothing_can_be_smuggled_into_a_permitted_change(multi: Multi, more: obj
 
 
 def test_only_the_entry_of_a_submitter_is_ephemeral() -> None:
-    entry = entry_multi("0123")
+    entry = owner_ops.enter(entry_of("0123"))
     assert not is_of_clients(replace(entry, ops=(replace(entry.ops[0], ephemeral=False),)))  # it would never go
     drain = operator_ops.drain(DRAIN, None)
     assert not is_of_clients(replace(drain, ops=(replace(drain.ops[0], ephemeral=True),)))

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.wire.line import Ahead, Told
 from tests.harness.following import World, fragment
 
@@ -97,15 +96,8 @@ def test_one_that_comes_from_elsewhere_in_between_is_read_first(world: Starters)
     assert world.indices == [(0, 9), (1, 1)]
 
 
-class Doubtful:
-    """Believes nothing that it is shown early."""
-
-    def doubt(self, _number: int, _fragment: Fragment, zxid: int, _data: bytes = b"") -> str:
-        return "" if zxid else "the key was revoked"
-
-
 def test_what_would_not_be_believed_is_read_and_judged_as_ever() -> None:
-    with Starters.started(authenticity=Doubtful()) as world:
+    with Starters.started(believes=lambda *_: False) as world:
         told = world.ahead(0)
         world.commit(0)
         world.follower.heard(told)

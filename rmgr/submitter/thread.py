@@ -8,26 +8,19 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.errors import NotConnected
 from rmgr.runtime import loop, machine
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.timers import Timer
 
 _LOG = logging.getLogger("rmgr.submitter")
-Job = Callable[[], None]
+Job = Callable[[], object]
 
 
 class SubmitterThread:
-    """`doors.SubmitterLoop`: runs jobs one after another, and lends the Submitter's connections to who lives on it. Thread-safe.
+    """Runs jobs one after another. Thread-safe."""
 
-    Args: coordinator, store: connected. They stay open when the thread ends.
-    """
-
-    def __init__(self, coordinator: Coordinator, store: Store) -> None:
-        self.coordinator = coordinator
-        self.store = store
-        self.guid = machine.guid()
+    def __init__(self) -> None:
         self.mailbox: Mailbox[Job] = Mailbox()
         self._io: Executor | None = None
         self._callbacks: Executor | None = None
@@ -42,8 +35,6 @@ class SubmitterThread:
     def is_current(self) -> bool:
         """The caller runs on it."""
         return threading.current_thread() is self._thread
-
-    # -- doors.SubmitterLoop
 
     def post(self, job: Job) -> None:
         """Runs `job` on this thread, soon."""
@@ -69,8 +60,6 @@ class SubmitterThread:
     def jitter(self, seconds: float) -> float:
         """0.75 to 1.25 of it."""
         return seconds * machine.uniform(0.75, 1.25)
-
-    # -- for the engine
 
     def wake(self, job: Job, key: object) -> None:
         """As `post`, unless a job of the same key is already waiting."""

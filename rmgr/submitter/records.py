@@ -32,22 +32,22 @@ class ClusterRecords:
         self._nodes: tuple[float, list[NodeRecord]] = (-math.inf, [])
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
-        """See `ports.ClusterView`."""
+        """See `port.WorkPort`."""
         if _is_old(self._settings):
             self._settings = machine.monotonic(), self._read_settings(timeout_s)
         return self._settings[1]
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
-        """See `ports.ClusterView`."""
+        """See `port.WorkPort`."""
         if _is_old(self._nodes):
             self._nodes = machine.monotonic(), self._read_nodes(timeout_s)
         return self._nodes[1]
 
     def most_pending(self, queue: str) -> int:
-        """Blocks that may wait in a queue, 0 = no limit."""
+        """Blocks that may wait in a queue, 0 = no limit, by the settings as they were read last. Never waits."""
         if self._cap_blocks is not None:
             return self._cap_blocks
-        spec = self.settings().queue(queue)
+        spec = self.known_settings.queue(queue)
         return spec.max_pending_blocks if spec is not None else 0
 
     def _read_settings(self, timeout_s: float) -> ClusterSettings:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rmgr.client.connection import Connection
 from rmgr.client.futures import Future
-from rmgr.client.submission.handing import Handing
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Set
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_record
-from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.tasks.submission import Submission, Work
+from rmgr.submitter.handing import Handing
 from tests.harness.client_cluster import Cluster
 
 
@@ -119,13 +120,14 @@ def test_nothing_is_handed_to_a_starter_of_an_older_release() -> None:
 @pytest.mark.parametrize(("takes_left", "has_line"), [(True, True), (False, True), (True, False)])
 def test_output_keys_are_left_only_to_who_takes_them_and_can_be_told(cluster: Hungry, *, takes_left: bool, has_line: bool) -> None:
     record = decode_record(cluster.coordinator.get(paths.node("n1")).result(60).data, NodeRecord)
-    nobody: Any = None
-    handing = Handing(nobody, nobody, Lines(has_line=has_line))
+    submission = Submission(id=1, name="n", user="u", queue="default", work=Work.PYTHON)
+    submitter: Any = SimpleNamespace(lines=Lines(has_line=has_line))
+    handing = Handing(submitter, submission)
+    handing.ran_on = handing._node = "n1"
     handing._known = (0, replace(record, takes_left=takes_left))
-    handing.target = lambda _: ("n1", 0)  # type: ignore[method-assign]
-    assert handing.takes_left([]) is (takes_left and has_line)
-    handing.target = lambda _: None  # type: ignore[method-assign]
-    assert not handing.takes_left([])
+    assert (handing.most_left > 0) is (takes_left and has_line)
+    handing.ran_on = ""
+    assert handing.most_left == 0, "nobody knows a node that waits"
 
 
 class Lines:
@@ -138,29 +140,6 @@ class Lines:
         return self if self._has_line else None
 
     def want(self, _record: NodeRecord) -> None: ...
-
-
-def test_who_may_not_hand_over_queues(cluster: Hungry, monkeypatch: pytest.MonkeyPatch) -> None:
-    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
-        coordinator = connection.submitter.coordinator
-        commit = coordinator.commit
-        refused = []
-
-        def strict(multi: Multi, **options: float):
-            if multi.name != "HAND":
-                return commit(multi, **options)
-            refused.append(multi)
-            answer = commit(replace(multi, ops=()), **options)
-            denied = type(answer)()
-            denied.set_exception(PermissionDenied("HAND: not for this role"))
-            return denied
-
-        monkeypatch.setattr(coordinator, "commit", strict)
-        for value in range(6):
-            if cluster.coordinator.stat(paths.idle("n1")).result(60) is None:
-                cluster.show_mark()
-            cluster.run_queued(connection, queue, value)
-        assert len(refused) <= 1, "it is not asked again and again"
 
 
 def test_what_ends_when_it_is_lost_is_queued(cluster: Hungry) -> None:

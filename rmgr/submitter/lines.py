@@ -13,11 +13,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.wire.line import Ahead, Message, Told
 from rmgr.runtime import machine
+from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.channel import Loop
@@ -41,7 +41,7 @@ class Lines:
     Args: hear: called on the Submitter's thread. credentials: of a secured cluster.
     """
 
-    def __init__(self, loop: SubmitterLoop, hear: Hearing, credentials: Credentials | None) -> None:
+    def __init__(self, loop: SubmitterThread, hear: Hearing, credentials: Credentials | None) -> None:
         self._submitter = loop
         self._hear = hear
         self._credentials = credentials

@@ -6,11 +6,9 @@ The token makes it idempotent: whatever was lost on the way, the same token lead
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from rmgr.client.identity.signing import Signer, unsealed
-from rmgr.client.submission.stored import StoredSubmission
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import paths
@@ -21,18 +19,12 @@ from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, Su
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
+from rmgr.submitter.port import Order, Submitted
 
 #: Longest that one request of it may take.
 _STEP_S = 10.0
 #: How long numbers are read after another Submitter was quicker.
 _MISSED_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted(StoredSubmission):
-    """A durable submission. created: by this call; else the token had been used before."""
-
-    created: bool
 
 
 class Numbers:
@@ -56,58 +48,39 @@ class Numbers:
         self._not_before_s = machine.monotonic() + _MISSED_S
 
 
-def submit(
-    coordinator: Coordinator,
-    draft: Submission,
-    *,
-    owner: str,
-    deadline_s: float,
-    blocks: Callable[[int], Sequence[ops.Block]] = lambda _: (),
-    tasks: int = 0,
-    complete: bool = False,
-    held: bool | None = None,
-    signer: Signer | None = None,
-    numbers: Numbers | None = None,
-) -> Submitted:
-    """Makes `draft` a submission; its id is ignored, its token generated when it has none.
+def submit(coordinator: Coordinator, order: Order, *, owner: str, deadline_s: float, numbers: Numbers | None = None) -> Submitted:
+    """Makes an order a submission; its token is generated when it has none.
 
     Args:
         owner: guid of the Submitter that looks after it, "" = the leader.
-        blocks: its first blocks, given its number; tasks: how many they are; complete: no more will follow.
         deadline_s: monotonic.
-        signer: signs the blocks, and is the user then (secured clusters).
         numbers: what this process remembers, for who submits again and again.
     Raises: UsageError for what no Starter would believe.
-        PermissionDenied (not a user's credentials); WrongCluster; CoordinationUnavailable when it was surely not committed;
+        WrongCluster; CoordinationUnavailable when it was surely not committed;
         SubmitUnknown when that is not known (the same token is safe).
     """
-    if signer is not None:
-        signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - machine.monotonic())))
-        draft = replace(draft, user=signer.user)
-    token = draft.token or machine.guid()
-    _check(replace(draft, id=1, owner=owner, token=token))
+    token = order.draft.token or machine.guid()
+    draft = replace(order.draft, owner=owner, token=token)
+    _check(replace(draft, id=1))
     digest = token_digest(draft.user, token)
-    tail = Tail(next=tasks, complete=complete, reigns=((0, owner),) if owner else ())
+    tail = Tail(next=order.tasks, complete=order.complete, reigns=((0, owner),) if owner else ())
     make_bucket: bool | None = None
     doubtful = False
-    guess = numbers.take() if numbers is not None and not draft.token else None  # nobody else can have a token made here
+    guess = numbers.take() if numbers is not None and not order.draft.token else None  # nobody else can have a token made here
     while True:
         found, guess, guessed = guess or _known(coordinator, digest, deadline_s, doubtful, token), None, guess
         if isinstance(found, Submitted):
             return found
         number, version = found
-        submission = replace(draft, id=number, owner=owner, token=token)
-        if signer is not None:
-            submission = signer.signed(submission)
-        seal = signer.sealer(submission) if signer is not None else unsealed
+        submission, blocks = _signed(order, draft, number)
         multi = ops.submit(
             submission,
             ids_version=version,
             token_digest=digest,
             tail=tail,
-            blocks=seal(blocks(number)),
+            blocks=blocks,
             make_bucket=number % 1000 == 0 or number == 1 if make_bucket is None else make_bucket,
-            held=held,
+            held=order.held,
         )
         step_s = _left(deadline_s, doubtful, token)
         failpoint("submitter.before_submit")
@@ -133,58 +106,31 @@ def submit(
                 doubtful = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToSubmit:
-    """One of many submissions: its record (with a token), its first blocks (still of submission 0), how many tasks they are."""
-
-    draft: Submission
-    blocks: Sequence[ops.Block]
-    tasks: int
-    held: bool | None = None
-
-    def blocks_of(self, number: int) -> list[ops.Block]:
-        """Its blocks, once it has a number."""
-        return [(replace(key, submission=number), data) for key, data in self.blocks]
+def _signed(order: Order, draft: Submission, number: int) -> tuple[Submission, Sequence[ops.Block]]:
+    """Its record and its first blocks, once it has a number."""
+    return order.sign(replace(draft, id=number), [(replace(key, submission=number), data) for key, data in order.blocks])
 
 
 #: SUBMITs on the way at once.
 _WINDOW = 100
 
 
-def submit_many(
-    coordinator: Coordinator, wanted: Sequence[ToSubmit], *, deadline_s: float, signer: Signer | None = None
-) -> list[Submitted]:
-    """Makes each a complete submission without owner; in this order, unless somebody else submits meanwhile.
+def submit_many(coordinator: Coordinator, orders: Sequence[Order], *, deadline_s: float) -> list[Submitted]:
+    """Makes each a complete submission without owner (with a token); in this order, unless somebody else submits meanwhile.
 
     Numbers are guessed, so that many SUBMITs are on the way at once; what a guess did not make is made alone, by its token.
 
     Raises: as `submit`; what was made before stays. Cost: one round trip for `_WINDOW` of them.
     """
-    if signer is not None:
-        signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - machine.monotonic())))
     made: list[Submitted] = []
-    for start in range(0, len(wanted), _WINDOW):
-        window = wanted[start : start + _WINDOW]
-        for item, found in zip(window, _guess(coordinator, window, deadline_s, signer), strict=True):
-            made.append(found or _submit_alone(coordinator, item, deadline_s, signer))
+    for start in range(0, len(orders), _WINDOW):
+        window = orders[start : start + _WINDOW]
+        for order, found in zip(window, _guess(coordinator, window, deadline_s), strict=True):
+            made.append(found or submit(coordinator, order, owner="", deadline_s=deadline_s))
     return made
 
 
-def _submit_alone(coordinator: Coordinator, item: ToSubmit, deadline_s: float, signer: Signer | None) -> Submitted:
-    return submit(
-        coordinator,
-        item.draft,
-        owner="",
-        deadline_s=deadline_s,
-        blocks=item.blocks_of,
-        tasks=item.tasks,
-        complete=True,
-        held=item.held,
-        signer=signer,
-    )
-
-
-def _guess(coordinator: Coordinator, window: Sequence[ToSubmit], deadline_s: float, signer: Signer | None) -> list[Submitted | None]:
+def _guess(coordinator: Coordinator, window: Sequence[Order], deadline_s: float) -> list[Submitted | None]:
     """What was committed under the number that was guessed for it; None: it was not, or nobody knows."""
     step_s = _left(deadline_s, False, "")
     ids = coordinator.get(paths.IDS, timeout_s=step_s).result(step_s + 1)
@@ -192,22 +138,18 @@ def _guess(coordinator: Coordinator, window: Sequence[ToSubmit], deadline_s: flo
         raise NotConnected("ZooKeeper answers, but there is no rmgr cluster in it", hint="start one: rmgr dev")
     first = validity.decode(ids.data, int, paths.IDS)
     tried = []
-    for number, item in enumerate(window, first):
-        user = signer.user if signer is not None else item.draft.user
-        record = replace(item.draft, id=number, owner="", user=user)
-        if signer is not None:
-            record = signer.signed(record)
+    for number, order in enumerate(window, first):
+        record, blocks = _signed(order, replace(order.draft, owner=""), number)
         _check(record)
-        seal = signer.sealer(record) if signer is not None else unsealed
-        tail = Tail(next=item.tasks, complete=True)
+        tail = Tail(next=order.tasks, complete=True)
         multi = ops.submit(
             record,
             ids_version=ids.version + number - first,
-            token_digest=token_digest(user, record.token),
+            token_digest=token_digest(record.user, record.token),
             tail=tail,
-            blocks=seal(item.blocks_of(number)),
+            blocks=blocks,
             make_bucket=number % 1000 == 0 or number == 1,
-            held=item.held,
+            held=order.held,
         )
         tried.append(
             (Submitted(submission=record, version=0, tail=tail, tail_version=0, created=True), coordinator.commit(multi, timeout_s=step_s))

@@ -4,7 +4,7 @@ Level-triggered: a watch is a hint, and a slow resync makes up for lost ones. It
 is called there, and answers come back through `post`. Only the read that follows a watch is sent from the thread that
 brings the watch; that saves a switch of threads. A Starter with a direct line says which fragment it has committed as
 which number. That one is not read, and while such news keeps coming the next one is not watched.
-In a dense stream several small fragments are read together (`pacing.py`).
+In a dense stream several small fragments are read together (`Pace`).
 """
 
 from __future__ import annotations
@@ -12,21 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rmgr.client.identity.authentic import PAGED, Authenticity
-from rmgr.client.submission.doors import SubmitterHost
-from rmgr.client.submission.pacing import Pace
-from rmgr.client.submission.read_fragments import ReadFragments, read_pages
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, RmgrError, Unavailable
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Paged
 from rmgr.model.wire.line import Ahead, Told
+from rmgr.procedures.bounded import raw_page_at
 from rmgr.runtime import machine
+from rmgr.submitter.port import PAGED, Read
+
+if TYPE_CHECKING:
+    from rmgr.submitter.direct import Submitter
+
+#: Whether a fragment would be believed that is not committed yet: (submission, fragment, what it was read from).
+Believes = Callable[[int, Fragment, bytes], bool]
 
 #: Fragments asked for at once while they come faster than they are read.
 MAX_WINDOW = 64
@@ -37,16 +42,22 @@ _DENSE = 2
 #: How long after the watch of a fragment its news on a direct line are waited for (s). Without any news for the second time the
 #: next fragment is watched again.
 _NEWS_S, _REST_S = 0.005, 0.03
+#: Waited for each task that has not ended, to let fragments gather; in all at most, and at least: less is not worth a timer (s).
+_TASK_S, _MOST_S, _LEAST_S = 50e-6, 0.02, 0.002
+#: Outcomes of a small fragment.
+_SMALL = 8
+#: Fragments asked for together: so many more than came the last time.
+_MORE, _MOST = 3, 64
 
 
 class Follower:
     """Reads the fragments of one submission as they are committed.
 
     Args:
-        deliver: called with (number, fragment, outcomes) for each fragment, in order, on the owner's thread.
+        deliver: called with the next fragments, in order, on the owner's thread.
         gone: called once when the submission is no longer there, or cannot be read.
         resync_s: how often to look without a hint.
-        authenticity: which fragments to believe (secured clusters), None = all.
+        believes: None = all (an open cluster).
         unfinished: how many tasks that were submitted have not ended; 0: fragments are read as they come.
         may_end: whether the next fragment may be the last: then what is behind it is asked for only when it was not.
     """
@@ -54,19 +65,21 @@ class Follower:
     def __init__(
         self,
         number: int,
-        host: SubmitterHost,
-        deliver: Callable[[int, Fragment, Sequence[Outcome]], None],
+        host: Submitter,
+        deliver: Callable[[list[Read]], None],
         gone: Callable[[RmgrError], None],
         *,
         resync_s: float = 20.0,
-        authenticity: Authenticity | None = None,
+        believes: Believes | None = None,
         unfinished: Callable[[], int] = int,
         may_end: Callable[[], bool] = bool,
     ) -> None:
         self._may_end = may_end
         self.number = number
         self._host = host
-        self._fragments = ReadFragments(number, host, deliver, self._later, self._fail, authenticity=authenticity)
+        self._deliver = deliver
+        self._believes = believes
+        self._taken: list[Read] = []  # read, and not delivered yet
         self._gone = gone
         self._resync_s = resync_s
         self._next = 0  # the first fragment not read yet
@@ -98,7 +111,6 @@ class Follower:
     def stop(self) -> None:
         """Delivers nothing more."""
         self._stopped = True
-        self._fragments.stop()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -112,7 +124,7 @@ class Follower:
             return
         if isinstance(message, Ahead):
             fragment = read_fragment(message.fragment)
-            believed = not fragment.row and self._fragments.believes(fragment, message.fragment)
+            believed = not fragment.row and (self._believes is None or self._believes(self.number, fragment, message.fragment))
             self._ahead = (message, fragment) if believed else None  # else it is read as ever
             return
         ahead, self._ahead = self._ahead, None
@@ -120,9 +132,9 @@ class Follower:
             if message.number >= self._next:
                 self._announced(message.number, None)
             return
-        self._fragments.take_believed(self._next, ahead[1])
+        self._taken.append(Read(self._next, ahead[1], 0, ahead[0].fragment, True))
         self._next += 1
-        self._fragments.hand_over()
+        self._hand_over()
         self._rest()
 
     # -- reading
@@ -215,7 +227,7 @@ class Follower:
         found = asked.result(0)
         if found is not None:
             self._take(read_fragment(found.data), found.stat.mzxid, found.data)
-            self._fragments.hand_over()
+            self._hand_over()
 
     def _answered(
         self, first: int, gets: list[Future[Stamped | None]], done: Future[Stamped | None] | None, probe: Future[Stat | None] | None
@@ -321,14 +333,19 @@ class Follower:
         for item in found[self._next - first : present]:
             assert item is not None
             self._take(read_fragment(item.data), item.stat.mzxid, item.data)
-        self._fragments.hand_over()
+        self._hand_over()
         return present
 
     def _take(self, fragment: Fragment, zxid: int = PAGED, data: bytes = b"") -> None:
         number = self._next
         self._next += 1
         self._pace.note(fragment)
-        self._fragments.take(number, fragment, zxid, data)
+        self._taken.append(Read(number, fragment, zxid, data))
+
+    def _hand_over(self) -> None:
+        taken, self._taken = self._taken, []
+        if taken and not self._stopped:
+            self._deliver(taken)
 
     # -- pages
 
@@ -348,7 +365,7 @@ class Follower:
             for data in fragments[max(0, self._next - at) :]:
                 self._take(read_fragment(data), PAGED, data)
             self._page_at = at + len(fragments)
-        self._fragments.hand_over()
+        self._hand_over()
         self._look(check=True)
 
     # -- trouble
@@ -360,3 +377,47 @@ class Follower:
     def _fail(self, error: RmgrError) -> None:
         self.stop()
         self._gone(error)
+
+
+def read_pages(store: Store, submission: int, at: int, base: int) -> list[tuple[int, list[bytes]]]:
+    """Pages of fragments that are no longer in ZooKeeper: those that begin at `at` and below `base`. Waits for the store.
+
+    Returns: (number of the first, fragments) a page. Raises: DataLost, StoreUnavailable.
+    """
+    pages: list[tuple[int, list[bytes]]] = []
+    while at < base:
+        fragments = raw_page_at(store, submission, at)
+        pages.append((at, fragments))
+        at += len(fragments)
+    return pages
+
+
+class Pace:
+    """Lets small fragments gather before they are read: several are then read by one request, and none of them is watched.
+
+    Jobs that end one by one make a fragment for every two or three of them. To watch and read each alone costs two requests,
+    a watch and three switches of threads, here and again at ZooKeeper. Gathering delays results by a fiftieth of the time that the
+    unfinished tasks take (at 400 tasks a second), and by at most 20 ms. Where few tasks are unfinished nothing is delayed.
+
+    Args: unfinished: how many tasks that were submitted have not ended.
+    """
+
+    def __init__(self, unfinished: Callable[[], int]) -> None:
+        self.window = _MORE
+        self._unfinished = unfinished
+        self._is_small = False
+
+    def note(self, fragment: Fragment) -> None:
+        """Notes a fragment that was read."""
+        self._is_small = not fragment.row and len(fragment.outcomes) <= _SMALL
+
+    def wait_s(self) -> float:
+        """How long to let fragments gather before the next are read (s); 0: each is read as it comes."""
+        if not self._is_small:
+            return 0.0
+        wait_s = min(_MOST_S, self._unfinished() * _TASK_S)
+        return wait_s if wait_s >= _LEAST_S else 0.0
+
+    def came(self, count: int) -> None:
+        """Notes that so many of `window` were there."""
+        self.window = min(_MOST, max(count + _MORE, self.window - 1) if count < self.window else 2 * self.window)

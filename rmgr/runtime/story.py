@@ -1,0 +1,142 @@
+"""Stories: what happens over time, told from top to bottom by a generator that yields what it waits for.
+
+    def look(self) -> Story[None]:
+        found = yield self._coordinator.get(path)
+        ...
+        yield Pause(0.2)
+
+A story runs on its owner's thread alone, from one `yield` to the next. What may have changed while it waited is read again after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+T = TypeVar("T")
+_LOG = logging.getLogger("rmgr.story")
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A story that yields it goes on so many seconds later."""
+
+    seconds: float
+
+
+#: Yields futures (it gets their results, and what they raise is raised in it) and pauses; returns a T.
+Story: TypeAlias = Generator[Future[Any] | Pause, Any, T]
+
+
+class StoryLoop(Protocol):
+    """The thread of whoever tells stories."""
+
+    def post(self, job: Callable[[], object]) -> None:
+        """Runs `job` on it, soon. From any thread."""
+        ...
+
+    def after(self, delay_s: float, job: Callable[[], object]) -> Any:
+        """Runs `job` on it later."""
+        ...
+
+
+class Stories:
+    """The stories of one owner. Every method is called on its thread.
+
+    Answers are posted, so no story is entered while it runs. What escapes from one ends it alone, and is logged.
+    """
+
+    def __init__(self, loop: StoryLoop) -> None:
+        self._loop = loop
+        self._told: dict[Hashable, Story[None]] = {}
+        self._unnamed = 0
+
+    def begin(self, story: Story[None], *, key: Hashable | None = None) -> bool:
+        """Tells it, up to its first wait now. False: one of the same key is under way, and this one is not begun."""
+        if key is None:
+            self._unnamed += 1
+            key = self._unnamed
+        if key in self._told:
+            story.close()
+            return False
+        self._told[key] = story
+        self._go_on(key, story, None)
+        return True
+
+    def stop(self) -> None:
+        """Ends all of them where they wait; late answers are dropped. Not from inside a story: that one ends at its next wait."""
+        told, self._told = self._told, {}
+        for story in told.values():
+            if not cast("GeneratorType[Any, Any, Any]", story).gi_running:
+                story.close()
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def _go_on(self, key: Hashable, story: Story[None], answer: Future[Any] | None) -> None:
+        if self._told.get(key) is not story:
+            return
+        try:
+            error = answer.exception(0) if answer is not None else None
+            value = answer.result(0) if answer is not None and error is None else None
+            awaited = story.send(value) if error is None else story.throw(error)
+        except StopIteration:
+            self._end(key, story)
+        except Exception:  # noqa: BLE001 - the boundary of a story: a defect in one ends no other
+            _LOG.exception("story_ended: %s", cast("GeneratorType[Any, Any, Any]", story).__qualname__)
+            self._end(key, story)
+        else:
+            if self._told.get(key) is not story:  # stopped from inside
+                story.close()
+            elif isinstance(awaited, Pause):
+                self._loop.after(awaited.seconds, lambda: self._go_on(key, story, None))
+            else:
+                awaited.add_done_callback(lambda done: self._loop.post(lambda: self._go_on(key, story, done)))
+
+    def _end(self, key: Hashable, story: Story[None]) -> None:
+        if self._told.get(key) is story:
+            del self._told[key]
+
+
+class Bell:
+    """What a story waits for that is no answer: a watch that fires, a hint from elsewhere. Rings that nobody waits for are kept as one."""
+
+    def __init__(self, loop: StoryLoop) -> None:
+        self._loop = loop
+        self._waits: Future[None] | None = None
+        self._timer: Any = None
+        self._rang = False
+
+    def ring(self) -> None:
+        """From any thread."""
+        self._loop.post(self._ring)
+
+    def heard(self, within_s: float | None = None) -> Future[None]:
+        """Done at the next ring, or after so long. One story waits at a time; on the owner's thread."""
+        waits: Future[None] = Future()
+        if self._rang:
+            self._rang = False
+            waits.set_result(None)
+            return waits
+        self._waits = waits
+        if within_s is not None:
+            self._timer = self._loop.after(within_s, lambda: self._end(waits))
+        return waits
+
+    def _ring(self) -> None:
+        if self._waits is None:
+            self._rang = True
+        else:
+            self._end(self._waits)
+
+    def _end(self, waits: Future[None]) -> None:
+        if self._waits is waits:
+            self._waits = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            waits.set_result(None)

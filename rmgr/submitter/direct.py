@@ -1,0 +1,217 @@
+"""`WorkPort` on ZooKeeper and the data store: in the process of whoever is trusted with both, and in gateways for everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
+from rmgr.coord.validity import records as validity
+from rmgr.errors import NotFound
+from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.submission import Phase
+from rmgr.model.wire.line import Ahead, Told
+from rmgr.procedures.caps import check_jobs
+from rmgr.procedures.snapshot import fetch
+from rmgr.runtime import machine
+from rmgr.submitter import submitting
+from rmgr.submitter.follower import Believes
+from rmgr.submitter.gauge import Gauge
+from rmgr.submitter.ownership import OwnerEntry, OwnerWatch
+from rmgr.submitter.port import KeptListener, Order, Stored, Submitted
+from rmgr.submitter.records import ClusterRecords
+from rmgr.submitter.thread import SubmitterThread
+from rmgr.submitter.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from rmgr.submitter.lines import Hearing, Lines
+
+
+class Submitter:
+    """What a process has of a Submitter once, however many owners of submissions it serves.
+
+    Args:
+        loop: the Submitter's thread. coordinator, store: connected.
+        cap_blocks: overrides the queues' `max_pending_blocks` (tests).
+        lines: makes the direct lines to Starters; None: there are none. believes: fragments that are told of on them; None = all.
+    """
+
+    def __init__(
+        self,
+        loop: SubmitterThread,
+        coordinator: Coordinator,
+        store: Store,
+        *,
+        cap_blocks: int | None = None,
+        lines: Callable[[SubmitterThread, Hearing], Lines] | None = None,
+        believes: Believes | None = None,
+    ) -> None:
+        self.loop = loop
+        self.post, self.after, self.io, self.jitter = loop.post, loop.after, loop.io, loop.jitter
+        self.coordinator = coordinator
+        self.store = store
+        self.believes = believes
+        self.records = ClusterRecords(coordinator, cap_blocks=cap_blocks)
+        self.gauge = Gauge(loop, coordinator)
+        self.numbers = submitting.Numbers()
+        self.owners = OwnerWatch(self)
+        self.session_state = SessionState.LOST
+        self._works: list[DirectWork] = []
+        self._upkeeps: dict[int, list[Upkeep]] = {}
+        self.lines = lines(loop, self._hear) if lines is not None else None
+        coordinator.listen(lambda state: loop.post(lambda: self._on_session(state)))
+
+    def work(self, entry: SubmitterEntry, listener: Callable[[SessionState], None] = lambda _: None) -> DirectWork:
+        """Work for one owner of submissions; `entry` says who. listener: told of the session on the Submitter's thread."""
+        made = DirectWork(self, entry, listener)
+        self.post(lambda: self._works.append(made))
+        return made
+
+    def upkeeps(self) -> Iterator[Upkeep]:
+        """All that is looked after, or followed. On the Submitter's thread."""
+        for upkeeps in list(self._upkeeps.values()):
+            yield from list(upkeeps)
+
+    def add(self, upkeep: Upkeep) -> None:
+        """It begins."""
+        self._upkeeps.setdefault(upkeep.number, []).append(upkeep)
+
+    def forget(self, upkeep: Upkeep) -> None:
+        """It is over."""
+        upkeeps = self._upkeeps.get(upkeep.number)
+        if upkeeps is not None and upkeep in upkeeps:
+            upkeeps.remove(upkeep)
+            if not upkeeps:
+                del self._upkeeps[upkeep.number]
+
+    def drop(self, work: DirectWork) -> None:
+        """Its owner has gone."""
+        if work in self._works:
+            self._works.remove(work)
+
+    def close(self) -> None:
+        """Ends the lines. The coordinator and the store are whose they are."""
+        if self.lines is not None:
+            self.lines.close()
+
+    def _hear(self, message: Ahead | Told) -> None:
+        """A Starter says on a direct line what it commits."""
+        for upkeep in list(self._upkeeps.get(message.submission, ())):
+            upkeep.heard(message)
+
+    def _on_session(self, state: SessionState) -> None:
+        self.session_state = state
+        for work in list(self._works):
+            work.on_session(state)
+        if state is SessionState.CONNECTED:  # hints may have been lost
+            for upkeep in self.upkeeps():
+                upkeep.nudge()
+            self.owners.look()
+
+
+class DirectWork:
+    """`port.WorkPort` for one owner of submissions. Made by `Submitter.work`."""
+
+    def __init__(self, submitter: Submitter, entry: SubmitterEntry, listener: Callable[[SessionState], None]) -> None:
+        self.submitter = submitter
+        self.guid = entry.guid
+        self._listener = listener
+        self._entry = OwnerEntry(submitter, entry)
+
+    # -- port.WorkPort
+
+    @property
+    def session_state(self) -> SessionState:
+        """See `port.WorkPort`."""
+        return self.submitter.session_state
+
+    @property
+    def session_timeout_s(self) -> float:
+        """See `port.WorkPort`."""
+        return self.submitter.coordinator.session_timeout_s
+
+    def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
+        """See `port.WorkPort`."""
+        return self.submitter.records.settings(timeout_s=timeout_s)
+
+    def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
+        """See `port.WorkPort`."""
+        return self.submitter.records.nodes(timeout_s=timeout_s)
+
+    def submit(self, order: Order, *, timeout_s: float) -> Submitted:
+        """See `port.WorkPort`."""
+        submitter, deadline_s = self.submitter, machine.monotonic() + timeout_s
+        is_connected = submitter.session_state is SessionState.CONNECTED
+        if not order.is_owned:
+            return submitting.submit(submitter.coordinator, order, owner="", deadline_s=deadline_s, numbers=submitter.numbers)
+        if not order.draft.token and is_connected:
+            check_jobs(submitter.coordinator, self.settings().limits, order.draft.user)
+        submitter.post(self._entry.want)
+        self.settings(timeout_s=timeout_s)
+        if order.blocks and not self._has_room(order, timeout_s):
+            order = replace(order, blocks=(), tasks=0, complete=False)
+        # Where nobody answers, a reading finds that out first.
+        return submitting.submit(
+            submitter.coordinator, order, owner=self.guid, deadline_s=deadline_s, numbers=submitter.numbers if is_connected else None
+        )
+
+    def submit_many(self, orders: Sequence[Order], *, timeout_s: float) -> list[Submitted]:
+        """See `port.WorkPort`."""
+        return submitting.submit_many(self.submitter.coordinator, orders, deadline_s=machine.monotonic() + timeout_s)
+
+    def read(self, number: int, *, timeout_s: float) -> Stored:
+        """See `port.WorkPort`."""
+        coordinator = self.submitter.coordinator
+        self.settings(timeout_s=timeout_s)
+        record, tail = fetch(
+            [paths.sub(number), paths.tail(number)], lambda path: coordinator.get(path, timeout_s=timeout_s), timeout_s=timeout_s + 1
+        )  # fmt: skip
+        if record is None or tail is None:
+            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+        return Stored(
+            submission=validity.submission(record.data, number),
+            version=record.version,
+            tail=validity.tail(tail, number),
+            tail_version=tail.version,
+        )
+
+    def keep(
+        self, stored: Stored, listener: KeptListener, *, is_owned: bool, wants_ownership: bool = False, is_fresh: bool = False
+    ) -> Upkeep:
+        """See `port.WorkPort`."""
+        made = Upkeep(self, stored, listener, is_owned=is_owned, wants_ownership=wants_ownership)
+        self.submitter.add(made)
+        if is_owned or wants_ownership:
+            self._entry.want()
+        made.start(is_fresh=is_fresh)
+        if wants_ownership:
+            self.submitter.owners.begin()
+        return made
+
+    def close(self, *, timeout_s: float) -> None:
+        """See `port.WorkPort`. On the Submitter's thread, or once that has ended."""
+        del timeout_s  # nothing is waited for
+        for upkeep in self.submitter.upkeeps():
+            if upkeep.work is self:
+                upkeep.leave()
+        self._entry.drop()
+        self.submitter.drop(self)
+
+    # -- from the Submitter
+
+    def on_session(self, state: SessionState) -> None:
+        """ZooKeeper answers, or does not."""
+        if state is SessionState.CONNECTED:
+            self._entry.keep()
+        self._listener(state)
+
+    def _has_room(self, order: Order, timeout_s: float) -> bool:
+        """For the first blocks of a submission that is open: what does not fit is sent afterwards, as all else."""
+        draft = order.draft
+        if draft.max_running or draft.phase is not Phase.OPEN:
+            return False
+        cap = self.submitter.records.most_pending(draft.queue)
+        return self.submitter.gauge.admit_now(draft.queue, len(order.blocks), cap, timeout_s)

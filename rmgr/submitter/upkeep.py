@@ -1,0 +1,362 @@
+"""Looks after one submission: commits what its owner adds, reads its fragments, repairs what failed, watches its record.
+
+    owner ──grow──> ENQUEUE or HAND ──> ZooKeeper ──fragments──> Follower ──> the listener
+                                                  ──failed/────> Repair (the resubmit rule)
+
+Lives on the Submitter's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Stamped, Unknown
+from rmgr.coord.validity import records as validity
+from rmgr.errors import NotFound, RequestTooLarge, RmgrError, StateConflict, Unavailable
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.block import MAX_TASKS
+from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.wire.line import Ahead, ClaimStage, Told
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.story import Bell, Pause, Stories, Story
+from rmgr.submitter.follower import Follower
+from rmgr.submitter.gauge import FULL_LOOK_S
+from rmgr.submitter.handing import Handing
+from rmgr.submitter.port import Growing, Grown, Growth, KeptListener, NotTaken, Read, Stored
+from rmgr.submitter.repair import Repair
+
+if TYPE_CHECKING:
+    from rmgr.submitter.direct import DirectWork
+
+#: The record is watched only of a submission that is not over after this (s): what was just read, or made, is known.
+_RECORD_S = 0.5
+#: What cannot be read is read again after so long (s).
+_AGAIN_S = 1.0
+#: How long the answer to one commit is waited for (s), and the first and the longest pause before it is sent again.
+_COMMIT_S, _RETRY_S, _LONGEST_S = 10.0, 0.05, 1.0
+
+
+class Upkeep:
+    """`port.Kept` of one submission.
+
+    Args:
+        is_owned: its record names `work`'s guid as its owner. wants_ownership: it is taken over once its owner is gone.
+    """
+
+    def __init__(self, work: DirectWork, stored: Stored, listener: KeptListener, *, is_owned: bool, wants_ownership: bool) -> None:
+        self.work = work
+        self.submitter = submitter = work.submitter
+        self.guid = work.guid
+        self.number = stored.submission.id
+        self.submission, self.version = stored.submission, stored.version
+        self.tail, self.tail_version = stored.tail, stored.tail_version
+        self.is_owned = is_owned
+        self.wants_ownership = wants_ownership
+        self.is_over = False
+        self.stories = Stories(submitter.loop)
+        self._listener = listener
+        self._ended = 0  #: tasks of which a fragment tells the end
+        # Blocks are set aside instead of queued: the leader brings back what a held submission, or one with a cap, may have waiting.
+        self._is_held = bool(stored.submission.max_running) or stored.submission.phase is Phase.HELD
+        self._handing = Handing(submitter, stored.submission)
+        self._last: Multi | None = None  #: the last HAND, for what is said of its keys
+        self._follower = Follower(
+            self.number,
+            submitter,
+            self._on_fragments,
+            self.die,
+            believes=submitter.believes,
+            unfinished=lambda: self.tail.next - self._ended,
+            may_end=lambda: self.tail.complete and self.tail.next - self._ended <= MAX_TASKS,
+        )
+        self._repair = Repair(self)
+        self._record_bell, self._tail_bell = Bell(submitter.loop), Bell(submitter.loop)
+
+    # -- port.Kept
+
+    @property
+    def most_left(self) -> int:
+        """See `port.Kept`."""
+        return 0 if self._is_held else self._handing.most_left
+
+    def grow(self, growth: Growth) -> Growing:
+        """See `port.Kept`."""
+        done: Growing = Future()
+        self.stories.begin(self._grow(growth, done), key="grow")
+        return done
+
+    def announce(self, growth: Growth) -> None:
+        """See `port.Kept`."""
+        target = self._target(growth)
+        if target is not None:
+            self._handing.announce(self._hand(growth, target), is_early=True)
+
+    def claimed(self, stage: ClaimStage) -> None:
+        """See `port.Kept`."""
+        if self._last is not None:
+            self._handing.say_claimed(self._last, stage)
+
+    def read_tail(self) -> Future[Tail]:
+        """See `port.Kept`."""
+        done: Future[Tail] = Future()
+
+        def read() -> Story[None]:
+            try:
+                done.set_result((yield from self._read_tail())[0])
+            except RmgrError as error:
+                done.set_exception(error)
+
+        self.stories.begin(read())
+        return done
+
+    def nudge(self) -> None:
+        """See `port.Kept`."""
+        if not self.is_over:
+            self._follower.nudge()
+            self._repair.look()
+
+    def leave(self) -> None:
+        """See `port.Kept`."""
+        if not self.is_over:
+            self.is_over = True
+            self._follower.stop()
+            self.stories.stop()
+            self.submitter.forget(self)
+
+    # -- from the Submitter
+
+    def start(self, *, is_fresh: bool) -> None:
+        """Begins to follow, and to look after it if it is owned."""
+        self._follower.start(fresh=is_fresh)
+        self.stories.begin(self._watch_record())
+        if self.is_owned:
+            self._repair.start(is_fresh=is_fresh)
+        else:
+            self.stories.begin(self._watch_tail())
+
+    def heard(self, message: Ahead | Told) -> None:
+        """Takes what a Starter says that it commits of this submission."""
+        self._follower.heard(message)
+
+    def die(self, error: RmgrError) -> None:
+        """Nothing more will come."""
+        if not self.is_over:
+            self.leave()
+            self._listener.on_dead(error)
+
+    def taken_over(self, stored: Stored) -> None:
+        """It is this owner's from here."""
+        self.is_owned = True
+        self.submission, self.version = stored.submission, stored.version
+        self.tail, self.tail_version = stored.tail, stored.tail_version
+        self._repair.start()
+        self._listener.on_owned(stored)
+
+    # -- growing: ENQUEUE or HAND, until the tail says that it is there
+
+    def _grow(self, growth: Growth, done: Growing) -> Story[None]:
+        if growth.tail == self.tail:  # it was committed before, through a session or a gateway that is gone
+            done.set_result(Grown(self.tail))
+            return
+        queue = self.submission.queue
+        cap = self.submitter.records.most_pending(queue)
+        is_full = False
+        while not (self._is_held or (yield from self.submitter.gauge.admit(queue, len(growth.blocks), cap))):
+            if not is_full:
+                is_full = True
+                self._listener.on_full(cap)
+            yield Pause(FULL_LOOK_S)
+        if is_full:
+            self._listener.on_full(0)
+        target = self._target(growth)
+        if target is not None and (yield from self._is_handed(growth, self._hand(growth, target))):
+            done.set_result(Grown(self.tail))
+        elif growth.leaves_keys:
+            done.set_result(NotTaken())
+        else:
+            yield from self._enqueue(growth)
+            done.set_result(Grown(self.tail))
+
+    def _target(self, growth: Growth) -> tuple[str, int] | None:
+        return None if self._is_held else self._handing.target(growth)
+
+    def _hand(self, growth: Growth, target: tuple[str, int]) -> Multi:
+        (node, version), (key, data) = target, growth.blocks[0]
+        return ops.hand(
+            self.number, tail=growth.tail, tail_version=self.tail_version, key=key, data=data, node=node, node_version=version
+        )  # fmt: skip
+
+    def _is_handed(self, growth: Growth, multi: Multi) -> Story[bool]:
+        """False: the node is not as it was thought to be, and nothing was committed."""
+        self._last = multi
+        fate = yield from self._committed(growth, multi, announces=True)
+        if isinstance(fate, Conflict):
+            self._handing.refused(fate.path)
+            return False
+        self._handing.taken()
+        return True
+
+    def _enqueue(self, growth: Growth) -> Story[None]:
+        multi = ops.enqueue(
+            self.number,
+            self.submission.queue,
+            tail=growth.tail,
+            tail_version=self.tail_version,
+            blocks=growth.blocks,
+            held=self._is_held,
+            ended=growth.ended,
+        )
+        fate = yield from self._committed(growth, multi)
+        if isinstance(fate, Conflict):
+            what = f"submission {self.number} cannot be extended: {fate.kind} at {fate.path}"
+            yield from self._end(StateConflict(what, hint="rmgr doctor"))
+
+    def _committed(self, growth: Growth, multi: Multi, *, announces: bool = False) -> Story[Conflict | None]:
+        """Commits it, however often the answer is lost. A conflict: it was not committed, and the tail is not why."""
+        coordinator, retry_s = self.submitter.coordinator, _RETRY_S
+        while True:
+            failpoint("submitter.before_enqueue")
+            try:
+                asked = coordinator.commit(multi, timeout_s=_COMMIT_S)
+                if announces:
+                    self._handing.announce(multi)
+                answer = yield asked
+                if not isinstance(answer, Committed):
+                    # An earlier sending may have been committed late, by a session that is gone: the tail's bytes say so.
+                    now, version = yield from self._read_tail()
+            except Unavailable as error:
+                self._listener.on_trouble(error)
+            except (RequestTooLarge, RmgrError) as error:
+                yield from self._end(error)
+            else:
+                if isinstance(answer, Committed):
+                    self._take_tail(growth.tail, self.tail_version + 1)
+                    return None
+                match fate_of(growth.tail, before=(self.tail, self.tail_version), now=(now, version), answer=answer):
+                    case Fate.COMMITTED:
+                        self._take_tail(now, version)
+                        return None
+                    case Fate.COMPLETED if not growth.blocks:
+                        self._take_tail(now, version)
+                        return None
+                    case Fate.COMPLETED:
+                        count = growth.tail.next - now.next
+                        yield from self._end(_ended_meanwhile(self.number, count))
+                    case Fate.TAKEN_OVER:
+                        what = f"submission {self.number} was taken over by another Submitter"
+                        yield from self._end(StateConflict(what, hint="TaskQueue.attach(name) follows it"))
+                    case Fate.REFUSED:
+                        assert isinstance(answer, Conflict)
+                        return answer
+            yield Pause(self.submitter.jitter(retry_s))
+            retry_s = min(_LONGEST_S, 2 * retry_s)
+
+    def _take_tail(self, tail: Tail, version: int) -> None:
+        failpoint("submitter.after_enqueue")
+        self.tail, self.tail_version = tail, version
+
+    def _read_tail(self) -> Story[tuple[Tail, int]]:
+        found = yield self.submitter.coordinator.get(paths.tail(self.number))
+        if found is None:
+            raise NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}")
+        return validity.tail(found, self.number), found.version
+
+    def _end(self, error: RmgrError) -> Story[None]:
+        """Ends the submission here, and with it this story."""
+        self.die(error)
+        yield Future()
+
+    # -- following
+
+    def _on_fragments(self, fragments: Sequence[Read]) -> None:
+        for one in fragments:
+            fragment = one.fragment
+            self._handing.ran_on = fragment.node
+            self._ended += sum(count for _, _, count in fragment.ranges) if fragment.row else len(fragment.outcomes)
+        self._listener.on_fragments(fragments)
+
+    def _watch_record(self) -> Story[None]:
+        yield Pause(self.submitter.jitter(_RECORD_S))
+        while True:
+            found = yield from self._patiently(paths.sub(self.number), self._record_bell.ring)
+            try:
+                record = validity.submission(found.data, self.number) if found is not None else None
+            except RmgrError as error:
+                yield from self._end(error)
+            self._on_record(record, found.version if found is not None else 0)
+            yield self._record_bell.heard()
+
+    def _on_record(self, record: Submission | None, version: int) -> None:
+        if record is None:
+            self._follower.nudge()  # collected: whatever is left to read is in pages
+        elif version < self.version:
+            return
+        else:
+            self.submission, self.version = record, version
+            if self.is_owned and record.phase is not Phase.CANCELLED and record.owner not in {self.guid, ""}:
+                self.die(StateConflict(f"submission {self.number} was taken over by another Submitter"))
+                return
+        self._listener.on_record(record, version)
+
+    def _watch_tail(self) -> Story[None]:
+        """Of one that somebody else extends, until it is complete or this owner's."""
+        while not (self.is_owned or self.tail.complete):
+            found = yield from self._patiently(paths.tail(self.number), self._tail_bell.ring)
+            if found is None or self.is_owned:
+                return
+            try:
+                tail = validity.tail(found, self.number)
+            except RmgrError as error:
+                yield from self._end(error)
+            self.tail, self.tail_version = tail, found.version
+            self._listener.on_tail(tail)
+            if not tail.complete:
+                yield self._tail_bell.heard()
+
+    def _patiently(self, path: str, watch: Callable[[], None]) -> Story[Stamped | None]:
+        """What stands there, however often nobody answers. What else goes wrong ends the submission here."""
+        while True:
+            try:
+                found: Stamped | None = yield self.submitter.coordinator.get(path, watch=watch)
+            except Unavailable:
+                yield Pause(self.submitter.jitter(_AGAIN_S))
+            except RmgrError as error:
+                yield from self._end(error)
+            else:
+                return found
+
+
+class Fate(Enum):
+    """Says what became of a growth whose commit was refused, or not answered."""
+
+    COMMITTED = auto()  #: by an earlier sending, whose answer was lost
+    COMPLETED = auto()  #: the leader took the owner for dead, and completed the submission without it
+    TAKEN_OVER = auto()  #: another Submitter extends the submission
+    REFUSED = auto()  #: the tail does not explain it
+    OPEN = auto()  #: not committed so far: it is sent again
+
+
+def fate_of(sent: Tail, *, before: tuple[Tail, int], now: tuple[Tail, int], answer: Conflict | Unknown) -> Fate:
+    """Reads the fate of what would leave the tail `sent` from the tail and its version: `before` it, and `now`."""
+    (old, old_version), (tail, version) = before, now
+    if tail == sent:
+        return Fate.COMMITTED
+    if tail.complete and tail.next == old.next and tail.reigns == old.reigns:
+        return Fate.COMPLETED
+    if version != old_version:
+        return Fate.TAKEN_OVER
+    return Fate.OPEN if isinstance(answer, Unknown) else Fate.REFUSED
+
+
+def _ended_meanwhile(number: int, count: int) -> StateConflict:
+    """Its owner was taken for dead, and the submission declared complete: what was sent before runs, or has run."""
+    return StateConflict(
+        f"submission {number} was ended while this program was cut off or stood still: its last {counted(count, 'task')}"
+        f" {'were' if count != 1 else 'was'} not submitted",
+        hint=f"make a new one; what was sent before goes on: rmgr tasks {number}",
+    )

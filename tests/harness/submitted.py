@@ -1,0 +1,34 @@
+"""Makes submissions at ZooKeeper itself, or through a gateway's session, as tests want them: signed by whom, with which blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rmgr.client.identity.signing import Signer
+from rmgr.coord.ops.work import Block
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.model.tasks.submission import Submission
+from rmgr.submitter import submitting
+from rmgr.submitter.port import Order, Sign, Submitted, unsigned
+
+
+def submit(
+    coordinator: Coordinator,
+    draft: Submission,
+    *,
+    owner: str = "",
+    deadline_s: float,
+    blocks: Callable[[int], Sequence[Block]] = lambda _: (),
+    tasks: int = 0,
+    complete: bool = False,
+    held: bool | None = None,
+    signer: Signer | None = None,
+) -> Submitted:
+    """One submission; `blocks` are asked for those of submission 0."""
+    sign: Sign = unsigned
+    if signer is not None:
+        signer.publish(coordinator)
+        draft, sign = replace(draft, user=signer.user), signer.sign
+    order = Order(draft=draft, blocks=blocks(0), tasks=tasks, complete=complete, held=held, sign=sign)
+    return submitting.submit(coordinator, order, owner=owner, deadline_s=deadline_s)
