@@ -209,6 +209,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
 def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.access.auth import check_not_forked
     from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+    from rmgr.adapters.gateway.dial import Gateways
     from rmgr.adapters.gateway.store import GatewayStore
     from rmgr.adapters.store_rules import remembered
     from rmgr.client.identity.secured import engine_options
@@ -229,7 +230,8 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
         meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
         check_store(meta, owner)
         secured = engine_options(coordinator, credentials, config.security, meta.cluster_id)
-        return Connection(Engine(coordinator, data, **secured), config, coordinator, credentials)
+        engine = Engine(coordinator, data, gateways=Gateways(cluster.gateway, credentials), **secured)
+        return Connection(engine, config, coordinator, credentials)
     except BaseException:
         data.close()
         coordinator.close(timeout_s=1.0)

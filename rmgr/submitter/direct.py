@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
-from rmgr.coord.validity import records as validity
-from rmgr.errors import NotFound
 from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Phase
 from rmgr.model.wire.line import Ahead, Told
 from rmgr.procedures.caps import check_jobs
-from rmgr.procedures.snapshot import fetch
 from rmgr.runtime import machine
 from rmgr.submitter import submitting
 from rmgr.submitter.follower import Believes
@@ -92,11 +88,6 @@ class Submitter:
         if work in self._works:
             self._works.remove(work)
 
-    def close(self) -> None:
-        """Ends the lines. The coordinator and the store are whose they are."""
-        if self.lines is not None:
-            self.lines.close()
-
     def _hear(self, message: Ahead | Told) -> None:
         """A Starter says on a direct line what it commits."""
         for upkeep in list(self._upkeeps.get(message.submission, ())):
@@ -164,29 +155,25 @@ class DirectWork:
 
     def read(self, number: int, *, timeout_s: float) -> Stored:
         """See `port.WorkPort`."""
-        coordinator = self.submitter.coordinator
-        self.settings(timeout_s=timeout_s)
-        record, tail = fetch(
-            [paths.sub(number), paths.tail(number)], lambda path: coordinator.get(path, timeout_s=timeout_s), timeout_s=timeout_s + 1
-        )  # fmt: skip
-        if record is None or tail is None:
-            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
-        return Stored(
-            submission=validity.submission(record.data, number),
-            version=record.version,
-            tail=validity.tail(tail, number),
-            tail_version=tail.version,
-        )
+        self.settings(timeout_s=timeout_s)  # the caps of queues, for what it may grow by
+        return self.submitter.records.stored(number, timeout_s=timeout_s)
 
     def keep(
-        self, stored: Stored, listener: KeptListener, *, is_owned: bool, wants_ownership: bool = False, is_fresh: bool = False
+        self,
+        stored: Stored,
+        listener: KeptListener,
+        *,
+        is_owned: bool,
+        wants_ownership: bool = False,
+        is_fresh: bool = False,
+        fragment: int = 0,
     ) -> Upkeep:
-        """See `port.WorkPort`."""
+        """See `port.WorkPort`. fragment: the first that is told."""
         made = Upkeep(self, stored, listener, is_owned=is_owned, wants_ownership=wants_ownership)
         self.submitter.add(made)
         if is_owned or wants_ownership:
             self._entry.want()
-        made.start(is_fresh=is_fresh)
+        made.start(is_fresh=is_fresh, fragment=fragment)
         if wants_ownership:
             self.submitter.owners.begin()
         return made
@@ -194,11 +181,18 @@ class DirectWork:
     def close(self, *, timeout_s: float) -> None:
         """See `port.WorkPort`. On the Submitter's thread, or once that has ended."""
         del timeout_s  # nothing is waited for
+        self.end(0.0)
+
+    def end(self, lingers_s: float) -> None:
+        """Lets go of everything; its owner is taken to live for so long still."""
         for upkeep in self.submitter.upkeeps():
             if upkeep.work is self:
                 upkeep.leave()
-        self._entry.drop()
         self.submitter.drop(self)
+        if lingers_s > 0:
+            self.submitter.after(lingers_s, self._entry.drop)
+        else:
+            self._entry.drop()
 
     # -- from the Submitter
 

@@ -97,11 +97,13 @@ class Follower:
         self._ahead: tuple[Ahead, Fragment] | None = None  # what a Starter is committing, and would be believed
         self._heard_s = -math.inf
         self._resting = False
+        self._is_resting = False  # nothing is read for the moment
 
     # -- the owner's side
 
-    def start(self, *, fresh: bool) -> None:
-        """Begins. fresh: the submission has just been made, there is nothing to catch up with."""
+    def start(self, *, fresh: bool, first: int = 0) -> None:
+        """Begins with fragment `first`. fresh: the submission has just been made, there is nothing to catch up with."""
+        self._next = first
         if fresh:
             self._look()
         else:
@@ -113,6 +115,12 @@ class Follower:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+
+    def rest(self, *, is_resting: bool) -> None:
+        """Reads nothing more until it is told to go on: who hears of it has enough for now."""
+        was, self._is_resting = self._is_resting, is_resting
+        if was and not is_resting and not self._flying:
+            self._look(check=True)
 
     def nudge(self) -> None:
         """Looks now, because of a hint from elsewhere (a new session, a caller that waits)."""
@@ -170,7 +178,7 @@ class Follower:
 
         check: also reads how many there are, and whether the next one was paged out. asked: the next one is under way.
         """
-        if self._stopped or self._flying:
+        if self._stopped or self._flying or self._is_resting:
             return
         self._flying, self._again = True, False
         coordinator, first, window = self._host.coordinator, self._next, self._window
@@ -282,6 +290,9 @@ class Follower:
     def _read_gathered(self, *, is_more: bool = False) -> None:
         """is_more: all that were asked for were there."""
         if self._stopped:
+            return
+        if self._is_resting:
+            self._flying = False
             return
         first = self._next
         asked = self._host.coordinator.get_many([paths.fragment(self.number, first + at) for at in range(self._pace.window)])

@@ -8,11 +8,12 @@ import math
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import records as validity
-from rmgr.errors import RmgrError
+from rmgr.errors import NotFound, RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.procedures.snapshot import fetch
 from rmgr.runtime import machine
+from rmgr.submitter.port import Stored
 
 #: How old what is known may be.
 FRESH_S = 5.0
@@ -42,6 +43,21 @@ class ClusterRecords:
         if _is_old(self._nodes):
             self._nodes = machine.monotonic(), self._read_nodes(timeout_s)
         return self._nodes[1]
+
+    def stored(self, number: int, *, timeout_s: float) -> Stored:
+        """See `port.WorkPort.read`."""
+        coordinator = self._coordinator
+        record, tail = fetch(
+            [paths.sub(number), paths.tail(number)], lambda path: coordinator.get(path, timeout_s=timeout_s), timeout_s=timeout_s + 1
+        )  # fmt: skip
+        if record is None or tail is None:
+            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+        return Stored(
+            submission=validity.submission(record.data, number),
+            version=record.version,
+            tail=validity.tail(tail, number),
+            tail_version=tail.version,
+        )
 
     def most_pending(self, queue: str) -> int:
         """Blocks that may wait in a queue, 0 = no limit, by the settings as they were read last. Never waits."""

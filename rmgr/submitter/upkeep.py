@@ -130,9 +130,13 @@ class Upkeep:
 
     # -- from the Submitter
 
-    def start(self, *, is_fresh: bool) -> None:
-        """Begins to follow, and to look after it if it is owned."""
-        self._follower.start(fresh=is_fresh)
+    def rest(self, *, is_resting: bool) -> None:
+        """Reads no fragments until it is told to go on."""
+        self._follower.rest(is_resting=is_resting)
+
+    def start(self, *, is_fresh: bool, fragment: int = 0) -> None:
+        """Begins to follow from that fragment on, and to look after it if it is owned."""
+        self._follower.start(fresh=is_fresh, first=fragment)
         self.stories.begin(self._watch_record())
         if self.is_owned:
             self._repair.start(is_fresh=is_fresh)

@@ -41,8 +41,8 @@ class WorkStub(object):
                 _registered_method=True)
         self.Talk = channel.stream_stream(
                 '/rmgr.v1.Work/Talk',
-                request_serializer=rmgr_dot_v1_dot_work__pb2.Packed.SerializeToString,
-                response_deserializer=rmgr_dot_v1_dot_work__pb2.Packed.FromString,
+                request_serializer=rmgr_dot_v1_dot_work__pb2.Words.SerializeToString,
+                response_deserializer=rmgr_dot_v1_dot_work__pb2.Words.FromString,
                 _registered_method=True)
 
 
@@ -73,8 +73,8 @@ def add_WorkServicer_to_server(servicer, server):
             ),
             'Talk': grpc.stream_stream_rpc_method_handler(
                     servicer.Talk,
-                    request_deserializer=rmgr_dot_v1_dot_work__pb2.Packed.FromString,
-                    response_serializer=rmgr_dot_v1_dot_work__pb2.Packed.SerializeToString,
+                    request_deserializer=rmgr_dot_v1_dot_work__pb2.Words.FromString,
+                    response_serializer=rmgr_dot_v1_dot_work__pb2.Words.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,8 +129,8 @@ class Work(object):
             request_iterator,
             target,
             '/rmgr.v1.Work/Talk',
-            rmgr_dot_v1_dot_work__pb2.Packed.SerializeToString,
-            rmgr_dot_v1_dot_work__pb2.Packed.FromString,
+            rmgr_dot_v1_dot_work__pb2.Words.SerializeToString,
+            rmgr_dot_v1_dot_work__pb2.Words.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,7 +17,7 @@ from rmgr.model.cluster.identity import Identity
 #: What a client whose key was revoked is told.
 _WHY, _HINT = "your key was revoked", "ask the cluster's admin for a new one"
 #: Streams that end themselves, with a reason.
-_OWN = frozenset({"/rmgr.v1.Gateway/Session"})
+_OWN = frozenset({"/rmgr.v1.Gateway/Session", "/rmgr.v1.Work/Talk"})
 _LOOK_S = 0.5
 #: A thread that has nothing to look at ends after so many looks.
 _IDLE_LOOKS = 20

@@ -36,9 +36,11 @@ from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter
 from rmgr.submitter.ownership import entry_of
 from rmgr.submitter.port import Order, Submitted, WorkPort
+from rmgr.submitter.records import ClusterRecords
 from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
+    from rmgr.adapters.gateway.dial import Gateways
     from rmgr.procedures.deeds import Deeds
     from rmgr.submitter.lines import Hearing, Lines
 
@@ -55,6 +57,7 @@ class Engine:
         cap_blocks: overrides the queues' `max_pending_blocks` (tests).
         signer, authenticity, deeds: sign what is sent, judge what comes back and whose values are (secured clusters).
         lines: makes the direct lines to Starters; None: there are none.
+        gateways: do the Submitter's work; None: it is done here.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Engine:
         authenticity: Authenticity | None = None,
         deeds: Deeds | None = None,
         lines: Callable[[SubmitterThread, Hearing], Lines] | None = None,
+        gateways: Gateways | None = None,
     ) -> None:
         self.signer = signer
         self.coordinator = coordinator
@@ -81,9 +85,17 @@ class Engine:
         self._closed = threading.Event()
         thread.start()
         believes = authenticity.believes if authenticity is not None else None
-        self._submitter = Submitter(thread, coordinator, store, cap_blocks=cap_blocks, lines=lines, believes=believes)
-        self.lines = self._submitter.lines
-        self.work: WorkPort = self._submitter.work(entry_of(self.guid))
+        self.lines: Lines | None = None
+        self.work: WorkPort
+        if gateways is not None:
+            from rmgr.adapters.gateway.dial import user_name
+            from rmgr.submitter.talking import RemoteWork
+
+            self.work = RemoteWork(thread, gateways, entry_of(self.guid), user_name(), ClusterRecords(coordinator))
+        else:
+            submitter = Submitter(thread, coordinator, store, cap_blocks=cap_blocks, lines=lines, believes=believes)
+            self.lines = submitter.lines
+            self.work = submitter.work(entry_of(self.guid))
 
     # -- ports.SubmitterPort
 
@@ -194,7 +206,8 @@ class Engine:
         self.thread.post(self._end_handles)
         self.thread.post(lambda: self.work.close(timeout_s=timeout_s))
         self.thread.stop(timeout_s)
-        self._submitter.close()
+        if self.lines is not None:
+            self.lines.close()
         self.thread.release()
         self.coordinator.close(timeout_s=timeout_s)
         self.store.close()

@@ -16,18 +16,21 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
+from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Multi
 from rmgr.coord.protocol.quotas import Quota
+from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
 from rmgr.daemons.gateway.room import NOTHING, QuotaRoom
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.cluster.limits import CORES, JOBS
 from rmgr.runtime import machine
+from rmgr.submitter.port import Growth, Order
 
 #: Between two questions to the leader, and how long after the last submission they go on.
 ASK_S, BUSY_S = 3.0, 15.0
@@ -76,6 +79,11 @@ def added(multi: Multi) -> MultiCost | None:
             size, znodes = size + len(op.data) + _ZNODE_BYTES, znodes + 1
             submissions += len(parts) == 4 and parts[1] == "subs"
     return MultiCost(submissions, sum(count for count, _ in sizes), size, tuple(sizes), znodes)
+
+
+def _sizes_of(blocks: Sequence[Block]) -> tuple[tuple[int, int], ...]:
+    """(tasks, bytes) of each."""
+    return tuple((key.count, len(encode_block(data)) + _ZNODE_BYTES) for key, data in blocks)
 
 
 class _Ledger:
@@ -148,8 +156,21 @@ class ClusterUse:
     def check(self, user: str, multi: Multi) -> None:
         """`user` is about to commit it. Raises LimitReached."""
         new = added(multi)
-        if new is None:
-            return
+        if new is not None:
+            self._check(user, new)
+
+    def check_order(self, user: str, order: Order) -> None:
+        """`user` submits this. Raises LimitReached. Cost: 3 us a block."""
+        size = len(encode_record(order.draft)) + 6 * _ZNODE_BYTES
+        self._check(user, MultiCost(1, order.tasks, size, _sizes_of(order.blocks), 6))
+
+    def check_growth(self, user: str, growth: Growth) -> None:
+        """`user` adds this. Raises LimitReached. Cost: as `check_order`."""
+        sizes = _sizes_of(growth.blocks)
+        ended = sum(len(encode_fragment(one)) + _ZNODE_BYTES for one in growth.ended)
+        self._check(user, MultiCost(0, sum(count for count, _ in sizes), ended, sizes, len(growth.ended)))
+
+    def _check(self, user: str, new: MultiCost) -> None:
         name = self._exceeded(user, new)
         if name and self._clock() - self._asked_s > FRESH_S:
             self.refresh(fresh=True)

@@ -24,6 +24,7 @@ from rmgr.adapters.gateway.answers import RequestedCommit
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
 from rmgr.adapters.gateway.rows import MAX_CALLS, Rows
 from rmgr.adapters.gateway.server import Sessions
+from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.pki import signing_certificate
 from rmgr.adapters.identity.trust import Trust, publish
@@ -52,6 +53,7 @@ from rmgr.daemons.gateway.owners import Owners
 from rmgr.daemons.gateway.room import QuotaRoom
 from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.gateway.submit_turns import SubmitTurns
+from rmgr.daemons.gateway.talking import Desk
 from rmgr.daemons.gateway.use import GatewayUse, LeaderAsk
 from rmgr.daemons.gateway.values import OwnedStore
 from rmgr.daemons.service.limits_keeper import LimitsKeeper
@@ -80,9 +82,13 @@ from rmgr.runtime.secured import check_exposure, credentials_of, open_trust, zoo
 from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore
+from rmgr.submitter.direct import Submitter
+from rmgr.submitter.thread import SubmitterThread
 
 #: Clients at once: each costs four threads and a session of ZooKeeper.
 MAX_SESSIONS = 200
+#: Streams at once: each costs two threads.
+MAX_TALKS = 1000
 STALL_S = 30.0
 #: SIGTERM: how long what is under way may take.
 GRACE_S = 2.0
@@ -375,12 +381,25 @@ def _serve(
         loose=Loose(coordinator),
         under_way=bounds.under_way,
     )
-    threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 3 * MAX_REMOTE_CALLS + 128
+    threads = MAX_SESSIONS + MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 3 * MAX_REMOTE_CALLS + 128
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
     gateway.endpoint = server.endpoint
-    sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=trust.is_revoked if trust is not None else lambda _: False, bounds=bounds)
+    is_revoked = trust.is_revoked if trust is not None else lambda _: False
+    sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=is_revoked, bounds=bounds)
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
     calls = _calls(config, routes, metrics, log, credentials, bounds)
+    submitter_thread = SubmitterThread()
+    desk = Desk(
+        Submitter(submitter_thread, coordinator, store),
+        log,
+        bounds,
+        use=cluster_use,
+        operators=operators,
+        count=metrics.count,
+    )
+    submitter_thread.start()
+    talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
+    server.add_generic(talks.handler)
     told = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
     rows, tunnels = Rows(gateway, bounds=bounds), Tunnels(forwarder, bounds=bounds)
     for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told):
@@ -433,6 +452,7 @@ def _serve(
         voice.stop()
         strain.stop()
         server.set_healthy(False)
+        talks.stop(GRACE_S)
         sessions.stop(GRACE_S, abandon=True)
         server.stop(GRACE_S)
         if written is not None:
@@ -443,6 +463,8 @@ def _serve(
         forwarder.close()
         if calls is not None:
             calls.close()
+        desk.close()
+        submitter_thread.stop(GRACE_S)
         end_metrics()
         signals.restore()
     log.info("submitter_stopped")

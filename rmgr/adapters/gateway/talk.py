@@ -1,0 +1,463 @@
+"""A stream of words between a client and a gateway (`rmgr.v1.Work/Talk`): bytes whose meaning is `rmgr/submitter/messages.py`.
+
+    client: TalkLink, one stream to one of its gateways at a time; when that fails it goes to the next
+    gateway: Talks, two threads a stream; who reads nothing is not read from either, and is cut off in the end
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import grpc
+
+from rmgr.adapters.access.auth import Caller, caller_of
+from rmgr.adapters.access.expel import expel
+from rmgr.adapters.access.limits import SESSION_COST, Bounds
+from rmgr.adapters.gateway.bounds import SMALL_BYTES, Booking, Tarpit, take_place
+from rmgr.adapters.gateway.dial import Gateways, user_metadata
+from rmgr.adapters.rpc.server import fail, rebuild
+from rmgr.errors import CoordinationUnavailable, RmgrError, Throttled, Unavailable
+from rmgr.v1 import work_pb2 as pb
+from rmgr.v1 import work_pb2_grpc
+
+#: Words of one message, and their bytes.
+_BATCH, _BATCH_BYTES = 256, 1024 * 1024
+#: A client says so often that it lives, and leaves a gateway that says nothing for so long, if there is another one; else later (s).
+PING_S, SILENCE_S, ALONE_S = 0.5, 2.0, 6.0
+#: A stream on which nothing is heard for so long is over for the gateway (s).
+GONE_S = 10.0
+#: The longest pause between two tries (s).
+_SLOWEST_S = 0.5
+#: Words (bytes) that wait for one client: above it nothing of its submissions is read until it has taken some; so long it may take (s).
+MOST_UNSENT, STALLED_S = 8 * 1024 * 1024, 20.0
+_LOOK_S = 0.25
+_END = None
+
+
+# -- the client's side -----------------------------------------------------------------------------------------------------------
+
+
+class Outbox:
+    """What is said on one stream. Words that are said after its end are dropped: whoever says them says them again on the next one."""
+
+    def __init__(self) -> None:
+        self._words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def say(self, word: bytes) -> None:
+        """Never waits."""
+        self._words.put(word)
+
+    def end(self) -> None:
+        """After what was said before."""
+        self._words.put(_END)
+
+    def messages(self, clock: Callable[[], float]) -> Iterator[Any]:
+        """Words as they are sent, and a ping now and then. On gRPC's thread."""
+        ping, pinged_s = 0, clock()
+        while True:
+            message = pb.Words()
+            try:
+                word = self._words.get(timeout=max(0.001, pinged_s + PING_S - clock()))
+                size = 0
+                while True:
+                    if word is _END:
+                        if message.words:
+                            yield message
+                        return
+                    message.words.append(word)
+                    size += len(word)
+                    if size > _BATCH_BYTES or len(message.words) >= _BATCH:
+                        break
+                    word = self._words.get_nowait()
+            except queue.Empty:
+                pass
+            if clock() - pinged_s >= PING_S:
+                ping, pinged_s = ping + 1, clock()
+                message.ping = ping
+            if message.words or message.ping:
+                yield message
+
+
+class TalkLink:
+    """One stream at a time, again and again until `close`.
+
+    Args:
+        up: a stream begins; told where to say words on it. heard: words that came on it. down: it is over.
+            Called on the link's thread.
+    """
+
+    def __init__(
+        self,
+        gateways: Gateways,
+        *,
+        up: Callable[[Outbox], None],
+        heard: Callable[[list[bytes]], None],
+        down: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.last_error = ""
+        self.refusal: RmgrError | None = None  #: what a gateway said when it turned this client away
+        self.endpoint = ""  #: of the gateway that has the stream
+        self._gateways = gateways
+        self._up, self._heard, self._down = up, heard, down
+        self._clock = clock
+        self._heard_s = clock()
+        self._call: Any = None
+        self._outbox: Outbox | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmgr-gateway", daemon=True)
+        self._watch = threading.Thread(target=self._look, name="rmgr-gateway-look", daemon=True)
+
+    def start(self) -> None:
+        """Begins to connect."""
+        self._thread.start()
+        self._watch.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Says what was said before, and ends. Idempotent."""
+        self._closing.set()
+        outbox = self._outbox
+        if outbox is not None:
+            outbox.end()
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
+            self._thread.join(timeout_s)
+            self._cancel()
+            self._thread.join(1.0)
+        self._gateways.close()
+
+    def _cancel(self) -> None:
+        call = self._call
+        if call is not None:
+            call.cancel()
+
+    def _look(self) -> None:
+        """Leaves a gateway that says nothing."""
+        limit_s = SILENCE_S if len(self._gateways.endpoints) > 1 else ALONE_S
+        while not self._closing.wait(_LOOK_S):
+            if self._call is not None and self._clock() - self._heard_s > limit_s:
+                self.last_error = f"the gateway at {self.endpoint} says nothing"
+                self._heard_s = self._clock()
+                self._cancel()
+
+    def _run(self) -> None:
+        tries = 0
+        while not self._closing.is_set():
+            endpoint = self._gateways.current
+            self.endpoint = endpoint
+            was_up = False
+            try:
+                was_up = self._stream(endpoint)
+            except grpc.RpcError as error:
+                told = rebuild(error, endpoint)
+                if error.code() is not grpc.StatusCode.CANCELLED or not self.last_error:
+                    self.last_error = told.message
+                if not isinstance(told, Unavailable):
+                    self.refusal = told
+            except ValueError as error:  # the channel was closed
+                self.last_error = str(error)
+            self._gateways.failed(endpoint)
+            tries = 0 if was_up else tries + 1
+            self._closing.wait(min(_SLOWEST_S, 0.02 * 2**tries) * random.uniform(0.5, 1.0))
+
+    def _stream(self, endpoint: str) -> bool:
+        """Returns: something was heard on it."""
+        outbox = Outbox()
+        self._heard_s = self._clock()
+        stub = work_pb2_grpc.WorkStub(self._gateways.channel(endpoint))
+        call = self._call = stub.Talk(outbox.messages(self._clock), metadata=user_metadata())
+        self._outbox = outbox
+        was_up = False
+        try:
+            self._up(outbox)
+            for message in call:
+                self._heard_s = self._clock()
+                if not was_up:
+                    was_up, self.last_error, self.refusal = True, "", None
+                if message.words:
+                    self._heard(list(message.words))
+        finally:
+            self._call = self._outbox = None
+            outbox.end()
+            call.cancel()
+            self._down()
+        return was_up
+
+
+# -- the gateway's side ----------------------------------------------------------------------------------------------------------
+
+
+class Stream(Protocol):
+    """What a gateway says to one client."""
+
+    def say(self, word: bytes) -> None:
+        """Never waits."""
+
+    def end(self, error: RmgrError) -> None:
+        """Ends the stream with `error`, after what was said."""
+
+    @property
+    def is_full(self) -> bool:
+        """So much waits to be taken by the client that nothing more should be said."""
+
+
+class Talker(Protocol):
+    """Answers one client. Called on the thread that reads its stream, one call at a time."""
+
+    def heard(self, word: bytes) -> None:
+        """One word. May wait: nothing more is read from the client meanwhile. Raises RmgrError: the stream ends with it."""
+
+    def taken(self) -> None:
+        """The client has taken what waited for it: `is_full` is over. On another thread."""
+
+    def over(self) -> None:
+        """The stream has ended."""
+
+
+class Talks:
+    """The servicer of `rmgr.v1.Work/Talk`.
+
+    Args:
+        talker: makes who answers a client. most: streams at once. is_revoked: told the key id of a client now and then.
+        bounds: what each user may have of this gateway. count: as `GatewayPort.count`.
+    """
+
+    def __init__(
+        self,
+        talker: Callable[[Caller, Stream], Talker],
+        *,
+        most: int,
+        is_revoked: Callable[[str], bool],
+        bounds: Bounds,
+        count: Callable[[str, str], None],
+    ) -> None:
+        self._talker = talker
+        self._is_revoked = is_revoked
+        self._bounds = bounds
+        self._count = count
+        self._places = bounds.places("sessions", most)
+        self._live: set[_Talk] = set()
+        self._tarpit = Tarpit()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        threading.Thread(target=self._look, name="gateway-talks", daemon=True).start()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def handler(self) -> grpc.GenericRpcHandler:
+        """For `RpcServer.add_generic`."""
+        method = grpc.stream_stream_rpc_method_handler(
+            self._serve, request_deserializer=pb.Words.FromString, response_serializer=pb.Words.SerializeToString
+        )
+        return grpc.method_handlers_generic_handler("rmgr.v1.Work", {"Talk": method})
+
+    def stop(self, grace_s: float) -> None:
+        """Takes no more streams, and ends those that there are: their clients go on at another gateway."""
+        self._stopping.set()
+        with self._lock:
+            live = list(self._live)
+        for talk in live:
+            talk.end(CoordinationUnavailable("the gateway is stopping", hint="another one, or this one again, goes on"))
+        end_s = time.monotonic() + grace_s
+        while self._live and time.monotonic() < end_s:
+            time.sleep(0.02)
+
+    def _serve(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        caller = caller_of(context)
+        try:
+            if self._stopping.is_set():
+                raise CoordinationUnavailable("the gateway is stopping")
+            self._bounds.spend(caller.user, SESSION_COST)
+            take_place(self._bounds, self._places, caller, lambda: list(self._live))
+        except RmgrError as error:
+            self._count("refused", type(error).__name__)
+            self._tarpit.hold(error, self._stopping)
+            fail(context, error)
+        talk = _Talk(caller, context, self._bounds, self._count)
+        with self._lock:
+            self._live.add(talk)
+        try:
+            talk.begin(self._talker(caller, talk), requests)
+            yield from talk.told()
+        except RmgrError as error:
+            self._count("refused", type(error).__name__)
+            fail(context, error)
+        finally:
+            talk.close()
+            with self._lock:
+                self._live.discard(talk)
+            self._places.give_back(caller.user)
+
+    def _look(self) -> None:
+        while not self._stopping.wait(_LOOK_S):
+            with self._lock:
+                live = list(self._live)
+            for talk in live:
+                talk.look()
+                if talk.key_id and self._is_revoked(talk.key_id):
+                    expel(talk.drain, talk.end, talk.cut)
+
+
+class _Talk:
+    """One stream at the gateway."""
+
+    def __init__(self, caller: Caller, context: grpc.ServicerContext, bounds: Bounds, count: Callable[[str, str], None]) -> None:
+        self.user = caller.user
+        self.key_id = caller.identity.key_id if caller.identity is not None else ""
+        self._context = context
+        self._count = count
+        self._holds = Booking(bounds, caller.user)
+        self._talker: Talker | None = None
+        self._out: queue.SimpleQueue[bytes | int | RmgrError | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._unsent = 0  # bytes
+        self._was_full = False
+        self._draining = False
+        self._held_up = False
+        self._over = threading.Event()
+        self._heard_s = self._sent_s = time.monotonic()
+
+    # -- Stream
+
+    @property
+    def is_full(self) -> bool:
+        if self._unsent <= MOST_UNSENT and self._holds.has_room():
+            return False
+        self._was_full = True
+        return True
+
+    def say(self, word: bytes) -> None:
+        with self._lock:
+            if not self._unsent:
+                self._sent_s = time.monotonic()
+            self._unsent += len(word)
+        self._holds.book(len(word))
+        self._out.put(word)
+
+    def end(self, error: RmgrError) -> None:
+        self._out.put(error)
+
+    # -- life
+
+    def begin(self, talker: Talker, requests: Iterator[Any]) -> None:
+        """Begins to read."""
+        self._talker = talker
+        if self._context.add_callback(self._gone):
+            threading.Thread(target=self._read, args=(requests,), name="gateway-reader", daemon=True).start()
+        else:
+            self._gone()
+
+    def drain(self) -> bool:
+        """Nothing more is taken. Returns: it was so before."""
+        was, self._draining = self._draining, True
+        return was
+
+    def cut(self, why: str) -> None:
+        """Ends it without a word."""
+        self._count("cut", why)
+        self._over.set()
+        self._context.cancel()
+
+    def make_room(self) -> None:
+        """Ends it for somebody who has fewer."""
+        self._count("cut", "made room")
+        self.end(Throttled("the gateway is full, and others have fewer streams than you", hint="end some of your clients; rmgr limits"))
+        if self._unsent > 0 or self._held_up:
+            self.cut("stalled")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._gone()
+        self._holds.close()
+        if self._talker is not None:
+            self._talker.over()
+
+    def look(self) -> None:
+        """Cuts off whoever is silent or stalled; tells when there is room again."""
+        now = time.monotonic()
+        if self._over.is_set():
+            return
+        if now - self._heard_s > GONE_S and not self._held_up:
+            self.cut("silent")
+        elif self._unsent > 0 and now - self._sent_s > STALLED_S:
+            self.cut("stalled")
+        elif self._was_full and not self.is_full:
+            self._was_full = False
+            if self._talker is not None:
+                self._talker.taken()
+
+    def _gone(self) -> None:
+        self._over.set()
+        self._out.put(_END)
+
+    # -- from the client
+
+    def _read(self, requests: Iterator[Any]) -> None:
+        assert self._talker is not None
+        try:
+            for message in requests:
+                self._heard_s = time.monotonic()
+                if message.ping:
+                    self._out.put(message.ping)
+                for word in self._holds.begin(message.words):
+                    late = self._holds.wait_turn("word", len(word), self._over, self._pause)
+                    if self._draining or self._over.is_set():
+                        return
+                    try:
+                        if late is not None:
+                            raise late
+                        self._pause(True)
+                        self._talker.heard(word)
+                    finally:
+                        self._pause(False)
+                        self._holds.end(0)
+        except RmgrError as error:
+            self.end(error)
+        except grpc.RpcError:
+            pass  # the client has gone
+        finally:
+            self._out.put(_END)
+
+    def _pause(self, begins: bool) -> None:
+        """Nothing is read meanwhile, so a client's silence is none."""
+        self._held_up, self._heard_s = begins, time.monotonic()
+
+    # -- to the client
+
+    def told(self) -> Iterator[Any]:
+        """What the client is told, until one side ends it."""
+        while True:
+            entry = self._out.get()
+            message = pb.Words()
+            size = booked = 0
+            while True:
+                if entry is _END or isinstance(entry, RmgrError):
+                    break
+                if isinstance(entry, int):
+                    message.ping = entry
+                else:
+                    message.words.append(entry)
+                    size += len(entry)
+                    booked += len(entry) if len(entry) >= SMALL_BYTES else 0
+                if size >= _BATCH_BYTES:
+                    break
+                try:
+                    entry = self._out.get_nowait()
+                except queue.Empty:
+                    break
+            if message.words or message.ping:
+                yield message  # returns when gRPC has taken it
+                with self._lock:
+                    self._sent_s = time.monotonic()
+                    self._unsent -= size
+                self._holds.release(booked)
+            if entry is _END:
+                return
+            if isinstance(entry, RmgrError):
+                raise entry

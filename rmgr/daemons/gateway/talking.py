@@ -1,0 +1,478 @@
+"""Serves the streams of clients (`submitter/messages.py`): each has a `DirectWork` of its own on the gateway's one Submitter.
+
+What may wait (orders, and readings before a submission is kept) runs on a few threads in turns of the users; everything else on the
+Submitter's thread, which never waits. Nothing here matters when the gateway dies: clients say everything again to another one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.gateway.talk import Stream
+from rmgr.coord.decisions.rights import check
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.records import encode_record
+from rmgr.daemons.gateway.door import check_growth, check_order
+from rmgr.daemons.service.people import audited, person_of
+from rmgr.errors import InvalidRecord, LimitReached, PermissionDenied, RmgrError, VersionMismatch
+from rmgr.model.cluster.node import SubmitterEntry
+from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.procedures.admission import check_admitted
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+from rmgr.runtime.user_turns import UserTurns
+from rmgr.submitter import messages
+from rmgr.submitter.direct import DirectWork, Submitter
+from rmgr.submitter.port import Grown, Growth, Read, Stored
+from rmgr.submitter.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from rmgr.daemons.gateway.limits import ClusterUse
+
+#: Threads for what may wait, and how many of them one user has; jobs of one user that wait for one.
+_THREADS, _OF_ONE, _MOST_WAITING = 16, 8, 128
+#: Submissions that one stream has kept at once.
+MOST_KEPT = 20_000
+#: How long the reading of a record may take, and the longest that a client may wait for an order.
+_READ_S, _LONGEST_S = 10.0, 120.0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    user: str
+    call: Callable[[], None]
+
+
+class TurnsPool:
+    """Runs jobs on a few threads, in turns of their users. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._turns: UserTurns[_Job] = UserTurns(_OF_ONE)
+        self._waiting: Counter[str] = Counter()
+        self._under_way: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._closed = False
+        for at in range(_THREADS):
+            machine.Thread(target=self._run, name=f"gateway-work-{at}", daemon=True).start()
+
+    def run(self, user: str, call: Callable[[], None]) -> None:
+        """Waits while too much of the user's waits already."""
+        user = user or "nobody"  # "" would go before all others
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._waiting[user] < _MOST_WAITING)
+        self.run_soon(user, call)
+
+    def run_soon(self, user: str, call: Callable[[], None]) -> None:
+        """As `run`, and never waits."""
+        user = user or "nobody"
+        with self._changed:
+            self._waiting[user] += 1
+            self._turns.append(_Job(user, call))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Jobs that wait are dropped."""
+        with self._changed:
+            self._closed = True
+            self._turns.clear()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job.call()
+            finally:
+                with self._changed:
+                    self._under_way[job.user] -= 1
+                    self._changed.notify_all()
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            while not self._closed:
+                user = self._turns.next(self._under_way)
+                if user is not None:
+                    self._waiting[user] -= 1
+                    self._under_way[user] += 1
+                    self._changed.notify_all()
+                    return self._turns.take(user)
+                self._changed.wait()
+            return None
+
+
+class Desk:
+    """What the streams of a gateway share.
+
+    Args:
+        submitter: on the gateway's session and store. use: limits of users in the whole cluster, None = not asked.
+        operators: of the gateway's configuration.
+    """
+
+    def __init__(
+        self,
+        submitter: Submitter,
+        log: Log,
+        bounds: Bounds,
+        *,
+        use: ClusterUse | None,
+        operators: Collection[str],
+        count: Callable[[str, str], None],
+    ) -> None:
+        self.submitter = submitter
+        self.log = log
+        self.bounds = bounds
+        self.use = use
+        self.operators = tuple(operators)
+        self.count = count
+        self.pool = TurnsPool()
+
+    def talker(self, caller: Caller, stream: Stream) -> ClientTalk:
+        """Answers one client."""
+        return ClientTalk(self, caller, stream)
+
+    def close(self) -> None:
+        """Streams have ended."""
+        self.pool.close()
+
+
+class ClientTalk:
+    """`adapters.gateway.talk.Talker` of one client."""
+
+    def __init__(self, desk: Desk, caller: Caller, stream: Stream) -> None:
+        self._desk = desk
+        self._caller = caller
+        self._person = person_of(caller, desk.operators)
+        self._stream = stream
+        self._work: DirectWork | None = None
+        self._guid = ""
+        self._kept: dict[int, _KeptHere] = {}  #: on the Submitter's thread
+        self._count = 0  #: of those, as the reader knows it
+        self._said_bye = False
+        self._is_over = False
+
+    # -- Talker, on the reader's thread
+
+    def heard(self, word: bytes) -> None:
+        """See `Talker`."""
+        message = messages.read_client(word)
+        post = self._desk.submitter.post
+        if isinstance(message, messages.Hello):
+            self._hello(message)
+        elif self._work is None:
+            raise InvalidRecord("the first message of a stream is a hello", hint="rmgr version")
+        elif isinstance(message, messages.Place):
+            self._desk.count("asked", "submit")
+            self._desk.pool.run(self._caller.user, partial(self._place, message))
+        elif isinstance(message, messages.Keep):
+            self._count += 1
+            if self._count > MOST_KEPT:
+                raise LimitReached(f"one stream follows {MOST_KEPT:,} submissions at most", hint="end some, or open another connection")
+            post(partial(self._begin, message))
+        elif isinstance(message, messages.Grow):
+            self._desk.count("asked", "grow")
+            post(partial(self._on_kept, message.id, self._growing(message)))
+        elif isinstance(message, messages.Leave):
+            self._count -= 1
+            post(partial(self._leave, message.id))
+        elif isinstance(message, messages.Claiming):
+            post(partial(self._on_kept, message.id, lambda kept: kept.claimed(message)))
+        elif isinstance(message, messages.AskTail):
+            post(partial(self._on_kept, message.id, lambda kept: kept.ask_tail(message.serial)))
+        else:
+            self._said_bye = True
+
+    def taken(self) -> None:
+        """See `Talker`."""
+        self._desk.submitter.post(self._go_on)
+
+    def over(self) -> None:
+        """See `Talker`."""
+        self._desk.submitter.post(self._end)
+
+    # -- the beginning and the end
+
+    def _hello(self, hello: messages.Hello) -> None:
+        if hello.version != messages.VERSION:
+            raise VersionMismatch(
+                f"the client speaks version {hello.version} of the gateway's protocol, this gateway version {messages.VERSION}",
+                hint=f"upgrade the {'gateway' if hello.version > messages.VERSION else 'client'}: rmgr version",
+            )
+        if self._work is not None:
+            raise InvalidRecord("a stream has one hello", hint="rmgr version")
+        if self._caller.is_open:
+            self._caller = replace(self._caller, claimed=hello.user)
+            self._person = person_of(self._caller, self._desk.operators)
+        user = "" if self._caller.is_open else self._caller.user
+        self._guid = hello.guid
+        entry = SubmitterEntry(guid=hello.guid, host=hello.host, pid=hello.pid, since_us=hello.since_us, user=user)
+        submitter = self._desk.submitter
+        self._work = submitter.work(entry, self._on_state)
+        self._say(messages.Welcome(messages.VERSION, round(submitter.coordinator.session_timeout_s * 1000)))
+        submitter.post(lambda: self._on_state(submitter.session_state))
+
+    def _on_state(self, state: SessionState) -> None:
+        self._say(messages.State(state.value))
+
+    def _end(self) -> None:
+        self._is_over = True
+        kept, self._kept = self._kept, {}
+        for one in kept.values():
+            one.leave()
+        if self._work is not None:
+            # A client that is on its way to another gateway owns its submissions still.
+            self._work.end(0.0 if self._said_bye else self._work.session_timeout_s)
+
+    def _say(self, message: messages.FromGateway) -> None:
+        if not self._is_over:
+            self._stream.say(messages.encode(message))
+
+    # -- orders, on a thread that may wait
+
+    def _place(self, place: messages.Place) -> None:
+        assert self._work is not None
+        if self._is_over:
+            return
+        try:
+            with audited(self._desk.log, self._person, "SUBMIT", ""):
+                order = messages.order_of(place)
+                check_order(order, self._person)
+                check_admitted(order.draft, self._work.settings(), tasks=order.tasks)
+            if self._desk.use is not None:
+                self._desk.use.check_order(self._caller.user, order)
+            made = self._work.submit(order, timeout_s=min(_LONGEST_S, place.timeout_ms / 1000))
+        except RmgrError as error:
+            self._refuse(place.id, error)
+        except Exception as error:
+            self._desk.log.exception("order_failed", user=self._caller.user)
+            self._refuse(place.id, RmgrError(f"the gateway failed: {error!r}"[:500], hint="its log says more"))
+        else:
+            self._desk.count("committed", "SUBMIT")
+            self._say(messages.placed_of(place.id, made))
+
+    def _refuse(self, order_id: int, error: RmgrError) -> None:
+        self._desk.count("refused", type(error).__name__)
+        self._say(messages.Refused(order_id, messages.Fault.of(error)))
+
+    def _growing(self, grow: messages.Grow) -> Callable[[_KeptHere], None]:
+        """What is done with a growth; one that is refused ends its submission for this client."""
+        try:
+            growth = messages.growth_of(grow)
+            if self._desk.use is not None and not grow.is_announced:
+                self._desk.use.check_growth(self._caller.user, growth)
+        except RmgrError as error:
+            refusal = error
+            return lambda kept: kept.die(refusal)
+        return lambda kept: kept.grow(growth, is_announced=grow.is_announced)
+
+    # -- what is kept, on the Submitter's thread
+
+    def _begin(self, keep: messages.Keep) -> None:
+        assert self._work is not None
+        if self._is_over or keep.id in self._kept:
+            return
+        self._kept[keep.id] = kept = _KeptHere(self, keep, self._work)
+        self._desk.pool.run_soon(self._caller.user, partial(self._read, kept))
+
+    def _read(self, kept: _KeptHere) -> None:
+        """On a thread that may wait."""
+        keep = kept.keep
+        assert self._work is not None
+        try:
+            stored = self._work.read(keep.number, timeout_s=_READ_S)
+            self._check_owner(keep, stored.submission)
+        except RmgrError as error:
+            self._desk.submitter.post(partial(kept.failed, error))
+        else:
+            self._desk.submitter.post(partial(kept.begin, stored))
+
+    def _check_owner(self, keep: messages.Keep, submission: Submission) -> None:
+        with audited(self._desk.log, self._person, "FOLLOW", str(keep.number)):
+            check(self._person, keep.number, submission.user)
+            is_own = self._person.is_open or self._person.owns(submission.user)
+            if (keep.is_owned or keep.wants_ownership) and not is_own:
+                raise PermissionDenied(f"submission {keep.number} belongs to {submission.user}", hint="its owner alone adds tasks")
+            if keep.is_owned and submission.owner != self._guid:
+                raise PermissionDenied(
+                    f"submission {keep.number} is looked after by another Submitter", hint="TaskQueue.attach(name) follows it"
+                )
+
+    def _on_kept(self, kept_id: int, call: Callable[[_KeptHere], None]) -> None:
+        kept = self._kept.get(kept_id)
+        if kept is not None:
+            kept.when_ready(call)
+
+    def _leave(self, kept_id: int) -> None:
+        kept = self._kept.pop(kept_id, None)
+        if kept is not None:
+            kept.leave()
+
+    def _go_on(self) -> None:
+        for kept in self._kept.values():
+            kept.go_on()
+
+    # -- for what is kept
+
+    def say(self, message: messages.FromGateway) -> None:
+        """To the client."""
+        self._say(message)
+
+    @property
+    def is_full(self) -> bool:
+        """The client has so much to take that nothing more is read for it."""
+        return self._stream.is_full
+
+    def forget(self, kept_id: int) -> None:
+        """It has died; the client is told."""
+        self._kept.pop(kept_id, None)
+
+
+class _KeptHere:
+    """`port.KeptListener` of one submission of one client. What is said of it before its record was read waits for that."""
+
+    def __init__(self, talk: ClientTalk, keep: messages.Keep, work: DirectWork) -> None:
+        self.keep = keep
+        self._talk = talk
+        self._work = work
+        self._upkeep: Upkeep | None = None
+        self._waiting: list[Callable[[_KeptHere], None]] = []
+        self._most_left = 0
+        self._is_over = False
+
+    def begin(self, stored: Stored) -> None:
+        """Its record was read."""
+        if self._is_over:
+            return
+        keep = self.keep
+        self._upkeep = self._work.keep(
+            stored,
+            self,
+            is_owned=keep.is_owned,
+            wants_ownership=keep.wants_ownership,
+            is_fresh=keep.is_fresh,
+            fragment=keep.fragment,
+        )
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call(self)
+
+    def failed(self, error: RmgrError) -> None:
+        """It cannot be kept."""
+        if not self._is_over:
+            self.on_dead(error)
+
+    def when_ready(self, call: Callable[[_KeptHere], None]) -> None:
+        """Calls it once the record was read."""
+        if self._upkeep is None:
+            self._waiting.append(call)
+        else:
+            call(self)
+
+    def leave(self) -> None:
+        """It is kept no more."""
+        self._is_over = True
+        if self._upkeep is not None:
+            self._upkeep.leave()
+
+    def go_on(self) -> None:
+        """The client takes more."""
+        if self._upkeep is not None:
+            self._upkeep.rest(is_resting=False)
+
+    # -- from the client
+
+    def grow(self, growth: Growth, *, is_announced: bool) -> None:
+        """Carries a growth out, or announces it."""
+        upkeep = self._upkeep
+        assert upkeep is not None
+        try:
+            if not upkeep.is_owned:
+                raise PermissionDenied(f"submission {upkeep.number} is not looked after by this client")
+            check_growth(growth, upkeep.submission, upkeep.tail)
+        except RmgrError as error:
+            upkeep.die(error)
+            return
+        if is_announced:
+            upkeep.announce(growth)
+            return
+        done = upkeep.grow(growth)
+        stamp = growth.tail.enqueued
+        done.add_done_callback(lambda _: self._work.submitter.post(partial(self._grown, stamp, done.result)))
+
+    def _grown(self, stamp: str, result: Callable[[float], object]) -> None:
+        answer = result(0)
+        taken = isinstance(answer, Grown)
+        tail = encode_record(answer.tail) if isinstance(answer, Grown) else b""
+        self._tell_left()
+        self._talk.say(messages.DidGrow(self.keep.id, stamp, taken, tail))
+
+    def die(self, error: RmgrError) -> None:
+        """Nothing more of it is taken."""
+        assert self._upkeep is not None
+        self._upkeep.die(error)
+
+    def claimed(self, message: messages.Claiming) -> None:
+        """How far keys are claimed."""
+        if self._upkeep is not None and self._upkeep.is_owned:
+            self._upkeep.claimed(message.stage)
+
+    def ask_tail(self, serial: int) -> None:
+        """Reads the tail."""
+        assert self._upkeep is not None
+        asked = self._upkeep.read_tail()
+        asked.add_done_callback(lambda _: self._work.submitter.post(partial(self._tail_read, serial, asked)))
+
+    def _tail_read(self, serial: int, asked: Future[Tail]) -> None:
+        error = asked.exception(0)
+        if isinstance(error, RmgrError):
+            self._talk.say(messages.TailIs(self.keep.id, b"", serial, messages.Fault.of(error)))
+        else:
+            self._talk.say(messages.TailIs(self.keep.id, encode_record(asked.result(0)), serial))
+
+    def _tell_left(self) -> None:
+        most = self._upkeep.most_left if self._upkeep is not None else 0
+        if most != self._most_left:
+            self._most_left = most
+            self._talk.say(messages.Leaves(self.keep.id, most))
+
+    # -- port.KeptListener
+
+    def on_fragments(self, fragments: Sequence[Read]) -> None:
+        """See `KeptListener`."""
+        self._tell_left()
+        for message in messages.fragments_of(self.keep.id, fragments):
+            self._talk.say(message)
+        if self._talk.is_full and self._upkeep is not None:
+            self._upkeep.rest(is_resting=True)
+
+    def on_tail(self, tail: Tail) -> None:
+        """See `KeptListener`."""
+        self._talk.say(messages.TailIs(self.keep.id, encode_record(tail)))
+
+    def on_record(self, record: Submission | None, version: int) -> None:
+        """See `KeptListener`."""
+        self._talk.say(messages.RecordIs(self.keep.id, encode_record(record) if record is not None else b"", version))
+
+    def on_owned(self, stored: Stored) -> None:
+        """See `KeptListener`."""
+        self._talk.say(messages.owned_of(self.keep.id, stored))
+
+    def on_full(self, most: int) -> None:
+        """See `KeptListener`."""
+        self._talk.say(messages.Full(self.keep.id, most))
+
+    def on_trouble(self, error: RmgrError) -> None:
+        """See `KeptListener`."""
+        self._talk.say(messages.Trouble(self.keep.id, messages.Fault.of(error)))
+
+    def on_dead(self, error: RmgrError) -> None:
+        """See `KeptListener`."""
+        self._is_over = True
+        self._talk.say(messages.Dead(self.keep.id, messages.Fault.of(error)))
+        self._talk.forget(self.keep.id)

@@ -1,0 +1,66 @@
+"""Jobs of several users that wait for few threads, taken in turns: a Starter's work with the store, a gateway's questions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Container, Mapping
+from typing import Generic, Protocol, TypeVar
+
+
+class HasUser(Protocol):
+    """A job. user: whose it is, "" = the process's own."""
+
+    @property
+    def user(self) -> str: ...
+
+
+J = TypeVar("J", bound=HasUser)
+
+
+class UserTurns(Generic[J]):
+    """Jobs that wait; those of the process itself (user "") go first. Cost: O(1), `newcomer` O(users).
+
+    Args: most_of_one: jobs of one user that may be under way.
+    """
+
+    def __init__(self, most_of_one: int) -> None:
+        self._most_of_one = most_of_one
+        self._of: OrderedDict[str, deque[J]] = OrderedDict()  #: none of them is empty; whose turn is next stands first
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, job: J) -> None:
+        """It is its user's last."""
+        self._of.setdefault(job.user, deque()).append(job)
+        self._count += 1
+
+    def appendleft(self, job: J) -> None:
+        """It is its user's next."""
+        self._of.setdefault(job.user, deque()).appendleft(job)
+        self._count += 1
+
+    def next(self, under_way: Mapping[str, int]) -> str | None:
+        """Whose job is next; nobody's who has as many under way as one may (under_way: of each)."""
+        return "" if "" in self._of else next((user for user in self._of if under_way[user] < self._most_of_one), None)
+
+    def take(self, user: str) -> J:
+        """The next job of a user who waits here."""
+        jobs = self._of[user]
+        job = jobs.popleft()
+        self._count -= 1
+        if jobs:
+            self._of.move_to_end(user)
+        else:
+            del self._of[user]
+        return job
+
+    def newcomer(self, *served: Container[str]) -> str | None:
+        """The first user who waits here and is in none of these."""
+        return next((user for user in self._of if not any(user in some for some in served)), None)
+
+    def clear(self) -> None:
+        """Drops all."""
+        self._of.clear()
+        self._count = 0

@@ -1,0 +1,409 @@
+"""What a client and a gateway say to each other on the stream `rmgr.v1.Work/Talk` (MessagePack structs).
+
+A client says hello, orders submissions, has some of them kept, and lets them grow; it hears of each what a `port.KeptListener` hears.
+Everything may be said again on another stream, to the same gateway or another one: an order is known by its token, a growth by the stamp in
+its tail, and whoever is kept anew says which fragment is the next. Records travel as they lie in ZooKeeper, and are checked by the same
+rules (`coord/validity`); blocks are the names and data of their znodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+
+from rmgr.adapters.access.errors import named_error
+from rmgr.coord.ops.work import Block
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import MAX_OPS
+from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
+from rmgr.coord.validity import records as validity
+from rmgr.errors import InvalidRecord, RmgrError
+from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.wire.line import ClaimStage
+from rmgr.submitter.port import Growth, Order, Read, Stored, Submitted
+
+#: Of these messages; a gateway serves clients of its own.
+VERSION = 1
+#: Bytes of one message: of the largest growth (`MAX_MULTI_BYTES`) and what is around it.
+MAX_BYTES = 512 * 1024
+#: Bytes of fragments in one message.
+FRAGMENT_BYTES = 256 * 1024
+
+#: Stands in the record and the blocks of an order where its number will stand.
+UNNUMBERED = 1
+
+_Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Guid: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=300)]
+_Blocks: TypeAlias = Annotated[list[tuple[_Name, bytes]], msgspec.Meta(max_length=MAX_OPS)]
+_Ended: TypeAlias = Annotated[list[bytes], msgspec.Meta(max_length=MAX_OPS)]
+
+
+class _Message(msgspec.Struct, array_like=True, gc=False):
+    """id: of an order, or of a submission that is kept: the client numbers both, once a process."""
+
+
+class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An error of `rmgr.errors`."""
+
+    name: str
+    message: str
+    hint: str = ""
+
+    @classmethod
+    def of(cls, error: RmgrError) -> Fault:
+        """As it travels."""
+        return cls(type(error).__name__, error.message, error.hint)
+
+    def error(self) -> RmgrError:
+        """As it was."""
+        return named_error(self.name, self.message, self.hint)
+
+
+# -- from a client -----------------------------------------------------------------------------------------------------------------
+
+
+class Hello(_Message, tag="hello"):
+    """The first message of a stream. guid: under which it owns submissions. user: believed in an open cluster alone."""
+
+    version: int
+    guid: _Guid
+    user: _Name
+    host: _Name
+    pid: _Id
+    since_us: _Id
+
+
+class Place(_Message, tag="submit"):
+    """An order. has_token: the user gave it. timeout_ms: how long the client waits. Answered by `Placed` or `Refused`."""
+
+    id: _Id
+    record: bytes
+    blocks: _Blocks
+    tasks: _Id
+    complete: bool
+    held: bool | None
+    is_owned: bool
+    has_token: bool
+    timeout_ms: _Id
+
+
+class Keep(_Message, tag="keep"):
+    """A submission is followed from `fragment` on, and looked after if it is owned. is_fresh: it was made just now, by this stream."""
+
+    id: _Id
+    number: _Id
+    fragment: _Id
+    is_owned: bool
+    wants_ownership: bool
+    is_fresh: bool
+
+
+class Grow(_Message, tag="grow"):
+    """A growth of a submission that is kept, see `port.Growth`. is_announced: it will come; a hint. Answered by `DidGrow`."""
+
+    id: _Id
+    tail: bytes
+    blocks: _Blocks
+    ended: _Ended
+    is_alone: bool
+    leaves_keys: bool
+    is_announced: bool = False
+
+
+class Claiming(_Message, tag="claiming"):
+    """How far the output keys are claimed that the last growth has left. A hint."""
+
+    id: _Id
+    stage: ClaimStage
+
+
+class AskTail(_Message, tag="tail?"):
+    """Answered by `TailIs`, with the same serial."""
+
+    id: _Id
+    serial: _Id
+
+
+class Leave(_Message, tag="leave"):
+    """It is kept no more."""
+
+    id: _Id
+
+
+class Bye(_Message, tag="bye"):
+    """The client ends: its submissions are the leader's, or whoever's wants them, at once."""
+
+
+FromClient: TypeAlias = Hello | Place | Keep | Grow | Claiming | AskTail | Leave | Bye
+
+
+# -- from a gateway ----------------------------------------------------------------------------------------------------------------
+
+
+class Welcome(_Message, tag="welcome"):
+    """Answers a hello."""
+
+    version: int
+    session_timeout_ms: _Id
+
+
+class State(_Message, tag="state"):
+    """Whether ZooKeeper answers the gateway."""
+
+    state: str
+
+
+class Placed(_Message, tag="placed"):
+    """A durable submission."""
+
+    id: _Id
+    number: _Id
+    record: bytes
+    version: int
+    tail: bytes
+    tail_version: int
+    created: bool
+
+
+class Refused(_Message, tag="refused"):
+    """An order failed."""
+
+    id: _Id
+    fault: Fault
+
+
+class Fragments(_Message, tag="fragments"):
+    """The next ones, from `first` on: zxid of the commit, data."""
+
+    id: _Id
+    first: _Id
+    fragments: list[tuple[int, bytes]]
+
+
+class DidGrow(_Message, tag="grown"):
+    """A growth is durable; taken: False: no node took what leaves its keys, and nothing was committed."""
+
+    id: _Id
+    stamp: str
+    taken: bool
+    tail: bytes
+
+
+class TailIs(_Message, tag="tail"):
+    """serial: of the question, 0 = its owner has changed it. fault: it cannot be read."""
+
+    id: _Id
+    tail: bytes
+    serial: _Id = 0
+    fault: Fault | None = None
+
+
+class RecordIs(_Message, tag="record"):
+    """b"" = it is gone."""
+
+    id: _Id
+    record: bytes
+    version: int
+
+
+class Owned(_Message, tag="owned"):
+    """It is the client's own from here."""
+
+    id: _Id
+    record: bytes
+    version: int
+    tail: bytes
+    tail_version: int
+
+
+class Full(_Message, tag="full"):
+    """See `port.KeptListener.on_full`."""
+
+    id: _Id
+    most: _Id
+
+
+class Trouble(_Message, tag="trouble"):
+    """See `port.KeptListener.on_trouble`."""
+
+    id: _Id
+    fault: Fault
+
+
+class Leaves(_Message, tag="leaves"):
+    """`port.Kept.most_left` is this from now on."""
+
+    id: _Id
+    most: int
+
+
+class Dead(_Message, tag="dead"):
+    """Nothing more comes of it."""
+
+    id: _Id
+    fault: Fault
+
+
+FromGateway: TypeAlias = (
+    Welcome | State | Placed | Refused | Fragments | DidGrow | TailIs | RecordIs | Owned | Full | Trouble | Leaves | Dead
+)
+
+_T = TypeVar("_T")
+_encode = msgspec.msgpack.Encoder().encode
+_from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
+_from_gateway: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)
+
+
+def encode(message: FromClient | FromGateway) -> bytes:
+    """A message as it travels."""
+    return _encode(message)
+
+
+def read_client(data: bytes) -> FromClient:
+    """What a client said. Raises InvalidRecord."""
+    return _read(_from_client, data)
+
+
+def read_gateway(data: bytes) -> FromGateway:
+    """What a gateway said. Raises InvalidRecord."""
+    return _read(_from_gateway, data)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    if len(data) > MAX_BYTES:
+        raise InvalidRecord(f"a message of {len(data):,} bytes is none of this service", hint="rmgr version")
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRecord(f"what was said is no message of this service: {str(error)[:200]}", hint="rmgr version") from None
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------------------
+
+
+def place_of(order_id: int, order: Order, timeout_s: float, *, has_token: bool) -> Place:
+    """An order as it travels; signed."""
+    return Place(
+        order_id,
+        encode_record(replace(order.draft, id=UNNUMBERED)),
+        blocks_to([(replace(key, submission=UNNUMBERED), data) for key, data in order.blocks]),
+        order.tasks,
+        order.complete,
+        order.held,
+        order.is_owned,
+        has_token,
+        max(1, round(timeout_s * 1000)),
+    )
+
+
+def order_of(place: Place) -> Order:
+    """What a client orders. Raises InvalidRecord."""
+    record = validity.submission(place.record, UNNUMBERED)
+    return Order(
+        draft=record,
+        blocks=[(replace(key, submission=0), data) for key, data in blocks_from(place.blocks)],
+        tasks=place.tasks,
+        complete=place.complete,
+        held=place.held,
+        is_owned=place.is_owned,
+    )
+
+
+def grow_of(kept_id: int, growth: Growth, *, is_announced: bool = False) -> Grow:
+    """A growth as it travels."""
+    return Grow(
+        kept_id,
+        encode_record(growth.tail),
+        blocks_to(growth.blocks),
+        [encode_fragment(fragment) for fragment in growth.ended],
+        growth.is_alone,
+        growth.leaves_keys,
+        is_announced,
+    )
+
+
+def growth_of(grow: Grow) -> Growth:
+    """What a client adds. Raises InvalidRecord."""
+    return Growth(
+        tail=validity.decode(grow.tail, Tail, "the tail"),
+        blocks=blocks_from(grow.blocks),
+        ended=[validity.decode(data, Fragment, "an outcome") for data in grow.ended],
+        is_alone=grow.is_alone,
+        leaves_keys=grow.leaves_keys,
+    )
+
+
+def placed_of(order_id: int, made: Submitted) -> Placed:
+    """The answer to an order."""
+    record, tail = encode_record(made.submission), encode_record(made.tail)
+    return Placed(order_id, made.submission.id, record, made.version, tail, made.tail_version, made.created)
+
+
+def submitted_of(placed: Placed) -> Submitted:
+    """What has become of an order. Raises InvalidRecord."""
+    if placed.version < 0:  # collected since: its number is all that is left
+        gone = Submission(id=placed.number, name="", user="", queue="", work="command")  # type: ignore[arg-type]
+        return Submitted(submission=gone, version=-1, tail=Tail(complete=True), tail_version=-1, created=False)
+    return Submitted(
+        submission=validity.submission(placed.record, placed.number),
+        version=placed.version,
+        tail=validity.decode(placed.tail, Tail, "the tail"),
+        tail_version=placed.tail_version,
+        created=placed.created,
+    )
+
+
+def owned_of(kept_id: int, stored: Stored) -> Owned:
+    """A submission that was taken over."""
+    return Owned(kept_id, encode_record(stored.submission), stored.version, encode_record(stored.tail), stored.tail_version)
+
+
+def stored_of(owned: Owned, number: int) -> Stored:
+    """The same at the client. Raises InvalidRecord."""
+    return Stored(
+        submission=validity.submission(owned.record, number),
+        version=owned.version,
+        tail=validity.decode(owned.tail, Tail, "the tail"),
+        tail_version=owned.tail_version,
+    )
+
+
+def fragments_of(kept_id: int, fragments: Sequence[Read]) -> list[Fragments]:
+    """Fragments in messages of a bounded size."""
+    made: list[Fragments] = []
+    size = FRAGMENT_BYTES
+    for one in fragments:
+        if size >= FRAGMENT_BYTES:
+            made.append(Fragments(kept_id, one.number, []))
+            size = 0
+        made[-1].fragments.append((one.zxid, one.data))
+        size += len(one.data) + 16
+    return made
+
+
+def blocks_to(blocks: Sequence[Block]) -> list[tuple[str, bytes]]:
+    """Blocks as they travel: without a place in a queue."""
+    return [(paths.block_prefix(key), encode_block(data)) for key, data in blocks]
+
+
+def blocks_from(blocks: Sequence[tuple[str, bytes]]) -> list[Block]:
+    """Blocks that a client has packed. Raises InvalidRecord."""
+    found: list[Block] = []
+    for name, data in blocks:
+        try:
+            key = paths.parse_block(f"{name}{0:010d}")
+        except ValueError:
+            raise InvalidRecord(f"{name[:120]!r} is not the name of a block", hint="rmgr version") from None
+        found.append((key, validity.decode(data, BlockData, name)))
+    return found
+
+
+def with_id(place: Place, order_id: int) -> Place:
+    """The same order under another id."""
+    return msgspec.structs.replace(place, id=order_id)

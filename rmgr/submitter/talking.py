@@ -1,0 +1,361 @@
+"""`WorkPort` through a gateway: one stream (`messages.py`), to another gateway when one dies.
+
+A stream begins with a hello, then everything that is under way is said again: orders, what is kept and from which fragment on, growths. So
+nothing is lost with a gateway, and nothing is done twice (see `messages.py`). Lives on the Submitter's thread, but for calls that wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rmgr.adapters.gateway.dial import Gateways
+from rmgr.adapters.gateway.talk import Outbox, TalkLink
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.records import read_fragment
+from rmgr.coord.validity import records as validity
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, RmgrError, SubmitUnknown, Throttled, UsageError
+from rmgr.model.base.units import format_duration
+from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.submission import Tail
+from rmgr.model.wire.line import ClaimStage
+from rmgr.runtime import machine
+from rmgr.submitter import messages
+from rmgr.submitter.port import Growing, Grown, Growth, KeptListener, NotTaken, Order, Read, Stored, Submitted
+from rmgr.submitter.thread import SubmitterThread
+
+if TYPE_CHECKING:
+    from rmgr.submitter.records import ClusterRecords
+
+_LOG = logging.getLogger("rmgr.submitter")
+#: Orders on the way at once.
+_WINDOW = 100
+_POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class _Placing:
+    """An order without an answer. was_said: on some stream, so it may have been carried out."""
+
+    place: messages.Place
+    done: Future[Submitted]
+    was_said: bool = False
+
+
+class RemoteWork:
+    """`port.WorkPort` through one of `gateways`. Connects in the background; `wait_ready` waits.
+
+    Args: entry: who owns submissions. records: the cluster's, read elsewhere.
+    """
+
+    def __init__(self, loop: SubmitterThread, gateways: Gateways, entry: SubmitterEntry, user: str, records: ClusterRecords) -> None:
+        self.guid = entry.guid
+        self.session_state = SessionState.LOST
+        self.session_timeout_s = 10.0
+        self._loop = loop
+        self._entry = entry
+        self._user = user
+        self._records = records
+        self._gateways = gateways
+        self._outbox: Outbox | None = None  #: of the stream that there is
+        self._last_id = 0
+        self._placing: dict[int, _Placing] = {}
+        self._kept: dict[int, RemoteKept] = {}
+        self._link = TalkLink(
+            gateways,
+            up=lambda outbox: loop.post(lambda: self._up(outbox)),
+            heard=lambda words: loop.post(lambda: self._heard(words)),
+            down=lambda: loop.post(self._down),
+        )
+        self._link.start()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Waits until a gateway has said that ZooKeeper answers.
+
+        Raises: NotConnected when no gateway answers; CoordinationUnavailable when one does, and ZooKeeper does not; what a gateway said
+            when it turned this client away (PermissionDenied, ...).
+        """
+        end_s = machine.monotonic() + timeout_s
+        while self.session_state is not SessionState.CONNECTED:
+            refusal, left_s = self._link.refusal, end_s - machine.monotonic()
+            if refusal is not None and (not isinstance(refusal, Throttled) or left_s <= 0):
+                raise refusal
+            if left_s <= 0:
+                raise self._nobody(timeout_s)
+            machine.sleep(min(_POLL_S, left_s))
+
+    def _nobody(self, timeout_s: float) -> NotConnected | CoordinationUnavailable:
+        if self.session_state is SessionState.SUSPENDED:
+            return CoordinationUnavailable(
+                f"the gateway at {self.endpoint} answers, but ZooKeeper gave it no session within {format_duration(timeout_s)}",
+                hint="is ZooKeeper up? ask who runs the gateway; its log says more",
+            )
+        why = f": {self._link.last_error}" if self._link.last_error else ""
+        hint = "is it running? start one with: rmgr submitter --listen HOST:PORT   (or name another: --gateway, RMGR_GATEWAY)"
+        if "does not talk to us" in why:
+            hint = "a secured one hangs up on who has no credentials: set RMGR_SECURITY_DIR to your bundle (rmgr admin add-user)"
+        return NotConnected(f"no gateway answers at {self._gateways} within {format_duration(timeout_s)}{why}", hint=hint)
+
+    @property
+    def endpoint(self) -> str:
+        """The gateway that has the stream; one to try while there is none."""
+        return self._link.endpoint or self._gateways.current
+
+    # -- port.WorkPort
+
+    def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
+        """See `port.WorkPort`."""
+        return self._records.settings(timeout_s=timeout_s)
+
+    def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
+        """See `port.WorkPort`."""
+        return self._records.nodes(timeout_s=timeout_s)
+
+    def read(self, number: int, *, timeout_s: float) -> Stored:
+        """See `port.WorkPort`."""
+        return self._records.stored(number, timeout_s=timeout_s)
+
+    def submit(self, order: Order, *, timeout_s: float) -> Submitted:
+        """See `port.WorkPort`."""
+        return self.submit_many([order], timeout_s=timeout_s)[0]
+
+    def submit_many(self, orders: Sequence[Order], *, timeout_s: float) -> list[Submitted]:
+        """See `port.WorkPort`."""
+        deadline_s = machine.monotonic() + timeout_s
+        made: list[Submitted] = []
+        for start in range(0, len(orders), _WINDOW):
+            placing = [self._place(order, deadline_s) for order in orders[start : start + _WINDOW]]
+            made += [self._placed(one, deadline_s, timeout_s) for one in placing]
+        return made
+
+    def keep(
+        self, stored: Stored, listener: KeptListener, *, is_owned: bool, wants_ownership: bool = False, is_fresh: bool = False
+    ) -> RemoteKept:
+        """See `port.WorkPort`."""
+        self._last_id += 1
+        made = RemoteKept(
+            self, self._last_id, stored.submission.id, listener, is_owned=is_owned, wants_ownership=wants_ownership, is_fresh=is_fresh
+        )  # fmt: skip
+        self._kept[made.id] = made
+        made.begin()
+        return made
+
+    def close(self, *, timeout_s: float) -> None:
+        """See `port.WorkPort`. On the Submitter's thread, or once that has ended."""
+        for kept in list(self._kept.values()):
+            kept.leave()
+        self.say(messages.Bye())
+        self._link.close(timeout_s)
+
+    # -- for what is kept
+
+    def say(self, message: messages.FromClient) -> None:
+        """Says it, if there is a stream; else it is said again with all that is under way."""
+        if self._outbox is not None:
+            self._outbox.say(messages.encode(message))
+
+    def forget(self, kept: RemoteKept) -> None:
+        """It is over."""
+        self._kept.pop(kept.id, None)
+
+    # -- orders
+
+    def _place(self, order: Order, deadline_s: float) -> _Placing:
+        token = order.draft.token or machine.guid()
+        record, blocks = order.sign(replace(order.draft, id=0, token=token), order.blocks)
+        signed = replace(order, draft=record, blocks=blocks)
+        left_s = max(0.1, deadline_s - machine.monotonic())
+        place = messages.place_of(0, signed, left_s, has_token=bool(order.draft.token))
+        if (size := len(messages.encode(place))) > messages.MAX_BYTES:
+            raise UsageError(f"a submission of {size:,} bytes is larger than {messages.MAX_BYTES:,}", hint="put its data into the store")
+        made = _Placing(place, Future())
+        self._loop.post(lambda: self._send(made))
+        return made
+
+    def _send(self, placing: _Placing) -> None:
+        self._last_id += 1
+        placing.place = messages.with_id(placing.place, self._last_id)
+        self._placing[self._last_id] = placing
+        self._say_order(placing)
+
+    def _say_order(self, placing: _Placing) -> None:
+        if self._outbox is not None:
+            placing.was_said = True
+            self.say(placing.place)
+
+    def _placed(self, placing: _Placing, deadline_s: float, timeout_s: float) -> Submitted:
+        try:
+            return machine.result(placing.done, max(0.0, deadline_s - machine.monotonic()) + 0.5)
+        except TimeoutError:
+            self._loop.post(lambda: self._placing.pop(placing.place.id, None))
+            if not placing.was_said:
+                raise self._nobody(timeout_s) from None
+            token = validity.submission(placing.place.record, messages.UNNUMBERED).token
+            raise SubmitUnknown(
+                "it is not known whether the submission was committed: the gateway went away meanwhile",
+                token=token,
+                hint=f"send it again with the same token, it will not run twice: --token {token}",
+            ) from None
+
+    # -- the stream
+
+    def _up(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        entry = self._entry
+        self.say(messages.Hello(messages.VERSION, self.guid, self._user, entry.host, entry.pid, entry.since_us))
+        for placing in self._placing.values():
+            self._say_order(placing)
+        for kept in self._kept.values():
+            kept.begin()
+
+    def _down(self) -> None:
+        self._outbox = None
+        self.session_state = SessionState.LOST
+        for kept in self._kept.values():
+            kept.most_left = 0
+
+    def _heard(self, words: list[bytes]) -> None:
+        for word in words:
+            try:
+                message = messages.read_gateway(word)
+                if isinstance(message, messages.Welcome):
+                    self.session_timeout_s = message.session_timeout_ms / 1000
+                elif isinstance(message, messages.State):
+                    self.session_state = SessionState(message.state)
+                elif isinstance(message, messages.Placed):
+                    self._answer(message.id, messages.submitted_of(message))
+                elif isinstance(message, messages.Refused):
+                    self._answer(message.id, message.fault.error())
+                elif (kept := self._kept.get(message.id)) is not None:
+                    self._tell(kept, message)
+            except (RmgrError, ValueError):
+                _LOG.warning("gateway_not_understood", extra={"gateway": self.endpoint}, exc_info=True)
+
+    def _tell(self, kept: RemoteKept, message: messages.FromGateway) -> None:
+        try:
+            kept.heard(message)
+        except (InvalidRecord, ValueError) as error:  # this submission alone cannot be followed
+            kept.die(InvalidRecord(f"what the gateway at {self.endpoint} says cannot be read: {error}", hint="rmgr version"))
+
+    def _answer(self, number: int, answer: Submitted | RmgrError) -> None:
+        placing = self._placing.pop(number, None)
+        if placing is None:
+            return
+        if isinstance(answer, RmgrError):
+            placing.done.set_exception(answer)
+        else:
+            placing.done.set_result(answer)
+
+
+class RemoteKept:
+    """`port.Kept` of one submission, through a gateway. id: the client's name for it on its streams."""
+
+    def __init__(
+        self, work: RemoteWork, kept_id: int, number: int, listener: KeptListener, *, is_owned: bool, wants_ownership: bool, is_fresh: bool
+    ) -> None:
+        self.id = kept_id
+        self.number = number
+        self.most_left = 0
+        self._work = work
+        self._listener = listener
+        self._next = 0
+        self._is_owned = is_owned
+        self._wants_ownership = wants_ownership
+        self._is_fresh = is_fresh
+        self._growth: tuple[Growth, Growing] | None = None
+        self._tails: dict[int, Future[Tail]] = {}
+        self._last_serial = 0
+        self._is_over = False
+
+    # -- port.Kept
+
+    def grow(self, growth: Growth) -> Growing:
+        """See `port.Kept`."""
+        done: Growing = Future()
+        self._growth = growth, done
+        self._work.say(messages.grow_of(self.id, growth))
+        return done
+
+    def announce(self, growth: Growth) -> None:
+        """See `port.Kept`."""
+        if growth.is_alone and self.most_left:
+            self._work.say(messages.grow_of(self.id, growth, is_announced=True))
+
+    def claimed(self, stage: ClaimStage) -> None:
+        """See `port.Kept`."""
+        self._work.say(messages.Claiming(self.id, stage))
+
+    def read_tail(self) -> Future[Tail]:
+        """See `port.Kept`."""
+        self._last_serial += 1
+        self._tails[self._last_serial] = asked = Future[Tail]()
+        self._work.say(messages.AskTail(self.id, self._last_serial))
+        return asked
+
+    def nudge(self) -> None:
+        """See `port.Kept`: the gateway looks by itself."""
+
+    def leave(self) -> None:
+        """See `port.Kept`."""
+        if not self._is_over:
+            self._is_over = True
+            self._work.say(messages.Leave(self.id))
+            self._work.forget(self)
+
+    # -- from the stream
+
+    def begin(self) -> None:
+        """On a new stream: it is kept from the next fragment on, and what is under way is said again."""
+        if self._is_over:
+            return
+        self._work.say(messages.Keep(self.id, self.number, self._next, self._is_owned, self._wants_ownership, self._is_fresh))
+        self._is_fresh = False
+        if self._growth is not None:
+            self._work.say(messages.grow_of(self.id, self._growth[0]))
+        for serial in self._tails:
+            self._work.say(messages.AskTail(self.id, serial))
+
+    def heard(self, message: messages.FromGateway) -> None:
+        """What the gateway says of it."""
+        listener = self._listener
+        match message:
+            case messages.Fragments(first=first, fragments=found):
+                reads = [Read(at, read_fragment(data), zxid, data) for at, (zxid, data) in enumerate(found, first) if at >= self._next]
+                if reads and reads[0].number == self._next:
+                    self._next += len(reads)
+                    listener.on_fragments(reads)
+            case messages.DidGrow(stamp=stamp, taken=taken, tail=data):
+                if self._growth is not None and self._growth[0].tail.enqueued == stamp:
+                    (_, done), self._growth = self._growth, None
+                    done.set_result(Grown(validity.decode(data, Tail, "the tail")) if taken else NotTaken())
+            case messages.TailIs(serial=0, tail=data):
+                listener.on_tail(validity.decode(data, Tail, "the tail"))
+            case messages.TailIs(serial=serial, tail=data, fault=fault):
+                asked = self._tails.pop(serial, None)
+                if asked is not None and fault is not None:
+                    asked.set_exception(fault.error())
+                elif asked is not None:
+                    asked.set_result(validity.decode(data, Tail, "the tail"))
+            case messages.RecordIs(record=data, version=version):
+                listener.on_record(validity.submission(data, self.number) if data else None, version)
+            case messages.Owned():
+                self._is_owned, self._wants_ownership = True, False
+                listener.on_owned(messages.stored_of(message, self.number))
+            case messages.Full(most=most):
+                listener.on_full(most)
+            case messages.Trouble(fault=fault):
+                listener.on_trouble(fault.error())
+            case messages.Leaves(most=most):
+                self.most_left = most
+            case messages.Dead(fault=fault):
+                self.die(fault.error())
+
+    def die(self, error: RmgrError) -> None:
+        """Nothing more will come."""
+        if not self._is_over:
+            self.leave()
+            self._listener.on_dead(error)
