@@ -143,7 +143,7 @@ def send(engine: Engine, draft: Submission) -> int:
         draft,
         owner="",
         deadline_s=time.monotonic() + 30.0,
-        blocks=lambda number: [(replace(key, submission=number), data)],
+        blocks=[(key, data)],
         tasks=1,
         complete=True,
         signer=engine.signer,

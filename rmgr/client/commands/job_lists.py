@@ -179,15 +179,15 @@ def _make(
     deadline_s: float,
 ) -> list[Sent]:
     """All entries durable, each after those that it needs."""
-    from rmgr.client.submitter.submitting import ToSubmit, submit_many
+    from rmgr.client.submitter.submitting import ToSubmit, submit_many, to_submit
 
     sent: dict[int, Sent] = {}
     wave: dict[int, ToSubmit] = {}
 
     def flush() -> None:
-        made = submit_many(submitter.coordinator, list(wave.values()), deadline_s=deadline_s, signer=submitter.signer)
-        for (place, item), found in zip(wave.items(), made, strict=True):
-            sent[place] = Sent(submission=found.submission, tasks=item.tasks if found.created else found.tail.next, created=found.created)
+        made = submit_many(submitter.coordinator, list(wave.values()), deadline_s=deadline_s)
+        for place, found in zip(wave, made, strict=True):
+            sent[place] = Sent(submission=found.submission, tasks=found.tail.next, created=found.created)
         wave.clear()
 
     for place in in_order(entries):
@@ -203,7 +203,7 @@ def _make(
         if blocks is None or output_files(draft):
             sent[place] = send_in_parts(host, submitter, record, draft, deadline_s)
         else:
-            wave[place] = ToSubmit(draft=record, blocks=blocks, tasks=draft.tasks)
+            wave[place] = to_submit(record, blocks, tasks=draft.tasks, signer=submitter.signer)
     flush()
     return [sent[place] for place in range(len(entries))]
 

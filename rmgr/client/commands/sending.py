@@ -209,7 +209,7 @@ def _commit(host: CommandHost, record: Submission, draft: CheckedRequest) -> Sen
         record,
         owner="",
         deadline_s=deadline_s,
-        blocks=lambda number: [(replace(key, submission=number), data) for key, data in blocks],
+        blocks=blocks,
         tasks=draft.tasks,
         complete=True,
         held=bool(record.max_running) or None,

@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rmgr.client.identity.authentic import Authenticity
@@ -137,7 +136,7 @@ class Engine:
             draft,
             owner=self.guid,
             deadline_s=deadline_s,
-            blocks=lambda number: [(replace(key, submission=number), data) for key, data in blocks],
+            blocks=blocks,
             tasks=len(first.payloads) if first is not None and blocks else 0,
             complete=first is not None and first.complete and bool(blocks),
             signer=self.signer,

@@ -1,21 +1,23 @@
-"""SUBMIT, from a number to a durable record: the one operation that a caller waits for.
+"""SUBMIT, from a signed record to a durable one with a number: the one operation that a caller waits for.
 
-The token makes it idempotent: whatever was lost on the way, the same token leads to the same submission.
+The nonce makes it idempotent, whatever is lost on the way; a token of the user's own makes it so for another call of the user's.
+What is signed is signed once, before there is a number: another number changes nothing of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rmgr.client.identity.signing import Signer, unsealed
+from rmgr.client.identity.signing import Signer
 from rmgr.client.submission.stored import StoredSubmission
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Unknown
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Stamped, Unknown
 from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.seal import nonces
 from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, SubmitUnknown, UsageError, WrongCluster
 from rmgr.model.tasks.submission import Submission, Tail
@@ -56,59 +58,108 @@ class Numbers:
         self._not_before_s = machine.monotonic() + _MISSED_S
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToSubmit:
+    """A record with a nonce, and its first blocks: signed where they are, and still of submission 0. tail: with these blocks.
+
+    held: blocks are set aside although the submission is open.
+    """
+
+    record: Submission
+    blocks: Sequence[ops.Block]
+    tail: Tail
+    held: bool | None = None
+
+    def multi(self, number: int, ids_version: int, *, make_bucket: bool | None) -> tuple[Multi, Submitted]:
+        """SUBMIT under a number, and what it leads to. make_bucket: None = where the number is the first of its directory."""
+        record = replace(self.record, id=number)
+        multi = ops.submit(
+            record,
+            ids_version=ids_version,
+            tail=self.tail,
+            blocks=[(replace(key, submission=number), data) for key, data in self.blocks],
+            make_bucket=number % 1000 == 0 or number == 1 if make_bucket is None else make_bucket,
+            held=self.held,
+        )
+        return multi, Submitted(submission=record, version=0, tail=self.tail, tail_version=0, created=True)
+
+    @property
+    def names(self) -> list[str]:
+        """Znodes that lead to its number once it has one: of its nonce, and of its user's token."""
+        record = self.record
+        tokens = [paths.token(token_digest(record.user, record.token))] if record.token else []
+        return [nonces.place_of(record), *tokens]
+
+
+def to_submit(
+    draft: Submission,
+    blocks: Sequence[ops.Block] = (),
+    *,
+    tasks: int = 0,
+    complete: bool = True,
+    owner: str = "",
+    held: bool | None = None,
+    signer: Signer | None = None,
+) -> ToSubmit:
+    """`draft` with a nonce, and its first blocks, signed: all that SUBMIT needs but a number. Its id is ignored.
+
+    Args: as `submit`.
+    Raises: UsageError for what no Starter would believe. Cost: 0.3 ms where it is signed.
+    """
+    record = replace(draft, id=0, owner=owner, nonce=machine.guid(), signed_s=int(machine.wall_s()))
+    if signer is not None:
+        record = signer.signed(replace(record, user=signer.user))
+        blocks = signer.sealer(record)(blocks) if blocks else ()
+    _check(replace(record, id=1))
+    tail = Tail(next=tasks, complete=complete, reigns=((0, owner),) if owner else ())
+    return ToSubmit(record=record, blocks=blocks, tail=tail, held=held)
+
+
 def submit(
     coordinator: Coordinator,
     draft: Submission,
     *,
     owner: str,
     deadline_s: float,
-    blocks: Callable[[int], Sequence[ops.Block]] = lambda _: (),
+    blocks: Sequence[ops.Block] = (),
     tasks: int = 0,
     complete: bool = False,
     held: bool | None = None,
     signer: Signer | None = None,
     numbers: Numbers | None = None,
 ) -> Submitted:
-    """Makes `draft` a submission; its id is ignored, its token generated when it has none.
+    """Makes `draft` a submission; its id is ignored, its nonce drawn.
 
     Args:
         owner: guid of the Submitter that looks after it, "" = the leader.
-        blocks: its first blocks, given its number; tasks: how many they are; complete: no more will follow.
+        blocks: its first blocks, of any number; tasks: how many they are; complete: no more will follow.
         deadline_s: monotonic.
-        signer: signs the blocks, and is the user then (secured clusters).
+        signer: signs record and blocks, and is the user then (secured clusters).
         numbers: what this process remembers, for who submits again and again.
-    Raises: UsageError for what no Starter would believe.
+    Raises: UsageError for what no Starter would believe, or not in time.
         PermissionDenied (not a user's credentials); WrongCluster; CoordinationUnavailable when it was surely not committed;
-        SubmitUnknown when that is not known (the same token is safe).
+        SubmitUnknown when that is not known (with a token the same again is safe).
     """
-    if signer is not None:
-        signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - machine.monotonic())))
-        draft = replace(draft, user=signer.user)
-    token = draft.token or machine.guid()
-    _check(replace(draft, id=1, owner=owner, token=token))
-    digest = token_digest(draft.user, token)
-    tail = Tail(next=tasks, complete=complete, reigns=((0, owner),) if owner else ())
+    _publish(coordinator, signer, deadline_s)
+    wanted = to_submit(draft, blocks, tasks=tasks, complete=complete, owner=owner, held=held, signer=signer)
+    return _submit(coordinator, wanted, deadline_s=deadline_s, numbers=numbers)
+
+
+def _submit(
+    coordinator: Coordinator, wanted: ToSubmit, *, deadline_s: float, numbers: Numbers | None = None, doubtful: bool = False
+) -> Submitted:
+    """doubtful: it may have been committed."""
+    token, names = wanted.record.token, wanted.names
     make_bucket: bool | None = None
-    doubtful = False
-    guess = numbers.take() if numbers is not None and not draft.token else None  # nobody else can have a token made here
+    known_by = names if doubtful else names[1:]  # nobody else can have a nonce drawn here
+    guess = numbers.take() if numbers is not None and not known_by else None
     while True:
-        found, guess, guessed = guess or _known(coordinator, digest, deadline_s, doubtful, token), None, guess
+        found, guess, guessed = guess or _known(coordinator, wanted.record, known_by, deadline_s, doubtful), None, guess
         if isinstance(found, Submitted):
             return found
         number, version = found
-        submission = replace(draft, id=number, owner=owner, token=token)
-        if signer is not None:
-            submission = signer.signed(submission)
-        seal = signer.sealer(submission) if signer is not None else unsealed
-        multi = ops.submit(
-            submission,
-            ids_version=version,
-            token_digest=digest,
-            tail=tail,
-            blocks=seal(blocks(number)),
-            make_bucket=number % 1000 == 0 or number == 1 if make_bucket is None else make_bucket,
-            held=held,
-        )
+        multi, submitted = wanted.multi(number, version, make_bucket=make_bucket)
+        known_by = names
         step_s = _left(deadline_s, doubtful, token)
         failpoint("submitter.before_submit")
         match coordinator.commit(multi, timeout_s=step_s).result(step_s + 1):
@@ -116,7 +167,7 @@ def submit(
                 failpoint("submitter.after_submit")
                 if numbers is not None:
                     numbers.left(number + 1, version + 1)
-                return Submitted(submission=submission, version=0, tail=tail, tail_version=0, created=True)
+                return submitted
             case Conflict(path=path, kind=kind):
                 make_bucket = None
                 if path == paths.sub(number) and kind is ConflictKind.NO_NODE:
@@ -127,92 +178,51 @@ def submit(
                     numbers.missed()
                 elif path == paths.IDS:
                     machine.sleep(machine.uniform(0, 0.002))  # many submit at once: let one of them win
-                elif path != paths.token(digest):
+                elif path not in names:
                     raise WrongCluster(f"the submission cannot be recorded: {kind} at {path}", hint="rmgr doctor")
             case Unknown():
                 doubtful = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToSubmit:
-    """One of many submissions: its record (with a token), its first blocks (still of submission 0), how many tasks they are."""
-
-    draft: Submission
-    blocks: Sequence[ops.Block]
-    tasks: int
-    held: bool | None = None
-
-    def blocks_of(self, number: int) -> list[ops.Block]:
-        """Its blocks, once it has a number."""
-        return [(replace(key, submission=number), data) for key, data in self.blocks]
 
 
 #: SUBMITs on the way at once.
 _WINDOW = 100
 
 
-def submit_many(
-    coordinator: Coordinator, wanted: Sequence[ToSubmit], *, deadline_s: float, signer: Signer | None = None
-) -> list[Submitted]:
-    """Makes each a complete submission without owner; in this order, unless somebody else submits meanwhile.
+def submit_many(coordinator: Coordinator, wanted: Sequence[ToSubmit], *, deadline_s: float) -> list[Submitted]:
+    """Makes each a submission; in this order, unless somebody else submits meanwhile.
 
-    Numbers are guessed, so that many SUBMITs are on the way at once; what a guess did not make is made alone, by its token.
+    Numbers are guessed, so that many SUBMITs are on the way at once; what a guess did not make is made alone.
 
     Raises: as `submit`; what was made before stays. Cost: one round trip for `_WINDOW` of them.
     """
-    if signer is not None:
-        signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - machine.monotonic())))
     made: list[Submitted] = []
     for start in range(0, len(wanted), _WINDOW):
         window = wanted[start : start + _WINDOW]
-        for item, found in zip(window, _guess(coordinator, window, deadline_s, signer), strict=True):
-            made.append(found or _submit_alone(coordinator, item, deadline_s, signer))
+        for item, found in zip(window, _guess(coordinator, window, deadline_s), strict=True):
+            if isinstance(found, Submitted):
+                made.append(found)
+            else:
+                made.append(_submit(coordinator, item, deadline_s=deadline_s, doubtful=isinstance(found, Unknown)))
     return made
 
 
-def _submit_alone(coordinator: Coordinator, item: ToSubmit, deadline_s: float, signer: Signer | None) -> Submitted:
-    return submit(
-        coordinator,
-        item.draft,
-        owner="",
-        deadline_s=deadline_s,
-        blocks=item.blocks_of,
-        tasks=item.tasks,
-        complete=True,
-        held=item.held,
-        signer=signer,
-    )
-
-
-def _guess(coordinator: Coordinator, window: Sequence[ToSubmit], deadline_s: float, signer: Signer | None) -> list[Submitted | None]:
-    """What was committed under the number that was guessed for it; None: it was not, or nobody knows."""
+def _guess(coordinator: Coordinator, window: Sequence[ToSubmit], deadline_s: float) -> list[Submitted | Conflict | Unknown]:
+    """What was committed under the number that was guessed for it, else what came instead."""
     step_s = _left(deadline_s, False, "")
     ids = coordinator.get(paths.IDS, timeout_s=step_s).result(step_s + 1)
-    if ids is None:
-        raise NotConnected("ZooKeeper answers, but there is no rmgr cluster in it", hint="start one: rmgr dev")
-    first = validity.decode(ids.data, int, paths.IDS)
+    first, version = _next(ids, window[0].record)
     tried = []
-    for number, item in enumerate(window, first):
-        user = signer.user if signer is not None else item.draft.user
-        record = replace(item.draft, id=number, owner="", user=user)
-        if signer is not None:
-            record = signer.signed(record)
-        _check(record)
-        seal = signer.sealer(record) if signer is not None else unsealed
-        tail = Tail(next=item.tasks, complete=True)
-        multi = ops.submit(
-            record,
-            ids_version=ids.version + number - first,
-            token_digest=token_digest(user, record.token),
-            tail=tail,
-            blocks=seal(item.blocks_of(number)),
-            make_bucket=number % 1000 == 0 or number == 1,
-            held=item.held,
-        )
-        tried.append(
-            (Submitted(submission=record, version=0, tail=tail, tail_version=0, created=True), coordinator.commit(multi, timeout_s=step_s))
-        )
-    return [submitted if isinstance(future.result(step_s + 1), Committed) else None for submitted, future in tried]
+    for at, item in enumerate(window):
+        multi, submitted = item.multi(first + at, version + at, make_bucket=None)
+        tried.append((submitted, coordinator.commit(multi, timeout_s=step_s)))
+    outcomes = [(submitted, future.result(step_s + 1)) for submitted, future in tried]
+    return [submitted if isinstance(outcome, Committed) else outcome for submitted, outcome in outcomes]
+
+
+def _publish(coordinator: Coordinator, signer: Signer | None, deadline_s: float) -> None:
+    """The certificate of who signs is there for those who verify."""
+    if signer is not None:
+        signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - machine.monotonic())))
 
 
 def _check(record: Submission) -> None:
@@ -223,22 +233,33 @@ def _check(record: Submission) -> None:
         raise UsageError(f"this cannot be submitted: {error.message}", hint="rmgr submit --help, or help(rmgr.TaskQueue)") from None
 
 
-def _known(coordinator: Coordinator, digest: str, deadline_s: float, doubtful: bool, token: str) -> Submitted | tuple[int, int]:
-    """The submission that the token stands for, else (next number, version of /ids)."""
-    step_s = _left(deadline_s, doubtful, token)
+def _known(
+    coordinator: Coordinator, record: Submission, known_by: Sequence[str], deadline_s: float, doubtful: bool
+) -> Submitted | tuple[int, int]:
+    """The submission that a znode of `known_by` stands for, else (next number, version of /ids)."""
+    step_s = _left(deadline_s, doubtful, record.token)
     if doubtful:
         coordinator.sync(timeout_s=step_s)
-    asked = [coordinator.get(path, timeout_s=step_s) for path in (paths.token(digest), paths.IDS)]
+    asked = [coordinator.get(path, timeout_s=step_s) for path in (*known_by, paths.IDS)]
     try:
-        earlier, ids = (future.result(step_s + 1) for future in asked)
-        if earlier is not None:
-            return _read(coordinator, validity.decode(earlier.data, int, paths.token(digest)), step_s)
+        *earlier, ids = (future.result(step_s + 1) for future in asked)
+        for path, found in zip(known_by, earlier, strict=True):
+            if found is not None:
+                return _read(coordinator, validity.decode(found.data, int, path), step_s)
     except CoordinationUnavailable:
         if doubtful:
-            raise _unknown(token) from None
+            raise _unknown(record.token) from None
         raise
+    return _next(ids, record)
+
+
+def _next(ids: Stamped | None, record: Submission) -> tuple[int, int]:
+    """(next number, version of /ids). Raises: NotConnected; UsageError when `record` was signed too long before what came before it."""
     if ids is None:
         raise NotConnected("ZooKeeper answers, but there is no rmgr cluster in it", hint="start one: rmgr dev")
+    made_s = max(record.signed_s, ids.stat.mtime_ms // 1000)  # of the submission before: it is no earlier now
+    if record.signature and (why := nonces.untimely(record, made_s, "ZooKeeper's clock")):
+        raise UsageError(f"this would not run: {why}", hint="set the clock of the machine that signs, then submit it again")
     return validity.decode(ids.data, int, paths.IDS), ids.version
 
 
@@ -267,8 +288,9 @@ def _left(deadline_s: float, doubtful: bool, token: str) -> float:
 
 
 def _unknown(token: str) -> SubmitUnknown:
+    again = f"send it again with the same token, it will not run twice: --token {token}"
     return SubmitUnknown(
         "it is not known whether the submission was committed: ZooKeeper went away meanwhile",
         token=token,
-        hint=f"send it again with the same token, it will not run twice: --token {token}",
+        hint=again if token else "rmgr jobs shows whether it was; what is submitted with a token (--token, token=) can be sent again",
     )

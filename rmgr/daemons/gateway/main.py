@@ -73,6 +73,7 @@ from rmgr.procedures.admission import check_admitted, check_changed
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.procedures.deeds import Deeds
 from rmgr.procedures.fresh_settings import FreshSettings
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.notify import Notifier
@@ -179,6 +180,7 @@ class Gateway:
                 return moved.conflict(multi)
             if built.record is not None:
                 submitter_rights.check_new(person, built.record)
+                submitter_rights.check_timely(person, built.record, machine.wall_s())
                 check_admitted(built.record, self._cluster.settings(), tasks=built.tail.next if built.tail is not None else 0)
             if built.amended is not None:
                 check_changed(built.amended, built.amended.changes[-1].terms, self._cluster.settings())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitter.submitting import Numbers, Submitted, ToSubmit, submit, submit_many
+from rmgr.client.submitter.submitting import Numbers, Submitted, submit, to_submit
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import UsageError
@@ -77,5 +77,5 @@ def test_what_no_starter_would_believe_is_refused_before_anything_is_submitted(c
         with pytest.raises(UsageError, match="this cannot be submitted: the submission: "):
             submit(coordinator, bad, owner="", deadline_s=time.monotonic() + 60)
         with pytest.raises(UsageError, match="this cannot be submitted"):
-            submit_many(coordinator, [ToSubmit(draft=bad, blocks=(), tasks=0)], deadline_s=time.monotonic() + 60)
+            to_submit(bad)
     assert submit(coordinator, good, owner="", deadline_s=time.monotonic() + 60).submission.id == 1
