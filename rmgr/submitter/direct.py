@@ -132,12 +132,14 @@ class DirectWork:
         """See `port.WorkPort`."""
         return self.submitter.records.nodes(timeout_s=timeout_s)
 
-    def submit(self, order: Order, *, timeout_s: float) -> Submitted:
-        """See `port.WorkPort`."""
+    def submit(self, order: Order, *, timeout_s: float, is_repeat: bool = False) -> Submitted:
+        """See `port.WorkPort`. is_repeat: it may have been carried out elsewhere."""
         submitter, deadline_s = self.submitter, machine.monotonic() + timeout_s
         is_connected = submitter.session_state is SessionState.CONNECTED
         if not order.is_owned:
-            return submitting.submit(submitter.coordinator, order, owner="", deadline_s=deadline_s, numbers=submitter.numbers)
+            return submitting.submit(
+                submitter.coordinator, order, owner="", deadline_s=deadline_s, numbers=submitter.numbers, is_repeat=is_repeat
+            )
         if not order.draft.token and is_connected:
             check_jobs(submitter.coordinator, self.settings().limits, order.draft.user)
         submitter.post(self._entry.want)
@@ -146,7 +148,12 @@ class DirectWork:
             order = replace(order, blocks=(), tasks=0, complete=False)
         # Where nobody answers, a reading finds that out first.
         return submitting.submit(
-            submitter.coordinator, order, owner=self.guid, deadline_s=deadline_s, numbers=submitter.numbers if is_connected else None
+            submitter.coordinator,
+            order,
+            owner=self.guid,
+            deadline_s=deadline_s,
+            numbers=submitter.numbers if is_connected else None,
+            is_repeat=is_repeat,
         )
 
     def submit_many(self, orders: Sequence[Order], *, timeout_s: float) -> list[Submitted]:

@@ -1,7 +1,7 @@
 """What a client and a gateway say to each other on the stream `rmgr.v1.Work/Talk` (MessagePack structs).
 
 A client says hello, orders submissions, has some of them kept, and lets them grow; it hears of each what a `port.KeptListener` hears.
-Everything may be said again on another stream, to the same gateway or another one: an order is known by its token, a growth by the stamp in
+Everything may be said again on another stream, to the same gateway or another one: an order is known by its nonce, a growth by the stamp in
 its tail, and whoever is kept anew says which fragment is the next. Records travel as they lie in ZooKeeper, and are checked by the same
 rules (`coord/validity`); blocks are the names and data of their znodes.
 """
@@ -80,7 +80,7 @@ class Hello(_Message, tag="hello"):
 
 
 class Place(_Message, tag="submit"):
-    """An order. has_token: the user gave it. timeout_ms: how long the client waits. Answered by `Placed` or `Refused`."""
+    """An order. timeout_ms: how long the client waits. is_repeat: it was said on another stream. Answered by `Placed` or `Refused`."""
 
     id: _Id
     record: bytes
@@ -89,8 +89,8 @@ class Place(_Message, tag="submit"):
     complete: bool
     held: bool | None
     is_owned: bool
-    has_token: bool
     timeout_ms: _Id
+    is_repeat: bool = False
 
 
 class Keep(_Message, tag="keep"):
@@ -287,7 +287,7 @@ def _read(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
 # -- parts -------------------------------------------------------------------------------------------------------------------------
 
 
-def place_of(order_id: int, order: Order, timeout_s: float, *, has_token: bool) -> Place:
+def place_of(order_id: int, order: Order, timeout_s: float) -> Place:
     """An order as it travels; signed."""
     return Place(
         order_id,
@@ -297,7 +297,6 @@ def place_of(order_id: int, order: Order, timeout_s: float, *, has_token: bool) 
         order.complete,
         order.held,
         order.is_owned,
-        has_token,
         max(1, round(timeout_s * 1000)),
     )
 
@@ -407,3 +406,8 @@ def blocks_from(blocks: Sequence[tuple[str, bytes]]) -> list[Block]:
 def with_id(place: Place, order_id: int) -> Place:
     """The same order under another id."""
     return msgspec.structs.replace(place, id=order_id)
+
+
+def repeated(place: Place) -> Place:
+    """The same order, said on another stream."""
+    return msgspec.structs.replace(place, is_repeat=True)

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol.ports import SessionState
-from rmgr.errors import RmgrError
+from rmgr.coord.validity import records as validity
+from rmgr.errors import InvalidRecord, RmgrError, UsageError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.model.wire.line import ClaimStage
+from rmgr.runtime import machine
 
 #: `Read.zxid` of a fragment that lay in a page: it left ZooKeeper before whatever was revoked since.
 PAGED = 1
@@ -45,7 +47,7 @@ class Submitted(Stored):
     created: bool
 
 
-#: Signs a record that has its number, and its first blocks.
+#: Signs a record that has its nonce, and its first blocks.
 Sign = Callable[[Submission, Sequence[Block]], tuple[Submission, Sequence[Block]]]
 
 
@@ -56,7 +58,7 @@ def unsigned(record: Submission, blocks: Sequence[Block]) -> tuple[Submission, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A submission to be made: its record (its id is ignored), its first blocks (of submission 0), how many tasks they are.
+    """A submission to be made: its record, its first blocks, both without a number (`prepared`), and how many tasks they are.
 
     complete: no more will follow. held: the blocks are set aside although the submission is open (a cap on those that run).
     is_owned: the Submitter looks after it, else the leader does. Of one that is owned, blocks for which its queue has no room are left
@@ -69,7 +71,20 @@ class Order:
     complete: bool = False
     held: bool | None = None
     is_owned: bool = False
-    sign: Sign = unsigned
+
+
+def prepared(order: Order, sign: Sign = unsigned) -> Order:
+    """The order with a nonce, and signed: it may be sent again and again, whatever number it gets.
+
+    Raises: UsageError for what no Starter would believe. Cost: 0.3 ms where it is signed.
+    """
+    record = replace(order.draft, id=0, owner="", nonce=machine.guid(), signed_s=int(machine.wall_s()))
+    record, blocks = sign(record, order.blocks)
+    try:
+        validity.check(replace(record, id=1), where="the submission")
+    except InvalidRecord as error:
+        raise UsageError(f"this cannot be submitted: {error.message}", hint="rmgr submit --help, or help(rmgr.TaskQueue)") from None
+    return replace(order, draft=record, blocks=blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

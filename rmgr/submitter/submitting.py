@@ -1,6 +1,7 @@
-"""SUBMIT, from a number to a durable record: the one operation that a caller waits for.
+"""SUBMIT, from a signed record to a durable one with a number: the one operation that a caller waits for.
 
-The token makes it idempotent: whatever was lost on the way, the same token leads to the same submission.
+The nonce makes it idempotent, whatever is lost on the way; a token of the user's own makes it so for another call of the user's.
+What is signed is signed once, before there is a number: another number changes nothing of it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from dataclasses import replace
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Unknown
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Stamped, Unknown
 from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.seal import nonces
 from rmgr.coord.validity import records as validity
-from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, SubmitUnknown, UsageError, WrongCluster
+from rmgr.errors import CoordinationUnavailable, NotConnected, SubmitUnknown, UsageError, WrongCluster
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
@@ -48,40 +50,59 @@ class Numbers:
         self._not_before_s = machine.monotonic() + _MISSED_S
 
 
-def submit(coordinator: Coordinator, order: Order, *, owner: str, deadline_s: float, numbers: Numbers | None = None) -> Submitted:
-    """Makes an order a submission; its token is generated when it has none.
+def _multi(order: Order, owner: str, number: int, ids_version: int, *, make_bucket: bool | None) -> tuple[Multi, Submitted]:
+    """SUBMIT under a number, and what it leads to. make_bucket: None = where the number is the first of its directory."""
+    record = replace(order.draft, id=number, owner=owner)
+    tail = Tail(next=order.tasks, complete=order.complete, reigns=((0, owner),) if owner else ())
+    multi = ops.submit(
+        record,
+        ids_version=ids_version,
+        tail=tail,
+        blocks=[(replace(key, submission=number), data) for key, data in order.blocks],
+        make_bucket=number % 1000 == 0 or number == 1 if make_bucket is None else make_bucket,
+        held=order.held,
+    )
+    return multi, Submitted(submission=record, version=0, tail=tail, tail_version=0, created=True)
+
+
+def _names(record: Submission) -> list[str]:
+    """Znodes that lead to its number once it has one: of its nonce, and of its user's token."""
+    tokens = [paths.token(token_digest(record.user, record.token))] if record.token else []
+    return [nonces.place_of(record), *tokens]
+
+
+def submit(
+    coordinator: Coordinator,
+    order: Order,
+    *,
+    owner: str,
+    deadline_s: float,
+    numbers: Numbers | None = None,
+    is_repeat: bool = False,
+    doubtful: bool = False,
+) -> Submitted:
+    """Makes an order (`port.prepared`) a submission.
 
     Args:
         owner: guid of the Submitter that looks after it, "" = the leader.
         deadline_s: monotonic.
         numbers: what this process remembers, for who submits again and again.
-    Raises: UsageError for what no Starter would believe.
-        WrongCluster; CoordinationUnavailable when it was surely not committed;
-        SubmitUnknown when that is not known (the same token is safe).
+        is_repeat: it may have been sent before, elsewhere. doubtful: and committed.
+    Raises: UsageError for what was signed too long ago, or by a wrong clock; WrongCluster;
+        CoordinationUnavailable when it was surely not committed;
+        SubmitUnknown when that is not known (with a token the same again is safe).
     """
-    token = order.draft.token or machine.guid()
-    draft = replace(order.draft, owner=owner, token=token)
-    _check(replace(draft, id=1))
-    digest = token_digest(draft.user, token)
-    tail = Tail(next=order.tasks, complete=order.complete, reigns=((0, owner),) if owner else ())
+    token, names = order.draft.token, _names(order.draft)
     make_bucket: bool | None = None
-    doubtful = False
-    guess = numbers.take() if numbers is not None and not order.draft.token else None  # nobody else can have a token made here
+    known_by = names if doubtful or is_repeat else names[1:]  # nobody else can have a nonce drawn here
+    guess = numbers.take() if numbers is not None and not known_by else None
     while True:
-        found, guess, guessed = guess or _known(coordinator, digest, deadline_s, doubtful, token), None, guess
+        found, guess, guessed = guess or _known(coordinator, order.draft, known_by, deadline_s, doubtful), None, guess
         if isinstance(found, Submitted):
             return found
         number, version = found
-        submission, blocks = _signed(order, draft, number)
-        multi = ops.submit(
-            submission,
-            ids_version=version,
-            token_digest=digest,
-            tail=tail,
-            blocks=blocks,
-            make_bucket=number % 1000 == 0 or number == 1 if make_bucket is None else make_bucket,
-            held=order.held,
-        )
+        multi, submitted = _multi(order, owner, number, version, make_bucket=make_bucket)
+        known_by = names
         step_s = _left(deadline_s, doubtful, token)
         failpoint("submitter.before_submit")
         match coordinator.commit(multi, timeout_s=step_s).result(step_s + 1):
@@ -89,7 +110,7 @@ def submit(coordinator: Coordinator, order: Order, *, owner: str, deadline_s: fl
                 failpoint("submitter.after_submit")
                 if numbers is not None:
                     numbers.left(number + 1, version + 1)
-                return Submitted(submission=submission, version=0, tail=tail, tail_version=0, created=True)
+                return submitted
             case Conflict(path=path, kind=kind):
                 make_bucket = None
                 if path == paths.sub(number) and kind is ConflictKind.NO_NODE:
@@ -100,15 +121,10 @@ def submit(coordinator: Coordinator, order: Order, *, owner: str, deadline_s: fl
                     numbers.missed()
                 elif path == paths.IDS:
                     machine.sleep(machine.uniform(0, 0.002))  # many submit at once: let one of them win
-                elif path != paths.token(digest):
+                elif path not in names:
                     raise WrongCluster(f"the submission cannot be recorded: {kind} at {path}", hint="rmgr doctor")
             case Unknown():
                 doubtful = True
-
-
-def _signed(order: Order, draft: Submission, number: int) -> tuple[Submission, Sequence[ops.Block]]:
-    """Its record and its first blocks, once it has a number."""
-    return order.sign(replace(draft, id=number), [(replace(key, submission=number), data) for key, data in order.blocks])
 
 
 #: SUBMITs on the way at once.
@@ -116,9 +132,9 @@ _WINDOW = 100
 
 
 def submit_many(coordinator: Coordinator, orders: Sequence[Order], *, deadline_s: float) -> list[Submitted]:
-    """Makes each a complete submission without owner (with a token); in this order, unless somebody else submits meanwhile.
+    """Makes each a submission without owner; in this order, unless somebody else submits meanwhile.
 
-    Numbers are guessed, so that many SUBMITs are on the way at once; what a guess did not make is made alone, by its token.
+    Numbers are guessed, so that many SUBMITs are on the way at once; what a guess did not make is made alone.
 
     Raises: as `submit`; what was made before stays. Cost: one round trip for `_WINDOW` of them.
     """
@@ -126,61 +142,53 @@ def submit_many(coordinator: Coordinator, orders: Sequence[Order], *, deadline_s
     for start in range(0, len(orders), _WINDOW):
         window = orders[start : start + _WINDOW]
         for order, found in zip(window, _guess(coordinator, window, deadline_s), strict=True):
-            made.append(found or submit(coordinator, order, owner="", deadline_s=deadline_s))
+            if isinstance(found, Submitted):
+                made.append(found)
+            else:
+                made.append(submit(coordinator, order, owner="", deadline_s=deadline_s, doubtful=isinstance(found, Unknown)))
     return made
 
 
-def _guess(coordinator: Coordinator, window: Sequence[Order], deadline_s: float) -> list[Submitted | None]:
-    """What was committed under the number that was guessed for it; None: it was not, or nobody knows."""
+def _guess(coordinator: Coordinator, window: Sequence[Order], deadline_s: float) -> list[Submitted | Conflict | Unknown]:
+    """What was committed under the number that was guessed for it, else what came instead."""
     step_s = _left(deadline_s, False, "")
     ids = coordinator.get(paths.IDS, timeout_s=step_s).result(step_s + 1)
-    if ids is None:
-        raise NotConnected("ZooKeeper answers, but there is no rmgr cluster in it", hint="start one: rmgr dev")
-    first = validity.decode(ids.data, int, paths.IDS)
+    first, version = _next(ids, window[0].draft)
     tried = []
-    for number, order in enumerate(window, first):
-        record, blocks = _signed(order, replace(order.draft, owner=""), number)
-        _check(record)
-        tail = Tail(next=order.tasks, complete=True)
-        multi = ops.submit(
-            record,
-            ids_version=ids.version + number - first,
-            token_digest=token_digest(record.user, record.token),
-            tail=tail,
-            blocks=blocks,
-            make_bucket=number % 1000 == 0 or number == 1,
-            held=order.held,
-        )
-        tried.append(
-            (Submitted(submission=record, version=0, tail=tail, tail_version=0, created=True), coordinator.commit(multi, timeout_s=step_s))
-        )
-    return [submitted if isinstance(future.result(step_s + 1), Committed) else None for submitted, future in tried]
+    for at, order in enumerate(window):
+        multi, submitted = _multi(order, "", first + at, version + at, make_bucket=None)
+        tried.append((submitted, coordinator.commit(multi, timeout_s=step_s)))
+    outcomes = [(submitted, future.result(step_s + 1)) for submitted, future in tried]
+    return [submitted if isinstance(outcome, Committed) else outcome for submitted, outcome in outcomes]
 
 
-def _check(record: Submission) -> None:
-    """Raises UsageError for a record that whoever reads it would refuse, and with it the work. Cost: 7 us."""
-    try:
-        validity.check(record, where="the submission")
-    except InvalidRecord as error:
-        raise UsageError(f"this cannot be submitted: {error.message}", hint="rmgr submit --help, or help(rmgr.TaskQueue)") from None
-
-
-def _known(coordinator: Coordinator, digest: str, deadline_s: float, doubtful: bool, token: str) -> Submitted | tuple[int, int]:
-    """The submission that the token stands for, else (next number, version of /ids)."""
-    step_s = _left(deadline_s, doubtful, token)
+def _known(
+    coordinator: Coordinator, record: Submission, known_by: Sequence[str], deadline_s: float, doubtful: bool
+) -> Submitted | tuple[int, int]:
+    """The submission that a znode of `known_by` stands for, else (next number, version of /ids)."""
+    step_s = _left(deadline_s, doubtful, record.token)
     if doubtful:
         coordinator.sync(timeout_s=step_s)
-    asked = [coordinator.get(path, timeout_s=step_s) for path in (paths.token(digest), paths.IDS)]
+    asked = [coordinator.get(path, timeout_s=step_s) for path in (*known_by, paths.IDS)]
     try:
-        earlier, ids = (future.result(step_s + 1) for future in asked)
-        if earlier is not None:
-            return _read(coordinator, validity.decode(earlier.data, int, paths.token(digest)), step_s)
+        *earlier, ids = (future.result(step_s + 1) for future in asked)
+        for path, found in zip(known_by, earlier, strict=True):
+            if found is not None:
+                return _read(coordinator, validity.decode(found.data, int, path), step_s)
     except CoordinationUnavailable:
         if doubtful:
-            raise _unknown(token) from None
+            raise _unknown(record.token) from None
         raise
+    return _next(ids, record)
+
+
+def _next(ids: Stamped | None, record: Submission) -> tuple[int, int]:
+    """(next number, version of /ids). Raises: NotConnected; UsageError when `record` was signed too long before what came before it."""
     if ids is None:
         raise NotConnected("ZooKeeper answers, but there is no rmgr cluster in it", hint="start one: rmgr dev")
+    made_s = max(record.signed_s, ids.stat.mtime_ms // 1000)  # of the submission before: it is no earlier now
+    if record.signature and (why := nonces.untimely(record, made_s, "ZooKeeper's clock")):
+        raise UsageError(f"this would not run: {why}", hint="set the clock of the machine that signs, then submit it again")
     return validity.decode(ids.data, int, paths.IDS), ids.version
 
 
@@ -209,8 +217,14 @@ def _left(deadline_s: float, doubtful: bool, token: str) -> float:
 
 
 def _unknown(token: str) -> SubmitUnknown:
+    return submit_unknown("ZooKeeper went away meanwhile", token)
+
+
+def submit_unknown(why: str, token: str) -> SubmitUnknown:
+    """Nobody here knows what became of a SUBMIT."""
+    again = f"send it again with the same token, it will not run twice: --token {token}"
     return SubmitUnknown(
-        "it is not known whether the submission was committed: ZooKeeper went away meanwhile",
+        f"it is not known whether the submission was committed: {why}",
         token=token,
-        hint=f"send it again with the same token, it will not run twice: --token {token}",
+        hint=again if token else "rmgr jobs shows whether it was; what is submitted with a token (--token, token=) can be sent again",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rmgr.adapters.gateway.dial import Gateways
@@ -17,7 +17,7 @@ from rmgr.adapters.gateway.talk import Outbox, TalkLink
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.validity import records as validity
-from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, RmgrError, SubmitUnknown, Throttled, UsageError
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, RmgrError, Throttled, UsageError
 from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
@@ -26,6 +26,7 @@ from rmgr.model.wire.line import ClaimStage
 from rmgr.runtime import machine
 from rmgr.submitter import messages
 from rmgr.submitter.port import Growing, Grown, Growth, KeptListener, NotTaken, Order, Read, Stored, Submitted
+from rmgr.submitter.submitting import submit_unknown
 from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
@@ -165,11 +166,7 @@ class RemoteWork:
     # -- orders
 
     def _place(self, order: Order, deadline_s: float) -> _Placing:
-        token = order.draft.token or machine.guid()
-        record, blocks = order.sign(replace(order.draft, id=0, token=token), order.blocks)
-        signed = replace(order, draft=record, blocks=blocks)
-        left_s = max(0.1, deadline_s - machine.monotonic())
-        place = messages.place_of(0, signed, left_s, has_token=bool(order.draft.token))
+        place = messages.place_of(0, order, max(0.1, deadline_s - machine.monotonic()))
         if (size := len(messages.encode(place))) > messages.MAX_BYTES:
             raise UsageError(f"a submission of {size:,} bytes is larger than {messages.MAX_BYTES:,}", hint="put its data into the store")
         made = _Placing(place, Future())
@@ -184,8 +181,8 @@ class RemoteWork:
 
     def _say_order(self, placing: _Placing) -> None:
         if self._outbox is not None:
+            self.say(messages.repeated(placing.place) if placing.was_said else placing.place)
             placing.was_said = True
-            self.say(placing.place)
 
     def _placed(self, placing: _Placing, deadline_s: float, timeout_s: float) -> Submitted:
         try:
@@ -195,11 +192,7 @@ class RemoteWork:
             if not placing.was_said:
                 raise self._nobody(timeout_s) from None
             token = validity.submission(placing.place.record, messages.UNNUMBERED).token
-            raise SubmitUnknown(
-                "it is not known whether the submission was committed: the gateway went away meanwhile",
-                token=token,
-                hint=f"send it again with the same token, it will not run twice: --token {token}",
-            ) from None
+            raise submit_unknown("the gateway went away meanwhile", token) from None
 
     # -- the stream
 

@@ -89,14 +89,13 @@ class Client:
     def made(self, change: Callable[[Submission], Submission], *blocks: tuple[dict[str, Any], dict[str, Any]]) -> Multi:
         """A SUBMIT of the number that is due, with whatever he likes in it."""
         number, version = self.get(paths.IDS, int)
-        record = change(replace(draft(self.name), id=number, token=unique()))
+        record = change(replace(draft(self.name), id=number, nonce=uuid.uuid4().hex, signed_s=int(time.time())))
         plain = [block(record.id, **key) for key, _ in blocks] if blocks else [block(record.id)]
         sealed = self.signer.sealer(record)(plain)
         data = [(key, changed(made, **other)) for (key, made), (_, other) in zip(sealed, blocks or [({}, {})], strict=True)]
         return ops.submit(
             record,
             ids_version=version,
-            token_digest=ops.token_digest(record.user, record.token),
             tail=Tail(next=1, complete=True),
             blocks=data,
             make_bucket=False,
@@ -362,7 +361,7 @@ def test_the_guid_of_anothers_dead_submitter_does_not_live_on(people: dict[str, 
     # Its owner is dead: the leader tries again what has failed, and does not wait until he has had the time to do it.
     begun_s, record = time.monotonic(), draft("ann", command=Command(argv=("/bin/false",)), retries=1, backoff_us=0)
     more: dict[str, Any] = {"deadline_s": begun_s + 60, "signer": ann.signer, "tasks": 1, "complete": True}
-    number = submit(ann.zk, record, owner=guid, blocks=lambda made: [(block(made)[0], BlockData(retries=1))], **more).submission.id
+    number = submit(ann.zk, record, owner=guid, blocks=[(block(0)[0], BlockData(retries=1))], **more).submission.id
     told = eventually(lambda: ann.zk.get(paths.fragment(number, 0)).result(60), "it was tried twice")
     assert decode_fragment(told.data).attempt == 2
     assert time.monotonic() - begun_s < PATIENCE_S
@@ -401,6 +400,7 @@ def test_nothing_else_is_filled_either(mallory: Client) -> None:
         bare("ASK", Create(paths.request("0" * 32), b"{}" + b" " * 10_000)),
         bare("SUBMIT", Create(f"{paths.SUBS}/77")),
         bare("SUBMIT", Create(paths.token("0" * 64), b"1")),
+        bare("SUBMIT", Create(paths.nonce("mallory", "0" * 32, 1), b"1")),
         bare("SUBMIT", Set(paths.IDS, b"9999999999", -1)),
         bare("GATE", Delete(paths.gate(1))),
         bare("ENQUEUE", ops.enter("default", *block(1), held=False)),

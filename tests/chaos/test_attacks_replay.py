@@ -1,31 +1,34 @@
 """Old signed work does not run again: whoever puts back what a submission was, once it has ended, is refused on every node.
 
-The attacker has a user's own session in ZooKeeper. He has kept record and block of ann's submission as she signed them.
+The attacker has a session of his own in ZooKeeper, with the credentials of a user or of a gateway. He has kept record and block of ann's
+submission as she signed them.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from rmgr.coord.decisions import ended
+from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import no_outcome
 from rmgr.coord.ops.operator import set_settings
 from rmgr.coord.ops.work import HANDED_SEQ
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Set
-from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
+from rmgr.coord.protocol.records import decode_record, encode_block, encode_fragment, encode_record
+from rmgr.coord.seal import nonces
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Phase, Tail
+from rmgr.model.tasks.submission import Command, Phase, Submission, Tail
 from rmgr.procedures.bootstrap import read_settings
 from tests.harness import forgeries
-from tests.harness.attacker import Person, Scene, unique
+from tests.harness.attacker import Person, Scene, changed, unique
 from tests.harness.waiting import eventually
 
 RETENTION_US = 5_000_000  # who looks at how a task has ended comes that late on a busy machine
@@ -41,6 +44,17 @@ def kept_shortly(attacked: Scene) -> Iterator[None]:
 
 
 Kept = tuple[int, bytes, BlockKey, BlockData]
+
+
+@pytest.fixture(params=[Role.USER, Role.SUBMITTER], ids=str)
+def thief(attacked: Scene, request: pytest.FixtureRequest) -> Iterator[Person]:
+    """Somebody with a user's own access to ZooKeeper, or a gateway that was taken over."""
+    if request.param is Role.USER:
+        yield attacked.mallory
+        return
+    gateway = Person(attacked.cluster, Role.SUBMITTER, "stolen")
+    yield gateway
+    gateway.zk.close()
 
 
 def _keep_for(scene: Scene, retention_us: int) -> None:
@@ -99,12 +113,31 @@ def _is_taken_along(scene: Scene, number: int) -> bool:
     return False
 
 
-def _refused(scene: Scene, number: int, already: int = 0) -> None:
+def _refused(scene: Scene, number: int, already: int = 0, why: str = "its submission is closed") -> None:
     """The node said so, and nothing ran."""
     outcome = scene.outcomes(number, already + 1)[already]
     assert (outcome.state, outcome.reason) == (State.FAILED, Reason.UNTRUSTED), outcome
-    assert "its submission is closed" in outcome.error
+    assert why in outcome.error
     assert not scene.canary.exists()
+
+
+def _submitted_by(thief: Person, record: Submission, key: BlockKey, data: BlockData, *, nonce: bool) -> int:
+    """What ann has signed, under the number that is due. nonce: its znode is made, too, as by SUBMIT."""
+    for _ in range(20):
+        found = thief.zk.get(paths.IDS).result(60)
+        assert found is not None
+        number = decode_record(found.data, int, paths.IDS)
+        multi = ops.submit(
+            replace(record, id=number),
+            ids_version=found.version,
+            tail=Tail(next=key.count, complete=True),
+            blocks=[(replace(key, submission=number), data)],
+            make_bucket=False,
+        )
+        made = thief.commit(*(op for op in multi.ops if nonce or not op.path.startswith(paths.NONCES)))
+        if isinstance(made, Committed):
+            return number
+    raise AssertionError("no number was to be had")
 
 
 def test_a_collected_submission_that_is_put_back_does_not_run_where_it_ran(scene: Scene) -> None:
@@ -112,6 +145,43 @@ def test_a_collected_submission_that_is_put_back_does_not_run_where_it_ran(scene
     _collected(scene, kept[0])
     _put_back(scene, kept)
     _refused(scene, kept[0])
+
+
+def test_nor_under_another_number(scene: Scene, thief: Person) -> None:
+    """While it goes on, and when it has ended."""
+    number, key, data = scene.intercepted()
+    found = scene.mallory.zk.get(paths.sub(number)).result(60)
+    assert found is not None
+    record = decode_record(found.data, Submission)
+    _refused(scene, _submitted_by(thief, record, key, data, nonce=False), why="its nonce is that of another submission")
+    scene.plant(key, data)
+    assert scene.outcomes(number)[0].state is State.COMPLETED
+    scene.canary.unlink()
+    _refused(scene, _submitted_by(thief, record, key, data, nonce=False), why="its nonce is that of another submission")
+
+
+def test_nor_when_it_is_submitted_anew_after_its_nonce_has_gone(scene: Scene, thief: Person) -> None:
+    """Two hours later nothing is left of it, nothing keeps him from making it all again, and it is too late."""
+    number, key, data = scene.intercepted()
+    found = scene.mallory.zk.get(paths.sub(number)).result(60)
+    assert found is not None
+    then = replace(decode_record(found.data, Submission), nonce=uuid.uuid4().hex, signed_s=int(time.time()) - 7200)
+    [(_, data)] = scene.signer().sealer(then)([(key, changed(data, seal=None))])
+    again = _submitted_by(thief, scene.signer().signed(then), key, data, nonce=True)
+    _refused(scene, again, why="by ZooKeeper's clock")
+
+
+def test_what_a_gateway_submits_for_her_in_time_runs_once(scene: Scene, thief: Person) -> None:
+    """She has signed it, and was told no number: that is the gateway's to give."""
+    number, key, data = scene.intercepted()
+    found = scene.mallory.zk.get(paths.sub(number)).result(60)
+    assert found is not None
+    hers = replace(decode_record(found.data, Submission), nonce=uuid.uuid4().hex, signed_s=int(time.time()))
+    [(_, data)] = scene.signer().sealer(hers)([(key, changed(data, seal=None))])
+    made = _submitted_by(thief, hers, key, data, nonce=True)
+    assert scene.outcomes(made)[0].state is State.COMPLETED
+    scene.canary.unlink()
+    _refused(scene, _submitted_by(thief, hers, key, data, nonce=False), why="its nonce is that of another submission")
 
 
 def test_nor_where_its_record_was_read_again_a_moment_ago(scene: Scene) -> None:
@@ -149,7 +219,7 @@ def test_what_a_node_has_of_an_ended_submission_does_not_begin(scene: Scene) -> 
     eventually(lambda: scene.canary.exists() and scene.canary.read_text() == "ran\n" * 2, "two run")
     gone = encode_fragment(no_outcome(State.CANCELLED, Reason.USER_CANCEL, range(4)))
     scene.mallory.commit(Create(paths.fragment_prefix(number), gone, sequence=True))
-    eventually(lambda: _bit(scene, paths.ended(number // ended.BUCKET), number), "that is written down")
+    _said(scene, forgeries.record(scene, number))
     go.touch()
 
     def is_over() -> bool:
@@ -165,8 +235,6 @@ def test_nor_does_one_that_is_opened_again_before_it_is_collected(scene: Scene) 
     try:
         number, record, key, data = _ran(scene)
         eventually(lambda: forgeries.record(scene, number).phase is Phase.CLOSED, "it is closed")
-        bits = paths.ended(number // ended.BUCKET)
-        eventually(lambda: _bit(scene, bits, number), "that is written down")
         found = scene.mallory.zk.get(paths.sub(number)).result(60)
         assert found is not None
         scene.plant(key, data, more=(Set(paths.sub(number), record, found.version),))
@@ -175,13 +243,14 @@ def test_nor_does_one_that_is_opened_again_before_it_is_collected(scene: Scene) 
         _keep_for(scene, RETENTION_US)
 
 
-def test_nobody_but_the_leader_says_what_has_ended(scene: Scene) -> None:
-    number, *_ = _ran(scene)
-    bits = paths.ended(number // ended.BUCKET)
-    eventually(lambda: _bit(scene, bits, number), "that is written down")
-    for op in (Set(bits, b"", -1), Delete(bits), Create(paths.ended(7)), Set(paths.ENDED, b"", -1), Delete(paths.ENDED)):
+def test_nobody_but_the_leader_says_what_has_ended(scene: Scene, thief: Person) -> None:
+    _, record, *_ = _ran(scene)
+    signed = decode_record(record, Submission)
+    _said(scene, signed)
+    nonce = nonces.place_of(signed)
+    for op in (Set(nonce, b"1", -1), Delete(nonce), Set(paths.NONCES, b"", -1), Delete(paths.NONCES)):
         with pytest.raises(RmgrError):
-            scene.mallory.commit(op)
+            thief.commit(op)
 
 
 def test_nor_does_it_run_on_a_node_that_has_never_seen_it(scene: Scene) -> None:
@@ -194,6 +263,11 @@ def test_nor_does_it_run_on_a_node_that_has_never_seen_it(scene: Scene) -> None:
     _refused(scene, kept[0])
 
 
-def _bit(scene: Scene, path: str, number: int) -> bool:
-    found = scene.mallory.zk.get(path).result(60)
-    return found is not None and ended.holds(found.data, number)
+def _said(scene: Scene, record: Submission) -> None:
+    """Its end is said where Starters look."""
+
+    def is_said() -> bool:
+        found = scene.mallory.zk.get(nonces.place_of(record)).result(60)
+        return found is not None and found.version > 0
+
+    eventually(is_said, f"the end of {record.id} is said")

@@ -117,7 +117,7 @@ class Scene:
             draft,
             owner="",
             deadline_s=time.monotonic() + DEADLINE_S,
-            blocks=lambda number: [] if intercept else [(replace(key, submission=number), data)],
+            blocks=[] if intercept else [(key, data)],
             tasks=len(payloads),
             complete=True,
             signer=signer,

@@ -32,7 +32,16 @@ from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, S
 GUID, OTHER = "0123456789abcdef" * 2, "f" * 32
 PEM, KEY_ID = b"-----BEGIN CERTIFICATE-----\n", "a" * 32
 ANN = Submission(
-    id=42, name="x", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)), submitted_us=1, token="t", owner=GUID
+    id=42,
+    name="x",
+    user="ann",
+    queue="default",
+    work=Work.COMMAND,
+    command=Command(argv=("true",)),
+    submitted_us=1,
+    nonce="a" * 32,
+    signed_s=1,
+    owner=GUID,
 )
 TAIL = Tail(next=0, reigns=((0, GUID),))
 
@@ -113,7 +122,6 @@ def cancelled(*indices: int) -> Fragment:
 
 def submits() -> list[tuple[Multi, Tree]]:
     """Of new submissions."""
-    digest = ops.token_digest("ann", "t")
     made = []
     for record, blocks, bucket in (
         (ANN, [block(), block(4)], False),
@@ -126,10 +134,11 @@ def submits() -> list[tuple[Multi, Tree]]:
             [block()],
             False,
         ),
+        (replace(ANN, token="t"), [block()], True),
     ):
         tail = Tail(next=sum(key.count for key, _ in blocks), complete=bool(blocks), reigns=((0, record.owner),) if record.owner else ())
         held = True if record.max_running else None
-        multi = ops.submit(record, ids_version=7, token_digest=digest, tail=tail, blocks=blocks, make_bucket=bucket, held=held)
+        multi = ops.submit(record, ids_version=7, tail=tail, blocks=blocks, make_bucket=bucket, held=held)
         made.append((multi, Tree()))
     return made
 

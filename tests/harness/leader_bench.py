@@ -20,7 +20,6 @@ from rmgr.coord.decisions import election
 from rmgr.coord.ops import owner as owner_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import take_over
-from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator
@@ -209,8 +208,10 @@ class Submitter:
         assert found is not None
         number = int(decode_record(found.data, int))
         record = replace(
-            Submission(id=number, name=f"s{number}", user="u", queue="default", work=Work.PYTHON, token=f"t{number}", submitted_us=1),
-            **fields,
+            Submission(
+                id=number, name=f"s{number}", user="u", queue="default", work=Work.PYTHON, token=f"t{number}", nonce=f"{number:032x}"
+            ),
+            **({"submitted_us": 1} | fields),
         )
         blocks = [
             (
@@ -234,7 +235,6 @@ class Submitter:
         multi = ops.submit(
             record,
             ids_version=found.version,
-            token_digest=token_digest(record.user, record.token),
             tail=tail,
             blocks=[] if held else blocks,
             make_bucket=bucket is None,

@@ -32,6 +32,7 @@ class RawStat:
     numChildren: int  # noqa: N815 - as on the wire
     ephemeralOwner: int  # noqa: N815
     czxid: int
+    ctime: int
 
 
 @dataclass(slots=True)
@@ -44,10 +45,11 @@ class _Znode:
     creates: int = 0
     children: set[str] = field(default_factory=set)
     czxid: int = 0
+    ctime: int = 0
 
     def stat(self) -> RawStat:
         count = len(self.children)
-        return RawStat(self.version, self.mzxid, self.mtime, self.creates * 2 - count, count, self.owner, self.czxid)
+        return RawStat(self.version, self.mzxid, self.mtime, self.creates * 2 - count, count, self.owner, self.czxid, self.ctime)
 
 
 class NoZnode(Exception):
@@ -72,7 +74,7 @@ class MemoryTree:
     """One ensemble's worth of znodes, shared by the coordinators of a test. Thread-safe; calls nobody back itself.
 
     Args:
-        now_ms: wall clock for mtime; None: the number of the transaction, which keeps runs identical.
+        now_ms: wall clock for ctime and mtime; None: the number of the transaction, which keeps runs identical.
     """
 
     def __init__(self, now_ms: Callable[[], int] | None = None) -> None:
@@ -157,7 +159,8 @@ class MemoryTree:
             if parent.owner:
                 raise _Refused(Failure(index, _NO_CHILDREN_FOR_EPHEMERALS))
             undo.append(partial(self._uncreate, path, parent))
-            self._nodes[path] = _Znode(op.data, self._zxid, self._time(), session if op.ephemeral else 0, czxid=self._zxid)
+            owner, now = session if op.ephemeral else 0, self._time()
+            self._nodes[path] = _Znode(op.data, self._zxid, now, owner, czxid=self._zxid, ctime=now)
             parent.children.add(path.rpartition("/")[2])
             parent.creates += 1
             changes.append(("create", path))

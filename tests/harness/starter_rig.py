@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -210,6 +211,7 @@ class Rig:
             if store_function:
                 self.store.put(keys.function(function), blob)
             extra = {"work": Work.PYTHON, "python": PythonEnvironment()}
+        extra |= {"nonce": uuid.uuid4().hex, "signed_s": int(time.time())}
         submission = Submission(**({"id": number, "name": "test", "user": "tester", "queue": queue} | extra | record))
         args = [encode_keyed(one) for one in keyed] or list(payloads)
         tail = Tail(next=len(args), complete=True)
@@ -245,7 +247,7 @@ class Rig:
             )
             made.append((key, data))
         bucket = self.zk.stat(paths.subs_bucket(number)).result(60) is None
-        multi = ops.submit(submission, ids_version=found.version, token_digest=uuid.uuid4().hex, tail=tail, blocks=made, make_bucket=bucket)
+        multi = ops.submit(submission, ids_version=found.version, tail=tail, blocks=made, make_bucket=bucket)
         if drop_gate:  # as if it was held just after it had been submitted
             multi = replace(multi, ops=tuple(op for op in multi.ops if op.path != paths.gate(number)))
         outcome = self.zk.commit(multi).result(60)

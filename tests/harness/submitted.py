@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from rmgr.client.identity.signing import Signer
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.model.tasks.submission import Submission
 from rmgr.submitter import submitting
-from rmgr.submitter.port import Order, Sign, Submitted, unsigned
+from rmgr.submitter.port import Order, Sign, Submitted, prepared, unsigned
 
 
 def submit(
@@ -19,16 +18,16 @@ def submit(
     *,
     owner: str = "",
     deadline_s: float,
-    blocks: Callable[[int], Sequence[Block]] = lambda _: (),
+    blocks: Sequence[Block] = (),
     tasks: int = 0,
     complete: bool = False,
     held: bool | None = None,
     signer: Signer | None = None,
 ) -> Submitted:
-    """One submission; `blocks` are asked for those of submission 0."""
+    """One submission."""
     sign: Sign = unsigned
     if signer is not None:
         signer.publish(coordinator)
-        draft, sign = replace(draft, user=signer.user), signer.sign
-    order = Order(draft=draft, blocks=blocks(0), tasks=tasks, complete=complete, held=held, sign=sign)
+        sign = signer.sign
+    order = prepared(Order(draft=draft, blocks=blocks, tasks=tasks, complete=complete, held=held), sign)
     return submitting.submit(coordinator, order, owner=owner, deadline_s=deadline_s)

@@ -155,12 +155,13 @@ class Protocol(World, RuleBasedStateMachine):
         if found is None or len(list(self.submissions())) >= 3:
             return
         number = int(found[0])
-        record = Submission(id=number, name="x", user="u", queue=QUEUE, work=Work.PYTHON, resubmit=resubmit, retries=retries)
+        nonce = f"{int(self.fresh()):032x}"
+        record = Submission(id=number, name="x", user="u", queue=QUEUE, work=Work.PYTHON, resubmit=resubmit, retries=retries, nonce=nonce)
         key = BlockKey(priority=0, seq=0, submission=number, first=0, count=count, attempt=1, cores=1, memory_mib=0)
         data = BlockData(resubmit=resubmit, retries=retries, payloads=tuple(bytes([index]) for index in range(count)), stamp=self.fresh())
         blocks = seal_blocks([(key, data)], key_id="k", not_after_s=9, sign=bytes, **signed_by(record))
         tail = Tail(next=count, complete=True, enqueued=self.fresh())
-        multi = ops.submit(record, ids_version=found[1], token_digest=self.fresh(), tail=tail, blocks=blocks, make_bucket=False)
+        multi = ops.submit(record, ids_version=found[1], tail=tail, blocks=blocks, make_bucket=False)
         self.actors["user"].send(multi, lambda _: None)
         self.meet("user", fate)
 

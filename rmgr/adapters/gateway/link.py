@@ -71,7 +71,8 @@ class _Raw(NamedTuple):
     cversion: int
     numChildren: int  # noqa: N815 - as on ZooKeeper's wire
     ephemeralOwner: int  # noqa: N815
-    czxid: int = 0  #: it is not told
+    czxid: int = 0  #: neither is told
+    ctime: int = 0
 
 
 class _Flying:

@@ -82,9 +82,9 @@ class BulkRead:
             else:
                 data = bytes(buffer[at : at + size]) if size > 0 else b""
                 at += max(0, size)
-                czxid, mzxid, _, mtime, version, changes, _, owner, _, children, _ = _STAT.unpack_from(buffer, at)
+                czxid, mzxid, ctime, mtime, version, changes, _, owner, _, children, _ = _STAT.unpack_from(buffer, at)
                 at += _STAT.size
-                found.append(Stamped(data, Stat(version, mzxid, children, (changes + children) // 2, owner, mtime, czxid)))
+                found.append(Stamped(data, Stat(version, mzxid, children, (changes + children) // 2, owner, mtime, czxid, ctime)))
 
 
 def gather(parts: Sequence[Future[Any]], make: Callable[[list[Any]], list[Stamped | None]]) -> Future[list[Stamped | None]]:

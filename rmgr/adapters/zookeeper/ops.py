@@ -226,6 +226,7 @@ def to_stat(raw: Any) -> Stat:
         ephemeral_owner=raw.ephemeralOwner,
         mtime_ms=raw.mtime,
         czxid=raw.czxid,
+        ctime_ms=raw.ctime,
     )
 
 

@@ -228,9 +228,10 @@ def _stored(session: Session, number: int, trust: str) -> Submission:
         from rmgr.cli.control.operate import read_settings
         from rmgr.client.commands.again import check_signature
 
-        known = Trust(session.coordinator(), credentials.ca_pem)
+        coordinator = session.coordinator()
+        known = Trust(coordinator, credentials.ca_pem)
         operators = read_settings(session)[0].operators
-        check_signature(record, known, session.cluster_id(), operators=operators, timeout_s=timeout_s)
+        check_signature(record, coordinator, known, session.cluster_id(), operators=operators, timeout_s=timeout_s)
     return record
 
 

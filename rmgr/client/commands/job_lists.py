@@ -186,8 +186,8 @@ def _make(
 
     def flush() -> None:
         made = submitter.submit_many(list(wave.values()), timeout_s=seconds_left(deadline_s))
-        for (place, item), found in zip(wave.items(), made, strict=True):
-            sent[place] = Sent(submission=found.submission, tasks=item.tasks if found.created else found.tail.next, created=found.created)
+        for place, found in zip(wave, made, strict=True):
+            sent[place] = Sent(submission=found.submission, tasks=found.tail.next, created=found.created)
         wave.clear()
 
     for place in in_order(entries):

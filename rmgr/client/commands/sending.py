@@ -198,7 +198,7 @@ def _commit(host: CommandHost, record: Submission, draft: CheckedRequest) -> Sen
     if blocks is None or output_files(draft):
         return send_in_parts(host, host.submitter(), record, draft, deadline_s)
     from rmgr.procedures.caps import check_jobs
-    from rmgr.submitter.port import Order
+    from rmgr.submitter.port import Order, prepared, unsigned
     from rmgr.submitter.submitting import submit
 
     coordinator = host.coordinator()
@@ -208,8 +208,7 @@ def _commit(host: CommandHost, record: Submission, draft: CheckedRequest) -> Sen
     order = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True, held=bool(record.max_running) or None)
     if (signer := host.signer()) is not None:
         signer.publish(coordinator, timeout_s=seconds_left(deadline_s))
-        order = replace(order, draft=replace(record, user=signer.user), sign=signer.sign)
-    sent = submit(coordinator, order, owner="", deadline_s=deadline_s)
+    sent = submit(coordinator, prepared(order, signer.sign if signer is not None else unsigned), owner="", deadline_s=deadline_s)
     return Sent(submission=sent.submission, tasks=sent.tail.next if not sent.created else draft.tasks, created=sent.created)
 
 

@@ -35,7 +35,7 @@ from rmgr.procedures.bootstrap import require_store
 from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter
 from rmgr.submitter.ownership import entry_of
-from rmgr.submitter.port import Order, Submitted, WorkPort
+from rmgr.submitter.port import Order, Submitted, WorkPort, prepared
 from rmgr.submitter.records import ClusterRecords
 from rmgr.submitter.thread import SubmitterThread
 
@@ -153,9 +153,9 @@ class Engine:
 
     def _signed(self, order: Order, timeout_s: float) -> Order:
         if self.signer is None:
-            return order
+            return prepared(order)
         self.signer.publish(self.coordinator, timeout_s=min(_PUBLISH_S, timeout_s))
-        return replace(order, draft=replace(order.draft, user=self.signer.user), sign=self.signer.sign)
+        return prepared(order, self.signer.sign)
 
     def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> SubmissionHandle:
         """See `ports.SubmitterPort`."""

@@ -21,6 +21,7 @@ from rmgr.coord.ops.work import set_record
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Gone, Multi
 from rmgr.coord.protocol.records import brief_ends, encode_fragment
+from rmgr.coord.seal import nonces
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.amendments import key_now
@@ -321,9 +322,13 @@ def cancel_reason(submission: Submission) -> Reason:
 
 
 def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> tuple[Submission, Multi]:
-    """CLOSE: after its summary is in the store; nobody looks after it any more. `gate`: its gate exists, and goes with it."""
+    """CLOSE: after its summary is in the store; nobody looks after it any more, and nothing that was signed for it runs again.
+
+    gate: its gate exists, and goes with it.
+    """
     closed = replace(submission, phase=Phase.CLOSED, closed_us=now_us, owner="")
-    return closed, set_record(closed, version=version, gate=False if gate else None, name="CLOSE")
+    multi = set_record(closed, version=version, gate=False if gate else None, name="CLOSE")
+    return closed, replace(multi, ops=(*multi.ops, nonces.end_of(submission)))
 
 
 def let_go(submission: Submission, version: int) -> tuple[Submission, Multi]:

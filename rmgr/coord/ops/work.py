@@ -16,6 +16,7 @@ import msgspec
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_block, encode_failed, encode_fragment, encode_record
+from rmgr.coord.seal import nonces
 from rmgr.coord.seal.work import narrowed
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry, Trouble
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, runs
@@ -39,27 +40,25 @@ def submit(
     submission: Submission,
     *,
     ids_version: int,
-    token_digest: str,
     tail: Tail,
     blocks: Sequence[Block],
     make_bucket: bool,
     held: bool | None = None,
 ) -> Multi:
-    """SUBMIT: the record, its directories and its first blocks appear together; the token proves it.
+    """SUBMIT: the record, its directories and its first blocks appear together; the nonce proves it.
 
     Args:
-        submission: its `id` is the number that `/ids` held at `ids_version`.
-        token_digest: hex sha256 of user and token.
+        submission: its `id` is the number that `/ids` held at `ids_version`; its nonce was drawn for it, its token may stand for it later.
         tail: already counting `blocks`.
         blocks: `seq` is ignored; phase OPEN puts them into `pending` (S), else they are set aside without a place.
         make_bucket: the thousand's directory does not exist yet.
         held: blocks are set aside although the submission is open (a cap on those that run).
     """
     number = submission.id
-    ops: list[Op] = [
-        Set(paths.IDS, encode_record(number + 1), ids_version),
-        Create(paths.token(token_digest), encode_record(number)),
-    ]
+    nonce = Create(nonces.place_of(submission), encode_record(number))
+    ops: list[Op] = [Set(paths.IDS, encode_record(number + 1), ids_version), nonce]
+    if submission.token:
+        ops.append(Create(paths.token(token_digest(submission.user, submission.token)), nonce.data))
     if make_bucket:
         ops.append(Create(paths.subs_bucket(number)))
     ops += [
@@ -72,7 +71,7 @@ def submit(
         ops.append(Create(paths.gate(number)))
     aside = submission.phase is not Phase.OPEN if held is None else held
     ops += [enter(submission.queue, key, data, held=aside) for key, data in blocks]
-    return Multi(name="SUBMIT", ops=tuple(ops), proof=Exists(paths.token(token_digest), encode_record(number)))
+    return Multi(name="SUBMIT", ops=tuple(ops), proof=Exists(nonce.path, nonce.data))
 
 
 def enter(queue: str, key: BlockKey, data: BlockData, *, held: bool) -> Create:

@@ -82,8 +82,8 @@ TABLE: Mapping[str, Rights] = {
     f"{paths.SUBS}/*/*/done/*": _READ,
     f"{paths.SUBS}/*/*/failed": _line(starter=R | C, submitters=R | D),  # COMPLETE; RESUBMIT, GIVE_UP, CANCEL_FAILED
     f"{paths.SUBS}/*/*/failed/*": _READ,
-    paths.ENDED: _READ,  # what was signed for an ended submission must stay refused: nobody else creates, writes or deletes here
-    f"{paths.ENDED}/*": _READ,
+    paths.NONCES: _line(submitters=R | C),  # SUBMIT; what was signed under it must stay refused: nobody else writes or deletes here
+    f"{paths.NONCES}/*": _READ,
     paths.TOKENS: _line(submitters=R | C),  # SUBMIT
     f"{paths.TOKENS}/*": _READ,
     paths.QUEUES: _line(operators=C),  # directories of a new queue

@@ -185,7 +185,8 @@ Outcome = Committed | Conflict | Unknown
 class Stat:
     """The part of a znode's stat that the protocol uses. `creates` counts the children ever created (sequence counter).
 
-    mzxid, czxid: transactions of its last change and of its creation; through a gateway czxid is 0, not known.
+    mzxid, czxid: transactions of its last change and of its creation, which was at ctime_ms by the clock of ZooKeeper's leader; through a
+    gateway czxid and ctime_ms are 0, not known.
     """
 
     version: int
@@ -195,6 +196,7 @@ class Stat:
     ephemeral_owner: int
     mtime_ms: int
     czxid: int = 0
+    ctime_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

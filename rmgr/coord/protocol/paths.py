@@ -19,7 +19,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
         /tail                         next index, complete?                       version = SUBMIT CAS
         /done/r-<seq>            S    outcome fragments
         /failed/<first>.<count>.<attempt>   attempts that wait for the resubmit rule
-    /ended/<id//1000>                 which of them have ended, for ever            written by leaders only
+    /nonces/<signed>.<sha256>         -> id: what users sign in place of it        version 0 = it has not ended
     /tokens/<sha256>                  -> id: the same --token again gives the same id
     /queues/<queue>/pending/<key>-<seq>  S   the task queue
     /queues/<queue>/held/<key>-<seq>  blocks set aside
@@ -65,7 +65,7 @@ DRAINS = "/drains"
 TROUBLES = "/troubles"
 HOLDS = "/holds"
 SUBS = "/subs"
-ENDED = "/ended"
+NONCES = "/nonces"
 TOKENS = "/tokens"
 QUEUES = "/queues"
 RUNNING = "/running"
@@ -86,7 +86,7 @@ SCHEMA_LOCK = "/locks/schema"
 #: Made once when a cluster is set up.
 SKELETON = (
     *(WATCHDOGS, STARTERS, SUBMITTERS, NODES, DRAINS, HOLDS, SUBS, TOKENS, QUEUES, RUNNING, INBOX, IDLE, JOBS, GANGS),
-    *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS, TROUBLES, ENDED),
+    *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS, TROUBLES, NONCES),
 )
 
 #: A number as `str` makes it: no zero in front, no sign, no digits but these, few enough for every codec.
@@ -103,6 +103,7 @@ BLOCK_NAMES = frozenset({67, 74})
 _TAG = slice(57, 63)
 #: Stands where the user's tag does while an operator's raise holds: such blocks go before all users' turns. No user has this tag.
 RAISED = "raised"
+_NONCE = re.compile(rf"({_NUMBER})\.[0-9a-f]{{64}}")
 _RESERVED = re.compile(rf"r-({_NUMBER})\.({_NUMBER})")
 _SEQUENCE = re.compile(r"-([0-9]{10})\Z")
 
@@ -264,11 +265,6 @@ def subs_bucket(submission: int) -> str:
     return f"{SUBS}/{submission // 1000}"
 
 
-def ended(bucket: int) -> str:
-    """Which submissions of a directory have ended."""
-    return f"{ENDED}/{bucket}"
-
-
 def sub(submission: int) -> str:
     """A submission's record."""
     return f"{SUBS}/{submission // 1000}/{submission}"
@@ -349,6 +345,18 @@ def parse_number(name: str) -> int | None:
     """Reverse of `str`: a submission's number, or that of its bucket. None for a name that is no such number."""
     number = int(name) if _DECIMAL.fullmatch(name) else None
     return number if number is not None and number <= MAX_NUMBER else None
+
+
+def nonce(user: str, nonce: str, signed_s: int) -> str:
+    """The znode of a nonce that a user has drawn at `signed_s`."""
+    digest = hashlib.sha256(f"{user}\0{nonce}".encode()).hexdigest()
+    return f"{NONCES}/{signed_s}.{digest}"
+
+
+def signed_at(name: str) -> int | None:
+    """When the nonce of this name was drawn; None for what is no such name."""
+    match = _NONCE.fullmatch(name)
+    return int(match[1]) if match is not None else None
 
 
 def token(digest: str) -> str:

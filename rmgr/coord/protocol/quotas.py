@@ -48,12 +48,13 @@ class Quota:
 #: Root -> its share. Every root of `coord/protocol/acl.py` below which users create is here.
 SHARES: Mapping[str, QuotaShare] = {
     paths.QUEUES: QuotaShare(45, 120),
-    paths.SUBS: QuotaShare(12, 160),
+    paths.SUBS: QuotaShare(11, 160),
     paths.RUNNING: QuotaShare(5, 60),
     paths.INBOX: QuotaShare(2, 40),
     paths.REQUESTS: QuotaShare(2, 10),
     paths.IDENTITIES: QuotaShare(2, 10),
-    paths.TOKENS: QuotaShare(1, 60),
+    paths.NONCES: QuotaShare(1, 55),
+    paths.TOKENS: QuotaShare(1, 32),
     paths.SUBMITTERS: QuotaShare(1, 5),
     paths.DRAINS: QuotaShare(1, 5),
 }

@@ -43,8 +43,9 @@ def submit(multi: Multi, known: Known) -> tuple[Multi, Submission, Tail]:
     require(ids.version >= 0, multi, 0, "it says when it has read the number")
     number = decode(ids.data, int, paths.IDS) - 1
     require(ids.path == paths.IDS and number == known.number(ids.version), multi, 0, "that is not the number that is due")
-    make_bucket = op_at(multi, 2, Create).path == paths.subs_bucket(number)
-    at = 3 if make_bucket else 2
+    at = 3 if op_at(multi, 2, Create).path.startswith(f"{paths.TOKENS}/") else 2
+    make_bucket = op_at(multi, at, Create).path == paths.subs_bucket(number)
+    at += make_bucket
     record = _new_record(multi, at, number)
     told = decode(op_at(multi, at + 1, Create).data, Tail, paths.tail(number))
     start = at + (5 if record.phase is Phase.OPEN else 4)
@@ -58,7 +59,6 @@ def submit(multi: Multi, known: Known) -> tuple[Multi, Submission, Tail]:
     built = ops.submit(
         record,
         ids_version=ids.version,
-        token_digest=ops.token_digest(record.user, record.token),
         tail=replace(Tail(next=told.next, complete=told.complete, reigns=reigns), newer=told.newer),
         blocks=blocks,
         make_bucket=make_bucket,
@@ -109,7 +109,7 @@ def _new_record(multi: Multi, at: int, number: int) -> Submission:
     made = op_at(multi, at, Create)
     record = decode(made.data, Submission, made.path)
     require(record.id == number, multi, at, "it is the record of another number")
-    fresh = not record.closed_us and not record.reason_detail and not record.by and not record.by_us and record.token != ""
+    fresh = not record.closed_us and not record.reason_detail and not record.by and not record.by_us and record.nonce != ""
     match record.phase, record.reason:
         case (Phase.OPEN, ""):
             fresh = fresh and not record.after

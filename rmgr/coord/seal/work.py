@@ -2,13 +2,14 @@
 
 A Submitter signs each block that it makes: a *statement* of everything that makes code run or limits it,
 
-    where     format, cluster id, submission number, first index and count of the block as it was signed
+    where     format, cluster id, first index and count of the block as it was signed; of which submission says the nonce in its record,
+              in place of the number: that is given later (`coord/seal/nonces.py`)
     who       the user, who must be the holder of the signing key
     limits    not-after (the signature is too old to start anything), resubmit, retries
     what      function hash, keyed, serial, and `spec_digest` of the submission's record: command, script hash, arguments,
               environment, working directory, uploads, input and output files, standard input, Python environment (modules,
-              initializer, sys.path, interpreter), cores, memory, time limit, features, name, dependencies, ... (as it was sent: an
-              amendment has a signature of its own, `amendment_statement`)
+              initializer, sys.path, interpreter), cores, memory, time limit, features, name, dependencies, nonce, time of signing, ...
+              (as it was sent: an amendment has a signature of its own, `amendment_statement`)
     with      the arguments of every task and which index each belongs to
 
 and everything that it names by SHA-256 is hashed again by who fetched it. Outside are the fields of `RECORD_UNSIGNED`,
@@ -49,7 +50,7 @@ from rmgr.model.tasks.submission import Amendment, Submission
 #: Fields of a submission's record that are not signed, and why.
 RECORD_UNSIGNED = {
     "format": "how the record is written down",
-    "id": "in the statement itself",
+    "id": "given after the signing; the nonce stands for it, which leads to one number only",
     "phase": "changed by hold, release, cancel, close",
     "reason": "of the phase",
     "reason_detail": "of the phase",
@@ -63,7 +64,7 @@ RECORD_UNSIGNED = {
     "newer": "unknown to this release; see `spec_digest`",
     "entries": "runs nothing of it; signed with the record, for who runs it again (`record_statement`)",
     "signature": "the record's own",
-    "token": "made at SUBMIT where the user gave none; names nothing that runs",
+    "token": "names nothing that runs",
     "was": "the signed terms in place of those that were changed: without it the signature does not fit",
     "changes": "each amendment has its own signature (`amendment_statement`)",
 }
@@ -91,6 +92,7 @@ BLOCK_UNSIGNED = {
 KEY_UNSIGNED = {
     "priority": "only the order",
     "seq": "only the order",
+    "submission": "the nonce in its record stands for it",
     "attempt": "counts up",
     "first": "any range inside the signed one",
     "count": "any range inside the signed one",
@@ -99,9 +101,9 @@ KEY_UNSIGNED = {
 
 Sign = Callable[[bytes], bytes]
 
-_WORK = "rmgr work 1"
+_WORK = "rmgr work 2"
 _RESULT = "rmgr result 1"
-_RECORD = "rmgr record 1"
+_RECORD = "rmgr record 2"
 _AMENDMENT = "rmgr amendment 1"
 _GROUP = b"rmgr group\0"
 _ROOT = b"rmgr root\0"
@@ -132,8 +134,8 @@ def spec_digest(record: Submission) -> bytes:
 
 
 def record_statement(record: Submission, cluster_id: str) -> bytes:
-    """What the signature in a record must be of: who asked for what, under which number. Who runs it again checks it. Cost: 0.05 ms."""
-    return _pack.encode((_RECORD, cluster_id, record.id, record.user, spec_digest(record), record.entries))
+    """What the signature in a record must be of: who asked for what, under which nonce. Who runs it again checks it. Cost: 0.05 ms."""
+    return _pack.encode((_RECORD, cluster_id, record.user, spec_digest(record), record.entries))
 
 
 def amendment_statement(number: int, change: Amendment, cluster_id: str) -> bytes:
@@ -284,9 +286,10 @@ def block_statement(
     if not (seal.first <= key.first and key.end <= seal.first + seal.count):
         raise NotSealed(f"tasks {key.first}..{key.end - 1} are not among {seal.first}..{seal.first + seal.count - 1}, which were signed")
     if data.row:
-        if row_digest(data.row) is None or base != seal.first:
+        digest = row_digest(data.row)  # where it lies has a number in it, which may be given later
+        if digest is None or base != seal.first:
             raise NotSealed(f"its arguments lie in a row that is not named by its content: {data.row[:120]}")
-        arguments: tuple[str, object] = ("row", data.row)
+        arguments: tuple[str, object] = ("row", digest)
     elif payloads:
         if not (base <= key.first and key.end <= base + len(payloads)):
             raise NotSealed("it does not hold the arguments of all its tasks")
@@ -297,7 +300,6 @@ def block_statement(
         (
             _WORK,
             cluster_id,
-            key.submission,
             seal.first,
             seal.count,
             user,

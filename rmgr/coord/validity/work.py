@@ -282,6 +282,8 @@ BOOK.add(
     reason_detail=LINE,
     owner=GUID,
     token=LINE,
+    nonce=words(r"(?:[0-9a-f]{32})?", "a nonce of 32 hexadecimal digits"),
+    signed_s=SPAN,
     submitted_us=SPAN,
     closed_us=SPAN,
     array=_array,

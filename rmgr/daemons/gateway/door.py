@@ -55,7 +55,7 @@ def check_order(order: Order, person: Person) -> None:
             fresh = fresh and bool(record.after)
         case _:
             fresh = False
-    _require(fresh and record.token != "", "a new submission is open, held, or waits for others")
+    _require(fresh, "a new submission is open, held, or waits for others")
     held = record.phase is not Phase.OPEN or bool(record.max_running)
     _require(order.held in (None, held), "tasks of what is held, or has a cap, wait aside, others in the queue")
     _check_blocks(order.blocks, 0, record)

@@ -75,6 +75,7 @@ from rmgr.procedures.admission import check_admitted, check_changed
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.procedures.deeds import Deeds
 from rmgr.procedures.fresh_settings import FreshSettings
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.notify import Notifier
@@ -185,6 +186,7 @@ class Gateway:
                 return moved.conflict(multi)
             if built.record is not None:
                 submitter_rights.check_new(person, built.record)
+                submitter_rights.check_timely(person, built.record, machine.wall_s())
                 check_admitted(built.record, self._cluster.settings(), tasks=built.tail.next if built.tail is not None else 0)
             if built.amended is not None:
                 check_changed(built.amended, built.amended.changes[-1].terms, self._cluster.settings())
@@ -388,9 +390,11 @@ def _serve(
     sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=is_revoked, bounds=bounds)
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
     calls = _calls(config, routes, metrics, log, credentials, bounds)
+    # A session of its own: it is not closed when the gateway is told to stop, so that owners who go on through another one are never missed.
+    session = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     submitter_thread = SubmitterThread()
     desk = Desk(
-        Submitter(submitter_thread, coordinator, store),
+        Submitter(submitter_thread, session, store),
         log,
         bounds,
         use=cluster_use,
@@ -425,13 +429,18 @@ def _serve(
     voice = VoiceCheck(server.is_mute, ending("the gateway's")).start()
     strain = StrainMeter(bounds).start()
     keeper = None
+
+    def renew(fresh: Credentials) -> None:
+        gateway.renew(zookeeper_options(config, fresh, insecure=True))
+        session.renew(zookeeper_options(config, fresh, insecure=True)["security"])
+
     if credentials is not None:
         keeper = SecretKeeper(
             coordinator,
             credentials,
             config,
             log,
-            renewed=lambda fresh: gateway.renew(zookeeper_options(config, fresh, insecure=True)),
+            renewed=renew,
         ).start()
     watch = SessionWatch(coordinator, meta, server, metrics, log)
     working = Working(coordinator, store, guard, lambda: voice.trouble)
@@ -452,6 +461,7 @@ def _serve(
         voice.stop()
         strain.stop()
         server.set_healthy(False)
+        has_clients = len(talks) > 0
         talks.stop(GRACE_S)
         sessions.stop(GRACE_S, abandon=True)
         server.stop(GRACE_S)
@@ -463,6 +473,8 @@ def _serve(
         forwarder.close()
         if calls is not None:
             calls.close()
+        if not has_clients:
+            session.close(timeout_s=GRACE_S)
         desk.close()
         submitter_thread.stop(GRACE_S)
         end_metrics()

@@ -13,8 +13,9 @@ from enum import Enum, auto
 from rmgr.coord.decisions.rights import Person, check, check_operator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Delete, Multi, Op, Set
+from rmgr.coord.seal import nonces
 from rmgr.coord.validity import records as validity
-from rmgr.errors import PermissionDenied, RmgrError
+from rmgr.errors import PermissionDenied, RmgrError, UsageError
 from rmgr.model.cluster.node import InboxOrder
 from rmgr.model.tasks.request import AnyRequest, StopKind
 from rmgr.model.tasks.submission import Submission
@@ -28,6 +29,7 @@ class ZnodeKind(Enum):
 
     IDS = auto()
     CONFIG = auto()
+    NONCE = auto()
     TOKEN = auto()
     BUCKET = auto()
     RECORD = auto()
@@ -68,11 +70,12 @@ def _delete(*places: ZnodeKind) -> _Allowed:
 
 _P = ZnodeKind
 _ENTER_QUEUE = _create(_P.PENDING, _P.HELD)
+_OF_SUBMISSION = (_P.BUCKET, _P.RECORD, _P.TAIL, _P.DONE, _P.FAILED, _P.GATE)
 
 #: Operation -> what it consists of. A multi of this name that does anything else is refused.
 OPERATIONS: dict[str, _Allowed] = {
     # a Submitter
-    "SUBMIT": _set(_P.IDS) | _create(_P.TOKEN, _P.BUCKET, _P.RECORD, _P.TAIL, _P.DONE, _P.FAILED, _P.GATE) | _ENTER_QUEUE,
+    "SUBMIT": _set(_P.IDS) | _create(_P.NONCE, _P.TOKEN, *_OF_SUBMISSION) | _ENTER_QUEUE,
     "ENQUEUE": _set(_P.TAIL) | _ENTER_QUEUE | _create(_P.FRAGMENT),
     "HAND": _set(_P.TAIL) | {(Check, _P.GATE), (Check, _P.NODE)} | _delete(_P.IDLE) | _create(_P.RUNNING),
     "RESUBMIT": _delete(_P.FAILED_RANGE) | _ENTER_QUEUE,
@@ -162,6 +165,12 @@ def check_new(person: Person, record: Submission) -> None:
         raise PermissionDenied(f"SUBMIT: {person.name} cannot submit for {record.user}", hint="work belongs to whoever submits it")
 
 
+def check_timely(person: Person, record: Submission, now_s: float) -> None:
+    """Starters will not refuse a new submission for the time at which it was signed. Raises UsageError."""
+    if not person.is_open and (why := nonces.untimely(record, now_s, "the gateway's clock")):
+        raise UsageError(f"SUBMIT: {why}", hint="set the clock of the machine that signs, then submit it again")
+
+
 def _check_record(op: Op, number: int, owner: str | None) -> None:
     """A submission stays whose it is."""
     if isinstance(op, Set) and place_of(op.path) is ZnodeKind.RECORD:
@@ -243,6 +252,8 @@ def place_of(path: str) -> ZnodeKind:
             return _of_submission(path, parts)
         case paths.QUEUES:
             return _of_queue(path, parts)
+        case paths.NONCES if len(parts) == 3:
+            return ZnodeKind.NONCE
         case paths.TOKENS if len(parts) == 3:
             return ZnodeKind.TOKEN
         case paths.SUBMITTERS if len(parts) == 3 and parts[2].startswith("s-"):

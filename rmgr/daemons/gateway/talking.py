@@ -246,7 +246,7 @@ class ClientTalk:
                 check_admitted(order.draft, self._work.settings(), tasks=order.tasks)
             if self._desk.use is not None:
                 self._desk.use.check_order(self._caller.user, order)
-            made = self._work.submit(order, timeout_s=min(_LONGEST_S, place.timeout_ms / 1000))
+            made = self._work.submit(order, timeout_s=min(_LONGEST_S, place.timeout_ms / 1000), is_repeat=place.is_repeat)
         except RmgrError as error:
             self._refuse(place.id, error)
         except Exception as error:

@@ -37,12 +37,12 @@ from rmgr.daemons.service.working import Working
 from rmgr.daemons.service.written import WrittenKeeper
 from rmgr.daemons.starter.checkpoint.seal import seals_of
 from rmgr.daemons.starter.core.commits import Committer
-from rmgr.daemons.starter.core.ended import Endings
 from rmgr.daemons.starter.core.estimate import TaskTimes
 from rmgr.daemons.starter.core.fetch import Fetcher
 from rmgr.daemons.starter.core.home import Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.metrics import StarterMetrics
+from rmgr.daemons.starter.core.nonces import Nonces
 from rmgr.daemons.starter.core.records import RecordCache
 from rmgr.daemons.starter.core.room import StagingRoom
 from rmgr.daemons.starter.execution.binding import processors_of
@@ -297,7 +297,7 @@ def build(
         wake=nothing,
         settings=lambda: starter.settings,
         log=log,
-        endings=Endings(coordinator, post=mailbox.put, wake=nothing) if trust is not None else None,
+        nonces=Nonces(coordinator, post=mailbox.put, wake=nothing) if trust is not None else None,
     )
     deeds = None
     if credentials is not None and trust is not None:

@@ -15,9 +15,6 @@ work together; everything else is refused. The rules for whoever changes a recor
 A new cluster lets in nobody older than who made it: what this release writes may be used at once. One that was upgraded to
 this release may still be joined by the one before, and begins to write such values when the release after it is everywhere.
 
-What only leaders write and older releases neither read nor write (`/ended`) needs no number: whoever begins to lead makes
-good what a leader of the release before has left out (`daemons/leader/submissions/ended.py`), and until then it protects less.
-
     1  the first
 """
 

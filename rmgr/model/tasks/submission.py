@@ -197,7 +197,9 @@ class Submission:
     reason: str = ""  #: of the phase: USER_HOLD, OPERATOR_HOLD, DEPENDENCY, USER_CANCEL, ...
     reason_detail: str = ""  #: the user's words with a cancel
     owner: str = ""  #: guid of the Submitter that looks after it; empty = the leader does
-    token: str = ""
+    token: str = ""  #: the user's, so that the same one again gives the same submission; "" = none
+    nonce: str = ""  #: 32 hexadecimal digits, drawn for this submission: what its user signs in place of `id`
+    signed_s: int = 0  #: when that was, by the user's clock (s since the epoch)
     submitted_us: int = 0
     closed_us: int = 0
     array: str = ""  #: array expression; empty = indices are shown as they are

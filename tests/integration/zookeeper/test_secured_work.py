@@ -214,6 +214,7 @@ def test_a_record_that_was_changed_is_not_run_again(secured: DevCluster) -> None
     alice, mallory = (environment_of(secured, Role.USER, name) for name in ("alice", "mallory"))
     number = run(alice, "submit", "--parsable", "--array", "1-3", "--", "sh", "-c", "exit 3").stdout.strip()
     assert run(alice, "wait", number).returncode == 3
+    own = run(alice, "submit", "--parsable", "--wait", "--", "true").stdout.strip()
     again = run(alice, "rerun", number, "--failed", "--wait")
     assert (again.returncode, f"3 tasks of {number}" in again.stderr) == (3, True), again.stderr
     others = run(mallory, "rerun", number, "--trust", "alice")
@@ -234,11 +235,13 @@ def test_a_record_that_was_changed_is_not_run_again(secured: DevCluster) -> None
         record = decode_record(found.data, Submission, path)
         assert record.command is not None
         evil = replace(record.command, argv=("sh", "-c", "id"))
+        another = decode_record(attacker.get(paths.sub(int(own))).result(60).data, Submission)  # type: ignore[union-attr]
         for changed, why in (
             (replace(record, command=evil), "is not what alice has signed"),
             (replace(record, command=evil, signature=""), "nobody has signed its record"),
             (replace(record, entries="a" * 64), "is not what alice has signed"),
             (_amended(record), "amendment 1, by alice: nobody has signed it"),
+            (replace(another, id=int(number)), "is one that alice has signed for another"),
         ):
             attacker.commit(Multi(name="ATTACK", ops=(Set(path, encode_record(changed), -1),), proof=Exists(path))).result(60)
             refused = run(alice, "rerun", number)

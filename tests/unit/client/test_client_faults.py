@@ -110,7 +110,8 @@ def test_whether_it_was_committed_is_unknown_only_when_nobody_can_say(cluster: C
 
     server = threading.Thread(target=stop_after_the_commit, daemon=True)
     with monkeypatch.context() as patched:
-        patched.setattr(submitting, "machine", SimpleNamespace(monotonic=lambda: now_s[0], sleep=time.sleep))
+        clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=time.sleep, guid=lambda: "a" * 32, wall_s=time.time)
+        patched.setattr(submitting, "machine", clock)
         server.start()
         with pytest.raises(SubmitUnknown) as caught:
             submit(leaves, draft, owner="", deadline_s=60.0)

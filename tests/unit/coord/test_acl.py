@@ -43,6 +43,7 @@ STARTERS_DO: list[Op] = [
 AT = {
     ZnodeKind.IDS: paths.IDS,
     ZnodeKind.CONFIG: paths.CONFIG,
+    ZnodeKind.NONCE: paths.nonce("u", "d", 1),
     ZnodeKind.TOKEN: paths.token("d"),
     ZnodeKind.BUCKET: paths.subs_bucket(42),
     ZnodeKind.RECORD: SUB,

@@ -51,20 +51,27 @@ def test_entries_carry_guid_and_sequence():
 # -- multis (section 3) -----------------------------------------------------------------------------------------------------
 
 
-def test_submit_is_one_multi_with_the_token_as_its_proof():
-    multi = ops.submit(SUB, ids_version=7, token_digest="ab", tail=Tail(next=6, complete=True), blocks=[(KEY, DATA)], make_bucket=True)
+def test_submit_is_one_multi_with_the_nonce_as_its_proof():
+    multi = ops.submit(SUB, ids_version=7, tail=Tail(next=6, complete=True), blocks=[(KEY, DATA)], make_bucket=True)
     assert multi.ops[0] == Set(paths.IDS, b"43", 7)
-    assert multi.proof.path == paths.token("ab")
-    assert multi.proof.data == b"42"
+    assert (multi.proof.path, multi.proof.data) == (paths.nonce(SUB.user, SUB.nonce, SUB.signed_s), b"42")
+    assert created(multi, "/nonces") == {multi.proof.path: b"42"}
+    assert created(multi, "/tokens") == {}
     assert paths.gate(42) in created(multi, "/subs")
     (block,) = created(multi, "/queues/default/pending")
     assert block.endswith("-")
     assert next(op for op in multi.ops if op.path == block).sequence
 
 
+def test_a_token_stands_for_the_submission_beside_its_nonce():
+    multi = ops.submit(replace(SUB, token="t"), ids_version=7, tail=Tail(), blocks=[], make_bucket=False)
+    assert created(multi, "/tokens") == {paths.token(ops.token_digest(SUB.user, "t")): b"42"}
+    assert multi.proof.path.startswith("/nonces/")
+
+
 def test_a_held_submission_has_no_gate_and_no_place_in_the_queue():
     record = replace(SUB, phase=Phase.HELD)
-    multi = ops.submit(record, ids_version=0, token_digest="ab", tail=Tail(next=6), blocks=[(KEY, DATA)], make_bucket=False)
+    multi = ops.submit(record, ids_version=0, tail=Tail(next=6), blocks=[(KEY, DATA)], make_bucket=False)
     assert paths.gate(42) not in created(multi, "/subs")
     (path,) = created(multi, "/queues/default/held")
     assert paths.parse_block(path.rpartition("/")[2]).seq == NO_SEQ

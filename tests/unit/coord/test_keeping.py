@@ -33,6 +33,7 @@ from rmgr.coord.decisions.view import Progress, overall_state
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_fragment, encode_record
+from rmgr.coord.seal import nonces
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import MAX_TASKS, NO_SEQ, BlockKey
@@ -283,8 +284,9 @@ def test_records_change_with_their_gates() -> None:
     unmet, broken = keeping.unmet(held, 4, "ok:3")
     assert broken.ops == (Set(paths.sub(7), encode_record(unmet), 4),)
     assert (unmet.phase, unmet.reason, unmet.reason_detail) == (Phase.CANCELLED, Reason.DEPENDENCY_FAILED, "ok:3")
-    closed, close = keeping.close(a_submission(), 4, now_us=99, gate=True)
-    assert close.ops == (Set(paths.sub(7), encode_record(closed), 4), Delete(paths.gate(7)))
+    going = a_submission()
+    closed, close = keeping.close(going, 4, now_us=99, gate=True)
+    assert close.ops == (Set(paths.sub(7), encode_record(closed), 4), Delete(paths.gate(7)), nonces.end_of(going))
     assert (closed.phase, closed.closed_us) == (Phase.CLOSED, 99)
 
 

@@ -260,7 +260,7 @@ def test_tasks_follow_one_another() -> None:
 @pytest.mark.parametrize("number", [1, 41, 43, 9_999_999_999, 10**20])
 def test_only_the_number_that_is_due_is_taken(number: int) -> None:
     record = replace(ANN, id=number)
-    multi = ops.submit(record, ids_version=7, token_digest=ops.token_digest("ann", "t"), tail=TAIL, blocks=[], make_bucket=False)
+    multi = ops.submit(record, ids_version=7, tail=TAIL, blocks=[], make_bucket=False)
     assert refused(multi, Tree())
 
 
@@ -350,7 +350,7 @@ def test_a_client_of_the_release_before_leaves_out_what_it_does_not_know() -> No
 
 def test_a_field_that_is_left_out_is_at_its_default() -> None:
     record = replace(ANN, spec_sha256="c" * 64)
-    multi = ops.submit(record, ids_version=7, token_digest=ops.token_digest("ann", "t"), tail=TAIL, blocks=[], make_bucket=False)
+    multi = ops.submit(record, ids_version=7, tail=TAIL, blocks=[], make_bucket=False)
     assert rebuild(multi, Tree()).record == record
     shorter = with_op(multi, 2, Create(paths.sub(42), _shorter(encode_record(record))))
     assert rebuild(shorter, Tree()).record == ANN  # it never said so

@@ -59,6 +59,8 @@ OTHER_RECORD: dict[str, object] = {
     "backoff_us": 1,
     "on_disconnect": OnDisconnect.EXCLUSIVE,
     "after": (Dependency(condition="ok", submission=1),),
+    "nonce": "a" * 32,
+    "signed_s": 1,
     "submitted_us": 1,
     "array": "1-6",
     "max_running": 1,
@@ -159,7 +161,7 @@ def test_every_field_of_what_runs_and_what_it_needs_is_signed() -> None:
 
 def test_every_field_of_a_block_is_signed_or_listed_with_the_reason_why_not() -> None:
     assert set(BlockData.__struct_fields__) == OTHER_BLOCK.keys() | BLOCK_UNSIGNED.keys()
-    assert {field.name for field in fields(BlockKey)} == KEY_UNSIGNED.keys() | {"submission", "cores", "memory_mib"}
+    assert {field.name for field in fields(BlockKey)} == KEY_UNSIGNED.keys() | {"cores", "memory_mib"}
     data = sealed(BlockData(function="f" * 64, base=10, payloads=tuple(bytes([n]) for n in range(6)), stamp="s"))
     known = statement(data)
     assert data.seal is not None
@@ -167,7 +169,7 @@ def test_every_field_of_a_block_is_signed_or_listed_with_the_reason_why_not() ->
     for name, value in OTHER_BLOCK.items():
         changed = msgspec.structs.replace(data, **{name: value})
         assert statement(changed) != known, name
-    assert statement(data, replace(KEY, submission=8)) != known
+    assert statement(data, replace(KEY, submission=8)) == known, "a number is given later; its record's nonce is in the spec"
     for other in ({"cluster_id": "d"}, {"user": "bob"}, {"spec": b"other"}):
         assert statement(data, **other) != known
     for later in ({"not_after_s": 10}, {"first": 9, "count": 7}, {"count": 7}):
@@ -192,6 +194,8 @@ def test_arguments_in_a_row_are_named_by_their_content() -> None:
         statement(msgspec.structs.replace(data, row="args/0000000007/0000000010/some-guid"))
     with pytest.raises(NotSealed, match="named by its content"):
         statement(msgspec.structs.replace(data, base=11))
+    other = f"args/0000000008/0000000010/{'a' * 64}"
+    assert statement(msgspec.structs.replace(data, row=other)) == known, "the same bytes, wherever they lie"
     assert row_digest(f"frag/1/{'a' * 64}") is None
     assert named_digest(f"frag/0000000001/{'a' * 64}") == "a" * 64
     assert named_digest(f"frag/0000000001/{'A' * 64}") is None

@@ -14,8 +14,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import UsageError
 from rmgr.model.tasks.submission import Command, Work
-from rmgr.submitter.port import Order, Submitted
-from rmgr.submitter.submitting import Numbers, submit, submit_many
+from rmgr.submitter.port import Order, Submitted, prepared
+from rmgr.submitter.submitting import Numbers, submit
 from tests.harness.client_cluster import Cluster
 from tests.harness.memory import MemoryCoordinator
 
@@ -41,7 +41,7 @@ def coordinator() -> Iterator[Counting]:
 
 def send(coordinator: Coordinator, numbers: Numbers | None, *, token: str = "") -> Submitted:
     draft = draft_of(Options(name="x", token=token, queue="default"), work=Work.COMMAND, command=Command(argv=("true",)))
-    return submit(coordinator, Order(draft=draft), owner="", deadline_s=time.monotonic() + 60, numbers=numbers)
+    return submit(coordinator, prepared(Order(draft=draft)), owner="", deadline_s=time.monotonic() + 60, numbers=numbers)
 
 
 def test_who_submits_alone_reads_the_next_number_once(coordinator: Counting) -> None:
@@ -76,7 +76,5 @@ def test_what_no_starter_would_believe_is_refused_before_anything_is_submitted(c
     good = draft_of(Options(name="x", queue="default"), work=Work.COMMAND, command=Command(argv=("true",)))
     for bad in (replace(good, retries=-1), replace(good, name="half \udcff"), replace(good, name="a" * 1001), replace(good, command=None)):
         with pytest.raises(UsageError, match="this cannot be submitted: the submission: "):
-            submit(coordinator, Order(draft=bad), owner="", deadline_s=time.monotonic() + 60)
-        with pytest.raises(UsageError, match="this cannot be submitted"):
-            submit_many(coordinator, [Order(draft=bad)], deadline_s=time.monotonic() + 60)
-    assert submit(coordinator, Order(draft=good), owner="", deadline_s=time.monotonic() + 60).submission.id == 1
+            prepared(Order(draft=bad))
+    assert submit(coordinator, prepared(Order(draft=good)), owner="", deadline_s=time.monotonic() + 60).submission.id == 1

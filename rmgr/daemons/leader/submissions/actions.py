@@ -44,6 +44,7 @@ from rmgr.coord.protocol.records import (
     join_page,
     read_fragment,
 )
+from rmgr.coord.seal import nonces
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import history_rows, paged_with, summary
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
@@ -71,6 +72,7 @@ class ReconcileActions:
         self._term = term
         self._calls = calls
         self._settings = settings
+        self._put_back: set[int] = set()  # each is told once
 
     # -- failed ranges
 
@@ -256,7 +258,22 @@ class ReconcileActions:
         done(isinstance(outcome, Committed))
 
     def close(self, followed: EndingSubmission, _action: Close, done: Done) -> None:
-        """The summary goes to the history, then the record becomes CLOSED."""
+        """The summary goes to the history, then the record becomes CLOSED.
+
+        Nothing is done for a record that somebody has put back, or rewritten: it would change the history of what has ended, and its end
+        could not be said where Starters look (`coord/seal/nonces.py`).
+        """
+        submission = followed.submission
+        assert submission is not None
+        self._tree.get(nonces.place_of(submission), partial(self._on_nonce, followed, submission, done), failed=partial(done, False))
+
+    def _on_nonce(self, followed: EndingSubmission, submission: Submission, done: Done, found: Stamped | None) -> None:
+        if why := nonces.fault(submission, followed.made, found):
+            if followed.number not in self._put_back:
+                self._put_back.add(followed.number)
+                self._term.log.warning("ended_submission_put_back", submission=followed.number, why=why, epoch=self._term.epoch)
+            done(False)
+            return
         rows = followed.rows
         self._calls.store(partial(_read_rows, rows=rows), partial(self._summarise, followed, len(rows), done), lambda _: done(False))
 

@@ -1,9 +1,9 @@
 """Collection: what an ended submission leaves behind goes after its retention; named outputs stay for ever.
 
-Order: it is written down that it has ended (`leader/submissions/ended.py`), values of named outputs are copied to their final rows, then
-the znodes go (children first, the record last), then the rows. Rows whose submission is gone although its collector died in
-between, or that a zombie wrote afterwards, are found by a scan that skips from submission to submission. Logs and single
-values expire by themselves.
+Order: values of named outputs are copied to their final rows, then the znodes go (children first, the record last), then the rows.
+The znode of its nonce stays until nothing can be submitted under it any more (`leader/submissions/nonces.py`). Rows whose submission is
+gone although its collector died in between, or that a zombie wrote afterwards, are found by a scan that skips from submission to
+submission. Logs and single values expire by themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from rmgr.coord.views.closing import kept_outputs, removal
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.doors import KnownSubmission
-from rmgr.daemons.leader.submissions.ended import EndedKeeper
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.outcome import Outcome as TaskOutcome
@@ -57,16 +56,13 @@ class CollectedSubmission(KnownSubmission, Protocol):
 class Collector:
     """Collects submissions one after the other, so that thousands of them do not fill the pipeline.
 
-    Args:
-        is_known: a submission of this number is in memory.
-        ended: writes down what has ended; nothing goes before that.
+    Args: is_known: a submission of this number is in memory.
     """
 
-    def __init__(self, tree: LeaderCommits, term: Term, calls: StoreCalls, is_known: Callable[[int], bool], ended: EndedKeeper) -> None:
+    def __init__(self, tree: LeaderCommits, term: Term, calls: StoreCalls, is_known: Callable[[int], bool]) -> None:
         self._tree = tree
         self._term = term
         self._calls = calls
-        self._ended = ended
         self._is_known = is_known
         self._line: list[tuple[CollectedSubmission, Done]] = []
         self._busy = False
@@ -92,7 +88,7 @@ class Collector:
             done(success)
             self._next()
 
-        _Collection(self._tree, self._term, self._calls, followed, self._ended, ended).start()
+        _Collection(self._tree, self._term, self._calls, followed, ended).start()
 
     # -- the store's own
 
@@ -122,13 +118,10 @@ class Collector:
 class _Collection:
     """One submission on its way out."""
 
-    def __init__(
-        self, tree: LeaderCommits, term: Term, calls: StoreCalls, followed: CollectedSubmission, ended: EndedKeeper, done: Done
-    ) -> None:
+    def __init__(self, tree: LeaderCommits, term: Term, calls: StoreCalls, followed: CollectedSubmission, done: Done) -> None:
         self._tree = tree
         self._term = term
         self._calls = calls
-        self._ended = ended
         self._followed = followed
         self._number = followed.number
         self._done = done
@@ -194,17 +187,14 @@ class _Collection:
 
     def _keep_outputs(self, tail: Tail) -> None:
         call = partial(keep_outputs, number=self._number, tail=tail, base=self._followed.paged.base, fragments=self._fragments)
-        self._calls.store(call, lambda _: self._ended.ensure(self._number, self._remove), self._not_kept)
+        self._calls.store(call, lambda _: self._remove(), self._not_kept)
 
     def _not_kept(self, error: RmgrError) -> None:
         self._term.log.warning("outputs_not_kept", submission=self._number, error=error.message)
         self._done(False)
 
-    def _remove(self, is_marked: bool) -> None:
+    def _remove(self) -> None:
         submission = self._followed.submission
-        if not is_marked:
-            self._done(False)
-            return
         if submission is None:
             self._done(True)
             return

@@ -44,9 +44,10 @@ class ChangingRecord(KnownSubmission, Protocol):
 
 
 class EndingSubmission(ChangingRecord, Protocol):
-    """Is about to be closed. rows: fragments whose outcomes lie in rows of the store."""
+    """Is about to be closed. rows: fragments whose outcomes lie in rows of the store. made: transaction that made its record."""
 
     rows: list[Fragment]
+    made: int
 
     def will_change(self) -> None:
         """A commit of ours is on its way: its answer says more than the watch."""

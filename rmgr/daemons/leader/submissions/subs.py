@@ -38,8 +38,8 @@ from rmgr.daemons.leader.core.tree import version_of
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
 from rmgr.daemons.leader.submissions.actions import ReconcileActions
 from rmgr.daemons.leader.submissions.collect import Collector
-from rmgr.daemons.leader.submissions.ended import EndedKeeper
 from rmgr.daemons.leader.submissions.follow import Followed
+from rmgr.daemons.leader.submissions.nonces import NonceSweeper
 from rmgr.daemons.leader.submissions.owners import LivingOwners
 from rmgr.daemons.leader.submissions.revoked import RevokedKeeper
 from rmgr.daemons.leader.submissions.sweep import Sweeper
@@ -94,9 +94,9 @@ class SubmissionKeeper:
         self._settings = settings
         self._actions = ReconcileActions(tree, term, calls, settings)
         self._sweeper = Sweeper(tree, term, nodes, self._is_known, amended)
-        self._ended = EndedKeeper(tree, term)
+        self._nonces = NonceSweeper(tree, term, self._is_gone)
         self._revoked = RevokedKeeper(tree, term.log, self.followed, self._mark, nodes)
-        self._collector = Collector(tree, term, calls, self._is_known, self._ended)
+        self._collector = Collector(tree, term, calls, self._is_known)
         self._bucket_names = names_below(tree, paths.SUBS, self._on_buckets)
         self._buckets: dict[str, WatchedCache[list[str]]] = {}
         self._listed: dict[str, dict[str, int]] = {}  # bucket -> name -> number of those that are followed
@@ -115,8 +115,7 @@ class SubmissionKeeper:
         """Begins to read: owners first, so that no living one is taken for dead."""
         self._owners.refresh()
         self._revoked.start()
-        self._ended.start()
-        self._ended.heal()
+        self._nonces.start()
         self._bucket_names.refresh()
         self._collector.start()
 
@@ -211,6 +210,10 @@ class SubmissionKeeper:
     def _is_known(self, number: int) -> bool:
         return number in self.followed
 
+    def _is_gone(self, number: int) -> bool:
+        """There is no such submission any more, as far as this leader has read."""
+        return self.is_loaded and number not in self.followed
+
     def _shed_watches(self) -> None:
         """Every submission leaves one watch behind, on the fragment that never came; only a new connection is without them."""
         self._left_watches += 1
@@ -261,8 +264,6 @@ class SubmissionKeeper:
             self._load()
 
     def _on_change(self, followed: Followed) -> None:
-        if followed.is_closed:
-            self._ended.note(followed.number)
         if followed.is_spoilt:
             if self._loading.pop(followed.number, None) is not None:
                 self._load()
@@ -313,8 +314,6 @@ class SubmissionKeeper:
     def _consider(self, followed: Followed) -> None:
         submission = followed.submission
         assert submission is not None
-        if self._ended.is_put_back(followed):
-            return
         alive = self._owners.looks_after(submission)
         gone_s = self._owners.gone_since(submission, is_alive=alive)
         urgent = bool(submission.max_running or submission.max_fails >= 0 or self._dependents.get(followed.number))

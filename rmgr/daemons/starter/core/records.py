@@ -16,9 +16,10 @@ from rmgr.adapters.host.process import WorkerSpec
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.seal.nonces import place_of
 from rmgr.coord.validity.records import submission as checked_record
-from rmgr.daemons.starter.core.ended import Endings
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
+from rmgr.daemons.starter.core.nonces import Nonces
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError
 from rmgr.log import BOOK
 from rmgr.model.base.resources import MIB, Needs, needs_of
@@ -55,6 +56,7 @@ class Info:
     read_s: float = -math.inf  #: monotonic time at which `is_closed` was seen
     session: int = 0  #: in which: a later one may know less for a moment
     czxid: int = 0  #: transaction that made the record
+    nonce: str = ""  #: where the nonce of its record stands
     refusal: str = ""  #: why nothing of it may run: its record holds what none may hold
     needs: Needs = field(init=False)  #: other resources of one process
     kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
@@ -156,7 +158,7 @@ class RecordCache:
     Args:
         post: puts a call into the owner's mailbox. wake: tells the owner that something came.
         settings: the cluster's present settings.
-        endings: of a secured cluster: what has ended for ever, whatever a record says.
+        nonces: of a secured cluster: what has ended for ever, whatever a record says.
     """
 
     def __init__(
@@ -167,9 +169,9 @@ class RecordCache:
         wake: Callable[[], None],
         settings: Callable[[], ClusterSettings],
         log: Log,
-        endings: Endings | None = None,
+        nonces: Nonces | None = None,
     ) -> None:
-        self.endings = endings
+        self.nonces = nonces
         self._coordinator = coordinator
         self._post = post
         self.wake = wake
@@ -208,8 +210,6 @@ class RecordCache:
             session = self._coordinator.session_id
             future = self._coordinator.get(paths.sub(submission))
             future.add_done_callback(lambda done: self._post(partial(self._arrived, submission, session, done)))
-            if self.endings is not None:
-                self.endings.ask(submission)  # behind it, so that it is known by the time the record is needed
         return None
 
     def is_refused(self, submission: int) -> bool:
@@ -221,22 +221,15 @@ class RecordCache:
         return self._refused_whys.get(submission) == _ABSENT
 
     def is_open(self, submission: int, age_s: float) -> bool | None:
-        """Whether it was open `age_s` seconds ago or later, and has not ended since; None: it is being looked at."""
+        """Whether it was open `age_s` seconds ago or later, in this session; None: it is being looked at."""
         info = self._here.get(submission)
         if info is not None and machine.monotonic() - info.read_s <= age_s and info.session == self._coordinator.session_id:
-            has_ended = self.endings.look(submission) if self.endings is not None else False
-            if has_ended is not None:
-                return not (info.is_closed or has_ended)
-            assert self.endings is not None
-            self.endings.ask(submission)  # what is read now is newer than the record
-            return None
+            return not info.is_closed
         if submission not in self._looking:
             self._looking.add(submission)
             session = self._coordinator.session_id
             future = self._coordinator.get(paths.sub(submission))
             future.add_done_callback(lambda done: self._post(partial(self._looked, submission, session, done)))
-            if self.endings is not None:
-                self.endings.ask(submission)
         return None
 
     def _looked(self, submission: int, session: int, done: Future[Stamped | None]) -> None:
@@ -300,6 +293,8 @@ class RecordCache:
             else:
                 record = checked_record(found.data, submission)
                 self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
+                if self.nonces is not None:
+                    self.nonces.ask(place_of(record))  # known by the time something of it is verified
         except CoordinationUnavailable:
             pass  # asked again at the next use
         except InvalidRecord as error:
@@ -316,7 +311,7 @@ class RecordCache:
         queue = self._settings().queue(record.queue) or QueueSpec(name=record.queue)
         info = self._here[record.id] = Info(record, queue, array)
         info.origin, info.is_closed, info.read_s, info.session = record, record.phase is Phase.CLOSED, read_s, session
-        info.czxid = czxid
+        info.czxid, info.nonce = czxid, place_of(record)
         while len(self._here) > _KEEP:
             self._here.popitem(last=False)
         return info

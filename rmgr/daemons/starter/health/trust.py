@@ -5,10 +5,12 @@ Also signs what this Starter commits. In an open cluster there is no gate.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
+from rmgr.coord.seal import nonces
 from rmgr.coord.seal.tree import NotSealed, opened
 from rmgr.coord.seal.work import amendment_fault, block_statement, check_shape, seal_fragment, spec_digest
 from rmgr.daemons.starter.core.fetch import FetchFailure
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
 #: Signatures that were verified already: the parts of one block share theirs, and blocks that left together.
 _KEEP = 1024
-#: Age of a record at which it is read again, to see that the submission is not over (s).
-FRESH_S = 1.0
 
 
 def refusal_of(block: ClaimedBlock, gate: Gate | None) -> FetchFailure | Literal[False] | None:
@@ -47,6 +47,8 @@ class Gate:
         self._credentials = credentials
         self._trust = trust
         self._records = records
+        assert records.nonces is not None
+        self._nonces = records.nonces
         self._cluster_id = cluster_id
         self._verified: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  #: (key, its signature) -> of what
         self._revocations = 0
@@ -55,7 +57,7 @@ class Gate:
     @property
     def generation(self) -> int:
         """Another one when work that was verified may not be run any more. From any thread."""
-        return self._revocations + (self._records.endings.generation if self._records.endings is not None else 0)
+        return self._revocations + self._nonces.generation
 
     def is_barred(self, seal: Seal | None, info: Info) -> bool:
         """The key was its user's when he submitted, and was revoked since: not claimed nor refused, it waits for what is decided.
@@ -66,7 +68,8 @@ class Gate:
 
     def has_ended(self, block: ClaimedBlock) -> bool:
         """Its submission has ended since it was verified."""
-        return self._records.endings is not None and self._records.endings.last(block.key.submission)
+        nonce = self._nonces.last(block.info.nonce)
+        return nonce is not None and nonce.has_ended
 
     def refusal(self, block: ClaimedBlock) -> FetchFailure | Literal[False] | None:
         """False: the block may be fetched and run. Else why not; None: not known yet, or barred.
@@ -157,16 +160,16 @@ class Gate:
             spec=info.spec,
         )
         signer = self._trust.look(seal.key_id, at_s=now_s)
-        is_open = self._records.is_open(record.id, FRESH_S)
-        if signer is None or is_open is None:
+        why_not = self._nonce_fault(record, info)
+        if signer is None or why_not is None:
             return False
         if isinstance(signer, str):
             raise NotSealed(signer)
         who = signer.identity
         if not who.is_person or who.name != record.user:
             raise NotSealed(f"it was signed by {who.role} {who.name}, and is to run for {record.user}")
-        if not is_open:
-            raise NotSealed("its submission is closed")
+        if why_not:
+            raise NotSealed(why_not)
         signature, signed = opened(seal.signature, statement)
         if self._verified.get((seal.key_id, signature)) != signed:
             if not signer.verify(signature, signed):
@@ -175,3 +178,16 @@ class Gate:
             while len(self._verified) > _KEEP:
                 self._verified.popitem(last=False)
         return True
+
+    def _nonce_fault(self, record: Submission, info: Info) -> str | None:
+        """Why its nonce does not let it run, "" = it does; None: that is on its way. Cost: 10 us."""
+        nonce = self._nonces.look(info.nonce)
+        if nonce is None:
+            self._nonces.ask(info.nonce)
+            return None
+        found = nonce.found
+        if found is None and self._records.is_open(record.id, math.inf) is None:
+            return None  # the record was read on another connection, which may have known more: it is read on this one first
+        if (why := nonces.fault(record, info.czxid, found)) or found is None:
+            return why
+        return nonces.untimely(record, found.stat.ctime_ms / 1000, "ZooKeeper's clock")

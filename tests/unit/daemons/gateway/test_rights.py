@@ -65,8 +65,8 @@ def client_multis() -> list[Multi]:
     once = replace(SUB, id=1000)
     ended = msgspec.structs.replace(FAILED, reason=Reason.EXIT_CODE)
     return [
-        ops.submit(SUB, ids_version=7, token_digest="ab", tail=TAIL, blocks=[(KEY, DATA)], make_bucket=True),
-        ops.submit(replace(once, phase=Phase.HELD), ids_version=7, token_digest="ab", tail=TAIL, blocks=[(KEY, DATA)], make_bucket=False),
+        ops.submit(SUB, ids_version=7, tail=TAIL, blocks=[(KEY, DATA)], make_bucket=True),
+        ops.submit(replace(once, phase=Phase.HELD), ids_version=7, tail=TAIL, blocks=[(KEY, DATA)], make_bucket=False),
         ops.enqueue(42, "default", tail=TAIL, tail_version=0, blocks=[(KEY, DATA)], held=False),
         ops.enqueue(42, "default", tail=TAIL, tail_version=0, blocks=[(KEY, DATA)], held=True),
         ops.hand(42, tail=TAIL, tail_version=0, key=KEY, data=DATA, node="n1", node_version=3),
@@ -323,7 +323,8 @@ def test_what_is_of_all_everybody_reads_and_secrets_nobody() -> None:
         ("get", paths.META), ("get", paths.CONFIG), ("get", paths.EPOCH), ("get", paths.node("n1")), ("children", paths.NODES),
         ("children", paths.SUBS), ("children", paths.subs_bucket(42)), ("children", paths.pending("default")),
         ("get", paths.gangs("default")), ("children", paths.running_node("n1")),
-        ("stat", paths.inbox("n1", "g")), ("get", paths.token("ab")), ("children", "/"),
+        ("stat", paths.inbox("n1", "g")), ("get", paths.token("ab")), ("get", paths.nonce("u", "ab", 1)),
+        ("children", "/"),
     ):  # fmt: skip
         check_read(BEN, kind, path, owner_of)
     for path in (paths.JOINS, paths.join("a"), paths.secret("starter"), paths.inbox("n1", "g")):

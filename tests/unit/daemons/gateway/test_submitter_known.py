@@ -63,9 +63,8 @@ def cluster(zk: Counted) -> Cluster:
 
 
 def submit(version: int = 1) -> Multi:
-    digest = ops.token_digest("ann", "t")
     tail = replace(TAIL, next=4)
-    return ops.submit(ANN, ids_version=version, token_digest=digest, tail=tail, blocks=[block()], make_bucket=False)
+    return ops.submit(ANN, ids_version=version, tail=tail, blocks=[block()], make_bucket=False)
 
 
 def test_whoever_reads_the_number_through_the_gateway_and_goes_on_costs_no_reading(zk: Counted, cluster: Cluster) -> None:

@@ -14,7 +14,9 @@ from rmgr.client.identity.signing import Signer
 from rmgr.coord.decisions.amending import amended, signed
 from rmgr.coord.decisions.gating import Change, Doer
 from rmgr.coord.ops import work as ops
-from rmgr.coord.protocol.records import decode_block, encode_block
+from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.records import decode_block, encode_block, encode_record
+from rmgr.coord.seal import nonces
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.health import trust as starter_trust
@@ -23,7 +25,10 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Submission, Terms, Work
 
-RECORD = Submission(id=7, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
+SIGNED_S = 1_800_000_000
+RECORD = Submission(
+    id=7, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)), nonce="a" * 32, signed_s=SIGNED_S
+)
 
 
 @dataclass(eq=False)
@@ -47,24 +52,39 @@ class Key:
         return signature == self.sign(message)
 
 
+def standing(number: int = 7, *, version: int = 0, made_s: float = SIGNED_S, czxid: int = 1) -> Stamped:
+    """What stands for a nonce."""
+    stat = Stat(
+        version=version, mzxid=czxid, children=0, creates=0, ephemeral_owner=0, mtime_ms=0, czxid=czxid, ctime_ms=round(made_s * 1000)
+    )
+    return Stamped(encode_record(number), stat)
+
+
 class Cluster:
-    """A Starter's gate, and keys that it may know."""
+    """A Starter's gate, and keys that it may know. nonce: what stands for that of each record; None: what SUBMIT has made."""
 
     def __init__(self, *keys: Key) -> None:
         self.known: dict[str, Key | str] = {key.key_id: key for key in keys}
+        self.nonce: SimpleNamespace | None = None
+        self.number = 0
         self.gate = Gate(
             SimpleNamespace(),  # type: ignore[arg-type]
             SimpleNamespace(  # type: ignore[arg-type]
                 look=lambda key_id, at_s, dated=False: self.known[key_id], listen=lambda _: None, was_key_of=lambda key_id, zxid: ""
             ),
-            SimpleNamespace(is_open=lambda number, age_s: True, endings=None, operators=("eva",)),  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
+                is_open=lambda number, age_s: True,
+                nonces=SimpleNamespace(generation=0, look=lambda path: self.nonce or SimpleNamespace(found=standing(self.number))),
+                operators=("eva",),
+            ),
             cluster_id="c",
         )
 
     def refusal(self, key: BlockKey, data: BlockData, record: Submission = RECORD) -> str:
         """Why the block may not run, "" = it may."""
         block = ClaimedBlock.claimed("n1", "default", key, decode_block(encode_block(data)))
-        block.info = SimpleNamespace(origin=record, record=record, czxid=1, spec=b"")
+        block.info = SimpleNamespace(origin=record, record=record, czxid=1, spec=b"", nonce=nonces.place_of(record))
+        self.number = record.id
         answer = self.gate.refusal(block)
         assert answer is not None
         return answer.error if isinstance(answer, FetchFailure) else ""
@@ -116,7 +136,7 @@ def test_a_verified_signature_vouches_for_no_other_block() -> None:
     }
     for what, block in forged.items():
         assert cluster.refusal(*block), what
-    second = replace(RECORD, id=8)
+    second = replace(RECORD, id=8, nonce="b" * 32)
     assert "not what its user signed" in cluster.refusal(replace(key, submission=8), data, second)
     assert "not what its user signed" in cluster.refusal(key, data, replace(RECORD, command=Command(argv=("false",))))
     assert "run for bob" in cluster.refusal(key, data, replace(RECORD, user="bob"))
@@ -141,9 +161,9 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter_trust, "_KEEP", 3)
     ann = Key("a" * 32)
     cluster = Cluster(ann)
-    made = [blocks(2, by=ann, record=replace(RECORD, id=number)) for number in range(1, 6)]
-    for number, some in enumerate(made, 1):
-        assert not any(cluster.refusal(*block, replace(RECORD, id=number)) for block in some)
+    records = [replace(RECORD, id=number, nonce=f"{number:032x}") for number in range(1, 6)]
+    for record in records:
+        assert not any(cluster.refusal(*block, record) for block in blocks(2, by=ann, record=record))
     assert len(cluster.gate._verified) == 3
     assert ann.verified == 5
 
@@ -194,3 +214,46 @@ def test_amendments_are_of_those_who_may_make_them() -> None:
     assert "not what its user signed" in cluster.refusal(key, data, replace(mine, was=None, changes=()))
     cluster.known[olga.key_id] = "the key was revoked"  # as for what it has signed since
     assert "revoked" in cluster.refusal(key, data, changed(mine, Terms(priority=5), olga, as_operator=True))
+
+
+def test_what_was_signed_runs_under_the_number_of_its_nonce_and_until_that_has_ended() -> None:
+    ann = Key("a" * 32)
+    cluster = Cluster(ann)
+    [(key, data)] = blocks(1, by=ann)
+
+    def refusal(found: Stamped | None, record: Submission = RECORD) -> str:
+        cluster.nonce = SimpleNamespace(found=found)
+        return cluster.refusal(replace(key, submission=record.id), data, record)
+
+    assert not refusal(standing())
+    assert "nonce is that of another submission" in refusal(standing(6))
+    assert not refusal(standing(9), replace(RECORD, id=9)), "any number may be given to it, one is"
+    assert "nothing stands for its nonce" in refusal(None)
+    assert "its submission is closed" in refusal(standing(version=1))
+    assert "its record was written anew" in refusal(standing(czxid=2))
+    [(key, data)] = blocks(1, by=ann, record=replace(RECORD, nonce=""))
+    assert "names no nonce" in refusal(standing(), replace(RECORD, nonce=""))
+
+
+def test_what_was_signed_runs_only_if_it_was_submitted_within_the_hour_before_or_after() -> None:
+    ann = Key("a" * 32)
+    cluster = Cluster(ann)
+    [(key, data)] = blocks(1, by=ann)
+    for late_s, counts in ((0, True), (3600, True), (3601, False), (-3600, True), (-3601, False), (30 * 86_400, False)):
+        cluster.nonce = SimpleNamespace(found=standing(made_s=SIGNED_S + late_s))
+        assert ("" if counts else "2027-01-15T08:00:00Z") in (told := cluster.refusal(key, data))
+        assert bool(told) is not counts
+    # Who says another time is another submission: it is in what is signed.
+    moved = replace(RECORD, signed_s=SIGNED_S + 30 * 86_400)
+    assert "not what its user signed" in cluster.refusal(key, data, moved)
+
+
+def test_a_record_that_another_connection_has_read_is_read_again_before_a_nonce_counts_as_missing() -> None:
+    ann = Key("a" * 32)
+    cluster = Cluster(ann)
+    [(key, data)] = blocks(1, by=ann)
+    cluster.nonce = SimpleNamespace(found=None)
+    cluster.gate._records.is_open = lambda number, age_s: None  # type: ignore[method-assign]
+    block = ClaimedBlock.claimed("n1", "default", key, data)
+    block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))  # type: ignore[assignment]
+    assert cluster.gate.refusal(block) is None

@@ -1,0 +1,128 @@
+"""What a Starter knows of nonces: never older than what it has read beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
+from rmgr.daemons.starter.core import nonces as starter_nonces
+from rmgr.daemons.starter.core.nonces import Nonces
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
+
+A, B = (paths.nonce("ann", letter * 32, 1) for letter in "ab")
+
+
+class World:
+    """A tree, one Starter's view of it, and its mailbox, which is emptied by hand."""
+
+    def __init__(self) -> None:
+        self.tree = MemoryTree()
+        self.leader, self.mine = (MemoryCoordinator(self.tree, session_timeout_s=10.0, guarded=False) for _ in range(2))
+        self.leader.ensure(["/", paths.NONCES])
+        self.messages: list[Callable[[], None]] = []
+        self.nonces = Nonces(self.mine, post=self.messages.append, wake=lambda: None)
+
+    def run(self) -> None:
+        while self.messages:
+            self.messages.pop(0)()
+
+    def known(self, path: str) -> starter_nonces.Nonce | None:
+        self.nonces.ask(path)
+        self.run()
+        return self.nonces.look(path)
+
+    def commit(self, op: Op) -> None:
+        proof = Gone(op.path) if isinstance(op, Delete) else Holds(op.path, op.data) if isinstance(op, Set) else Exists(op.path)
+        assert isinstance(self.leader.commit(Multi(name="TEST", ops=(op,), proof=proof)).result(60), Committed)
+
+    @property
+    def watches(self) -> int:
+        return sum(len(links) for links in self.tree._watches["data"].values())
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    made.commit(Create(A, b"42"))
+    yield made
+    for coordinator in (made.leader, made.mine):
+        coordinator.close()
+
+
+def test_what_goes_on_is_known_and_then_its_end(world: World) -> None:
+    assert world.nonces.look(A) is None
+    known = world.known(A)
+    assert known is not None
+    assert known.found is not None
+    assert (known.found.data, known.found.version, known.has_ended) == (b"42", 0, False)
+    world.commit(Set(A, b"42", 0))
+    assert world.nonces.look(A) is None, "the watch has fired: nothing is believed although no message was opened"
+    world.run()
+    ended, last = world.nonces.look(A), world.nonces.last(A)
+    assert ended is not None
+    assert ended.has_ended
+    assert last is ended
+
+
+def test_an_end_is_a_change_is_known_for_ever_and_leaves_no_watch(world: World) -> None:
+    world.known(A)
+    before = world.nonces.generation
+    assert world.watches == 1
+    world.commit(Set(A, b"42", 0))
+    world.run()
+    assert (world.nonces.generation, world.watches) == (before + 1, 0)
+    world.mine.drop_link()
+    world.commit(Delete(A))
+    world.run()
+    known = world.nonces.look(A)
+    assert known is not None
+    assert known.has_ended
+
+
+def test_what_is_not_there_is_known_until_it_comes(world: World) -> None:
+    known = world.known(B)
+    assert known is not None
+    assert known.found is None
+    world.commit(Create(B, b"43"))
+    assert world.nonces.look(B) is None
+    known = world.known(B)
+    assert known is not None
+    assert known.found is not None
+
+
+def test_a_change_while_it_is_read_makes_it_be_read_again(world: World) -> None:
+    world.nonces.ask(A)
+    world.commit(Set(A, b"42", 0))
+    assert world.nonces.look(A) is None
+    world.run()
+    known = world.nonces.look(A)
+    assert known is not None
+    assert known.has_ended
+
+
+def test_a_lost_connection_ends_what_is_believed(world: World) -> None:
+    assert world.known(A) is not None
+    world.mine.drop_link()
+    assert world.nonces.look(A) is None
+    assert world.known(A) is not None
+    world.commit(Set(A, b"42", 0))
+    world.run()
+    known = world.nonces.look(A)
+    assert known is not None
+    assert known.has_ended
+
+
+def test_what_was_used_long_ago_is_forgotten_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starter_nonces, "_KEEP", 3)
+    world.commit(Set(A, b"42", 0))
+    assert world.known(A) is not None
+    for number in range(5):
+        assert world.known(paths.nonce("ann", f"{number:032x}", 1)) is not None
+    assert world.nonces.look(A) is None
+    known = world.known(A)
+    assert known is not None
+    assert known.has_ended
