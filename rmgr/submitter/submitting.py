@@ -7,13 +7,15 @@ What is signed is signed once, before there is a number: another number changes 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Stamped, Unknown
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.seal import nonces
 from rmgr.coord.validity import records as validity
@@ -25,29 +27,43 @@ from rmgr.submitter.port import Order, Submitted
 
 #: Longest that one request of it may take.
 _STEP_S = 10.0
-#: How long numbers are read after another Submitter was quicker.
-_MISSED_S = 1.0
+#: How long numbers are read after another Submitter was quicker, twice as long each time in a row, up to (s).
+_MISSED_S, _MISSED_MOST_S = 0.02, 1.0
 
 
 class Numbers:
-    """The next number as the last SUBMIT of this process left it: while nobody else submits, a reading less each time."""
+    """The next number as the SUBMITs of this process leave it: while nobody else submits, nothing is read, and many are on the way at once.
+
+    lock: held from `take` until that SUBMIT is on its way, so that they go in the order of their numbers.
+    """
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self._next: tuple[int, int] | None = None
+        self._pause_s = _MISSED_S
         self._not_before_s = -math.inf
 
     def take(self) -> tuple[int, int] | None:
         """(number, version of /ids) to try; None: read them."""
-        known, self._next = self._next, None
-        return known if machine.monotonic() >= self._not_before_s else None
+        known = self._next
+        if known is None or machine.monotonic() < self._not_before_s:
+            return None
+        self._next = known[0] + 1, known[1] + 1
+        return known
 
     def left(self, number: int, version: int) -> None:
         """A SUBMIT of ours has made them so."""
-        self._next = number, version
+        with self.lock:
+            self._pause_s = _MISSED_S
+            if self._next is None:
+                self._next = number, version
 
     def missed(self) -> None:
-        """Somebody else submits, too: not tried for a while."""
-        self._not_before_s = machine.monotonic() + _MISSED_S
+        """Somebody else submits, too: numbers are read for a while."""
+        with self.lock:
+            self._next = None
+            self._not_before_s = machine.monotonic() + self._pause_s
+            self._pause_s = min(_MISSED_MOST_S, 2 * self._pause_s)
 
 
 def _multi(order: Order, owner: str, number: int, ids_version: int, *, make_bucket: bool | None) -> tuple[Multi, Submitted]:
@@ -95,17 +111,29 @@ def submit(
     token, names = order.draft.token, _names(order.draft)
     make_bucket: bool | None = None
     known_by = names if doubtful or is_repeat else names[1:]  # nobody else can have a nonce drawn here
-    guess = numbers.take() if numbers is not None and not known_by else None
+    guesses = numbers if not known_by else None
     while True:
-        found, guess, guessed = guess or _known(coordinator, order.draft, known_by, deadline_s, doubtful), None, guess
-        if isinstance(found, Submitted):
-            return found
-        number, version = found
-        multi, submitted = _multi(order, owner, number, version, make_bucket=make_bucket)
-        known_by = names
+        asked: Future[Outcome] | None = None
         step_s = _left(deadline_s, doubtful, token)
-        failpoint("submitter.before_submit")
-        match coordinator.commit(multi, timeout_s=step_s).result(step_s + 1):
+        if guesses is not None:
+            with guesses.lock:
+                guess = guesses.take()
+                if guess is not None:
+                    number, version = guess
+                    multi, submitted = _multi(order, owner, number, version, make_bucket=None)
+                    failpoint("submitter.before_submit")
+                    asked = coordinator.commit(multi, timeout_s=step_s)
+        if asked is None:
+            guesses = None
+            found = _known(coordinator, order.draft, known_by, deadline_s, doubtful)
+            if isinstance(found, Submitted):
+                return found
+            number, version = found
+            multi, submitted = _multi(order, owner, number, version, make_bucket=make_bucket)
+            failpoint("submitter.before_submit")
+            asked = coordinator.commit(multi, timeout_s=step_s)
+        was_guessed, guesses, known_by = guesses is not None, None, names
+        match asked.result(step_s + 1):
             case Committed():
                 failpoint("submitter.after_submit")
                 if numbers is not None:
@@ -113,15 +141,15 @@ def submit(
                 return submitted
             case Conflict(path=path, kind=kind):
                 make_bucket = None
+                if was_guessed and numbers is not None:
+                    numbers.missed()
                 if path == paths.sub(number) and kind is ConflictKind.NO_NODE:
                     make_bucket = True
                 elif path == paths.subs_bucket(number):
                     make_bucket = False
-                elif path == paths.IDS and guessed is not None and numbers is not None:
-                    numbers.missed()
-                elif path == paths.IDS:
+                elif path == paths.IDS and not was_guessed:
                     machine.sleep(machine.uniform(0, 0.002))  # many submit at once: let one of them win
-                elif path not in names:
+                elif path not in (*names, paths.IDS):
                     raise WrongCluster(f"the submission cannot be recorded: {kind} at {path}", hint="rmgr doctor")
             case Unknown():
                 doubtful = True

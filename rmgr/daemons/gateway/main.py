@@ -390,7 +390,7 @@ def _serve(
     sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=is_revoked, bounds=bounds)
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
     calls = _calls(config, routes, metrics, log, credentials, bounds)
-    # A session of its own: it is not closed when the gateway is told to stop, so that owners who go on through another one are never missed.
+    # A session of its own: it is not closed when the gateway is told to stop, so owners who go on through another one are never missed.
     session = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     submitter_thread = SubmitterThread()
     desk = Desk(
