@@ -23,6 +23,7 @@ ROOMS = {
     "rmgr/runner",
     "rmgr/sched",
     "rmgr/sim",
+    "rmgr/submitter",
     "tests",
 }
 READMES = {str(path.relative_to(ROOT)): path for path in files(".md") if path.name == "README.md"}

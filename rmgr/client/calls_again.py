@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_keyed, decode_payloads, encode_keyed
 from rmgr.coord.seal.work import row_digest
-from rmgr.errors import CoordinationUnavailable, DataLost, DeadlineExceeded, NotFound, RmgrError
+from rmgr.errors import DataLost, DeadlineExceeded, NotFound, RmgrError
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Call, Fragment, Outcome
+from rmgr.submitter.questions import CountFragments
 
 if TYPE_CHECKING:
     from rmgr.client.connection import Connection
@@ -36,13 +36,10 @@ class FailedCalls:
     @classmethod
     def read(cls, connection: Connection, number: int, deadline: Deadline) -> dict[int, Call | None]:
         """Of the tasks that have FAILED by now, None where nothing is kept. Raises: DeadlineExceeded, NotFound, CoordinationUnavailable."""
-        left_s, coordinator = deadline.left() or 30.0, connection.coordinator
-        if coordinator is None:
-            raise CoordinationUnavailable("this needs a connection to ZooKeeper, or to a gateway", hint="rmgr.connect(zk=...)")
-        reader = cls()
-        done = coordinator.stat(paths.done(number), timeout_s=left_s).result(left_s + 1.0)
+        left_s, reader = deadline.left() or 30.0, cls()
+        committed = connection.asks.ask(CountFragments(number=number), timeout_s=left_s)
         handle = connection.submitter.attach(number, reader, own=False, timeout_s=left_s)
-        while done is not None and handle.view.progress.next_fragment < done.creates and reader.dead is None:
+        while handle.view.progress.next_fragment < committed and reader.dead is None:
             if deadline.is_over:
                 raise DeadlineExceeded(f"the ends of {number} could not be read in time", hint="try again, with a longer timeout=")
             reader._news.wait(0.2)

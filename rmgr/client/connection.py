@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from rmgr.client import futures
+from rmgr.client.asking import ConnectionAsks
 from rmgr.client.ports import SubmitterPort
 from rmgr.client.values.functions import Functions
 from rmgr.client.values.values import Values
@@ -45,6 +46,7 @@ class Connection:
         self.submitter = submitter
         self.config = config
         self.coordinator = coordinator
+        self.asks = ConnectionAsks(config, coordinator, submitter.store, credentials)
         self.functions = Functions(submitter.store)
         self.store: Values = getattr(submitter, "values", None) or Values(submitter.store, coordinator)
         self.pid = os.getpid()
@@ -209,8 +211,8 @@ def _open(config: Config, timeout_s: float) -> Connection:
 def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.access.auth import check_not_forked
     from rmgr.adapters.gateway.coordinator import GatewayCoordinator
-    from rmgr.adapters.gateway.dial import Gateways
     from rmgr.adapters.gateway.store import GatewayStore
+    from rmgr.adapters.rpc.gateways import Gateways
     from rmgr.adapters.store_rules import remembered
     from rmgr.client.identity.secured import engine_options
     from rmgr.client.submitter.engine import Engine

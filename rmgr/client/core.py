@@ -207,10 +207,10 @@ class Core(Tasks):
         self.call_soon(self._cancel_rest)
 
     def _cancel_rest(self) -> None:
-        from rmgr.procedures.control import cancel_submission
+        from rmgr.submitter.questions import CancelSubmission
 
         try:
-            cancel_submission(self.connection, self.number, detail="the initializer failed", timeout_s=10.0)
+            self.connection.asks.ask(CancelSubmission(number=self.number, detail="the initializer failed"), timeout_s=10.0)
         except RmgrError:
             return  # its tasks fail one by one instead
 

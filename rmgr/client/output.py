@@ -5,21 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rmgr.client.logs.lines import Line, LineCutter
 from rmgr.client.logs.live import LiveOutput, OutputPiece, claims_of
 from rmgr.client.logs.stored_logs import read_flushed
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol.keys import STREAMS
-from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, PermissionDenied, Unavailable, UsageError
+from rmgr.errors import DeadlineExceeded, PermissionDenied, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.client.connection import Connection
     from rmgr.client.futures import Future
-    from rmgr.client.logs.live import NodeClaims
-    from rmgr.coord.protocol.ports import Coordinator, Store
+    from rmgr.coord.protocol.ports import Store
+    from rmgr.submitter.questions import NodeClaims, Question
+
+A = TypeVar("A")
 
 #: How often is looked for lines.
 _TICK_S = 0.05
@@ -161,13 +163,11 @@ class ConnectionPlace:
     @property
     def via(self) -> str:
         """The gateway through which nodes are asked, "" = none."""
-        return str(getattr(self._connection.coordinator, "endpoint", "")) if self._connection.config.cluster.uses_gateway else ""
+        return str(getattr(self._connection.asks, "endpoint", "")) if self._connection.config.cluster.uses_gateway else ""
 
-    def coordinator(self) -> Coordinator:
-        """The connection's. Raises CoordinationUnavailable."""
-        if self._connection.coordinator is None:
-            raise CoordinationUnavailable("this connection has none to ZooKeeper, nor to a gateway", hint="rmgr.connect()")
-        return self._connection.coordinator
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        """See `live.Place`."""
+        return self._connection.asks.ask(question, timeout_s=most_s)
 
     def credentials(self) -> Credentials | None:
         """Who we are."""

@@ -36,7 +36,6 @@ from rmgr.client.values.pickling import dump_call, name_of
 from rmgr.client.values.scattered import Payload
 from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
 from rmgr.client.waiting import Deadline, check_timeout, giving_slot_back
-from rmgr.coord.decisions.gating import Doer
 from rmgr.coord.decisions.ownership import trusted
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_keyed, encode_keyed
@@ -46,7 +45,6 @@ from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, KeyedPayload
 from rmgr.model.tasks.submission import Submission, Terms, Work
 from rmgr.procedures.admission import admit
-from rmgr.runtime import machine
 
 #: Calls that `map` adds at a time, and bytes of their arguments, about: the first run while the rest is still being pickled.
 _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
@@ -434,12 +432,11 @@ class TaskQueue(FollowsOutput):
         if index is not None:
             self._cancel_some([index] if isinstance(index, int) else list(index), reason, timeout)
             return
-        from rmgr.procedures.control import cancel_submission
+        from rmgr.submitter.questions import CancelSubmission
 
         for queue in self._variants.all():
             queue.cancel(reason=reason, timeout=timeout)
-        doer = Doer(name=self.connection.submitter.cluster.user, now_us=machine.wall_us())
-        cancel_submission(self.connection, self.id, detail=reason, doer=doer, timeout_s=timeout)
+        self.connection.asks.ask(CancelSubmission(number=self.id, detail=reason), timeout_s=timeout)
 
     def update(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rmgr.model.base.states import Reason, State
+from rmgr.model.base.states import State
 
 
 class Level(StrEnum):
@@ -321,7 +321,7 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     state: State
-    reason: Reason | str
+    reason: str  #: a `Reason`, or words
     why: tuple[WhyView, ...]
     expected_start_us: int = 0
     priority: int = 0

@@ -51,15 +51,9 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
         one; CoordinationUnavailable.
     """
     deadline_s = machine.monotonic() + wait_s
-    while (meta := read_meta(coordinator, timeout_s=timeout_s)) is None:
-        if machine.monotonic() >= deadline_s:
-            if cluster_id:
-                raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=WIPED)
-            raise NotConnected(
-                "ZooKeeper answers, but there is no rmgr cluster in it", hint="start a WatchDog: rmgr watchdog   (or all: rmgr dev)"
-            )
+    while (found := read_meta(coordinator, timeout_s=timeout_s)) is None and machine.monotonic() < deadline_s:
         machine.sleep(min(0.1, max(0.0, deadline_s - machine.monotonic())))
-    check_cluster(meta, cluster_id)
+    meta = check_found(found, cluster_id)
     while _is_open_to_us(coordinator, timeout_s):
         if machine.monotonic() >= deadline_s:  # until then a WatchDog may be securing it
             raise WrongCluster(
@@ -68,6 +62,18 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
             )
         machine.sleep(0.1)
     return meta
+
+
+def check_found(found: Meta | None, cluster_id: str | None) -> Meta:
+    """The cluster that was found, for who expects `cluster_id` (None: any). Raises NotConnected, WrongCluster."""
+    if found is None:
+        if cluster_id:
+            raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=WIPED)
+        raise NotConnected(
+            "ZooKeeper answers, but there is no rmgr cluster in it", hint="start a WatchDog: rmgr watchdog   (or all: rmgr dev)"
+        )
+    check_cluster(found, cluster_id)
+    return found
 
 
 #: A read that shows that the store is there: time for a second node of it where the first one asked does not answer (a request waits 4 s).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
@@ -14,23 +16,26 @@ _COUNTED_S = 2.0
 
 
 def check_jobs(coordinator: Coordinator, limits: UserLimits, user: str, *, new: int = 1, timeout_s: float = 10.0) -> None:
+    """The same, at ZooKeeper."""
+
+    def has() -> int:
+        found = coordinator.get(paths.USAGE, timeout_s=timeout_s).result(timeout_s + 1.0)
+        return decode_record(found.data, CappedUse, paths.USAGE).jobs.get(user, 0) if found is not None else 0
+
+    check_cap(has, limits, user, new=new)
+
+
+def check_cap(has_jobs: Callable[[], int], limits: UserLimits, user: str, *, new: int = 1) -> None:
     """`user` is about to submit so many jobs. Cost: nothing without a cap, else a reading; at the cap it waits for another count.
 
     The leader counts once a second: who submits many within it may pass the cap by these, and no gateway is asked.
     Raises: LimitReached naming the user, the cap, and what to do; Unavailable.
     """
     cap = limits.of(JOBS, user)
-    if not cap:
-        return
-    if (has := _open(coordinator, user, timeout_s)) + new <= cap:
+    if not cap or has_jobs() + new <= cap:
         return
     machine.sleep(_COUNTED_S)  # nobody is refused for what has ended meanwhile
-    if (has := _open(coordinator, user, timeout_s)) + new > cap:
+    if (has := has_jobs()) + new > cap:
         more = "" if new == 1 else f", and {new} more are to be submitted"
         told = f"{user} has {has} of the {cap} open jobs that {user} may have at once ({JOBS}){more}"
         raise LimitReached(told, hint=f"{BOUND[JOBS].advice}; rmgr limits")
-
-
-def _open(coordinator: Coordinator, user: str, timeout_s: float) -> int:
-    found = coordinator.get(paths.USAGE, timeout_s=timeout_s).result(timeout_s + 1.0)
-    return decode_record(found.data, CappedUse, paths.USAGE).jobs.get(user, 0) if found is not None else 0

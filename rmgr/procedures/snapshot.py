@@ -68,10 +68,12 @@ def fetch_visible(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_
     return answers
 
 
-def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: float = 10.0) -> ClusterSnapshot:
+def read_snapshot(
+    coordinator: Coordinator, store: Store | None, *, shown: Callable[[Submission], bool] = lambda _: True, timeout_s: float = 10.0
+) -> ClusterSnapshot:
     """Everything that `jobs`, `nodes`, `queues`, `status` and `explain` need, as far as this user may see it.
 
-    Raises CoordinationUnavailable.
+    Args: shown: whether a submission is among it. Raises CoordinationUnavailable.
     """
     tops = fetch([paths.META, paths.CONFIG, paths.EPOCH], coordinator.get, timeout_s=timeout_s)
     parents = [paths.WATCHDOGS, paths.STARTERS, paths.NODES, paths.DRAINS, paths.TROUBLES, paths.SUBMITTERS, paths.SUBS]
@@ -91,7 +93,7 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
     for number in sorted(numbers):
         with suppress(PermissionDenied, WrongCluster, InvalidRecord):  # another's, or unreadable: one record hides no other
             found = read_progress(coordinator, store, number, timeout_s=timeout_s)
-            if found is not None:
+            if found is not None and shown(found[0]):
                 submissions[number] = found
     failed_names = fetch([paths.failed(number) for number in submissions], coordinator.children, timeout_s=timeout_s)
     for number, names in zip(submissions, failed_names, strict=True):

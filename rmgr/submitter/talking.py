@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rmgr.adapters.gateway.dial import Gateways
 from rmgr.adapters.gateway.talk import Outbox, TalkLink
+from rmgr.adapters.rpc.gateways import Gateways
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.validity import records as validity

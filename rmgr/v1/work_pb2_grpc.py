@@ -34,7 +34,7 @@ class WorkStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Ask = channel.unary_unary(
+        self.Ask = channel.unary_stream(
                 '/rmgr.v1.Work/Ask',
                 request_serializer=rmgr_dot_v1_dot_work__pb2.Packed.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_work__pb2.Packed.FromString,
@@ -50,7 +50,7 @@ class WorkServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Ask(self, request, context):
-        """one question, one answer
+        """one question, one answer; a long one in pieces
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,7 +66,7 @@ class WorkServicer(object):
 
 def add_WorkServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Ask': grpc.unary_unary_rpc_method_handler(
+            'Ask': grpc.unary_stream_rpc_method_handler(
                     servicer.Ask,
                     request_deserializer=rmgr_dot_v1_dot_work__pb2.Packed.FromString,
                     response_serializer=rmgr_dot_v1_dot_work__pb2.Packed.SerializeToString,
@@ -98,7 +98,7 @@ class Work(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/rmgr.v1.Work/Ask',

@@ -20,11 +20,15 @@ from pathlib import Path
 import pytest
 from breakable import Chaos, eventually
 
+from rmgr.client.commands.moving import move_each
+from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.request import StopKind, StopRequest
-from rmgr.procedures.asking import ask_each_to_move
+from rmgr.model.tasks.request import StopRequest
+from rmgr.runtime import machine
+from rmgr.submitter.answers import Answers
+from rmgr.submitter.questions import MoveTask
 from tests.harness.fair_time import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
@@ -141,8 +145,9 @@ def migrate_all(chaos: Chaos, attempts: Mapping[int, int], *, killing: bool) -> 
     """As `rmgr migrate` does it, all at once. killing: the leader, as soon as it has asked one of them."""
 
     def ask(number: int) -> StopRequest:
-        request = StopRequest(kind=StopKind.MIGRATE, submission=number, attempt=attempts[number], detail="the test")
-        (answer,) = ask_each_to_move(chaos.cluster.coordinator, [(str(number), request)], deadline_s=time.monotonic() + 120.0)
+        order = MoveTask(number=number, guid=machine.guid(), attempt=attempts[number])
+        here = Answers(chaos.cluster.coordinator, lambda: None, ANYBODY)
+        (answer,) = move_each(here, [(str(number), order)], deadline_s=time.monotonic() + 120.0)
         assert isinstance(answer, StopRequest), answer
         return answer
 

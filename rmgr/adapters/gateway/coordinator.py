@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from rmgr.adapters.gateway.dial import Gateways
 from rmgr.adapters.gateway.link import GatewayLink
 from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.gateways import Gateways
 from rmgr.adapters.zookeeper.bulk import gather
 from rmgr.adapters.zookeeper.guard import PACE_S
 from rmgr.adapters.zookeeper.ops import Watch, to_stamped

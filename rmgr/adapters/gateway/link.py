@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, Protocol
 import grpc
 
 from rmgr.adapters.gateway.convert import error_from, multi_to, outcome_from
-from rmgr.adapters.gateway.dial import VERSION, Gateways, user_metadata, user_name
+from rmgr.adapters.gateway.dial import VERSION
+from rmgr.adapters.rpc.gateways import Gateways, user_metadata, user_name
 from rmgr.adapters.rpc.server import rebuild
 from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble, ZookeeperLink
 from rmgr.adapters.zookeeper.wire import Acl

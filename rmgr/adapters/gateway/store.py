@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from rmgr.adapters.gateway.dial import Gateways, user_metadata
 from rmgr.adapters.gateway.parts import (
     MESSAGE_BYTES,
     batches,
@@ -33,6 +32,7 @@ from rmgr.adapters.gateway.parts import (
     with_last,
 )
 from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.gateways import Gateways, user_metadata
 from rmgr.adapters.rpc.server import rebuild
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,

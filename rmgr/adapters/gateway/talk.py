@@ -19,7 +19,7 @@ from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.expel import expel
 from rmgr.adapters.access.limits import SESSION_COST, Bounds
 from rmgr.adapters.gateway.bounds import SMALL_BYTES, Booking, Tarpit, take_place
-from rmgr.adapters.gateway.dial import Gateways, user_metadata
+from rmgr.adapters.rpc.gateways import Gateways, user_metadata
 from rmgr.adapters.rpc.server import fail, rebuild
 from rmgr.errors import CoordinationUnavailable, RmgrError, Throttled, Unavailable
 from rmgr.v1 import work_pb2 as pb

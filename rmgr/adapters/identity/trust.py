@@ -265,10 +265,15 @@ def publish(coordinator: Coordinator, credentials: Credentials, *, timeout_s: fl
 
     Raises: CoordinationUnavailable, PermissionDenied.
     """
-    path, pem = paths.identity(credentials.identity.key_id), credentials.certificate_pem
+    publish_certificate(coordinator, credentials.identity.key_id, credentials.certificate_pem, timeout_s=timeout_s)
+
+
+def publish_certificate(coordinator: Coordinator, key_id: str, pem: bytes, *, timeout_s: float = 10.0) -> None:
+    """The same of any certificate, in its canonical form. Raises as `publish`."""
+    path = paths.identity(key_id)
     deadline_s = time.monotonic() + timeout_s
     while (found := coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)) is None:
-        outcome = coordinator.commit(identify(credentials.identity.key_id, pem), timeout_s=timeout_s).result(timeout_s + 1)
+        outcome = coordinator.commit(identify(key_id, pem), timeout_s=timeout_s).result(timeout_s + 1)
         if isinstance(outcome, Committed):
             return
         if not isinstance(outcome, Conflict) or time.monotonic() > deadline_s:
@@ -278,6 +283,4 @@ def publish(coordinator: Coordinator, credentials: Credentials, *, timeout_s: fl
         if outcome.kind is ConflictKind.NO_NODE:
             time.sleep(0.05)
     if found.data != pem:
-        raise PermissionDenied(
-            f"{path} holds another certificate for the key of {credentials.identity.name}", hint="ask the cluster's admin to delete it"
-        )
+        raise PermissionDenied(f"{path} holds another certificate for that key", hint="ask the cluster's admin to delete it")

@@ -11,7 +11,7 @@ from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.model.base.units import format_size
-from rmgr.model.cluster.limits import BOUNDS, CORES, JOBS, UserLimits
+from rmgr.model.cluster.limits import BOUNDS, CORES, JOBS
 
 if TYPE_CHECKING:
     from rmgr.adapters.rpc.use import UseAnswer
@@ -123,14 +123,8 @@ def _ask(session: Session, user: str) -> UseAnswer:
 def _last_told(session: Session, user: str, problem: str) -> UseAnswer:
     """The settings, and what a leader has counted last for those who have a cap: Starters go by it, too."""
     from rmgr.adapters.rpc.use import UseAnswer, UserUse
-    from rmgr.coord.protocol import paths
-    from rmgr.coord.protocol.records import decode_record
-    from rmgr.model.cluster.limits import CappedUse
-    from rmgr.model.cluster.queue import ClusterSettings
+    from rmgr.submitter.questions import ReadSettings, ReadUse
 
-    timeout_s = session.left_s(10.0) or 10.0
-    config, told = (session.coordinator().get(path, timeout_s=timeout_s).result(timeout_s + 1.0) for path in (paths.CONFIG, paths.USAGE))
-    limits = decode_record(config.data, ClusterSettings, paths.CONFIG).limits if config is not None and config.data else UserLimits()
-    last = decode_record(told.data, CappedUse, paths.USAGE) if told is not None else CappedUse()
-    used = {name: has.get(user, 0) for name, has in ((CORES, last.cores), (JOBS, last.jobs)) if limits.of(name, user)}
+    limits, last = session.ask(ReadSettings()).settings.limits, session.ask(ReadUse(user=user))
+    used = {name: has for name, has in ((CORES, last.cores), (JOBS, last.jobs)) if limits.of(name, user)}
     return UseAnswer(users={user: UserUse(used=used)}, limits=limits, problem=problem)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from rmgr.cli.control.gate import check_owner
 from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
@@ -20,12 +20,13 @@ from rmgr.cli.words.selectors import parse_one, resolve
 from rmgr.errors import NotFound, RmgrError, StateConflict
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
-from rmgr.model.tasks.request import StopKind, StopRequest
 
 if TYPE_CHECKING:
     from rmgr.model.tasks.array import Array
+    from rmgr.model.tasks.request import StopRequest
     from rmgr.model.tasks.submission import Submission
     from rmgr.model.views import TaskView
+    from rmgr.submitter.questions import MoveTask, VacateNode
 
 _EXITS = """\
 0 done (of several: some were), 1 it was refused or the job has ended (it says why), 2 usage, or no node could run it, 3 no such id or node,
@@ -50,7 +51,7 @@ def checkpoint(session: Session, selector: str, grace_us: int) -> None:
 
     One that ends with exit code 85 as its answer is run again, from what it has saved.
     """
-    _ask_all(session, selector, kind=StopKind.CHECKPOINT, grace_us=grace_us)
+    _ask_all(session, selector, stays=True, grace_us=grace_us)
 
 
 @command(
@@ -69,13 +70,14 @@ def migrate(session: Session, selector: str, to: str, grace_us: int) -> None:
 
     Returns when the job is back in its queue, or has refused. A job that was submitted with --no-requeue is never asked.
     """
-    _ask_all(session, selector, kind=StopKind.MIGRATE, to=to, grace_us=grace_us)
+    _ask_all(session, selector, to=to, grace_us=grace_us)
 
 
 def vacate(session: Session, node: str) -> StopRequest:
-    """Every placed job with a part on a drained node goes on elsewhere. Raises as `ask_each_to_move` returns."""
-    request = StopRequest(kind=StopKind.VACATE, node=node, detail=f"node {node} drains, as {session.me} wants it")
-    (answer,) = _ask(session, [(node, request)])
+    """Every placed job with a part on a drained node goes on elsewhere. Raises as `move_each` returns."""
+    from rmgr.submitter.questions import VacateNode
+
+    (answer,) = _ask(session, [(node, VacateNode(node=node, guid=uuid.uuid4().hex))])
     if isinstance(answer, RmgrError):
         raise answer
     return answer
@@ -85,14 +87,14 @@ def shown_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[
     """(submission, position) -> the id that people know."""
     from rmgr.model.tasks.array import shown_index
     from rmgr.model.tasks.placing import job_label
-    from rmgr.procedures.snapshot import read_submission
+    from rmgr.submitter.questions import ReadRecord
 
     found = {}
     arrays: dict[int, str] = {}
     for number, index in jobs:
         if number not in arrays:
             try:
-                arrays[number] = read_submission(session.coordinator(), number, timeout_s=session.left_s(10.0) or 10.0).array
+                arrays[number] = session.ask(ReadRecord(number=number)).record.array
             except NotFound:  # it has ended meanwhile, and was removed
                 arrays[number] = ""
         array = arrays[number]
@@ -100,9 +102,10 @@ def shown_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[
     return found
 
 
-def _ask_all(session: Session, selector: str, *, kind: StopKind, to: str = "", grace_us: int) -> None:
+def _ask_all(session: Session, selector: str, *, stays: bool = False, to: str = "", grace_us: int) -> None:
+    from rmgr.submitter.questions import MoveTask
+
     record, tasks = _running(session, selector)
-    detail = f"asked by {session.me}"
     if to and to not in (known := {node.id for node in session.query().nodes()}):
         from rmgr.cli.words.params import nearest
 
@@ -110,8 +113,14 @@ def _ask_all(session: Session, selector: str, *, kind: StopKind, to: str = "", g
     asked = [
         (
             str(record.id) if not record.array and task.position == 0 else task.id,
-            StopRequest(
-                kind=kind, submission=record.id, index=task.position, attempt=task.attempt, to=to, grace_us=grace_us, detail=detail
+            MoveTask(
+                number=record.id,
+                guid=uuid.uuid4().hex,
+                stays=stays,
+                index=task.position,
+                attempt=task.attempt,
+                to=to or None,
+                grace_us=grace_us,
             ),
         )
         for task in tasks
@@ -119,9 +128,9 @@ def _ask_all(session: Session, selector: str, *, kind: StopKind, to: str = "", g
     done: list[dict[str, str]] = []
     left: list[dict[str, str]] = []
     errors: list[RmgrError] = []
-    for (shown, request), answer in zip(asked, _ask(session, asked), strict=True):
+    for (shown, order), answer in zip(asked, _ask(session, asked), strict=True):
         if isinstance(answer, RmgrError):
-            errors.append(_since(session, request, shown, answer))
+            errors.append(_since(session, order, shown, answer))
             left.append({"id": shown, "why": errors[-1].message})
         else:
             done += [{"id": shown, "detail": told} for _, _, told in answer.done]
@@ -139,11 +148,11 @@ def _ask_all(session: Session, selector: str, *, kind: StopKind, to: str = "", g
         raise WorkEnded(worse or 1)
 
 
-def _since(session: Session, request: StopRequest, shown: str, error: RmgrError) -> RmgrError:
+def _since(session: Session, order: MoveTask, shown: str, error: RmgrError) -> RmgrError:
     """What is said of a job that refused, or was ended or held meanwhile."""
     if not isinstance(error, StateConflict):
         return error
-    state = next((task.state for task in session.query().tasks(request.submission) if task.position == request.index), None)
+    state = next((task.state for task in session.query().tasks(order.number) if task.position == order.index), None)
     if state is State.HELD:
         return StateConflict(f"{shown} has left its nodes and is held: it goes on once it is released", hint=f"rmgr release {shown}")
     if state is not None and state.is_final:
@@ -153,15 +162,14 @@ def _since(session: Session, request: StopRequest, shown: str, error: RmgrError)
 
 def _running(session: Session, selector: str) -> tuple[Submission, Sequence[TaskView]]:
     """What was selected, as far as it runs. Raises: NotFound, PermissionDenied, StateConflict for what is no placed job that runs."""
-    from rmgr.procedures.snapshot import read_submission
+    from rmgr.submitter.questions import ReadRecord
 
     selection = parse_one(selector)
     number = selection.named[0] if selection.named else resolve(selection, session.query().jobs(ended=True), me=session.me)[0].submission
     job = session.query().job(number)
     if job.state.is_final:
         raise StateConflict(f"{number} does not run: it has ended {job.state}", hint=f"rmgr show {number}")
-    record = read_submission(session.coordinator(), number, timeout_s=session.left_s(10.0) or 10.0)
-    check_owner(session, record)
+    record = session.ask(ReadRecord(number=number)).record
     if record.rigid is None:
         raise StateConflict(
             f"{number} is pulled work (queue {record.queue}): its tasks cannot save their state or move",
@@ -180,14 +188,15 @@ def _numbers(array: Array) -> list[int]:
     return [array.index_at(at) for at in range(len(array))]
 
 
-def _ask(session: Session, asked: Sequence[tuple[str, StopRequest]]) -> list[StopRequest | RmgrError]:
+def _ask(session: Session, asked: Sequence[tuple[str, MoveTask | VacateNode]]) -> list[StopRequest | RmgrError]:
     """All at once: each takes as long as its job."""
-    from rmgr.procedures.asking import ask_each_to_move
+    from rmgr.client.commands.moving import move_each
+    from rmgr.submitter.questions import MoveTask
 
     timeout_s = session.left_s(_PATIENCE_S) or _PATIENCE_S
     if not session.query().has_leader():
         session.note("no WatchDog leads just now: the one that will is asked")
-    elif asked[0][1].kind is not StopKind.VACATE:
+    elif isinstance(asked[0][1], MoveTask):
         shown = asked[0][0] if len(asked) == 1 else f"each of {counted(len(asked), 'job')}"
         session.note(f"{shown} is asked to save its state, and has its grace for that; Ctrl-C ends the wait, and no job")
-    return ask_each_to_move(session.coordinator(), asked, deadline_s=time.monotonic() + timeout_s)
+    return move_each(session.asks(), asked, deadline_s=time.monotonic() + timeout_s)

@@ -132,16 +132,11 @@ def report(
 
 def _cores(session: Session) -> int:
     """Of all nodes that are not fenced or stopped, 0 (with a note) where nobody can say."""
-    from rmgr.coord.protocol import paths
-    from rmgr.coord.protocol.records import decode_record
-    from rmgr.model.cluster.node import NodeRecord, NodeState
-    from rmgr.procedures.snapshot import fetch
+    from rmgr.model.cluster.node import NodeState
+    from rmgr.submitter.questions import ReadNodes
 
     try:
-        coordinator, timeout_s = session.coordinator(), session.left_s(10.0) or 10.0
-        names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
-        found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
-        records = [decode_record(item.data, NodeRecord, paths.NODES) for item in found if item is not None]
+        records = session.ask(ReadNodes())
     except RmgrError as error:
         session.note(f"{error.message}; utilisation is left out: how many cores there are is not known")
         return 0

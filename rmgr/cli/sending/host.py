@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rmgr.cli.session.context import Session
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from rmgr.client.submitter.engine import Engine
     from rmgr.client.values.values import Values
     from rmgr.coord.protocol.ports import Coordinator, Store
+    from rmgr.submitter.questions import Question
+
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,10 @@ class SessionHost:
     def coordinator(self) -> Coordinator:
         """See `CommandHost`."""
         return self.session.coordinator()
+
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        """See `CommandHost`."""
+        return self.session.ask(question, most_s)
 
     def data_store(self) -> Store:
         """See `CommandHost`."""

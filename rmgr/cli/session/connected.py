@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.cli.session.invocation import Invocation
 
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.coord.protocol.ports import Store
     from rmgr.model.cluster.node import EpochRecord
+    from rmgr.submitter.answers import Answers
+    from rmgr.submitter.questions import Question
+    from rmgr.submitter.remote import RemoteAnswers
+
+A = TypeVar("A")
 
 
 @dataclass(slots=True)
@@ -21,9 +26,23 @@ class ConnectedInvocation(Invocation):
 
     _coordinator: ZkCoordinator | GatewayCoordinator | None = None
     _store: Store | None = None
+    _asks: Answers | RemoteAnswers | None = None
+
+    def asks(self) -> Answers | RemoteAnswers:
+        """Whoever answers what users ask: this process at ZooKeeper, or a gateway; opened on first use. Raises as `coordinator`."""
+        if self._asks is None:
+            from rmgr.cli.session.reach import open_asks
+
+            self._asks = open_asks(self)
+        return self._asks
+
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        """The answer, within `most_s` and what is left of `--timeout`. Raises what the question says, and as `coordinator`."""
+        asks = self.asks()
+        return asks.ask(question, timeout_s=self.left_s(most_s) or most_s)
 
     def coordinator(self) -> ZkCoordinator | GatewayCoordinator:
-        """The session in ZooKeeper or through a gateway, opened on first use.
+        """The session in ZooKeeper or through a gateway, opened on first use: for who submits, and for admins.
 
         Raises NotConnected, CoordinationUnavailable, WrongCluster.
         """
@@ -35,18 +54,14 @@ class ConnectedInvocation(Invocation):
 
     def cluster_id(self) -> str:
         """Of ZooKeeper's tree, "" where there is none. Raises as `coordinator`."""
-        coordinator = self.coordinator()
         if not self.tree_id:
-            from rmgr.procedures.bootstrap import read_meta
-
-            meta = read_meta(coordinator)
-            return meta.cluster_id if meta is not None else ""
+            self.asks()  # which finds it
         return self.tree_id
 
     @property
     def via(self) -> str:
         """The gateway through which daemons are asked, "" = none."""
-        return str(getattr(self.coordinator(), "endpoint", "")) if self.config().cluster.uses_gateway else ""
+        return str(getattr(self.asks(), "endpoint", "")) if self.config().cluster.uses_gateway else ""
 
     def data_store(self) -> Store:
         """The data store, opened on first use. Raises StoreUnavailable, NotConnected."""
@@ -81,4 +96,7 @@ class ConnectedInvocation(Invocation):
             if closable is not None:
                 with contextlib.suppress(Exception):
                     closable.close()
-        self._coordinator = self._store = None
+        if (close := getattr(self._asks, "close", None)) is not None:  # of a gateway
+            with contextlib.suppress(Exception):
+                close()
+        self._coordinator = self._store = self._asks = None

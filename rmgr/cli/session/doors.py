@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rmgr.client.queries.doors import HasDeadline
 
 if TYPE_CHECKING:
-    from rmgr.coord.protocol.ports import Coordinator
+    from rmgr.submitter.questions import Question
+
+A = TypeVar("A")
 
 
-class TreeSession(HasDeadline, Protocol):
-    """Reaches ZooKeeper."""
+class AskingSession(HasDeadline, Protocol):
+    """Asks the cluster."""
 
-    def coordinator(self) -> Coordinator:
-        """ZooKeeper or a gateway, opened on first use. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        """See `ConnectedInvocation`."""
         ...
 
     def detail(self, text: str) -> None:

@@ -11,7 +11,7 @@ from rmgr.model.tasks.array import parse_array
 
 if TYPE_CHECKING:
     from rmgr.cli.session.context import Session
-    from rmgr.cli.session.doors import TreeSession
+    from rmgr.cli.session.doors import AskingSession
     from rmgr.cli.words.selectors import Target
 
 
@@ -26,11 +26,11 @@ def find_one(session: Session, word: str) -> Target:
     return resolve(selection, session.query().jobs(ended=True, user=session.me), me=session.me)[0]
 
 
-def positions_of(session: TreeSession, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
+def positions_of(session: AskingSession, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
     """Positions of the tasks with these numbers. Raises NotFound naming the first that is not there."""
-    from rmgr.procedures.snapshot import read_submission
+    from rmgr.submitter.questions import ReadRecord
 
-    submission = read_submission(session.coordinator(), number, timeout_s=session.left_s(10.0) or 10.0)
+    submission = session.ask(ReadRecord(number=number)).record
     array = parse_array(submission.array) if submission.array else None
     positions = []
     for index in shown:

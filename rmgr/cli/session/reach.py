@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rmgr.errors import NotConnected, WrongCluster
+from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable, WrongCluster
 from rmgr.model.base.units import format_duration
 
 if TYPE_CHECKING:
     from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.adapters.zookeeper.client import ZkCoordinator
+    from rmgr.cli.session.connected import ConnectedInvocation
     from rmgr.cli.session.invocation import Invocation
     from rmgr.coord.protocol.ports import Store
     from rmgr.model.cluster.node import EpochRecord, Meta
+    from rmgr.submitter.answers import Answers
+    from rmgr.submitter.remote import RemoteAnswers
 
 #: A part that does not answer for so long is mentioned on stderr.
 SILENCE_S = 1.0
@@ -107,6 +110,52 @@ def _through_gateway(session: Invocation) -> GatewayCoordinator:
     return coordinator
 
 
+def open_asks(session: ConnectedInvocation) -> Answers | RemoteAnswers:
+    """Whoever answers what users ask, of the right cluster. Waits, and raises, as `open_coordinator`."""
+    if session.config().cluster.uses_gateway:
+        return _ask_gateway(session)
+    from functools import partial
+
+    from rmgr.adapters.identity.pki import signing_certificate
+    from rmgr.coord.decisions.rights import Person
+    from rmgr.model.cluster.identity import Role
+    from rmgr.submitter.answers import Answers
+
+    coordinator, credentials = session.coordinator(), session.shown_credentials()
+    if credentials is None:
+        return Answers(coordinator, session.store_or_none, Person(name=session.me, is_open=True))
+    identity = credentials.identity
+    who = Person(name=identity.name, role=str(identity.role), is_operator=identity.role in {Role.OPERATOR, Role.ADMIN})
+    return Answers(coordinator, session.store_or_none, who, certify=partial(signing_certificate, ca_pem=credentials.ca_pem))
+
+
+def _ask_gateway(session: ConnectedInvocation) -> RemoteAnswers:
+    from rmgr.procedures.bootstrap import check_found
+    from rmgr.submitter.questions import ReadMeta
+    from rmgr.submitter.remote import RemoteAnswers
+
+    cluster = session.config().cluster
+    wait_s = session.left_s() or cluster.connect_timeout_s
+    end = time.monotonic() + wait_s
+    credentials = session.credentials()
+    user = session.me if credentials is None else ""
+    asks = RemoteAnswers(cluster.gateway, credentials=credentials, user=user, session_timeout_s=cluster.session_timeout_s)
+    try:
+        try:
+            meta = asks.ask(ReadMeta(), timeout_s=min(SILENCE_S, wait_s))
+        except Unavailable:
+            session.note(f"no answer of the gateway at {asks.hosts} yet; waiting up to {format_duration(wait_s)}")
+            try:
+                meta = asks.ask(ReadMeta(), timeout_s=max(0.1, end - time.monotonic()))
+            except Unavailable as error:
+                raise _no_gateway(asks.hosts, wait_s, error) from error
+        belong_together(session, tree=check_found(meta, cluster.cluster_id or None))
+    except BaseException:
+        asks.close()
+        raise
+    return asks
+
+
 def open_data_store(session: Invocation) -> Store:
     """The data store of the configuration. Raises StoreUnavailable, UsageError."""
     from rmgr.adapters.store_rules import remembered
@@ -153,3 +202,14 @@ def _nobody_there(session: Invocation) -> str:
     if session.zk or not session.config().source:
         return "start a cluster: rmgr dev   (or name another: --zk HOSTS, RMGR_ZK); rmgr doctor looks closer"
     return f"is it running? its address comes from {session.config().source}; rmgr doctor looks closer"
+
+
+def _no_gateway(hosts: str, wait_s: float, error: Unavailable) -> Unavailable:
+    """What is said where no gateway answers, or none that reaches ZooKeeper."""
+    if isinstance(error, CoordinationUnavailable):
+        told = f"the gateway at {hosts} answers, but ZooKeeper does not answer it within {format_duration(wait_s)}: {error.message}"
+        return CoordinationUnavailable(told, hint="is ZooKeeper up? ask who runs the gateway; its log says more")
+    hint = "is it running? start one with: rmgr submitter --listen HOST:PORT   (or name another: --gateway, RMGR_GATEWAY)"
+    if "does not talk to us" in error.message:
+        hint = "a secured one hangs up on who has no credentials: set RMGR_SECURITY_DIR to your bundle (rmgr admin add-user)"
+    return NotConnected(f"no gateway answers at {hosts} within {format_duration(wait_s)}: {error.message}", hint=hint)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rmgr.cli.store.values import Opened
-from rmgr.coord.protocol import keys, paths
-from rmgr.coord.validity import records as validity
-from rmgr.errors import CoordinationUnavailable, DataLost, NotConnected, PermissionDenied, RmgrError
+from rmgr.coord.protocol import keys
+from rmgr.errors import CoordinationUnavailable, DataLost, NotConnected, NotFound, PermissionDenied, RmgrError
 
 if TYPE_CHECKING:
-    from rmgr.cli.session.doors import TreeSession
+    from rmgr.cli.session.doors import AskingSession
 
 #: Families of rows (coord/protocol/keys.py) and what they hold.
 FAMILIES = {
@@ -104,19 +103,20 @@ def _measured(opened: Opened, prefix: str) -> tuple[int, int]:
 class LiveOwners:
     """Users of submissions that ZooKeeper holds, as far as it can be asked: one that is away is asked once."""
 
-    def __init__(self, session: TreeSession) -> None:
+    def __init__(self, session: AskingSession) -> None:
         self._session = session
         self._is_away = False
 
     def __call__(self, number: int) -> str | None:
         """The user, None when there is no such submission or its user is not known."""
+        from rmgr.submitter.questions import ReadRecord
 
         if self._is_away or number < 0:
             return None
         try:
-            timeout_s = self._session.left_s(5.0) or 5.0
-            found = self._session.coordinator().get(paths.sub(number), timeout_s=timeout_s).result(timeout_s + 1.0)
-            return validity.submission(found.data, number).user if found is not None else None
+            return self._session.ask(ReadRecord(number=number), 5.0).record.user
+        except NotFound:
+            return None
         except (CoordinationUnavailable, NotConnected) as error:
             self._is_away = True
             self._session.note(f"{error.message}; rows of work that has not ended are counted as {UNKNOWN}")

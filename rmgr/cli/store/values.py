@@ -92,23 +92,12 @@ def opened(session: Session) -> Iterator[Opened]:
     timeout_s = session.left_s(30.0) or 30.0
 
     def locate(user_key: str, pointer: keys.Pointer) -> str:
-        from rmgr.adapters.zookeeper.client import ZkCoordinator
-        from rmgr.procedures.pointers import locate as locate_in_cluster
-        from rmgr.runtime.secured import zookeeper_options
+        from rmgr.submitter.questions import LocateValue
 
         final = keys.final(pointer)
         if store.head(final, timeout_s=timeout_s) is not None:
             return final
-        if cluster.uses_gateway:
-            return locate_in_cluster(session.coordinator(), store, user_key, pointer, timeout_s=min(timeout_s, 10.0))
-        hosts, chroot = cluster.hosts_and_chroot()
-        wait_s = session.left_s(cluster.connect_timeout_s) or cluster.connect_timeout_s
-        options = zookeeper_options(session.config(), session.credentials())
-        coordinator = ZkCoordinator.connect(hosts, chroot, connect_timeout_s=wait_s, session_timeout_s=cluster.session_timeout_s, **options)
-        try:
-            return locate_in_cluster(coordinator, store, user_key, pointer, timeout_s=min(timeout_s, 10.0))
-        finally:
-            coordinator.close()
+        return session.ask(LocateValue(user_key=user_key, pointer=pointer))
 
     try:
         store = open_data_store(session)

@@ -210,11 +210,11 @@ def _tell(session: Session, sent: Sent, record: Submission, afterwards: Afterwar
 
 def _stored(session: Session, number: int, trust: str) -> Submission:
     """The record of a submission, as its user has signed it. Raises: NotFound when it is history; PermissionDenied."""
-    from rmgr.procedures.snapshot import read_submission
+    from rmgr.submitter.questions import ReadRecord
 
     timeout_s = session.left_s(10.0) or 10.0
     try:
-        record = read_submission(session.coordinator(), number, timeout_s=timeout_s)
+        record = session.ask(ReadRecord(number=number)).record
     except NotFound:
         session.query().job(number)  # whether there ever was one
         told = f"{number} cannot be run again: what was submitted is kept for `retention`, and that is over"
@@ -237,12 +237,9 @@ def _stored(session: Session, number: int, trust: str) -> Submission:
 
 def _total(session: Session, record: Submission) -> int:
     """How many tasks it has by now."""
-    from rmgr.coord.protocol import paths
-    from rmgr.coord.validity import records as validity
+    from rmgr.submitter.questions import ReadRecord
 
-    timeout_s = session.left_s(10.0) or 10.0
-    found = session.coordinator().get(paths.tail(record.id), timeout_s=timeout_s).result(timeout_s + 1.0)
-    return validity.tail(found, record.id).next if found is not None else 0
+    return session.ask(ReadRecord(number=record.id)).tail.next
 
 
 def _chosen(session: Session, record: Submission, numbers: tuple[int, ...], total: int, *, failed: bool, lost: bool) -> list[int]:

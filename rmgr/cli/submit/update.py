@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rmgr.cli.control.gate import ControlReach, check_owner, doer_of, is_operator, select
+from rmgr.cli.control.gate import select
 from rmgr.cli.display import shapes
 from rmgr.cli.display.render import clock, emit, printable
 from rmgr.cli.sending.options import MEMORY, parse_after
@@ -104,27 +104,16 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
 
 
 def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any], str]:
-    """(what differs now, why nothing does). Raises as `update_submission`."""
+    """(what differs now, why nothing does). Raises as `UpdateSubmission`."""
     from rmgr.cli.control.operate import read_settings
     from rmgr.cli.sending.host import SessionHost
+    from rmgr.client.commands.amending import update
     from rmgr.daemons.leader.records.pipeline import idle_priority
-    from rmgr.procedures.snapshot import read_submission
-    from rmgr.procedures.updating import update_submission
 
-    coordinator, timeout_s = session.coordinator(), session.left_s(30.0) or 30.0
-    check_owner(session, read_submission(coordinator, number, timeout_s=timeout_s))
-    signer = SessionHost(session).signer()
-    if signer is not None:
-        signer.publish(coordinator, timeout_s=timeout_s)
-    done = update_submission(
-        ControlReach(coordinator),
-        number,
-        terms,
-        doer=doer_of(session, is_free=is_operator(session)),
-        sign=signer.amendment if signer is not None else None,
-        timeout_s=timeout_s,
-    )
-    if done.unchanged:
+    signer, credentials = SessionHost(session).signer(), session.shown_credentials()
+    timeout_s = session.left_s(30.0) or 30.0
+    done = update(session.asks(), number, terms, signer=signer, credentials=credentials, timeout_s=timeout_s)
+    if done.unchanged or done.before is None or done.after is None:
         return {}, done.unchanged
     if done.after.phase is not Phase.HELD and not session.query().has_leader():
         session.note(f"{number}: a WatchDog that leads orders its blocks by this, and tells what runs; there is none just now")

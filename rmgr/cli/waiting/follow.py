@@ -271,21 +271,15 @@ def read_ends(session: Session, number: int) -> Iterator[FollowedEnd]:
     Raises: NotFound, DataLost. Cost: every outcome is read; those of one fragment are in memory at a time.
     """
     from rmgr.coord.decisions.ends import EndFold
-    from rmgr.coord.protocol import paths
-    from rmgr.coord.validity import records as validity
-    from rmgr.procedures.snapshot import fetch, outcomes_of, read_pages, read_submission, read_whole
+    from rmgr.procedures.snapshot import outcomes_of
+    from rmgr.submitter.questions import ReadFragments
 
-    coordinator, timeout_s = session.coordinator(), session.left_s(30.0) or 30.0
-    submission = read_submission(coordinator, number, timeout_s=timeout_s)
-    array = parse_array(submission.array) if submission.array else None
-    tail, done = fetch([paths.tail(number), paths.done(number)], coordinator.get, timeout_s=timeout_s)
-    if tail is None or done is None:
-        raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
-    paged, recent = read_whole(coordinator, number, done, timeout_s=timeout_s)
-    store = session.store_or_none()
-    fragments = [*read_pages(store, number, paged)] if store is not None else []
-    fragments += [fragment for _, fragment in recent]
-    ends, total = EndFold(), validity.tail(tail, number).next
-    for fragment in fragments:
-        for outcome in ends.fold(outcomes_of(fragment, store, end=total), total):
-            yield _end(number, array, fragment, outcome)
+    ends, first, is_last = EndFold(), 0, False
+    while not is_last:
+        page = session.ask(ReadFragments(number=number, first=first), 30.0)
+        first, is_last = page.next, page.is_last
+        array = parse_array(page.record.array) if page.record.array else None
+        for fragment in page.fragments:
+            store = session.store_or_none() if fragment.row else None
+            for outcome in ends.fold(outcomes_of(fragment, store, end=page.total), page.total):
+                yield _end(number, array, fragment, outcome)

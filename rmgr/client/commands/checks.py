@@ -12,8 +12,8 @@ from rmgr.model.tasks.block import MAX_TASKS
 from rmgr.model.tasks.submission import Phase, Submission
 
 if TYPE_CHECKING:
-    from rmgr.client.commands.doors import CommandHost, HasStore
-    from rmgr.coord.protocol.ports import Coordinator
+    from rmgr.client.commands.doors import Asking, CommandHost, HasStore
+    from rmgr.model.cluster.limits import UserLimits
     from rmgr.model.cluster.node import NodeRecord
     from rmgr.model.cluster.queue import ClusterSettings
 
@@ -33,29 +33,20 @@ class AdmissionFacts:
 
 def read_facts(host: CommandHost) -> AdmissionFacts:
     """Settings and nodes of the cluster, as they are now. Raises Unavailable."""
-    from rmgr.coord.protocol import paths
-    from rmgr.coord.protocol.records import decode_record
-    from rmgr.model.cluster.node import NodeRecord
-    from rmgr.procedures.bootstrap import read_settings
-    from rmgr.procedures.snapshot import fetch
+    from rmgr.submitter.questions import ReadNodes, ReadSettings
 
-    coordinator = host.coordinator()
-    timeout_s = host.left_s(10.0) or 10.0
-    settings = read_settings(coordinator, timeout_s=timeout_s)
-    names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
-    found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
-    return AdmissionFacts(settings, [decode_record(item.data, NodeRecord, paths.NODES) for item in found if item is not None])
+    return AdmissionFacts(host.ask(ReadSettings()).settings, [*host.ask(ReadNodes())])
 
 
 def check_dependencies(host: CommandHost, draft: Submission) -> None:
     """What it waits for exists, or did. Raises NotFound."""
-    from rmgr.coord.protocol import keys, paths
-    from rmgr.procedures.snapshot import fetch
+    from rmgr.coord.protocol import keys
+    from rmgr.submitter.questions import WhichExist
 
-    numbers = list(dict.fromkeys(item.submission for item in draft.after))
-    stats = fetch([paths.sub(number) for number in numbers], host.coordinator().stat, timeout_s=host.left_s(10.0) or 10.0)
-    for number, stat in zip(numbers, stats, strict=True):
-        if stat is None and host.data_store().head(keys.history(number)) is None:
+    numbers = tuple(dict.fromkeys(item.submission for item in draft.after))
+    there = host.ask(WhichExist(numbers=numbers)) if numbers else ()
+    for number in numbers:
+        if number not in there and host.data_store().head(keys.history(number)) is None:
             raise NotFound(f"--after: there is no submission {number} to wait for", hint="rmgr jobs -a lists them, rmgr history older ones")
 
 
@@ -102,22 +93,29 @@ def waiting_blocks(record: Submission, tasks: int) -> int:
     return tasks if record.rigid is not None else -(-tasks // MAX_TASKS)
 
 
-def check_room(coordinator: Coordinator, settings: ClusterSettings, queue: str, more: int, *, what: str = "this is") -> None:
+def check_room(host: Asking, settings: ClusterSettings, queue: str, more: int, *, what: str = "this is") -> None:
     """The queue takes so many more blocks. Raises QueueFull. Cost: a read, where the queue has a cap."""
-    from rmgr.coord.protocol import paths
+    from rmgr.submitter.questions import CountWaiting
 
     spec = settings.queue(queue)
     cap = spec.max_pending_blocks if spec is not None else 0
     if not cap or not more:
         return
-    stat = coordinator.stat(paths.pending(queue), timeout_s=10.0).result(11.0)
-    waiting = stat.children if stat is not None else 0
+    waiting = host.ask(CountWaiting(queue=queue))
     if waiting + more > cap:
         shorter = "send more tasks in one submission: --array, --each-line" if what == "this is" else "submit shorter lists"
         raise QueueFull(
             f"queue {queue} is full: {counted(waiting, 'waiting block')}, at most {cap} may wait, and {what} {more} more",
             hint=f"wait until some have run (rmgr queues), or {shorter}",
         )
+
+
+def check_jobs(host: Asking, limits: UserLimits, user: str, *, new: int = 1) -> None:
+    """`user` is about to submit so many jobs. Raises, and costs, as `caps.check_cap`."""
+    from rmgr.procedures.caps import check_cap
+    from rmgr.submitter.questions import ReadUse
+
+    check_cap(lambda: host.ask(ReadUse(user=user)).jobs, limits, user, new=new)
 
 
 def check_size(record: Submission) -> None:

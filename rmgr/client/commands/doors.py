@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rmgr.coord.protocol.ports import Coordinator, Store
     from rmgr.model.tasks.submission import Submission
     from rmgr.submitter.port import Order, Submitted
+    from rmgr.submitter.questions import Question
+
+A = TypeVar("A")
 
 
 class HasStore(Protocol):
@@ -48,14 +51,22 @@ class CommandSubmitter(Protocol):
         ...
 
 
-class CommandHost(HasStore, Protocol):
+class Asking(Protocol):
+    """Asks the cluster."""
+
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        """The answer, within `most_s` and the caller's deadline. Raises NotConnected, CoordinationUnavailable, what the question says."""
+        ...
+
+
+class CommandHost(HasStore, Asking, Protocol):
     """The caller. me: the user's name, as submissions carry it."""
 
     @property
     def me(self) -> str: ...
 
     def coordinator(self) -> Coordinator:
-        """ZooKeeper or a gateway, opened on first use. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
+        """ZooKeeper or a gateway, opened on first use, for what is submitted by one SUBMIT. Raises as `ask`."""
         ...
 
     def values(self) -> Values:

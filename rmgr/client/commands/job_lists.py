@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rmgr.client.commands.checks import check_room, check_size, check_store, read_facts, waiting_blocks
+from rmgr.client.commands.checks import check_jobs, check_room, check_size, check_store, read_facts, waiting_blocks
 from rmgr.client.commands.request import CommandRequest
 from rmgr.client.commands.sending import (
     CheckedRequest,
@@ -72,8 +72,6 @@ def prepare_all(host: CommandHost, entries: Sequence[ListedJob]) -> list[Checked
 
     Raises: as `sending.prepare`, naming the entry; QueueFull; LimitReached.
     """
-    from rmgr.procedures.caps import check_jobs
-
     facts = read_facts(host)
     drafts = []
     for entry in entries:
@@ -89,9 +87,9 @@ def prepare_all(host: CommandHost, entries: Sequence[ListedJob]) -> list[Checked
     for draft in drafts:
         more[draft.record.queue] = more.get(draft.record.queue, 0) + waiting_blocks(draft.record, draft.tasks)
     for queue, blocks in more.items():
-        check_room(host.coordinator(), facts.settings, queue, blocks, what="this list is")
+        check_room(host, facts.settings, queue, blocks, what="this list is")
     if drafts:
-        check_jobs(host.coordinator(), facts.settings.limits, drafts[0].record.user, new=len(drafts))
+        check_jobs(host, facts.settings.limits, drafts[0].record.user, new=len(drafts))
     return drafts
 
 
@@ -102,7 +100,7 @@ def send_all(host: CommandHost, entries: Sequence[ListedJob], drafts: Sequence[C
         token: "" = a new one. name: of the list.
     Raises: what a single `send` raises; StateConflict when the list was given up meanwhile.
     """
-    from rmgr.procedures.control import cancel_submission
+    from rmgr.submitter.questions import CancelSubmission
 
     records = [shipped(host, draft) for draft in drafts]
     check_store(host)
@@ -118,13 +116,13 @@ def send_all(host: CommandHost, entries: Sequence[ListedJob], drafts: Sequence[C
         failpoint("list.before_release")
     except (RmgrError, KeyboardInterrupt) as error:
         with suppress(RmgrError):  # else the leader does it, once this program has gone
-            cancel_submission(submitter, anchor.id, detail="not all of its list could be submitted", timeout_s=_CANCEL_S)
+            host.ask(CancelSubmission(number=anchor.id, detail="not all of its list could be submitted"), _CANCEL_S)
         if isinstance(error, SubmitUnknown):
             what = "ZooKeeper went away while the list was submitted; it was not let go, and nothing of it runs"
             raise CoordinationUnavailable(what, hint="rmgr doctor; then submit it again") from error
         raise
     if anchor.phase is Phase.HELD:
-        _release(submitter, anchor.id, mine, seconds_left(deadline_s))
+        _release(host, anchor.id, mine, seconds_left(deadline_s))
         failpoint("list.after_release")
         handle.complete()
         handle.flush(seconds_left(deadline_s))
@@ -208,12 +206,12 @@ def _make(
     return [sent[place] for place in range(len(entries))]
 
 
-def _release(submitter: CommandSubmitter, anchor: int, token: str, timeout_s: float) -> None:
+def _release(host: CommandHost, anchor: int, token: str, timeout_s: float) -> None:
     """The commit: from here on all of the list runs."""
-    from rmgr.procedures.control import release_submission
+    from rmgr.submitter.questions import ReleaseSubmission
 
     try:
-        changed = release_submission(submitter, anchor, timeout_s=timeout_s)
+        changed = host.ask(ReleaseSubmission(number=anchor), timeout_s)
     except CoordinationUnavailable:
         raise SubmitUnknown(
             "it is not known whether the list was let go: ZooKeeper went away meanwhile",

@@ -12,6 +12,7 @@ from rmgr.client.commands.checks import (
     AdmissionFacts,
     check_dependencies,
     check_inputs,
+    check_jobs,
     check_outputs,
     check_room,
     check_size,
@@ -197,14 +198,13 @@ def _commit(host: CommandHost, record: Submission, draft: CheckedRequest) -> Sen
     blocks = blocks_of(record, draft.payloads)
     if blocks is None or output_files(draft):
         return send_in_parts(host, host.submitter(), record, draft, deadline_s)
-    from rmgr.procedures.caps import check_jobs
     from rmgr.submitter.port import Order, prepared, unsigned
     from rmgr.submitter.submitting import submit
 
-    coordinator = host.coordinator()
     if not draft.request.options.token:  # one of the user's may stand for a submission that is in already
-        check_jobs(coordinator, draft.settings.limits, record.user)
-    check_room(coordinator, draft.settings, record.queue, len(blocks) if waiting_blocks(record, draft.tasks) else 0)
+        check_jobs(host, draft.settings.limits, record.user)
+    check_room(host, draft.settings, record.queue, len(blocks) if waiting_blocks(record, draft.tasks) else 0)
+    coordinator = host.coordinator()
     order = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True, held=bool(record.max_running) or None)
     if (signer := host.signer()) is not None:
         signer.publish(coordinator, timeout_s=seconds_left(deadline_s))
@@ -223,10 +223,10 @@ def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
 def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
     """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
     from rmgr.client.ports import TaskSpec
-    from rmgr.procedures.control import cancel_submission
+    from rmgr.submitter.questions import MOST_WORDS, CancelSubmission
 
     if not draft.request.options.token:  # a token of the user's may stand for a submission that is in already
-        check_room(submitter.coordinator, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
+        check_room(host, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
     handle = submitter.open(record, SilentListener(), timeout_s=seconds_left(deadline_s))
     known = handle.view.next_index
     if known or handle.view.progress.tail.complete:  # the token had been used before
@@ -242,7 +242,7 @@ def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submis
         raise
     except RmgrError as error:
         handle.complete()  # all or nothing: what is in does not run on without the rest
-        cancel_submission(submitter, handle.view.number, detail=error.message)
+        host.ask(CancelSubmission(number=handle.view.number, detail=error.message[:MOST_WORDS]), 30.0)
         raise
     return Sent(submission=handle.view.submission, tasks=draft.tasks, created=True)
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rmgr.client.logs.stored_logs import read_ended, unseen
 from rmgr.coord.protocol import keys
@@ -26,8 +26,10 @@ from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.coord.protocol.ports import Coordinator, Store
-    from rmgr.model.tasks.block import BlockKey
+    from rmgr.coord.protocol.ports import Store
+    from rmgr.submitter.questions import NodeClaims, Question
+
+A = TypeVar("A")
 
 #: Tasks whose output is streamed at once; of the others it comes when they end.
 MAX_STREAMS = 64
@@ -49,7 +51,7 @@ class Place(Protocol):
 
     @property
     def via(self) -> str: ...
-    def coordinator(self) -> Coordinator: ...
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A: ...
     def credentials(self) -> Credentials | None: ...
     def data_store(self) -> Store: ...
     def left_s(self, most: float | None = None) -> float | None: ...
@@ -101,15 +103,6 @@ class _Stream:
     is_cut: bool = False
     parts: list[int] = field(default_factory=lambda: [0, 0])
     at: list[int] = field(default_factory=lambda: [0, 0])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeClaims:
-    """Blocks of one submission that a node has claimed. endpoint: of its Starter."""
-
-    node: str
-    endpoint: str
-    blocks: tuple[BlockKey, ...]
 
 
 class LiveOutput:
@@ -376,23 +369,6 @@ def nodes_of(place: Place, number: int) -> list[tuple[str, str]]:
 
 def claims_of(place: Place, number: int) -> list[NodeClaims]:
     """What nodes have claimed of a submission. Raises Unavailable."""
-    from rmgr.coord.protocol import paths
-    from rmgr.coord.protocol.records import decode_record
-    from rmgr.model.cluster.node import NodeRecord
-    from rmgr.procedures.snapshot import fetch
+    from rmgr.submitter.questions import ReadClaims
 
-    coordinator = place.coordinator()
-    timeout_s = place.left_s(5.0) or 5.0
-    names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
-    claimed = fetch([paths.running_node(name) for name in names], coordinator.children, timeout_s=timeout_s)
-    here = {}
-    for name, blocks in zip(names, claimed, strict=True):
-        if mine := tuple(key for key in map(paths.parse_block, blocks or ()) if key.submission == number):
-            here[name] = mine
-    records = fetch([paths.node(name) for name in here], coordinator.get, timeout_s=timeout_s)
-    found = []
-    for (name, mine), item in zip(here.items(), records, strict=True):
-        if item is not None:
-            endpoint = decode_record(item.data, NodeRecord, paths.node(name)).endpoint
-            found.append(NodeClaims(node=name, endpoint=endpoint, blocks=mine))
-    return found
+    return [*place.ask(ReadClaims(number=number), 5.0)]

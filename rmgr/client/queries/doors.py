@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.coord.protocol.ports import Store
     from rmgr.model.cluster.node import EpochRecord
+    from rmgr.submitter.questions import Asks, Question
+
+A = TypeVar("A")
 
 
 class HasDeadline(Protocol):
@@ -43,8 +44,12 @@ class LeaderHost(HasDeadline, Protocol):
     @property
     def via(self) -> str: ...
 
-    def coordinator(self) -> ZkCoordinator | GatewayCoordinator:
-        """ZooKeeper or a gateway, opened on first use. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
+    def asks(self) -> Asks:
+        """Whoever answers what users ask, opened on first use. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
+        ...
+
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        """The answer, within `most_s` and the caller's deadline. Raises what the question says, and as `asks`."""
         ...
 
     def leader_at_a_glance(self) -> EpochRecord | None:

@@ -47,17 +47,10 @@ class LeaderSearch:
             return None
         if self._client is not None:
             return self._client
-        from rmgr.coord.protocol import paths
-        from rmgr.coord.protocol.records import decode_record
-        from rmgr.model.cluster.node import EpochRecord
+        from rmgr.submitter.questions import WhoLeads
 
-        coordinator = self._host.coordinator()
-        timeout_s = self._host.left_s(10.0) or 10.0
-        asked = coordinator.get(paths.EPOCH, timeout_s=timeout_s)
-        candidates = coordinator.children(paths.WATCHDOGS, timeout_s=timeout_s).result(timeout_s + 1.0) or []
-        found = asked.result(timeout_s + 1.0)
-        epoch = decode_record(found.data, EpochRecord, paths.EPOCH) if found is not None else None
-        if epoch is None or not epoch.endpoint or epoch.candidate not in candidates:
+        epoch = self._host.ask(WhoLeads()).leader
+        if epoch is None:
             self.give_up("no WatchDog leads just now")
             return None
         from rmgr.adapters.rpc.server import LeaderClient

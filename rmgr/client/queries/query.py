@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.client.queries.doors import HistoryHost, LeaderHost
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from rmgr.adapters.rpc.server import LeaderClient
     from rmgr.adapters.rpc.thin import ThinLeader
     from rmgr.client.queries.gangs import GangView
-    from rmgr.coord.views.snapshot import ClusterSnapshot
     from rmgr.model.tasks.submission import Submission
+    from rmgr.submitter.questions import Question
 
 T = TypeVar("T")
 
@@ -37,10 +36,10 @@ class Query:
     def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
         """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
 
-        def local(facts: ClusterSnapshot) -> list[JobView]:
-            from rmgr.coord.views import answers
+        def local() -> list[JobView]:
+            from rmgr.submitter.questions import DeriveJobs
 
-            return answers.jobs(facts, ids, ended=ended, user=user)
+            return [*self._derived(DeriveJobs(ids=ids, ended=ended, user=user))]
 
         def ask(leader: LeaderClient | ThinLeader) -> list[JobView]:
             return leader.jobs(ids, ended=ended, user=user)
@@ -69,19 +68,18 @@ class Query:
     def nodes(self) -> list[NodeView]:
         """All nodes, by name, with what their Starters tell of themselves where they answer within a second."""
         from rmgr.client.queries.node_stats import with_stats
-        from rmgr.coord.views import answers
+        from rmgr.submitter.questions import DeriveNodes
 
-        nodes = self._ask(lambda leader: leader.nodes(), answers.nodes)
+        nodes = self._ask(lambda leader: leader.nodes(), lambda: [*self._derived(DeriveNodes())])
         return with_stats(nodes, self._leaders.via, self._leaders.credentials())
 
     def queues(self) -> list[QueueView]:
         """All queues, by name, and queue classes."""
 
-        def local(facts: ClusterSnapshot) -> list[QueueView]:
-            from rmgr.coord.views import answers
-            from rmgr.procedures.queue_classes import class_views
+        def local() -> list[QueueView]:
+            from rmgr.submitter.questions import DeriveQueues
 
-            return [*answers.queues(facts), *class_views(facts.settings)]
+            return [*self._derived(DeriveQueues())]
 
         return self._ask(lambda leader: leader.queues(), local, lambda leader: leader.queues())
 
@@ -89,8 +87,7 @@ class Query:
         """Who shares nodes in time, as the records say it, by partition."""
         from rmgr.client.queries.gangs import read_gangs
 
-        host = self._leaders
-        return read_gangs(host.coordinator(), host.via, host.credentials(), timeout_s=host.left_s(10.0) or 10.0)
+        return read_gangs(self._leaders)
 
     def status(self) -> StatusView:
         """Health and counts."""
@@ -99,10 +96,11 @@ class Query:
     def explain(self, number: int, position: int | None) -> ExplainView:
         """Why it is in its state. Raises NotFound."""
 
-        def local(facts: ClusterSnapshot) -> ExplainView:
-            from rmgr.coord.views import answers
+        def local() -> ExplainView:
+            from rmgr.submitter.questions import DeriveExplain
 
-            return answers.explain(replace(facts, store_problem=str(self._store_facts().get("problem") or "")), number, position)
+            problem = str(self._store_facts().get("problem") or "")
+            return self._derived(DeriveExplain(number=number, position=position, store_problem=problem))
 
         def ask(leader: LeaderClient | ThinLeader) -> ExplainView:
             return leader.explain(number, position)
@@ -125,12 +123,15 @@ class Query:
 
     def tasks(self, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
         """Tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""
-        from rmgr.client.queries.past import store_or_none
-        from rmgr.procedures.snapshot import read_tasks
+        from rmgr.submitter.questions import ReadTasks
 
-        timeout_s = self._leaders.left_s(30.0) or 30.0
-        store = store_or_none(self._history)
-        return read_tasks(self._leaders.coordinator(), store, number, first=first, limit=limit, timeout_s=timeout_s)[1]
+        found: list[TaskView] = []
+        while True:
+            left = max(0, limit - len(found))
+            page = self._leaders.ask(ReadTasks(number=number, first=first + len(found), limit=left), 30.0)
+            found += page.tasks
+            if page.is_last or (limit and len(found) >= limit):
+                return found
 
     def close(self) -> None:
         """Ends the channel to the leader."""
@@ -139,7 +140,7 @@ class Query:
     # -- who answers
 
     def _ask(
-        self, leader: Callable[[LeaderClient], T], facts: Callable[[ClusterSnapshot], T], thin: Callable[[ThinLeader], T] | None = None
+        self, leader: Callable[[LeaderClient], T], local: Callable[[], T], thin: Callable[[ThinLeader], T] | None = None
     ) -> T:
         """The leader's answer, else our own. thin: the same question without gRPC's library, where the leader can be asked so."""
         search = self._search
@@ -158,13 +159,11 @@ class Query:
                 return leader(client)
             except Unavailable as error:
                 search.give_up(f"the leader does not answer ({error.message})")
-        return facts(self._read())
+        return local()
 
-    def _read(self) -> ClusterSnapshot:
-        from rmgr.procedures.snapshot import read_snapshot
-
-        timeout_s = self._leaders.left_s(30.0) or 30.0
-        return read_snapshot(self._leaders.coordinator(), None, timeout_s=timeout_s)
+    def _derived(self, question: Question[T]) -> T:
+        """What is made of znodes."""
+        return self._leaders.ask(question, 30.0)
 
     def leader_endpoint(self) -> str:
         """Where the leader answers, "" when none leads."""
@@ -175,19 +174,12 @@ class Query:
         """A WatchDog leads, as far as ZooKeeper knows."""
         return self._search.client() is not None
 
-    def _own_status(self, facts: ClusterSnapshot) -> StatusView:
-        from rmgr.coord.views import answers
-        from rmgr.coord.views.health import with_part
-        from rmgr.model.views import PartView
-        from rmgr.runtime import machine  # loads threads, which commands that a leader answers do without
+    def _own_status(self) -> StatusView:
+        from rmgr.submitter.questions import DeriveStatus
 
-        coordinator = self._leaders.coordinator()
-        zookeeper = {"ok": True, "hosts": coordinator.hosts, "session_timeout_s": coordinator.session_timeout_s}
-        view = answers.status(facts, zookeeper=zookeeper, store=self._store_facts(), now_us=machine.wall_us())
-        if view.leader is None:
-            return view
-        problem = f"the leader {view.leader.id} on {view.leader.host} does not answer at {view.leader.endpoint}"
-        return with_part(view, PartView(kind="leader", id=view.leader.id, state="silent", reason=problem, fix="rmgr doctor"))
+        asks = self._leaders.asks()
+        zookeeper = {"ok": True, "hosts": asks.hosts, "session_timeout_s": asks.session_timeout_s}
+        return self._derived(DeriveStatus(zookeeper=zookeeper, store=self._store_facts()))
 
     def _store_facts(self) -> dict[str, object]:
         """What we find out of the data store ourselves, as `status` shows it."""

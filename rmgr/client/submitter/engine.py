@@ -40,7 +40,7 @@ from rmgr.submitter.records import ClusterRecords
 from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
-    from rmgr.adapters.gateway.dial import Gateways
+    from rmgr.adapters.rpc.gateways import Gateways
     from rmgr.procedures.deeds import Deeds
     from rmgr.submitter.lines import Hearing, Lines
 
@@ -88,7 +88,7 @@ class Engine:
         self.lines: Lines | None = None
         self.work: WorkPort
         if gateways is not None:
-            from rmgr.adapters.gateway.dial import user_name
+            from rmgr.adapters.rpc.gateways import user_name
             from rmgr.submitter.talking import RemoteWork
 
             self.work = RemoteWork(thread, gateways, entry_of(self.guid), user_name(), ClusterRecords(coordinator))

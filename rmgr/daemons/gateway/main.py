@@ -29,6 +29,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.pki import signing_certificate
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc import use as rpc_use
+from rmgr.adapters.rpc import work as rpc_work
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.terminals.tunnel import MAX_TUNNELS, Tunnels
@@ -44,6 +45,7 @@ from rmgr.coord.rebuild.multis import rebuild
 from rmgr.coord.rebuild.parts import Moved
 from rmgr.daemons.gateway import rights as submitter_rights
 from rmgr.daemons.gateway import rows as submitter_rows
+from rmgr.daemons.gateway.asking import MAX_ASKED, Asking
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
 from rmgr.daemons.gateway.known import Cluster
 from rmgr.daemons.gateway.limits import ClusterUse
@@ -383,7 +385,8 @@ def _serve(
         loose=Loose(coordinator),
         under_way=bounds.under_way,
     )
-    threads = MAX_SESSIONS + MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 3 * MAX_REMOTE_CALLS + 128
+    waiting = MAX_SESSIONS + MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + MAX_ASKED
+    threads = waiting + 3 * MAX_REMOTE_CALLS + 128
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
     gateway.endpoint = server.endpoint
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
@@ -405,8 +408,18 @@ def _serve(
     talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
     server.add_generic(talks.handler)
     told = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
+    asking = Asking(
+        coordinator,
+        store,
+        bounds,
+        log,
+        owner_of=cluster.owners,
+        operators=operators,
+        ca_pem=credentials.ca_pem if credentials is not None else None,
+        count=metrics.count,
+    )
     rows, tunnels = Rows(gateway, bounds=bounds), Tunnels(forwarder, bounds=bounds)
-    for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told):
+    for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told, rpc_work.handler_of(asking)):
         server.add_generic(handler)
     if calls is not None:
         server.add_generic(calls.relay.handler)

@@ -18,9 +18,9 @@ import msgspec
 
 from rmgr import log as logs
 from rmgr.adapters.calls.serving import Hello, Lines
-from rmgr.adapters.gateway.dial import parse
 from rmgr.adapters.host.process import CgroupConfig, NodeRunner
 from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.gateways import parse
 from rmgr.config import Config, ServerConfig
 from rmgr.daemons.server.load import LoadMeter, machine_busy_s
 from rmgr.daemons.server.owner import Message, Server, ServerLimits, ServerMetrics, Stop, Worked

@@ -11,8 +11,9 @@ import grpc
 import pytest
 
 from rmgr.adapters.gateway import link as rpc_gateway_link
-from rmgr.adapters.gateway.dial import VERSION, Gateways
+from rmgr.adapters.gateway.dial import VERSION
 from rmgr.adapters.gateway.link import GatewayLink
+from rmgr.adapters.rpc.gateways import Gateways
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.v1 import gateway_pb2 as pb
 

@@ -35,6 +35,7 @@ from rmgr.adapters.terminals.tunnel import Tunnels
 from rmgr.errors import NotConnected, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.v1.calls_pb2_grpc import CallsServicer, add_CallsServicer_to_server
+from rmgr.v1.work_pb2_grpc import WorkServicer, add_WorkServicer_to_server
 from tests.harness.bundles import session_bundles
 from tests.harness.gateways import OpenGate
 from tests.harness.memory import MemoryCoordinator
@@ -107,12 +108,13 @@ class AnyMetaserver:
         raise NotFound(name)
 
 
-class AnyCalls(CallsServicer):
-    """Has every method and carries none out."""
+class Services:
+    """Services that have every method and carry none out."""
 
     def __init__(self, server: RpcServer) -> None:
         self._server = server
-        add_CallsServicer_to_server(self, self)
+        add_CallsServicer_to_server(CallsServicer(), self)
+        add_WorkServicer_to_server(WorkServicer(), self)
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
         for handler in handlers:
@@ -142,7 +144,7 @@ class Town:
         own = (rpc_join.handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()), tunnels.handler, uses(AnyUse()))
         for handler in (self.sessions.handler, Rows(self.gate).handler, *own, picks(AnyMetaserver())):
             self.server.add_generic(handler)
-        AnyCalls(self.server)
+        Services(self.server)
         if not forward:
             self.server.add_leader(Answers())
             self.server.add_node(Answers())

@@ -6,13 +6,16 @@ import threading
 import time
 from dataclasses import replace
 
+from rmgr.client.commands.moving import move_each
+from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.ops import request as request_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Infeasible, StateConflict
-from rmgr.model.tasks.request import StopKind, StopRequest
-from rmgr.procedures.asking import ask_each_to_move
+from rmgr.model.tasks.request import StopRequest
+from rmgr.submitter.answers import Answers
+from rmgr.submitter.questions import MoveTask
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 from tests.harness.waiting import eventually
@@ -41,8 +44,9 @@ def test_jobs_are_asked_at_once_and_each_gets_its_own_answer() -> None:
 
     leader = threading.Thread(target=lead)
     leader.start()
-    asked = [(f"7_{index}", StopRequest(kind=StopKind.MIGRATE, submission=7, index=index, attempt=1)) for index in range(3)]
-    moved, stuck, stays = ask_each_to_move(coordinator, asked, deadline_s=time.monotonic() + 60)
+    asked = [(f"7_{index}", MoveTask(number=7, guid=f"{index:032x}", index=index, attempt=1)) for index in range(3)]
+    answering = Answers(coordinator, lambda: None, ANYBODY, owner_of=lambda _: "ann")
+    moved, stuck, stays = move_each(answering, asked, deadline_s=time.monotonic() + 60)
     leader.join(60)
     assert isinstance(moved, StopRequest)
     assert moved.done == ((7, 0, "it waits"),)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pytest
 
 from rmgr.client.logs import live
 from rmgr.client.logs.live import LiveOutput
 from rmgr.client.output import OutputEnd
+from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
@@ -19,9 +21,13 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.gap import gap_line
 from rmgr.procedures.bootstrap import bootstrap
+from rmgr.submitter.answers import Answers
+from rmgr.submitter.questions import Question
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
+
+A = TypeVar("A")
 
 NUMBER = 7
 
@@ -35,8 +41,8 @@ class Scene:
     notes: list[str] = field(default_factory=list)
     via: str = ""
 
-    def coordinator(self) -> MemoryCoordinator:
-        return self.zookeeper
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        return Answers(self.zookeeper, lambda: self.store, ANYBODY).ask(question, timeout_s=most_s)
 
     def credentials(self) -> None:
         return None

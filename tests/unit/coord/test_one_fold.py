@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rmgr.cli.waiting.follow import read_ends
 from rmgr.coord.decisions.ends import EndFold, stated
+from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.decisions.view import Progress, claimed_state
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Pointer
@@ -30,6 +31,7 @@ from rmgr.model.tasks.submission import Paged, Submission, Tail, Work
 from rmgr.procedures.fates import Fates
 from rmgr.procedures.pointers import locate
 from rmgr.procedures.snapshot import read_progress, read_tasks
+from rmgr.submitter.answers import Answers
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 
@@ -90,7 +92,8 @@ def of_tasks(place: Place) -> dict[int, State]:
 
 
 def of_commands(place: Place) -> dict[int, State]:
-    session = SimpleNamespace(coordinator=lambda: place.coordinator, left_s=lambda most: most, store_or_none=lambda: place.store)
+    answers = Answers(place.coordinator, lambda: place.store, ANYBODY)
+    session = SimpleNamespace(ask=lambda question, most_s: answers.ask(question, timeout_s=most_s), store_or_none=lambda: place.store)
     return {end.position: end.state for end in read_ends(session, SUB)}  # type: ignore[arg-type]
 
 

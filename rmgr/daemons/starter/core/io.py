@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Container, Mapping
+from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
+from rmgr.runtime.user_turns import UserTurns
 
 T = TypeVar("T")
 
@@ -49,51 +50,6 @@ class _Job:
     tells: bool
 
 
-class _Turns:
-    """Jobs that wait, in turns of their users; those of the Starter itself (user "") go first. Cost: O(1), `newcomer` O(users)."""
-
-    def __init__(self) -> None:
-        self._of: OrderedDict[str, deque[_Job]] = OrderedDict()  #: none of them is empty; whose turn is next stands first
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def append(self, job: _Job) -> None:
-        """It is its user's last."""
-        self._of.setdefault(job.user, deque()).append(job)
-        self._count += 1
-
-    def appendleft(self, job: _Job) -> None:
-        """It is its user's next."""
-        self._of.setdefault(job.user, deque()).appendleft(job)
-        self._count += 1
-
-    def next(self, under_way: Mapping[str, int]) -> str | None:
-        """Whose job is next; nobody's who holds as many threads as one may (under_way: of each)."""
-        return "" if "" in self._of else next((user for user in self._of if under_way[user] < _MOST_OF_ONE), None)
-
-    def take(self, user: str) -> _Job:
-        """The next job of a user who waits here."""
-        jobs = self._of[user]
-        job = jobs.popleft()
-        self._count -= 1
-        if jobs:
-            self._of.move_to_end(user)
-        else:
-            del self._of[user]
-        return job
-
-    def newcomer(self, *served: Container[str]) -> str | None:
-        """The first user who waits here and is in none of these."""
-        return next((user for user in self._of if not any(user in some for some in served)), None)
-
-    def clear(self) -> None:
-        """Drops all."""
-        self._of.clear()
-        self._count = 0
-
-
 @dataclass(slots=True, eq=False)
 class _Begun:
     """A write that none of these threads waits for. until_s: when it is given up (monotonic)."""
@@ -116,8 +72,8 @@ class StoreIO:
         self.down_since_s: float | None = None  #: monotonic time since which the store does not answer, None = it does
         self.starved_since_s: float | None = None  #: since when something that is to be read waits for it, None = nothing does
         self._post = post
-        self._jobs = _Turns()
-        self._long = _Turns()  #: that may take seconds each: one thread is left for all others
+        self._jobs: UserTurns[_Job] = UserTurns(_MOST_OF_ONE)
+        self._long: UserTurns[_Job] = UserTurns(_MOST_OF_ONE)  #: that may take seconds each: one thread is left for all others
         self._under_way: Counter[str] = Counter()  #: jobs that run, by user
         self._helped: set[str] = set()  #: users for whom a helper is on its way
         self._long_busy = 0
@@ -330,7 +286,7 @@ class StoreIO:
         self._is_trying = True
         return self._begun_now(self._parked.popleft())
 
-    def _helps(self) -> tuple[_Turns, str] | None:
+    def _helps(self) -> tuple[UserTurns[_Job], str] | None:
         """What a helper takes: a newcomer's job, else a short one."""
         for waiting in (self._jobs, self._long):
             if (user := waiting.newcomer(self._under_way)) is not None:

@@ -1,0 +1,74 @@
+"""Asks for placed jobs to save their state, or to go on elsewhere, many at once, and waits until it is known what came of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
+from rmgr.model.tasks.request import StopRequest
+from rmgr.runtime import machine
+from rmgr.submitter.questions import Asks, MoveTask, ReadMoved, ReadVacated, VacateNode
+
+_Answer = TypeVar("_Answer")
+_ERRORS: dict[str, type[RmgrError]] = {kind.code: kind for kind in (Infeasible, NotFound, PermissionDenied, StateConflict, Unavailable)}
+#: How long one question may take; pauses between two looks at an answer, the first and the longest.
+_ASK_S, _SOON_S, _SELDOM_S = 10.0, 0.02, 1.0
+
+
+def move_each(asks: Asks, asked: Sequence[tuple[str, MoveTask | VacateNode]], *, deadline_s: float) -> list[StopRequest | RmgrError]:
+    """Orders all of them, then waits for each.
+
+    Args: asked: (the job or node, for messages; the order). deadline_s: monotonic.
+    Returns: of each the leader's answer (jobs that refused are in `left` where several were asked), or the error: what the leader
+        says (NotFound, StateConflict, Infeasible, Unavailable); DeadlineExceeded when nothing is known in time (it is done as soon as
+        somebody leads), CoordinationUnavailable.
+    """
+    sent = [(shown, order, _tried(partial(_send, asks, shown, order, deadline_s))) for shown, order in asked]
+
+    def answer(shown: str, order: MoveTask | VacateNode, error: RmgrError | None) -> StopRequest:
+        if error is not None:
+            raise error
+        told = _wait(asks, shown, order, deadline_s)
+        if told.error:
+            raise _ERRORS.get(told.code, RmgrError)(told.error, hint=told.hint)
+        if not told.done and len(told.left) == 1 and isinstance(order, MoveTask):
+            raise StateConflict(told.left[0][2], hint=_look_at(order, shown))
+        return told
+
+    return [_tried(partial(answer, *one)) for one in sent]
+
+
+def _tried(call: Callable[[], _Answer]) -> _Answer | RmgrError:
+    try:
+        return call()
+    except RmgrError as error:
+        return error
+
+
+def _send(asks: Asks, shown: str, order: MoveTask | VacateNode, deadline_s: float) -> None:
+    asks.ask(order, timeout_s=_left_s(shown, order, deadline_s))
+
+
+def _wait(asks: Asks, shown: str, order: MoveTask | VacateNode, deadline_s: float) -> StopRequest:
+    """Its answer."""
+    pause_s = _SOON_S
+    look = ReadMoved(number=order.number, guid=order.guid) if isinstance(order, MoveTask) else ReadVacated(node=order.node, guid=order.guid)
+    while True:
+        found = asks.ask(look, timeout_s=_left_s(shown, order, deadline_s))
+        if found.answered:
+            return found
+        machine.sleep(min(pause_s, _left_s(shown, order, deadline_s)))
+        pause_s = min(_SELDOM_S, pause_s * 1.5)
+
+
+def _left_s(shown: str, order: MoveTask | VacateNode, deadline_s: float) -> float:
+    left_s = deadline_s - machine.monotonic()
+    if left_s <= 0:
+        raise DeadlineExceeded(f"{shown}: it is not known in time what came of it, and it goes on", hint=_look_at(order, shown))
+    return min(_ASK_S, left_s)
+
+
+def _look_at(order: MoveTask | VacateNode, shown: str) -> str:
+    return f"rmgr nodes {order.node}; rmgr jobs" if isinstance(order, VacateNode) else f"rmgr show {shown}; rmgr status"

@@ -1,0 +1,171 @@
+"""Answers the questions of clients (`rmgr/submitter`): few at once, in turns of their users, each in the name of who asks."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.identity.pki import signing_certificate
+from rmgr.coord.decisions.rights import Person
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.daemons.service.people import audited, person_of
+from rmgr.errors import RmgrError, Throttled
+from rmgr.log import audit
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+from rmgr.runtime.user_turns import UserTurns
+from rmgr.submitter.answers import Answers
+from rmgr.submitter.questions import Question
+from rmgr.submitter.rights import ORDERS, RIGHTS, Right, target_of
+from rmgr.submitter.wire import decode_question, encode_answer
+
+#: Questions that are answered at once, of one user; and that are asked, the waiting ones too: each holds a thread.
+AT_ONCE, _OF_ONE, MAX_ASKED = 16, 8, 96
+#: Tasks in one answer.
+_MOST_TASKS = 20_000
+#: What a question costs beside a read (`Bounds`): one that looks at whole submissions, or at all of the cluster; an order.
+_COSTS = {
+    "ReadTasks": 5.0,
+    "ReadFragments": 5.0,
+    "LocateValue": 5.0,
+    "DeriveJobs": 10.0,
+    "DeriveNodes": 10.0,
+    "DeriveQueues": 10.0,
+    "DeriveStatus": 10.0,
+    "DeriveExplain": 10.0,
+}
+_ORDER_COST = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    user: str
+    called: threading.Event = field(default_factory=threading.Event)
+    is_gone: bool = False
+
+
+class Desk:
+    """Lets so many through at once, in turns of their users. Thread-safe."""
+
+    def __init__(self, at_once: int = AT_ONCE, of_one: int = _OF_ONE) -> None:
+        self._at_once = at_once
+        self._turns: UserTurns[_Waiting] = UserTurns(of_one)
+        self._served: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def turn(self, user: str, timeout_s: float) -> Iterator[None]:
+        """Waits until it is the user's turn, and gives it back. Raises Throttled when it does not come in time."""
+        mine = _Waiting(user or "nobody")  # "" would go before all others
+        with self._lock:
+            self._turns.append(mine)
+            self._call()
+        if not mine.called.wait(timeout_s):
+            with self._lock:
+                if not mine.called.is_set():
+                    mine.is_gone = True
+                    raise Throttled("this gateway has too much to answer just now", hint="try again in a moment; rmgr limits")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._over(mine.user)
+                self._call()
+
+    def _call(self) -> None:
+        """Whoever is next, as long as there is room. Under the lock."""
+        while self._served.total() < self._at_once and (user := self._turns.next(self._served)) is not None:
+            next_one = self._turns.take(user)
+            if not next_one.is_gone:
+                self._served[user] += 1
+                next_one.called.set()
+
+    def _over(self, user: str) -> None:
+        self._served[user] -= 1
+        if not self._served[user]:
+            del self._served[user]
+
+
+class Asking:
+    """`WorkAnswers` of a gateway.
+
+    Args:
+        owner_of: whose a submission is. operators: of the gateway's configuration. ca_pem: of a secured cluster, None in an open one.
+        count: as `GatewayMetrics.count`.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        bounds: Bounds,
+        log: Log | None,
+        *,
+        owner_of: Callable[[int], str | None],
+        operators: Collection[str] = (),
+        ca_pem: bytes | None = None,
+        count: Callable[[str, str], None] = lambda *_: None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._bounds = bounds
+        self._log = log
+        self._owner_of = owner_of
+        self._operators = tuple(operators)
+        self._certify = partial(signing_certificate, ca_pem=ca_pem) if ca_pem is not None else None
+        self._count = count
+        self._places = bounds.places("calls", MAX_ASKED)
+        self._desk = Desk()
+
+    def answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
+        """See `WorkAnswers`."""
+        try:
+            if not self._places.take(caller.user, is_operator=not caller.is_open and caller.is_operator()):
+                raise self._bounds.no_place("calls", caller.user, self._places)
+            try:
+                return self._answer(data, caller, timeout_s)
+            finally:
+                self._places.give_back(caller.user)
+        except RmgrError as error:
+            self._count("refused", type(error).__name__)
+            raise
+
+    def _answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
+        end_s = machine.monotonic() + timeout_s
+        self._bounds.spend(caller.user)
+        with self._desk.turn(caller.user, timeout_s):
+            question = decode_question(data)
+            kind, name = type(question), type(question).__name__
+            self._bounds.charge(caller.user, _ORDER_COST if kind in ORDERS else _COSTS.get(name, 0.0))
+            self._count("asked", name)
+            person = person_of(caller, self._operators)
+            with audited(self._log, person, ORDERS.get(kind, name), target_of(question)):
+                return encode_answer(self._answers(person, caller).ask(question, timeout_s=max(0.1, end_s - machine.monotonic())))
+
+    def _answers(self, person: Person, caller: Caller) -> Answers:
+        return Answers(
+            self._coordinator,
+            lambda: self._store,
+            person,
+            owner_of=self._owner_of,
+            is_direct=person.is_open,
+            own_key=caller.identity.key_id if caller.identity is not None else "",
+            certify=self._certify,
+            most_tasks=_MOST_TASKS,
+            ordered=partial(self._ordered, person),
+        )
+
+    def _ordered(self, person: Person, question: Question[Any], others: Collection[str]) -> None:
+        """What operators do to others' work, and to what concerns all, is on record."""
+        if self._log is None or person.is_open or not (others or RIGHTS[type(question)] is Right.OPERATOR):
+            return
+        why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
+        what = ORDERS[type(question)]
+        audit(self._log, who=person.name, role=person.role, what=what, target=target_of(question), allowed=True, why=why)

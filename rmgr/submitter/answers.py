@@ -1,0 +1,329 @@
+"""Answers questions on ZooKeeper and the data store: in the process of whoever is trusted with these, and in gateways for everybody else.
+
+One function a question, in a table; orders stand in `orders.py`. Who asks is known to whoever makes the `Answers`, and is written where
+something is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from rmgr.coord.decisions.rights import Person, may
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.coord.protocol.records import read_fragment
+from rmgr.coord.validity import records as validity
+from rmgr.coord.views import answers as views
+from rmgr.coord.views.health import with_part
+from rmgr.coord.views.snapshot import ClusterSnapshot
+from rmgr.errors import NotFound, StateConflict
+from rmgr.model.cluster.gang import GangRecord
+from rmgr.model.cluster.limits import CappedUse
+from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.placing import MAX_INDEX, job_id
+from rmgr.model.tasks.submission import Paged, Submission
+from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView
+from rmgr.procedures.bootstrap import read_meta
+from rmgr.procedures.bounded import page_at
+from rmgr.procedures.history import summary_of
+from rmgr.procedures.pointers import locate
+from rmgr.procedures.queue_classes import class_views
+from rmgr.procedures.snapshot import fetch, read_snapshot, read_tasks
+from rmgr.runtime import machine
+from rmgr.submitter import orders
+from rmgr.submitter import questions as q
+from rmgr.submitter.questions import Question
+from rmgr.submitter.rights import ORDERS, check_asker
+
+A = TypeVar("A")
+
+#: Fragments that one answer holds: 3 MiB at most.
+_FRAGMENTS = 250
+
+
+class Answers:
+    """A `questions.Asks`. Thread-safe as far as its parts are.
+
+    Args:
+        store: opens the data store; None where it cannot be had. who: asks.
+        owner_of: whose a submission is; None = it is read each time.
+        is_direct: who asks reaches ZooKeeper himself, too: he is kept from no reading, and the settings say who is an operator beside
+            certificates.
+        own_key: of the connection of who asks, "" = whoever asks has the cluster's credentials. certify: key id and canonical form of a
+            certificate; None in an open cluster. most_tasks: in one answer, 0 = all.
+        ordered: is told of each order that was carried out, and whose work beside his own it concerned.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Callable[[], Store | None],
+        who: Person,
+        *,
+        owner_of: Callable[[int], str | None] | None = None,
+        is_direct: bool = True,
+        own_key: str = "",
+        certify: Callable[[bytes], tuple[str, bytes]] | None = None,
+        most_tasks: int = 0,
+        ordered: Callable[[Question[Any], Collection[str]], None] = lambda *_: None,
+    ) -> None:
+        self.coordinator = coordinator
+        self.store = store
+        self.who = who
+        self.is_direct = is_direct
+        self.own_key = own_key
+        self.certify = certify
+        self.most_tasks = most_tasks
+        self._owner_of = owner_of
+        self._ordered = ordered
+
+    @property
+    def hosts(self) -> str:
+        """See `Asks`."""
+        return str(getattr(self.coordinator, "hosts", ""))
+
+    @property
+    def session_timeout_s(self) -> float:
+        """See `Asks`."""
+        return self.coordinator.session_timeout_s
+
+    def ask(self, question: Question[A], *, timeout_s: float) -> A:
+        """See `Asks`."""
+        owner_of = self._owner_of or (lambda number: self._owner(number, timeout_s))
+        others = check_asker(self.who, question, owner_of, lambda: self.operators(timeout_s), reads_all=self.is_direct)
+        answer: A = ANSWERS[type(question)](self, question, timeout_s)
+        if type(question) in ORDERS:
+            self._ordered(question, others)
+        return answer
+
+    def operators(self, timeout_s: float) -> tuple[str, ...]:
+        """Names that count as operators beside what is proven."""
+        return _read_settings(self, q.ReadSettings(), timeout_s).settings.operators if self.is_direct else ()
+
+    def get(self, path: str, timeout_s: float) -> Stamped | None:
+        """One znode."""
+        return self.coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1.0)
+
+    def children(self, path: str, timeout_s: float) -> list[str]:
+        """Names below a znode, none where it is not there."""
+        return self.coordinator.children(path, timeout_s=timeout_s).result(timeout_s + 1.0) or []
+
+    def _owner(self, number: int, timeout_s: float) -> str | None:
+        found = self.get(paths.sub(number), timeout_s)
+        if found is not None:
+            return validity.submission(found.data, number).user
+        store = self.store()
+        past = summary_of(store, number, timeout_s=timeout_s) if store is not None else None
+        return past.user if past is not None else None
+
+
+# -- what stands there --------------------------------------------------------------------------------------------------------
+
+
+def _read_meta(on: Answers, _: q.ReadMeta, timeout_s: float) -> Meta | None:
+    return read_meta(on.coordinator, timeout_s=timeout_s)
+
+
+def _read_settings(on: Answers, _: q.ReadSettings, timeout_s: float) -> q.Versioned:
+    found = on.get(paths.CONFIG, timeout_s)
+    if found is None:
+        raise StateConflict("the cluster has no settings", hint="rmgr doctor")
+    return q.Versioned(validity.decode(found.data, ClusterSettings, paths.CONFIG), found.version)
+
+
+def _read_nodes(on: Answers, _: q.ReadNodes, timeout_s: float) -> tuple[NodeRecord, ...]:
+    where = [paths.node(name) for name in on.children(paths.NODES, timeout_s)]
+    found = fetch(where, on.coordinator.get, timeout_s=timeout_s)
+    return tuple(validity.decode(item.data, NodeRecord, path) for path, item in zip(where, found, strict=True) if item is not None)
+
+
+def _read_drain(on: Answers, question: q.ReadDrain, timeout_s: float) -> Drain | None:
+    found = orders.read_drain(on, question.node, timeout_s)
+    return None if found is None or found[0].is_over else found[0]
+
+
+def _who_leads(on: Answers, _: q.WhoLeads, timeout_s: float) -> q.Leadership:
+    asked = on.coordinator.get(paths.EPOCH, timeout_s=timeout_s)
+    candidates = on.children(paths.WATCHDOGS, timeout_s)
+    found = asked.result(timeout_s + 1.0)
+    epoch = validity.decode(found.data, EpochRecord, paths.EPOCH) if found is not None else None
+    return q.Leadership(epoch=epoch, leads=epoch is not None and epoch.candidate in candidates, watchdogs=len(candidates))
+
+
+def _read_record(on: Answers, question: q.ReadRecord, timeout_s: float) -> q.RecordRead:
+    number = question.number
+    record, tail = fetch([paths.sub(number), paths.tail(number)], on.coordinator.get, timeout_s=timeout_s)
+    if record is None or tail is None:
+        raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+    return q.RecordRead(validity.submission(record.data, number), validity.tail(tail, number))
+
+
+def _which_exist(on: Answers, question: q.WhichExist, timeout_s: float) -> tuple[int, ...]:
+    numbers = tuple(dict.fromkeys(question.numbers))
+    stats = fetch([paths.sub(number) for number in numbers], on.coordinator.stat, timeout_s=timeout_s)
+    return tuple(number for number, stat in zip(numbers, stats, strict=True) if stat is not None)
+
+
+def _count_waiting(on: Answers, question: q.CountWaiting, timeout_s: float) -> int:
+    stat = on.coordinator.stat(paths.pending(question.queue), timeout_s=timeout_s).result(timeout_s + 1.0)
+    return stat.children if stat is not None else 0
+
+
+def _read_use(on: Answers, question: q.ReadUse, timeout_s: float) -> q.Use:
+    found = on.get(paths.USAGE, timeout_s)
+    told = validity.decode(found.data, CappedUse, paths.USAGE) if found is not None else CappedUse()
+    return q.Use(cores=told.cores.get(question.user, 0), jobs=told.jobs.get(question.user, 0))
+
+
+def _read_claims(on: Answers, question: q.ReadClaims, timeout_s: float) -> tuple[q.NodeClaims, ...]:
+    names = on.children(paths.NODES, timeout_s)
+    lists = fetch([paths.running_node(name) for name in names], on.coordinator.children, timeout_s=timeout_s)
+    here = {
+        name: mine for name, blocks in zip(names, lists, strict=True)
+        if (mine := tuple(key for _, key in paths.blocks_in(blocks) if key.submission == question.number))
+    }  # fmt: skip
+    records = fetch([paths.node(name) for name in here], on.coordinator.get, timeout_s=timeout_s)
+    return tuple(
+        q.NodeClaims(node=name, endpoint=validity.decode(item.data, NodeRecord, paths.node(name)).endpoint, blocks=mine)
+        for (name, mine), item in zip(here.items(), records, strict=True)
+        if item is not None
+    )
+
+
+def _read_tasks(on: Answers, question: q.ReadTasks, timeout_s: float) -> q.TaskPage:
+    asked, most = question.limit, on.most_tasks
+    limit = min(asked or most, most or asked)
+    tasks = read_tasks(on.coordinator, on.store(), question.number, first=question.first, limit=limit, timeout_s=timeout_s)[1]
+    return q.TaskPage(tuple(tasks), is_last=not limit or limit == asked or len(tasks) < limit)
+
+
+def _read_fragments(on: Answers, question: q.ReadFragments, timeout_s: float) -> q.FragmentPage:
+    number, first, end_s = question.number, question.first, machine.monotonic() + timeout_s
+    record = _read_record(on, q.ReadRecord(number=number), timeout_s)
+    version = -1
+    while True:
+        done = on.get(paths.done(number), max(0.1, end_s - machine.monotonic()))
+        if done is None:
+            raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
+        paged = validity.decode(done.data, Paged, paths.done(number)) if done.data else Paged()
+        store = on.store() if first < paged.base else None
+        first = paged.base if store is None else first
+        if store is not None and first < paged.base:
+            fragments = [*page_at(store, number, first, timeout_s=timeout_s)]
+            stop = first + len(fragments)
+        else:
+            stop = min(done.stat.creates, first + _FRAGMENTS)
+            where = [paths.fragment(number, at) for at in range(first, stop)]
+            found = fetch(where, on.coordinator.get, timeout_s=timeout_s)
+            if None in found and done.version != version:
+                version = done.version  # a page was written meanwhile; else they are gone for good: what is there is told
+                continue
+            fragments = [read_fragment(item.data) for item in found if item is not None]
+        is_last = stop >= done.stat.creates
+        return q.FragmentPage(
+            record=record.record, total=record.tail.next, fragments=tuple(fragments), next=stop, is_last=is_last or stop <= first
+        )
+
+
+def _count_fragments(on: Answers, question: q.CountFragments, timeout_s: float) -> int:
+    stat = on.coordinator.stat(paths.done(question.number), timeout_s=timeout_s).result(timeout_s + 1.0)
+    return stat.creates if stat is not None else 0
+
+
+def _read_gangs(on: Answers, _: q.ReadGangs, timeout_s: float) -> tuple[q.GangRead, ...]:
+    names = sorted(on.children(paths.GANGS, timeout_s))
+    stamped = fetch([paths.gangs(name) for name in names], on.coordinator.get, timeout_s=timeout_s)
+    gangs = []
+    for partition, one in zip(names, stamped, strict=True):
+        if one is None:
+            continue
+        record = validity.decode(one.data, GangRecord, paths.gangs(partition))
+        if not _turns(on, record, timeout_s):
+            continue
+        clock = on.get(paths.node(record.clock.node), timeout_s) if record.clock.node else None
+        endpoint = validity.decode(clock.data, NodeRecord, paths.node(record.clock.node)).endpoint if clock is not None else ""
+        gangs.append(q.GangRead(partition=partition, generation=one.version, record=record, clock_endpoint=endpoint))
+    return tuple(gangs)
+
+
+def _turns(on: Answers, record: GangRecord, timeout_s: float) -> bool:
+    """Some attempt that it names has its nodes: the record of one whose jobs have all ended stays until others come."""
+    named = {(job, attempt) for job, attempt, _ in record.attempts}
+    lists = fetch([paths.running_node(node) for node, _ in record.leaves], on.coordinator.children, timeout_s=timeout_s) if named else []
+    keys = (key for names in lists for _, key in paths.blocks_in(names))
+    return any((job_id(key.submission, key.first), key.attempt) in named for key in keys if key.first < MAX_INDEX)
+
+
+def _locate_value(on: Answers, question: q.LocateValue, timeout_s: float) -> str:
+    store = on.store()
+    if store is None:
+        raise NotFound(f"{question.user_key!r} lies in a data store, and none can be opened", hint="rmgr doctor")
+    return locate(on.coordinator, store, question.user_key, question.pointer, timeout_s=timeout_s)
+
+
+# -- views ---------------------------------------------------------------------------------------------------------------------
+
+
+def _snapshot(on: Answers, timeout_s: float) -> ClusterSnapshot:
+    """All submissions that he may see."""
+
+    def shown(record: Submission) -> bool:
+        return on.is_direct or may(on.who, record.user)
+
+    return read_snapshot(on.coordinator, None, shown=shown, timeout_s=timeout_s)
+
+
+def _derive_jobs(on: Answers, question: q.DeriveJobs, timeout_s: float) -> tuple[JobView, ...]:
+    return tuple(views.jobs(_snapshot(on, timeout_s), question.ids, ended=question.ended, user=question.user))
+
+
+def _derive_nodes(on: Answers, _: q.DeriveNodes, timeout_s: float) -> tuple[NodeView, ...]:
+    return tuple(views.nodes(_snapshot(on, timeout_s)))
+
+
+def _derive_queues(on: Answers, _: q.DeriveQueues, timeout_s: float) -> tuple[QueueView, ...]:
+    facts = _snapshot(on, timeout_s)
+    return (*views.queues(facts), *class_views(facts.settings))
+
+
+def _derive_status(on: Answers, question: q.DeriveStatus, timeout_s: float) -> StatusView:
+    view = views.status(_snapshot(on, timeout_s), zookeeper=question.zookeeper, store=question.store, now_us=machine.wall_us())
+    if view.leader is None:
+        return view
+    problem = f"the leader {view.leader.id} on {view.leader.host} does not answer at {view.leader.endpoint}"
+    return with_part(view, PartView(kind="leader", id=view.leader.id, state="silent", reason=problem, fix="rmgr doctor"))
+
+
+def _derive_explain(on: Answers, question: q.DeriveExplain, timeout_s: float) -> ExplainView:
+    facts = replace(_snapshot(on, timeout_s), store_problem=question.store_problem)
+    return views.explain(facts, question.number, question.position)
+
+
+#: Every question, and what answers it.
+ANSWERS: dict[type[Question[Any]], Callable[[Answers, Any, float], Any]] = {
+    q.ReadMeta: _read_meta,
+    q.ReadSettings: _read_settings,
+    q.ReadNodes: _read_nodes,
+    q.ReadDrain: _read_drain,
+    q.WhoLeads: _who_leads,
+    q.ReadRecord: _read_record,
+    q.WhichExist: _which_exist,
+    q.CountWaiting: _count_waiting,
+    q.ReadUse: _read_use,
+    q.ReadClaims: _read_claims,
+    q.ReadTasks: _read_tasks,
+    q.ReadFragments: _read_fragments,
+    q.CountFragments: _count_fragments,
+    q.ReadGangs: _read_gangs,
+    q.LocateValue: _locate_value,
+    q.DeriveJobs: _derive_jobs,
+    q.DeriveNodes: _derive_nodes,
+    q.DeriveQueues: _derive_queues,
+    q.DeriveStatus: _derive_status,
+    q.DeriveExplain: _derive_explain,
+    **orders.ORDERED,
+}
