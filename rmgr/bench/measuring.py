@@ -49,6 +49,7 @@ class MeasuringPlan:
     large: bool = False  #: `sim` and `pass` with a million jobs on 100,000 nodes instead
     cassandra: bool = False  #: `store` through one Cassandra too, `tasks` and `keyed` on three ZooKeepers and one Cassandra
     sizes: tuple[int, ...] = ()  #: of the values of `keyed` (bytes); none: its own
+    gateway: bool = False  #: `tasks` and `latency`: directly and through a gateway, in place of the pool
     rows: tuple[str, ...] = ()  #: of `calls`, by name; none: those that take a few minutes in all
 
     def count(self, tasks: int) -> int:
@@ -89,13 +90,11 @@ def two_slots(plan: MeasuringPlan, *, directory: Path | None = None, store: str 
 
 
 @contextlib.contextmanager
-def connected(cluster: DevCluster) -> Iterator[Connection]:
-    """A connection to it as who runs it."""
+def connected(cluster: DevCluster, *, through: str = "") -> Iterator[Connection]:
+    """A connection to it as who runs it; through: a gateway."""
     state = cluster.state
-    me = Config(
-        cluster=ClusterConfig(zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s),
-        security=SecurityConfig(dir=state.security),
-    )
+    here = ClusterConfig(zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s)
+    me = Config(cluster=ClusterConfig(gateway=through) if through else here, security=SecurityConfig(dir=state.security))
     connection = connect(config=me)
     try:
         yield connection

@@ -32,6 +32,10 @@ def tasks(plan: MeasuringPlan) -> list[Row]:
 
     With `plan.cassandra` on three ZooKeepers and one Cassandra of this machine as well.
     """
+    if plan.gateway:
+        from rmgr.bench import gateway
+
+        return gateway.tasks(plan)
     with two_slots(plan) as bench:
         rows = _tasks(plan, bench, SETUP)
     if plan.cassandra:
@@ -45,22 +49,22 @@ def _tasks(plan: MeasuringPlan, bench: Bench, setup: str) -> list[Row]:
     connection = bench.connection
     transactions: list[float] = []
 
-    def by_map() -> float:
+    def mapped() -> float:
         _, before = zookeeper_counts(bench.cluster)
-        rate = _rate(count, lambda: _by_map(connection, count))
+        rate = _rate(count, lambda: by_map(connection, count))
         transactions.append((zookeeper_counts(bench.cluster)[1] - before) / count)
         return rate
 
     with ProcessPoolExecutor(SLOTS) as pool:
         list(pool.map(no_op, range(100)))
-        _by_map(connection, 500)
+        by_map(connection, 500)
         rows = paired(
             plan,
             what="no-op tasks by map",
             unit="tasks/s",
             baseline=("ProcessPoolExecutor(2).map", lambda: _rate(count, lambda: list(pool.map(no_op, range(count))))),
-            ours=("rmgr TaskQueue.map", setup, by_map),
-            also=("rmgr Executor.map", setup, lambda: _rate(count, lambda: _by_executor_map(connection, count))),
+            ours=("rmgr TaskQueue.map", setup, mapped),
+            also=("rmgr Executor.map", setup, lambda: _rate(count, lambda: by_executor_map(connection, count))),
         )
         rows.append(row("rmgr TaskQueue.map", setup, "ZooKeeper transactions of no-op tasks by map", "per task", transactions))
         rows += paired(
@@ -71,8 +75,8 @@ def _tasks(plan: MeasuringPlan, bench: Bench, setup: str) -> list[Row]:
                 "ProcessPoolExecutor(2).submit",
                 lambda: _rate(count, lambda: [f.result() for f in [pool.submit(no_op, i) for i in range(count)]]),
             ),
-            ours=("rmgr Executor.submit", setup, lambda: _rate(count, lambda: _by_submit(connection, count))),
-            also=("rmgr TaskQueue.submit_call", setup, lambda: _rate(count, lambda: _by_submit_call(connection, count))),
+            ours=("rmgr Executor.submit", setup, lambda: _rate(count, lambda: by_submit(connection, count))),
+            also=("rmgr TaskQueue.submit_call", setup, lambda: _rate(count, lambda: by_submit_call(connection, count))),
         )
     return rows
 
@@ -81,27 +85,31 @@ def _rate(count: int, work: Callable[[], object]) -> float:
     return count / took_s(work)
 
 
-def _by_map(connection: Connection, count: int) -> None:
+def by_map(connection: Connection, count: int) -> None:
+    """So many by `TaskQueue.map`, with their results."""
     with TaskQueue(no_op, connection=connection) as queue:
         results = [future.result(timeout=300) for future in queue.map(no_op, range(count))]
     if results != list(range(count)):
         raise AssertionError("wrong results")
 
 
-def _by_executor_map(connection: Connection, count: int) -> None:
+def by_executor_map(connection: Connection, count: int) -> None:
+    """So many by `Executor.map`."""
     with Executor(connection=connection) as executor:
         if list(executor.map(no_op, range(count), timeout=300)) != list(range(count)):
             raise AssertionError("wrong results")
 
 
-def _by_submit_call(connection: Connection, count: int) -> None:
+def by_submit_call(connection: Connection, count: int) -> None:
+    """So many by `TaskQueue.submit_call`, a future each."""
     with TaskQueue(no_op, connection=connection) as queue:
         results = [future.result(timeout=300) for future in [queue.submit_call(value) for value in range(count)]]
     if results != list(range(count)):
         raise AssertionError("wrong results")
 
 
-def _by_submit(connection: Connection, count: int) -> None:
+def by_submit(connection: Connection, count: int) -> None:
+    """So many by `Executor.submit`."""
     with Executor(connection=connection) as executor:
         results = [future.result(timeout=300) for future in [executor.submit(no_op, value) for value in range(count)]]
     if results != list(range(count)):
@@ -110,6 +118,10 @@ def _by_submit(connection: Connection, count: int) -> None:
 
 def latency(plan: MeasuringPlan) -> list[Row]:
     """One task at a time, from submit to result: the next one begins when the last one's result is there."""
+    if plan.gateway:
+        from rmgr.bench import gateway
+
+        return gateway.latency(plan)
     count = plan.count(_SINGLES)
     rows = []
     with two_slots(plan) as bench, ProcessPoolExecutor(SLOTS) as pool, TaskQueue(no_op, connection=bench.connection) as queue:

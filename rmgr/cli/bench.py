@@ -67,9 +67,19 @@ _NAMES = (
 @click.option("--large", is_flag=True, help="sim, pass: a million jobs on 100000 nodes instead, and their memory")
 @click.option("--cassandra", is_flag=True, help="store, tasks, keyed: on one Cassandra too (the last two: with three ZooKeepers)")
 @click.option("--size", default="", metavar="SIZE,...", help="keyed: sizes of the values, e.g. 100,10k,1M (the default)")
+@click.option("--through-gateway", "gateway", is_flag=True, help="tasks, latency: directly and through a gateway, in turns")
 @click.option("--row", default="", metavar="NAME,...", help="calls: these rows only; waiting, fifty, ninf_shared, ninf_table4 take minutes")
 def bench(
-    session: Session, names: tuple[str, ...], repeat: int, scale: float, trace: str, large: bool, cassandra: bool, size: str, row: str
+    session: Session,
+    names: tuple[str, ...],
+    repeat: int,
+    scale: float,
+    trace: str,
+    large: bool,
+    cassandra: bool,
+    size: str,
+    gateway: bool,
+    row: str,
 ) -> None:
     """Measures rmgr on a cluster of its own (one ZooKeeper, SQLite, two slots) beside a baseline in the same run.
 
@@ -92,6 +102,7 @@ def bench(
         large=large,
         cassandra=cassandra,
         sizes=sizes,
+        gateway=gateway,
         rows=tuple(part.strip() for part in row.split(",") if part.strip()),
     )
     rows = {name: table.run(name, plan) for name in names}

@@ -295,10 +295,8 @@ class LineServer:
         except PermissionDenied:
             self._turn_away(sock)
             return
-        if not peer.is_person or peer.cluster != self._credentials.identity.cluster or self._is_revoked(peer.key_id):
-            self._turn_away(sock)
-            return
-        if self._has_too_many(peer):
+        is_known = peer.cluster == self._credentials.identity.cluster and (peer.is_person or peer.role is Role.SUBMITTER)
+        if not is_known or self._is_revoked(peer.key_id) or self._has_too_many(peer):
             self._turn_away(sock)
             return
         del self._greeting[sock]

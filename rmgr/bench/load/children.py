@@ -34,14 +34,18 @@ class Child:
         except (ValueError, KeyError):
             raise Unavailable(f"{self._name} ended instead of saying {what!r}") from None
 
-    def asked(self, what: str) -> Any:
-        """Its answer to a line of ours. Raises: Unavailable."""
+    def ask(self) -> None:
+        """Says a line, which it answers. Raises: Unavailable."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(b"?\n")
             self._process.stdin.flush()
         except OSError:
-            raise Unavailable(f"{self._name} ended before it could say {what!r}") from None
+            raise Unavailable(f"{self._name} has ended") from None
+
+    def asked(self, what: str) -> Any:
+        """Its answer to a line of ours. Raises: Unavailable."""
+        self.ask()
         return self.told(what)
 
     def finish(self) -> None:

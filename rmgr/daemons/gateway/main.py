@@ -36,6 +36,7 @@ from rmgr.adapters.terminals.tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.root import QuotaLook
 from rmgr.adapters.zookeeper.session import SessionCoordinator
+from rmgr.client.identity.authentic import Authenticity
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import paths
@@ -86,6 +87,7 @@ from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore
 from rmgr.submitter.direct import Submitter
+from rmgr.submitter.lines import Lines
 from rmgr.submitter.thread import SubmitterThread
 
 #: Clients at once: each costs four threads and a session of ZooKeeper.
@@ -396,8 +398,16 @@ def _serve(
     # A session of its own: it is not closed when the gateway is told to stop, so owners who go on through another one are never missed.
     session = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     submitter_thread = SubmitterThread()
+    authenticity = Authenticity(trust, meta.cluster_id) if trust is not None else None
+    submitter = Submitter(
+        submitter_thread,
+        session,
+        store,
+        lines=lambda thread, hear: Lines(thread, hear, credentials),
+        believes=authenticity.believes if authenticity is not None else None,
+    )
     desk = Desk(
-        Submitter(submitter_thread, session, store),
+        submitter,
         log,
         bounds,
         use=cluster_use,
@@ -488,6 +498,8 @@ def _serve(
             calls.close()
         if not has_clients:
             session.close(timeout_s=GRACE_S)
+        if submitter.lines is not None:
+            submitter.lines.close()
         desk.close()
         submitter_thread.stop(GRACE_S)
         end_metrics()

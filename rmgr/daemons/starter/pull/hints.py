@@ -28,6 +28,7 @@ from rmgr.coord.validity.records import check_block, decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import RmgrError
+from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
 from rmgr.runtime import machine
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.health.trust import Gate
     from rmgr.daemons.starter.staging.stage import Stager
 
-#: Announced blocks of one node that have not been met, of one client's user and of all; and for how long they are remembered.
-_OF_ONE, _OF_ALL, _KEEP_S = 8, 64, 2.0
+#: Announced blocks of one node that have not been met, of one client's user, of one gateway and of all; how long they are remembered.
+_OF_ONE, _OF_GATEWAY, _OF_ALL, _KEEP_S = 8, 32, 64, 2.0
 #: So long a client may take to claim output keys (s).
 _CLAIM_S = 0.25
 
@@ -241,7 +242,8 @@ def _has_room(line: DirectLine, others: Iterable[DirectLine]) -> bool:
     """One more of this line may be kept beside those of `others`: nobody takes the room of other users."""
     kept = list(others)
     whose = _user_of(line)
-    return len(kept) < _OF_ALL and sum(_user_of(one) == whose for one in kept) < _OF_ONE
+    most = _OF_GATEWAY if _is_gateway(line) else _OF_ONE
+    return len(kept) < _OF_ALL and sum(_user_of(one) == whose for one in kept) < most
 
 
 def _user_of(line: DirectLine) -> str | int:
@@ -249,9 +251,14 @@ def _user_of(line: DirectLine) -> str | int:
     return line.peer.name if line.peer is not None else id(line)
 
 
+def _is_gateway(line: DirectLine) -> bool:
+    """At the other end is a gateway, which speaks for all its clients."""
+    return line.peer is not None and line.peer.role is Role.SUBMITTER
+
+
 def _is_his(line: DirectLine, block: ClaimedBlock) -> bool:
-    """The client at the other end is the user of that block."""
-    return line.peer is None or line.peer.name == block.info.record.user
+    """The client at the other end is the user of that block, or a gateway, which lets a client hand over its own work alone."""
+    return line.peer is None or _is_gateway(line) or line.peer.name == block.info.record.user
 
 
 class HintedHands(Protocol):
