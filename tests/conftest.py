@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tests.harness.cassandra_nodes import SharedNode
 
 
+#: As a program that connects has it: gRPC, which a test may have loaded before, does nothing at a fork. Else it aborts a child at times.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 if threading.current_thread() is threading.main_thread():
     # Started by a script's `&` or by nohup this process ignores signals that tests send to their children: those begin with the defaults.
     dispositions.begin(deaf_to=signal.valid_signals())

@@ -51,6 +51,7 @@ def in_a_child(work: Callable[[], Any], within_s: float = 60.0) -> tuple[Any, fl
         process.kill()
         process.join()
         pytest.fail(f"the child hangs: nothing after {took_s:.0f} s")
+    assert process.exitcode == 0, "the child has ended without an answer"
     return told.get(), took_s
 
 

@@ -1,0 +1,387 @@
+"""The gateway's side of a stream: what a client of any making says is carried out, refused, or ends its stream, and touches nobody else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
+from rmgr.daemons.gateway.talking import ClientTalk, Desk
+from rmgr.errors import InvalidRecord, RmgrError, VersionMismatch
+from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Work
+from rmgr.submitter import messages as m
+from rmgr.submitter.direct import Submitter
+from rmgr.submitter.port import Growth, Order, prepared
+from rmgr.submitter.thread import SubmitterThread
+from tests.harness.client_cluster import Cluster
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.waiting import eventually
+
+GUID = "0123456789abcdef" * 2
+
+
+class Told:
+    """A stream whose client takes everything at once, or nothing."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.error: RmgrError | None = None
+        self.is_full = False
+
+    def say(self, word: bytes) -> None:
+        self.heard.append(m.read_gateway(word))
+
+    def end(self, error: RmgrError) -> None:
+        self.error = error
+
+    def of(self, kind: type) -> list[Any]:
+        return [one for one in self.heard if isinstance(one, kind)]
+
+    def one(self, kind: type) -> Any:
+        eventually(lambda: self.of(kind), f"the client is told {kind.__name__}")
+        return self.of(kind)[-1]
+
+
+class Silent:
+    """A log."""
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class Gateway:
+    """A gateway's desk in memory, beside a Starter that runs what is submitted when it is told to."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster()
+        self.cluster.on_call = lambda _key, index: Outcome(index=index)
+        self.coordinator = MemoryCoordinator(self.cluster.tree)
+        self.thread = SubmitterThread()
+        log: Any = Silent()
+        submitter = Submitter(self.thread, self.coordinator, self.cluster.store)
+        self.desk = Desk(submitter, log, Bounds(), use=None, operators=("olga",), count=lambda *_: None)
+        self.thread.start()
+        eventually(lambda: self.desk.submitter.session_state is SessionState.CONNECTED, "the gateway is connected")
+        self.talks: list[ClientTalk] = []
+
+    def client(self, user: str = "ann", *, hello: bool = True, guid: str = GUID) -> tuple[ClientTalk, Told]:
+        told = Told()
+        who = Identity(name=user, role=Role.OPERATOR if user == "olga" else Role.USER, cluster="c")
+        talk = self.desk.talker(Caller(identity=who), told)
+        self.talks.append(talk)
+        if hello:
+            talk.heard(m.encode(m.Hello(m.VERSION, guid, user, "h", 1, 1)))
+        return talk, told
+
+    def settle(self) -> None:
+        """What was said so far has been carried out."""
+        for _ in range(3):
+            done = threading.Event()
+            self.thread.post(done.set)
+            assert done.wait(60)
+
+    def close(self) -> None:
+        for talk in self.talks:
+            talk.over()
+        self.settle()
+        self.desk.close()
+        self.thread.stop(10.0)
+        self.coordinator.close()
+        self.cluster.stop()
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    made = Gateway()
+    yield made
+    made.close()
+
+
+def draft(user: str = "ann", **more: Any) -> Submission:
+    return Submission(id=0, name="n", user=user, queue="default", work=Work.COMMAND, command=Command(argv=("true",)), **more)
+
+
+def block(first: int, count: int, number: int = 0, **more: Any) -> tuple[BlockKey, BlockData]:
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=number, first=first, count=count, attempt=1, cores=1, memory_mib=0)
+    return replace(key, **more), BlockData(base=first, payloads=(b"",) * count)
+
+
+def order(user: str = "ann", *, count: int = 3, complete: bool = False, **more: Any) -> Order:
+    blocks = [block(0, count)] if count else []
+    return prepared(Order(draft=draft(user, **more), blocks=blocks, tasks=count, complete=complete, is_owned=True))
+
+
+def say(talk: ClientTalk, message: Any) -> None:
+    talk.heard(m.encode(message))
+
+
+def submitted(talk: ClientTalk, told: Told, wanted: Order | None = None) -> Any:
+    say(talk, m.place_of(1, wanted or order(), 30.0))
+    return told.one(m.Placed)
+
+
+def grow(number: int, tail: Tail, first: int, count: int, stamp: str, **more: Any) -> m.Grow:
+    new = replace(tail, next=first + count, enqueued=stamp)
+    return m.grow_of(5, Growth(tail=new, blocks=[block(first, count, number)], **more))
+
+
+def test_work_is_submitted_grows_and_is_followed_to_its_end(gateway: Gateway) -> None:
+    talk, told = gateway.client()
+    assert told.one(m.Welcome).version == m.VERSION
+    assert told.one(m.State).state == "CONNECTED"
+    placed = submitted(talk, told)
+    assert placed.created
+    say(talk, m.Keep(5, placed.number, 0, True, False, True))
+    tail = m.submitted_of(placed).tail
+    say(talk, grow(placed.number, tail, 3, 2, "s-1"))
+    assert told.one(m.DidGrow).taken
+    while gateway.cluster.run_one():
+        pass
+    eventually(lambda: sum(len(one.fragments) for one in told.of(m.Fragments)) == 2, "both blocks' ends are told")
+    assert [one.first for one in told.of(m.Fragments)] == sorted({one.first for one in told.of(m.Fragments)})
+
+
+def test_an_order_that_is_said_again_is_the_same_submission(gateway: Gateway) -> None:
+    wanted = order()
+    first, told = gateway.client()
+    number = submitted(first, told, wanted).number
+    again, heard = gateway.client()
+    say(again, m.repeated(m.place_of(9, wanted, 30.0)))
+    placed = heard.one(m.Placed)
+    assert (placed.id, placed.number, placed.created) == (9, number, False)
+    assert len(gateway.cluster.pending()) == 1
+
+
+def test_a_growth_that_is_said_again_on_another_stream_is_committed_once(gateway: Gateway) -> None:
+    first, told = gateway.client()
+    placed = submitted(first, told)
+    tail = m.submitted_of(placed).tail
+    message = grow(placed.number, tail, 3, 2, "s-1")
+    say(first, m.Keep(5, placed.number, 0, True, False, True))
+    say(first, message)
+    assert told.one(m.DidGrow).taken
+    again, heard = gateway.client()
+    say(again, m.Keep(5, placed.number, 0, True, False, False))
+    say(again, message)
+    assert heard.one(m.DidGrow).taken
+    assert [key.count for key in gateway.cluster.pending()] == [3, 2]
+
+
+def test_a_client_that_reads_nothing_is_told_nothing_more_until_it_does(gateway: Gateway) -> None:
+    talk, told = gateway.client()
+    placed = submitted(talk, told, order(count=1))
+    say(talk, m.Keep(5, placed.number, 0, True, False, True))
+    gateway.settle()
+    told.is_full = True
+    for at in range(20):
+        tail = told.of(m.DidGrow)[-1].tail if told.of(m.DidGrow) else placed.tail
+        say(talk, grow(placed.number, decode_record(tail, Tail), at + 1, 1, f"s-{at}"))
+        eventually(lambda at=at: len(told.of(m.DidGrow)) == at + 1, "it has grown")
+    while gateway.cluster.run_one():
+        pass
+    gateway.settle()
+    time.sleep(0.1)
+    gateway.settle()
+    some = sum(len(one.fragments) for one in told.of(m.Fragments))
+    assert some < 21
+    told.is_full = False
+    talk.taken()
+    eventually(lambda: sum(len(one.fragments) for one in told.of(m.Fragments)) == 21, "and everything afterwards")
+
+
+def test_an_owner_that_goes_without_a_word_is_taken_to_live_for_a_while(gateway: Gateway) -> None:
+    entries = lambda: gateway.cluster.coordinator.children(paths.SUBMITTERS).result(60) or []  # noqa: E731
+    for words, is_there in ((m.Bye(), False), (None, True)):
+        talk, told = gateway.client()
+        submitted(talk, told)
+        eventually(entries, "its entry is there")
+        if words is not None:
+            say(talk, words)
+        talk.over()
+        gateway.settle()
+        if is_there:
+            assert entries()
+        else:
+            eventually(lambda: not entries(), "its entry has gone")
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_word_is_a_hello_of_this_version(gateway: Gateway) -> None:
+    talk, _ = gateway.client(hello=False)
+    with pytest.raises(InvalidRecord, match="hello"):
+        say(talk, m.Bye())
+    with pytest.raises(VersionMismatch, match="upgrade"):
+        say(talk, m.Hello(m.VERSION + 1, GUID, "ann", "h", 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({"user": "ben"}, "cannot submit for ben"),
+        ({"phase": Phase.CANCELLED}, "open, held, or waits"),
+        ({"phase": Phase.HELD, "reason": "OPERATOR_HOLD"}, "open, held, or waits"),
+        ({"by": "olga"}, "open, held, or waits"),
+        ({"queue": "nowhere"}, "no queue 'nowhere'"),
+    ],
+)
+def test_a_record_that_is_no_new_one_of_his_is_refused(gateway: Gateway, what: dict[str, Any], why: str) -> None:
+    talk, told = gateway.client()
+    wanted = order()
+    say(talk, m.place_of(1, replace(wanted, draft=replace(wanted.draft, **what)), 30.0))
+    assert why in told.one(m.Refused).fault.message
+    assert gateway.cluster.pending() == []
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tasks", "why"),
+    [
+        ([block(0, 2), block(3, 1)], 4, "task 2 is the next"),
+        ([block(0, 2)], 5, "its tasks end at 2"),
+        ([block(0, 2, cores=2)], 2, "cores"),
+        ([block(0, 2, priority=9)], 2, "priority"),
+        ([block(0, 2, attempt=2)], 2, "attempt"),
+        ([block(0, 2, user="qqqqqq")], 2, "tag of another"),
+        ([(block(0, 1)[0], BlockData(done=1, payloads=(b"",)))], 1, "done is said by the leader"),
+        ([(block(0, 1)[0], BlockData(row="args/0000000009/0000000000/" + "0" * 64))], 1, "no row of its submission"),
+    ],
+)
+def test_blocks_that_its_submission_does_not_ask_for_are_refused(gateway: Gateway, blocks: Any, tasks: int, why: str) -> None:
+    talk, told = gateway.client()
+    wanted = order()
+    say(talk, m.place_of(1, replace(wanted, blocks=blocks, tasks=tasks), 30.0))
+    assert why in told.one(m.Refused).fault.message
+    placed = submitted(talk, told, replace(wanted, draft=replace(wanted.draft, nonce="ab" * 16)))
+    say(talk, m.Keep(5, placed.number, 0, True, False, True))
+    tail = m.submitted_of(placed).tail
+    mine = [(replace(key, submission=placed.number, first=key.first + 3), data) for key, data in blocks]
+    new = replace(tail, next=3 + tasks, enqueued="s-1")
+    say(talk, m.grow_of(5, Growth(tail=new, blocks=mine)))
+    told.one(m.Dead)
+    assert [key.count for key in gateway.cluster.pending()] == [3]
+
+
+def test_work_of_others_is_neither_followed_nor_extended_nor_taken_over(gateway: Gateway) -> None:
+    anns, told = gateway.client()
+    placed = submitted(anns, told)
+    tail = m.submitted_of(placed).tail
+    bens, heard = gateway.client("ben", guid="f" * 32)
+    for at, (owned, wants) in enumerate(((False, False), (True, False), (False, True)), 10):
+        say(bens, m.Keep(at, placed.number, 0, owned, wants, False))
+        say(bens, m.grow_of(at, Growth(tail=replace(tail, next=5, enqueued="s-1"), blocks=[block(3, 2, placed.number)])))
+        eventually(lambda at=at: any(one.id == at for one in heard.of(m.Dead)), "he is told")
+    assert all("belongs to ann" in one.fault.message for one in heard.of(m.Dead))
+    operators, seen = gateway.client("olga", guid="e" * 32)
+    say(operators, m.Keep(1, placed.number, 0, False, False, False))
+    say(operators, m.grow_of(1, Growth(tail=replace(tail, next=5, enqueued="s-1"), blocks=[block(3, 2, placed.number)])))
+    assert "not looked after by this client" in seen.one(m.Dead).fault.message
+    assert [key.count for key in gateway.cluster.pending()] == [3]
+
+
+def test_outcomes_that_only_a_node_tells_are_refused(gateway: Gateway) -> None:
+    talk, told = gateway.client()
+    placed = submitted(talk, told)
+    tail = m.submitted_of(placed).tail
+    say(talk, m.Keep(5, placed.number, 0, True, False, True))
+    ended = Fragment(attempt=0, outcomes=(Outcome(index=3, value=b"forged"),))
+    say(talk, m.grow_of(5, Growth(tail=replace(tail, next=4, enqueued="s-1"), ended=[ended])))
+    assert "end unsent" in told.one(m.Dead).fault.message
+
+
+# -- hostile clients -----------------------------------------------------------------------------------------------------------------
+
+_IDS = st.integers(0, 8) | st.integers(0, (1 << 62) - 1)
+_BYTES = st.binary(max_size=40) | st.sampled_from(
+    [
+        encode_record(Tail(next=9, complete=True, enqueued="x")),
+        encode_record(replace(draft(), id=1)),
+        encode_record(replace(draft("ben"), id=1, owner=GUID)),
+        encode_block(BlockData()),
+        encode_block(BlockData(done=1 << 255, incarnation=9)),
+    ]
+)
+_PREFIXES = [paths.block_prefix(key) for key, _ in (block(0, 2, 1), block(250, 6, 2))]
+_NAMES = st.text(max_size=20) | st.sampled_from([*_PREFIXES, "../../meta"])
+_BLOCKS = st.lists(st.tuples(_NAMES, _BYTES), max_size=3)
+_WORDS = st.one_of(
+    st.builds(m.Hello, st.integers(-1, 3), st.sampled_from([GUID, "f" * 32]), _NAMES, _NAMES, _IDS, _IDS),
+    st.builds(
+        m.Place, _IDS, _BYTES, _BLOCKS, _IDS, st.booleans(), st.none() | st.booleans(), st.booleans(), st.integers(0, 500), st.booleans()
+    ),
+    st.builds(m.Keep, _IDS, _IDS, _IDS, st.booleans(), st.booleans(), st.booleans()),
+    st.builds(m.Grow, _IDS, _BYTES, _BLOCKS, st.lists(_BYTES, max_size=3), st.booleans(), st.booleans(), st.booleans()),
+    st.builds(m.Claiming, _IDS, st.sampled_from(list(m.ClaimStage))),
+    st.builds(m.AskTail, _IDS, _IDS),
+    st.builds(m.Leave, _IDS),
+    st.builds(m.Bye),
+)
+
+
+def test_every_word_of_a_client_is_in_the_fuzz() -> None:
+    assert set(m.FromClient.__args__) == {m.Hello, m.Place, m.Keep, m.Grow, m.Claiming, m.AskTail, m.Leave, m.Bye}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(words=st.lists(_WORDS | st.binary(max_size=60), max_size=12), numbers=st.lists(st.integers(0, 7), max_size=4))
+def test_whatever_a_client_says_work_of_others_is_as_it_was(words: list[Any], numbers: list[int]) -> None:
+    gateway = _world()
+    before = _state(gateway)
+    talk, _ = gateway.client("mallory", guid="d" * 32)
+    for word in words:
+        data = word if isinstance(word, bytes) else m.encode(word)
+        for at in numbers:
+            data = data[:at] + bytes([(data[at] + 1) % 256]) + data[at + 1 :] if at < len(data) else data
+        with suppress(RmgrError):
+            talk.heard(data)
+    gateway.settle()
+    talk.over()
+    gateway.settle()
+    assert _state(gateway) == before
+    anns, told = gateway.client()
+    say(anns, m.Keep(1, 1, 0, False, False, False))
+    eventually(lambda: told.of(m.Fragments) or told.of(m.Dead), "who is honest is served")
+    assert not told.of(m.Dead)
+
+
+_made: list[Gateway] = []
+
+
+def _world() -> Gateway:
+    """One for all examples: ann's submission 1 has one end, and a block that waits."""
+    if not _made:
+        gateway = Gateway()
+        talk, told = gateway.client()
+        assert submitted(talk, told, order(count=1)).number == 1
+        assert gateway.cluster.run_one()
+        _made.append(gateway)
+    return _made[0]
+
+
+def _state(gateway: Gateway) -> Any:
+    coordinator = gateway.cluster.coordinator
+    names = [paths.sub(1), paths.tail(1), paths.done(1), paths.CONFIG, paths.node("n1")]
+    found = [(item.data, item.version) if item is not None else None for item in (coordinator.get(path).result(60) for path in names)]
+    return found, sorted(coordinator.children(paths.done(1)).result(60) or []), coordinator.children(paths.running_node("n1")).result(60)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().close()
