@@ -21,6 +21,7 @@ from rmgr.client.values.values import Values
 from rmgr.client.waiting import check_timeout
 from rmgr.coord.protocol.ports import Coordinator, SessionState
 from rmgr.errors import NotConnected, PermissionDenied
+from rmgr.submitter.fates import AskedFates
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
@@ -48,7 +49,7 @@ class Connection:
         self.coordinator = coordinator
         self.asks = ConnectionAsks(config, coordinator, submitter.store, credentials)
         self.functions = Functions(submitter.store)
-        self.store: Values = getattr(submitter, "values", None) or Values(submitter.store, coordinator)
+        self.store: Values = getattr(submitter, "values", None) or Values(submitter.store, AskedFates(self.asks))
         self.pid = os.getpid()
         self.is_closed = False
 

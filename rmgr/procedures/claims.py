@@ -20,7 +20,7 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import NOTHING, About, Encoding
 from rmgr.errors import KeyExists, PermissionDenied, RmgrError, StoreUnavailable
 from rmgr.model.base.states import State
-from rmgr.procedures.fates import Fates
+from rmgr.procedures.fates import FatesPort
 
 #: Pointers of one write: below the size up to which a refused write leaves nothing behind.
 _ROWS = 2000
@@ -39,7 +39,11 @@ _NOBODYS: Mapping[str, Holder | None] = {}
 class KeyTable(Protocol):
     """Rows of the data store under the keys of users. fates: of the tasks behind pointers."""
 
-    fates: Fates
+    @property
+    def fates(self) -> FatesPort:
+        """What became of tasks."""
+        ...
+
 
     @property
     def user(self) -> Person | None:

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.ops.owner import reign_of
@@ -45,8 +46,24 @@ class _Commits:
                 self.attempts[outcome.index] = attempt
 
 
+class FatesPort(Protocol):
+    """Knows what became of the tasks behind pointers."""
+
+    def fate(self, pointer: Pointer, timeout: float) -> State | str:
+        """Final state of the task behind a pointer; "open", "never" (it was not submitted), or "gone" (collected).
+
+        Raises: PermissionDenied, by a gateway; CoordinationUnavailable, StoreUnavailable, DataLost.
+        """
+
+    def fates(self, pointers: Iterable[Pointer], timeout: float) -> list[State | str]:
+        """The same of several, in their order; "denied" where a gateway does not say it."""
+
+    def attempt(self, pointer: Pointer) -> int:
+        """The committed attempt of a task that was found COMPLETED just now."""
+
+
 class Fates:
-    """Asks ZooKeeper, remembers. Thread-safe. coordinator: None: every submission is gone."""
+    """A `FatesPort` that asks ZooKeeper, remembers. Thread-safe. coordinator: None: every submission is gone."""
 
     def __init__(self, store: Store, coordinator: Coordinator | None) -> None:
         self._store = store
@@ -55,10 +72,7 @@ class Fates:
         self._lock = threading.Lock()
 
     def fate(self, pointer: Pointer, timeout: float) -> State | str:
-        """Final state of the task behind a pointer; "open", "never" (it was not submitted), or "gone" (collected).
-
-        Raises: PermissionDenied, by a gateway; CoordinationUnavailable, StoreUnavailable, DataLost.
-        """
+        """See `FatesPort`."""
         return self._fate(pointer, set(), timeout)
 
     def fates(self, pointers: Iterable[Pointer], timeout: float) -> list[State | str]:

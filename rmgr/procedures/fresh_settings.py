@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 
-from rmgr.coord.protocol.ports import Coordinator
-from rmgr.errors import CoordinationUnavailable
+from rmgr.errors import Unavailable
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.procedures.bootstrap import read_settings
 from rmgr.runtime import machine
 
 #: How old they may be.
@@ -16,10 +15,10 @@ FRESH_S = 5.0
 
 
 class FreshSettings:
-    """A callable. While ZooKeeper is away what was known last is true. Thread-safe: two readers may read at once."""
+    """A callable. read: asks for them; while nobody answers what was known last is true. Thread-safe: two readers may read at once."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, read: Callable[[], ClusterSettings]) -> None:
+        self._read = read
         self._known = ClusterSettings()
         self._read_s = -math.inf
 
@@ -27,6 +26,6 @@ class FreshSettings:
         now_s = machine.monotonic()
         if now_s - self._read_s > FRESH_S:
             self._read_s = now_s
-            with suppress(CoordinationUnavailable):
-                self._known = read_settings(self._coordinator)
+            with suppress(Unavailable):
+                self._known = self._read()
         return self._known

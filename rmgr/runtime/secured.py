@@ -128,9 +128,9 @@ def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Tru
     """Whose keys count at present, None in an open cluster."""
     if credentials is None:
         return None
-    from rmgr.adapters.identity.trust import Trust
+    from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
 
-    return Trust(coordinator, credentials.ca_pem)
+    return Trust(ZooKeeperKeys(coordinator), credentials.ca_pem)
 
 
 def is_loopback(address: str) -> bool:

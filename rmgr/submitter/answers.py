@@ -15,11 +15,13 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import read_fragment
+from rmgr.coord.seal.nonces import place_of
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views import answers as views
 from rmgr.coord.views.health import with_part
 from rmgr.coord.views.snapshot import ClusterSnapshot
-from rmgr.errors import NotFound, StateConflict
+from rmgr.errors import NotFound, StateConflict, StoreUnavailable
+from rmgr.model.base.states import State
 from rmgr.model.cluster.gang import GangRecord
 from rmgr.model.cluster.limits import CappedUse
 from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord
@@ -29,6 +31,7 @@ from rmgr.model.tasks.submission import Paged, Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView
 from rmgr.procedures.bootstrap import read_meta
 from rmgr.procedures.bounded import page_at
+from rmgr.procedures.fates import Fates
 from rmgr.procedures.history import summary_of
 from rmgr.procedures.pointers import locate
 from rmgr.procedures.queue_classes import class_views
@@ -56,6 +59,7 @@ class Answers:
         own_key: of the connection of who asks, "" = whoever asks has the cluster's credentials. certify: key id and canonical form of a
             certificate; None in an open cluster. most_tasks: in one answer, 0 = all.
         ordered: is told of each order that was carried out, and whose work beside his own it concerned.
+        fates: shared by several; None: its own.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Answers:
         certify: Callable[[bytes], tuple[str, bytes]] | None = None,
         most_tasks: int = 0,
         ordered: Callable[[Question[Any], Collection[str]], None] = lambda *_: None,
+        fates: Fates | None = None,
     ) -> None:
         self.coordinator = coordinator
         self.store = store
@@ -79,6 +84,7 @@ class Answers:
         self.certify = certify
         self.most_tasks = most_tasks
         self._owner_of = owner_of
+        self._fates = fates
         self._ordered = ordered
 
     @property
@@ -103,6 +109,23 @@ class Answers:
     def operators(self, timeout_s: float) -> tuple[str, ...]:
         """Names that count as operators beside what is proven."""
         return _read_settings(self, q.ReadSettings(), timeout_s).settings.operators if self.is_direct else ()
+
+    @property
+    def fates(self) -> Fates:
+        """What became of tasks, remembered."""
+        if self._fates is None:
+            store = self.store()
+            if store is None:
+                raise StoreUnavailable("no data store can be opened", hint="rmgr doctor")
+            self._fates = Fates(store, self.coordinator)
+        return self._fates
+
+    def may_read(self, number: int, timeout_s: float) -> bool:
+        """He may know of a submission: it is his, or not there, or he may know of all."""
+        if self.is_direct or self.who.is_free:
+            return True
+        owner = self._owner_of(number) if self._owner_of is not None else self._owner(number, timeout_s)
+        return owner is None or self.who.owns(owner)
 
     def get(self, path: str, timeout_s: float) -> Stamped | None:
         """One znode."""
@@ -160,6 +183,12 @@ def _read_record(on: Answers, question: q.ReadRecord, timeout_s: float) -> q.Rec
     if record is None or tail is None:
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
     return q.RecordRead(validity.submission(record.data, number), validity.tail(tail, number))
+
+
+def _read_nonce(on: Answers, question: q.ReadNonce, timeout_s: float) -> int:
+    path = place_of(_read_record(on, q.ReadRecord(number=question.number), timeout_s).record)
+    found = on.get(path, timeout_s)
+    return validity.decode(found.data, int, path) if found is not None else 0
 
 
 def _which_exist(on: Answers, question: q.WhichExist, timeout_s: float) -> tuple[int, ...]:
@@ -258,11 +287,37 @@ def _turns(on: Answers, record: GangRecord, timeout_s: float) -> bool:
     return any((job_id(key.submission, key.first), key.attempt) in named for key in keys if key.first < MAX_INDEX)
 
 
+def _read_fates(on: Answers, question: q.ReadFates, timeout_s: float) -> tuple[q.FateRead, ...]:
+    mine = {number: on.may_read(number, timeout_s) for number in {pointer.sub for pointer in question.pointers}}
+    fates = on.fates
+    found = iter(fates.fates([pointer for pointer in question.pointers if mine[pointer.sub]], timeout_s))
+    told = []
+    for pointer in question.pointers:
+        fate = next(found) if mine[pointer.sub] else "denied"
+        told.append(q.FateRead(str(fate), fates.attempt(pointer) if fate == State.COMPLETED else 1))
+    return tuple(told)
+
+
 def _locate_value(on: Answers, question: q.LocateValue, timeout_s: float) -> str:
     store = on.store()
     if store is None:
         raise NotFound(f"{question.user_key!r} lies in a data store, and none can be opened", hint="rmgr doctor")
     return locate(on.coordinator, store, question.user_key, question.pointer, timeout_s=timeout_s)
+
+
+def _read_certificate(on: Answers, question: q.ReadCertificate, timeout_s: float) -> bytes | None:
+    found = on.get(paths.identity(question.key_id), timeout_s)
+    return found.data if found is not None else None
+
+
+def _read_revoked(on: Answers, _: q.ReadRevoked, timeout_s: float) -> tuple[q.Revoked, ...]:
+    names = on.children(paths.REVOKED, timeout_s)
+    found = fetch([paths.revoked(name) for name in names], on.coordinator.get, timeout_s=timeout_s)
+    return tuple(
+        q.Revoked(name, one.data, one.stat.mzxid, one.stat.czxid or one.stat.mzxid)
+        for name, one in zip(names, found, strict=True)
+        if one is not None
+    )
 
 
 # -- views ---------------------------------------------------------------------------------------------------------------------
@@ -311,6 +366,7 @@ ANSWERS: dict[type[Question[Any]], Callable[[Answers, Any, float], Any]] = {
     q.ReadDrain: _read_drain,
     q.WhoLeads: _who_leads,
     q.ReadRecord: _read_record,
+    q.ReadNonce: _read_nonce,
     q.WhichExist: _which_exist,
     q.CountWaiting: _count_waiting,
     q.ReadUse: _read_use,
@@ -319,7 +375,10 @@ ANSWERS: dict[type[Question[Any]], Callable[[Answers, Any, float], Any]] = {
     q.ReadFragments: _read_fragments,
     q.CountFragments: _count_fragments,
     q.ReadGangs: _read_gangs,
+    q.ReadFates: _read_fates,
     q.LocateValue: _locate_value,
+    q.ReadCertificate: _read_certificate,
+    q.ReadRevoked: _read_revoked,
     q.DeriveJobs: _derive_jobs,
     q.DeriveNodes: _derive_nodes,
     q.DeriveQueues: _derive_queues,

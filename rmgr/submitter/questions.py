@@ -37,6 +37,8 @@ User = Annotated[str, msgspec.Meta(max_length=255)]
 MOST_WORDS = 4000
 Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 Span = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+#: Pointers of one question.
+MOST_POINTERS = 1000
 Pem = Annotated[bytes, msgspec.Meta(max_length=16 * 1024)]
 Numbers = Annotated[tuple[Number, ...], msgspec.Meta(max_length=10_000)]
 Ranges = Annotated[tuple[tuple[Position, Count], ...], msgspec.Meta(max_length=100_000)]
@@ -125,6 +127,22 @@ class FragmentPage(msgspec.Struct, frozen=True, kw_only=True):
     is_last: bool
 
 
+class FateRead(msgspec.Struct, frozen=True):
+    """What became of a task: a final state, "open", "never" (it was not submitted), "gone" (collected), "denied"; the committed attempt."""
+
+    fate: str
+    attempt: int = 1
+
+
+class Revoked(msgspec.Struct, frozen=True):
+    """A revoked key. record: of its revocation. zxid: wrote that last; since_zxid: the key counts no more since."""
+
+    key_id: str
+    record: bytes
+    zxid: int
+    since_zxid: int
+
+
 class GangRead(msgspec.Struct, frozen=True, kw_only=True):
     """A gang of which a job runs. generation: version of its record. clock_endpoint: of the node whose clock counts, "" = not known."""
 
@@ -189,6 +207,12 @@ class ReadRecord(Question[RecordRead]):
     number: Number
 
 
+class ReadNonce(Question[int]):
+    """The number to which the nonce of a submission's record has led when it was submitted, 0: to none. Raises NotFound."""
+
+    number: Number
+
+
 class WhichExist(Question[tuple[int, ...]]):
     """Those of these submissions that ZooKeeper holds."""
 
@@ -236,6 +260,12 @@ class CountFragments(Question[int]):
 
 class ReadGangs(Question[tuple[GangRead, ...]]):
     """Who shares nodes in time. Raises InvalidRecord."""
+
+
+class ReadFates(Question[tuple[FateRead, ...]]):
+    """What became of the tasks behind pointers, in their order. Raises DataLost, StoreUnavailable."""
+
+    pointers: Annotated[tuple[Pointer, ...], msgspec.Meta(max_length=MOST_POINTERS)]
 
 
 class LocateValue(Question[str]):
@@ -382,6 +412,16 @@ class ApplySettings(Question[None]):
     repeats: ClassVar[bool] = False
     settings: ClusterSettings
     version: Number
+
+
+class ReadCertificate(Question[bytes | None]):
+    """The certificate of a signing key, as it was published; None: nobody has it."""
+
+    key_id: Guid
+
+
+class ReadRevoked(Question[tuple[Revoked, ...]]):
+    """All keys that were revoked."""
 
 
 class PublishCertificate(Question[None]):

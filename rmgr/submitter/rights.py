@@ -25,8 +25,10 @@ class Right(Enum):
 #: Every question, and whom it is for.
 RIGHTS: dict[type[Question[Any]], Right] = {
     **dict.fromkeys((q.ReadMeta, q.ReadSettings, q.ReadNodes, q.ReadDrain, q.WhoLeads, q.CountWaiting, q.ReadClaims), Right.ANYBODY),
+    **dict.fromkeys((q.ReadFates, q.ReadCertificate, q.ReadRevoked), Right.ANYBODY),
     **dict.fromkeys((q.ReadGangs, q.DeriveJobs, q.DeriveNodes, q.DeriveQueues, q.DeriveStatus, q.DeriveExplain), Right.ANYBODY),
-    **dict.fromkeys((q.ReadRecord, q.WhichExist, q.ReadTasks, q.ReadFragments, q.CountFragments, q.LocateValue, q.ReadMoved), Right.READER),
+    **dict.fromkeys((q.ReadRecord, q.ReadNonce, q.WhichExist, q.ReadTasks, q.ReadFragments), Right.READER),
+    **dict.fromkeys((q.CountFragments, q.LocateValue, q.ReadMoved), Right.READER),
     **dict.fromkeys((q.CancelSubmission, q.HoldSubmission, q.ReleaseSubmission, q.CancelTasks, q.KillRunning), Right.OWNER),
     **dict.fromkeys((q.UpdateSubmission, q.MoveTask), Right.OWNER),
     q.ReadUse: Right.HIMSELF,

@@ -110,7 +110,7 @@ class Unchecked:
         self._connection = connection
 
     def __enter__(self) -> Connection:
-        self._connection.store = Values(self._values._store, self._values._coordinator)
+        self._connection.store = Values(self._values._store, self._values.fates)
         return self._connection
 
     def __exit__(self, *_: object) -> None:

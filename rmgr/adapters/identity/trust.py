@@ -11,11 +11,11 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rmgr.coord.ops.join import identify
 from rmgr.coord.protocol import paths
@@ -38,21 +38,106 @@ _RESYNC_S = 30.0
 _KEY = re.compile(r"[0-9a-f]{32}")
 
 
+class RevokedKey(NamedTuple):
+    """A revocation: its record, the transaction that wrote it last, and the one since which the key is revoked (0: not known)."""
+
+    record: bytes
+    zxid: int
+    since_zxid: int
+
+
+class Keys(Protocol):
+    """Where certificates and revocations are read. Its calls never wait; what they promise is called on any thread."""
+
+    resync_s: float  #: revocations are asked for again when they are so old
+
+    def certificate(self, key_id: str) -> Future[bytes | None]:
+        """What stands under a key, None: nothing."""
+
+    def revocations(
+        self, known: Container[str], changed: Callable[[], None], take: Callable[[dict[str, RevokedKey | None] | None], None]
+    ) -> None:
+        """`take` is called once with every revoked key, None for one of `known`; or with None: they could not be read.
+
+        changed: called when there may be others than these, as far as one is told.
+        """
+
+
+class ZooKeeperKeys:
+    """`Keys` in ZooKeeper."""
+
+    resync_s = _RESYNC_S
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def certificate(self, key_id: str) -> Future[bytes | None]:
+        """See `Keys`."""
+        answer: Future[bytes | None] = Future()
+
+        def arrived(done: Future[Stamped | None]) -> None:
+            try:
+                found = done.result()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told to who waits
+                answer.set_exception(error)
+            else:
+                answer.set_result(found.data if found is not None else None)
+
+        self._coordinator.get(paths.identity(key_id)).add_done_callback(arrived)
+        return answer
+
+    def revocations(
+        self, known: Container[str], changed: Callable[[], None], take: Callable[[dict[str, RevokedKey | None] | None], None]
+    ) -> None:
+        """See `Keys`."""
+
+        def listed(done: Future[list[str] | None]) -> None:
+            try:
+                names = done.result() or []
+            except RmgrError:
+                take(None)
+                return
+            found: dict[str, RevokedKey | None] = {name: None for name in names if name in known}
+            missing = [name for name in names if name not in known]
+            left, lock = [len(missing)], threading.Lock()
+            if not missing:
+                take(found)
+
+            def read(name: str, answer: Future[Stamped | None]) -> None:
+                try:
+                    stamped = answer.result()
+                except RmgrError:
+                    stamped = None
+                gone = RevokedKey(b"", 0, 0)  # certainly revoked, at a time that is not known
+                one = gone if stamped is None else RevokedKey(stamped.data, stamped.stat.mzxid, stamped.stat.czxid or stamped.stat.mzxid)
+                with lock:
+                    found[name] = one
+                    left[0] -= 1
+                    is_last = not left[0]
+                if is_last:
+                    take(found)
+
+            for name in missing:
+                self._coordinator.get(paths.revoked(name)).add_done_callback(partial(read, name))
+
+        self._coordinator.children(paths.REVOKED, watch=changed).add_done_callback(listed)
+
+
 class Trust:
     """Signers of this cluster. Thread-safe.
 
     Args:
-        ca_pem: the cluster's authority.
+        keys: where they are read. ca_pem: the cluster's authority.
     Attributes: revocations: how many keys were revoked, as far as is known; they are for ever.
     """
 
-    def __init__(self, coordinator: Coordinator, ca_pem: bytes) -> None:
-        self._coordinator = coordinator
+    def __init__(self, keys: Keys, ca_pem: bytes) -> None:
+        self._keys = keys
         self._ca_pem = ca_pem
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._here: OrderedDict[str, Certified | tuple[float, str]] = OrderedDict()
-        self._coming: dict[str, Future[Stamped | None]] = {}
+        self._coming: dict[str, Future[bytes | None]] = {}
         self.revocations = 0
         self._revoked: dict[str, int] | None = None  #: key id -> transaction of its revocation; None: not read yet
         self._names: dict[str, tuple[str, int]] = {}  #: key id -> whose it was, and until which transaction
@@ -136,19 +221,19 @@ class Trust:
             if not _KEY.fullmatch(key_id):  # it comes from whoever wrote the block
                 self._keep(key_id, "its key has no name that a key can have")
                 return
-            future = self._coming[key_id] = self._coordinator.get(paths.identity(key_id))
+            future = self._coming[key_id] = self._keys.certificate(key_id)
         future.add_done_callback(partial(self._arrived, key_id))
 
-    def _arrived(self, key_id: str, done: Future[Stamped | None]) -> None:
+    def _arrived(self, key_id: str, done: Future[bytes | None]) -> None:
         from rmgr.adapters.identity.pki import verify_certificate
 
         found: Certified | str | None = None
         try:
-            stamped = done.result()
-            if stamped is None:
+            pem = done.result()
+            if pem is None:
                 found = f"nobody is known by the key {key_id}"
             else:
-                found = _parsed(stamped.data, partial(verify_certificate, stamped.data, self._ca_pem))
+                found = _parsed(pem, partial(verify_certificate, pem, self._ca_pem))
                 if not isinstance(found, str) and found.identity.key_id != key_id:
                     found = f"the certificate under the key {key_id} is that of another key"
         except RmgrError:
@@ -167,11 +252,11 @@ class Trust:
     def _refresh(self) -> None:
         """Sees to it that the revocations are known, and not older than `_RESYNC_S`."""
         with self._lock:
-            if self._reading or (self._revoked is not None and time.monotonic() - self._read_s < _RESYNC_S):
+            if self._reading or (self._revoked is not None and time.monotonic() - self._read_s < self._keys.resync_s):
                 return
             self._reading, self._again = True, False
-        asked = self._coordinator.children(paths.REVOKED, watch=self._changed)
-        asked.add_done_callback(self._listed)
+            known = frozenset(self._revoked or ())
+        self._keys.revocations(known, self._changed, self._listed)
 
     def _changed(self) -> None:
         with self._lock:
@@ -179,38 +264,18 @@ class Trust:
             self._again = True
         self._refresh()
 
-    def _listed(self, done: Future[list[str] | None]) -> None:
-        try:
-            names = done.result() or []
-        except RmgrError:
+    def _listed(self, found: dict[str, RevokedKey | None] | None) -> None:
+        if found is None:
             self._failed()
             return
         with self._lock:
-            known = self._revoked or {}
-        missing = [name for name in names if name not in known]
-        if not missing:
-            self._take({name: known[name] for name in names})
-            return
-        left, fresh = [len(missing)], {name: known[name] for name in names if name in known}
-
-        def read(name: str, answer: Future[Stamped | None]) -> None:
-            try:
-                stamped = answer.result()
-            except RmgrError:
-                stamped = None
-                fresh[name] = 0  # certainly revoked, at a time that is not known
-            with self._lock:
-                if stamped is not None:
-                    fresh[name] = stamped.stat.mzxid
-                    self._names[name] = _holder(stamped.data, name), stamped.stat.czxid or stamped.stat.mzxid
-                    self._since_s[name] = _since_s(stamped.data, name)
-                left[0] -= 1
-                last = not left[0]
-            if last:
-                self._take(fresh)
-
-        for name in missing:
-            self._coordinator.get(paths.revoked(name)).add_done_callback(partial(read, name))
+            revoked = self._revoked or {}
+            for name, one in found.items():
+                if one is not None and one.record:
+                    self._names[name] = _holder(one.record, name), one.since_zxid
+                    self._since_s[name] = _since_s(one.record, name)
+            revoked = {name: revoked.get(name, 0) if one is None else one.zxid for name, one in found.items()}
+        self._take(revoked)
 
     def _take(self, revoked: dict[str, int]) -> None:
         with self._lock:

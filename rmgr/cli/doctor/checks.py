@@ -232,19 +232,20 @@ def _measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured:
 
 
 def coordination(session: Session) -> Checks:
-    """A session of our own, and the cluster behind it."""
+    """A session of our own, or a gateway, and the cluster behind it."""
+    from rmgr.submitter.questions import ReadMeta
+
     began = time.monotonic()
     try:
-        coordinator = session.coordinator()
+        asks = session.asks()
     except RmgrError as error:
         yield CheckResult(name="session", ok=False, detail=error.message, fix=error.hint)
         return
     took_s = time.monotonic() - began
-    detail = f"connected in {format_duration(took_s)}, timeout {format_duration(coordinator.session_timeout_s)}"
+    detail = f"connected in {format_duration(took_s)}, timeout {format_duration(asks.session_timeout_s)}"
     yield CheckResult(name="session", ok=True, detail=detail)
-    timeout_s = session.left_s(10.0) or 10.0
     began = time.monotonic()
-    coordinator.sync(timeout_s=timeout_s).result(timeout_s + 1.0)
+    meta = session.ask(ReadMeta())  # with a sync
     sync_s = time.monotonic() - began
     yield CheckResult(
         name="latency",
@@ -254,9 +255,7 @@ def coordination(session: Session) -> Checks:
     )
     yield from access_lists(session)
     from rmgr.adapters.store_rules import remembered
-    from rmgr.procedures.bootstrap import read_meta
 
-    meta = read_meta(coordinator, timeout_s=timeout_s)
     known = meta.cluster_id if meta is not None else ""
     try:
         bound, note = remembered(session.data_store()) or "", " (the data store has not been bound to it yet)"
@@ -278,6 +277,8 @@ def access_lists(session: Session) -> Checks:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.adapters.zookeeper.tree import check_tree
 
+    if session.config().cluster.uses_gateway:
+        return
     coordinator = session.coordinator()
     if not isinstance(coordinator, ZkCoordinator) or not isinstance(coordinator.lists, RoleLists):
         return
@@ -336,14 +337,13 @@ def data_store(session: Session) -> Checks:
 
 def cluster(session: Session) -> Checks:
     """Leader, WatchDogs, nodes, partitions, clocks: what `rmgr status` calls a problem is one here, and nothing else of the cluster."""
-    from rmgr.coord.views import answers
-    from rmgr.procedures.snapshot import read_snapshot
+    from rmgr.model.base.states import State
+    from rmgr.submitter.questions import DeriveJobs, DeriveNodes, WhoLeads
 
-    timeout_s = session.left_s(20.0) or 20.0
-    facts = read_snapshot(session.coordinator(), None, timeout_s=timeout_s)
+    led = session.ask(WhoLeads(), 20.0)
     view = session.query().status()
-    epoch = facts.epoch
-    if epoch is not None and facts.leader_alive:
+    epoch = led.epoch
+    if epoch is not None and led.leads:
         from rmgr.adapters.rpc.server import LeaderClient
 
         with LeaderClient(epoch.endpoint, timeout_s=3.0, via=session.via, credentials=session.credentials()) as leader:
@@ -352,8 +352,8 @@ def cluster(session: Session) -> Checks:
         way = f"{epoch.endpoint} cannot be reached from here: firewall, or --listen of the WatchDog"
         fix = "" if serving else f"if it has died another one takes over within seconds (look again); else {way}"
         yield CheckResult(name="leader", ok=serving, detail=detail + ("" if serving else " does not answer"), fix=fix)
-    yield CheckResult(name="watchdogs", ok=facts.watchdogs > 0, detail=counted(facts.watchdogs, "candidate"))
-    nodes = answers.nodes(facts)
+    yield CheckResult(name="watchdogs", ok=led.watchdogs > 0, detail=counted(led.watchdogs, "candidate"))
+    nodes = session.ask(DeriveNodes(), 20.0)
     detail = f"{sum(node.state == NodeState.UP for node in nodes)} of {len(nodes)} up"
     yield CheckResult(
         name="nodes", ok=not any(part.kind in {"node", "nodes"} and part.level == Level.PROBLEM for part in view.parts), detail=detail
@@ -361,8 +361,9 @@ def cluster(session: Session) -> Checks:
     yield from _parts(view)
     yield from _starters({node.endpoint: node.id for node in nodes if node.endpoint}, session.via, session.credentials())
     yield from _calls(session)
-    waiting = sum(progress.total - progress.final for _, progress in facts.submissions.values())
-    told = f"{counted(len(facts.submissions), 'submission')} in memory, {counted(waiting, 'task')} not ended"
+    jobs = session.ask(DeriveJobs(ended=True), 20.0)
+    waiting = sum(job.tasks - sum(job.counts.get(state, 0) for state in State if state.is_final) for job in jobs)
+    told = f"{counted(len(jobs), 'submission')} in memory, {counted(waiting, 'task')} not ended"
     yield CheckResult(name="work", ok=True, detail=told)
 
 

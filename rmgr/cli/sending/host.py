@@ -51,7 +51,7 @@ class SessionHost:
         """See `CommandHost`."""
         from rmgr.cli.store.values import values_of
 
-        return values_of(self.session, self.session.data_store(), self.session.coordinator())
+        return values_of(self.session, self.session.data_store(), self.session.asks())
 
     def signer(self) -> Signer | None:
         """See `CommandHost`."""

@@ -19,13 +19,14 @@ from rmgr.cli.display.render import printable
 from rmgr.cli.session.context import Session
 from rmgr.client.specs import current_umask
 from rmgr.coord.protocol import keys
-from rmgr.coord.protocol.ports import Coordinator, Encoding, Note, Store
+from rmgr.coord.protocol.ports import Encoding, Note, Store
 from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
     from rmgr.client.values.values import Values
     from rmgr.procedures.deeds import Deeds
+    from rmgr.submitter.questions import Asks
 
 _PAGE = 1000
 _READ_BYTES = 1 << 20
@@ -110,21 +111,18 @@ def opened(session: Session) -> Iterator[Opened]:
         raise
 
 
-def values_of(session: Session, store: Store, coordinator: Coordinator | None = None) -> Values:
-    """Values by name in `store`, with their owners in a secured cluster (then it asks ZooKeeper)."""
+def values_of(session: Session, store: Store, asks: Asks | None = None) -> Values:
+    """Values by name in `store`, with their owners in a secured cluster (then it asks the cluster). asks: None: pointers lead nowhere."""
     from rmgr.client.values.values import Values
+    from rmgr.submitter.fates import AskedFates
 
     credentials = session.credentials()
     if credentials is None:
-        return Values(store, coordinator)
-    from rmgr.adapters.identity.trust import Trust
+        return Values(store, AskedFates(asks) if asks is not None else None)
     from rmgr.client.identity.secured import deeds_of
-    from rmgr.client.identity.signing import Signer
 
-    coordinator, cluster_id = session.coordinator(), session.cluster_id()
-    signer = Signer(credentials, cluster_id, ttl_s=session.config().security.payload_ttl_s)
-    trust = Trust(coordinator, credentials.ca_pem)
-    return Values(store, coordinator, deeds_of(coordinator, trust, signer, credentials, cluster_id))
+    asks = session.asks()
+    return Values(store, AskedFates(asks), deeds_of(asks, credentials, session.cluster_id()))
 
 
 # -- names ------------------------------------------------------------------------------------------------------------------

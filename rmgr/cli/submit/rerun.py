@@ -227,11 +227,12 @@ def _stored(session: Session, number: int, trust: str) -> Submission:
         from rmgr.adapters.identity.trust import Trust
         from rmgr.cli.control.operate import read_settings
         from rmgr.client.commands.again import check_signature
+        from rmgr.submitter.keys import AskedKeys
 
-        coordinator = session.coordinator()
-        known = Trust(coordinator, credentials.ca_pem)
+        asks = session.asks()
+        known = Trust(AskedKeys(asks), credentials.ca_pem)
         operators = read_settings(session)[0].operators
-        check_signature(record, coordinator, known, session.cluster_id(), operators=operators, timeout_s=timeout_s)
+        check_signature(record, asks, known, session.cluster_id(), operators=operators, timeout_s=timeout_s)
     return record
 
 

@@ -20,7 +20,7 @@ from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, Command, Submission
 if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust
     from rmgr.client.commands.doors import HasStore
-    from rmgr.coord.protocol.ports import Coordinator
+    from rmgr.submitter.questions import Asks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class StoredWork:
 
 
 def check_signature(
-    record: Submission, coordinator: Coordinator, trust: Trust, cluster_id: str, *, operators: Sequence[str], timeout_s: float
+    record: Submission, asks: Asks, trust: Trust, cluster_id: str, *, operators: Sequence[str], timeout_s: float
 ) -> None:
     """In a secured cluster: the record says what its user has asked for, under this number. operators: by the settings.
 
@@ -50,7 +50,7 @@ def check_signature(
         elif signer.identity.name != record.user or not signer.identity.is_person:
             why = f"its record was signed by {signer.identity.role} {signer.identity.name}, and is said to be of {record.user}"
         elif signer.verify(bytes.fromhex(signature), record_statement(record, cluster_id)):
-            why = _of_another(record, coordinator, timeout_s) or _amended_by_others(record, trust, cluster_id, operators, timeout_s)
+            why = _of_another(record, asks, timeout_s) or _amended_by_others(record, trust, cluster_id, operators, timeout_s)
             if not why:
                 return
         else:
@@ -58,13 +58,11 @@ def check_signature(
     raise PermissionDenied(f"submission {record.id} cannot be run again: {why}", hint="submit it anew: rmgr submit")
 
 
-def _of_another(record: Submission, coordinator: Coordinator, timeout_s: float) -> str:
+def _of_another(record: Submission, asks: Asks, timeout_s: float) -> str:
     """Why the record is not that of its number, "" = it is: a user signs a nonce, which has led to a number since."""
-    from rmgr.coord.protocol.records import encode_record
-    from rmgr.coord.seal.nonces import place_of
+    from rmgr.submitter.questions import ReadNonce
 
-    found = coordinator.get(place_of(record), timeout_s=timeout_s).result(timeout_s + 1)
-    is_its_own = found is not None and found.data == encode_record(record.id)
+    is_its_own = asks.ask(ReadNonce(number=record.id), timeout_s=timeout_s) == record.id
     return "" if is_its_own else f"its record is one that {record.user} has signed for another"
 
 

@@ -32,6 +32,7 @@ from rmgr.model.tasks.request import indices_of, ranges_of
 from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.procedures import cancelling
 from rmgr.procedures.bootstrap import require_store
+from rmgr.procedures.fates import Fates
 from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter
 from rmgr.submitter.ownership import entry_of
@@ -76,7 +77,7 @@ class Engine:
         self.coordinator = coordinator
         self.store = store
         self.pid = os.getpid()
-        self.values = Values(store, coordinator, deeds)
+        self.values = Values(store, Fates(store, coordinator), deeds)
         self.thread = thread = SubmitterThread()
         self.guid = machine.guid()
         self.authenticity = authenticity

@@ -23,11 +23,11 @@ from rmgr.coord.decisions.ownership import Holder, ValueShare
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
-from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Note, Store
+from rmgr.coord.protocol.ports import NOTHING, About, Encoding, Note, Store
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import check_name
-from rmgr.procedures.fates import Fates
+from rmgr.procedures.fates import Fates, FatesPort
 
 if TYPE_CHECKING:
     from rmgr.procedures.deeds import Deeds
@@ -45,14 +45,14 @@ class StoredValues:
     """`connect().store`: put, get, delete, keys. Thread-safe.
 
     Bytes are stored as they are, any other object pickled. Values have at most 5 GiB and are immutable: putting a key again
-    replaces the whole value in one step. deeds: None in an open cluster, where values are everybody's.
+    replaces the whole value in one step. fates: None: every submission is gone. deeds: None in an open cluster, where values are
+    everybody's.
     """
 
-    def __init__(self, store: Store, coordinator: Coordinator | None, deeds: Deeds | None = None) -> None:
+    def __init__(self, store: Store, fates: FatesPort | None, deeds: Deeds | None = None) -> None:
         self._store = store
-        self._coordinator = coordinator
         self.deeds = deeds
-        self.fates = Fates(store, coordinator)
+        self.fates: FatesPort = fates or Fates(store, None)
         self.seen = SeenKeys()
         self._is_led: bool = getattr(store, "leads", False)
 

@@ -18,6 +18,7 @@ from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.errors import RmgrError, Throttled
 from rmgr.log import audit
+from rmgr.procedures.fates import Fates
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 from rmgr.runtime.user_turns import UserTurns
@@ -123,6 +124,7 @@ class Asking:
         self._count = count
         self._places = bounds.places("calls", MAX_ASKED)
         self._desk = Desk()
+        self._fates = Fates(store, coordinator)
 
     def answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
         """See `WorkAnswers`."""
@@ -160,6 +162,7 @@ class Asking:
             certify=self._certify,
             most_tasks=_MOST_TASKS,
             ordered=partial(self._ordered, person),
+            fates=self._fates,
         )
 
     def _ordered(self, person: Person, question: Question[Any], others: Collection[str]) -> None:

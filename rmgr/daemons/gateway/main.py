@@ -75,7 +75,7 @@ from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
 from rmgr.procedures.admission import check_admitted, check_changed
-from rmgr.procedures.bootstrap import check_same, read_meta
+from rmgr.procedures.bootstrap import check_same, read_meta, read_settings
 from rmgr.procedures.deeds import Deeds
 from rmgr.procedures.fresh_settings import FreshSettings
 from rmgr.runtime import machine
@@ -323,7 +323,7 @@ def _owned(
     """The store as one person may use it; None where values have no owners."""
     if credentials is None or trust is None:
         return None
-    deeds = Deeds(trust, meta.cluster_id, credentials, settings=FreshSettings(coordinator))
+    deeds = Deeds(trust, meta.cluster_id, credentials, settings=FreshSettings(partial(read_settings, coordinator)))
     inputs = Inputs(coordinator)
 
     def of(person: Person) -> OwnedStore:

@@ -15,6 +15,7 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists
 from rmgr.procedures.claims import claim_pointers, look
+from rmgr.procedures.fates import Fates
 from tests.harness.store_adapters import ADAPTERS, Adapter, ready, run_threads
 from tests.harness.store_ways import WAYS, opened
 
@@ -54,7 +55,7 @@ def test_of_clients_that_want_the_same_keys_each_key_has_one_winner(store: Store
     won: dict[str, list[int]] = {name: [] for name in names}
 
     def client(number: int) -> None:
-        values = Values(store, _Nothing())  # type: ignore[arg-type]
+        values = Values(store, Fates(store, _Nothing()))  # type: ignore[arg-type]
         wanted = [(name, Pointer(sub=10 + number, index=n, by=f"c{number}")) for n, name in enumerate(names)]
         wanted = wanted[number * 13 :] + wanted[: number * 13]
         barrier.wait(60)
@@ -72,7 +73,7 @@ def test_of_clients_that_want_the_same_keys_each_key_has_one_winner(store: Store
 
 
 def test_a_claim_that_is_repeated_finds_its_own(store: Store) -> None:
-    values = Values(store, _Nothing())  # type: ignore[arg-type]
+    values = Values(store, Fates(store, _Nothing()))  # type: ignore[arg-type]
     wanted = [(f"out/{n}", Pointer(sub=12, index=n, by="me")) for n in range(5)]
     assert values.claim_pointers(wanted[:3], overwrite=False) == {}
     assert values.claim_pointers(wanted, overwrite=False) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rmgr.adapters.identity.trust import Trust
+from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.ops import join as join_ops
 from rmgr.coord.protocol import paths
@@ -18,7 +18,7 @@ from tests.harness.waiting import eventually
 def test_a_revocation_is_heard_at_once_by_who_has_read_the_list_before(coordinator: ZkCoordinator) -> None:
     coordinator.ensure(["/", paths.IDENTITIES, paths.REVOKED])
     trusted = session_bundles().credentials(Role.STARTER, "n1")
-    trust, key_id = Trust(coordinator, trusted.ca_pem), trusted.identity.key_id
+    trust, key_id = Trust(ZooKeeperKeys(coordinator), trusted.ca_pem), trusted.identity.key_id
     eventually(lambda: trust.look(key_id, at_s=time.time()) is not None, "the list is read")
     gone = Revocation(key_id=key_id, name="n1", role=Role.STARTER, by="admin", since_us=1)
     assert isinstance(coordinator.commit(join_ops.revoke(gone)).result(60), Committed)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rmgr.adapters.identity.trust import Trust, publish
+from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter import main as starter
@@ -39,7 +39,7 @@ def test_a_forged_checkpoint_is_refused_and_the_job_goes_on_from_the_sealed_one(
     mine, mallory = bundles.credentials(Role.STARTER, "n1"), bundles.credentials(Role.USER, "mallory")
     for credentials in (mine, mallory):
         publish(rig.zk, credentials)
-    trust = Trust(rig.zk, bundles.ca.cert_pem)
+    trust = Trust(ZooKeeperKeys(rig.zk), bundles.ca.cert_pem)
     seals = StarterSeals(mine, trust, cluster_id="c")
     monkeypatch.setattr(starter, "seals_of", lambda *_: seals)
     start(rig, "n1")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.trust import Trust, publish
+from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
 from rmgr.client.identity.authentic import Authenticity, doubted
 from rmgr.coord.ops import join as join_ops
 from rmgr.coord.protocol import paths
@@ -41,7 +41,7 @@ class World:
         self.coordinator.ensure(["/", paths.IDENTITIES, paths.REVOKED])
         self.bundles = session_bundles()
         self.node = self.published(Role.STARTER, "n1")
-        self.trust = Trust(self.coordinator, self.node.ca_pem)
+        self.trust = Trust(ZooKeeperKeys(self.coordinator), self.node.ca_pem)
         self.authenticity = Authenticity(self.trust, "c")
 
     def published(self, role: Role, name: str) -> Credentials:
@@ -155,7 +155,7 @@ def test_a_revocation_that_comes_while_another_is_read_is_known_soon(world: Worl
         assert isinstance(here.commit(join_ops.revoke(gone)).result(60), Committed)
 
     revoke(nodes[0])
-    trust = Trust(Slow(), world.node.ca_pem)  # type: ignore[arg-type] - what it asks for
+    trust = Trust(ZooKeeperKeys(Slow()), world.node.ca_pem)  # type: ignore[arg-type] - what it asks for
     assert not trust.is_revoked(nodes[0].identity.key_id)
     revoke(nodes[1])
     assert told.wait(60)

@@ -33,7 +33,7 @@ def double(x: int) -> int:
 
 def test_submission_reads_nothing_of_the_store_and_flush_tells_what_was_taken(cluster: Cluster) -> None:
     with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
-        theirs = Values(connection.submitter.store, connection.coordinator)
+        theirs = Values(connection.submitter.store, connection.store.fates)
         theirs.put("in", 4)
         for taken in ("out/3", "out/7"):
             theirs.put(taken, "theirs")
@@ -64,7 +64,7 @@ def test_submission_reads_nothing_of_the_store_and_flush_tells_what_was_taken(cl
 
 def test_a_checked_submission_has_its_keys_when_it_returns(cluster: Cluster) -> None:
     with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
-        theirs = Values(connection.submitter.store, connection.coordinator)
+        theirs = Values(connection.submitter.store, connection.store.fates)
         theirs.put("in", 4)
         theirs.put("taken", "theirs")
         queue.submit(["in"], ["mine"], check=True)

@@ -18,6 +18,7 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.submission import Work
 from rmgr.procedures.admission import admit
+from rmgr.procedures.fates import Fates
 from tests.harness.client_cluster import Cluster
 from tests.harness.memory_store import MemoryStore
 
@@ -76,12 +77,13 @@ def test_the_output_of_a_collected_submission_is_found_in_its_final_row() -> Non
     pointer = keys.Pointer(sub=7, index=3, n=1, by="g")
     store.put(keys.named("out"), keys.encode_pointer(pointer), encoding=Encoding.POINTER)
     cluster = Cluster()
-    values = Values(store, cluster.coordinator)
+    values = Values(store, Fates(store, cluster.coordinator))
     with pytest.raises(NotFound, match="no value under the key 'out'"):
         values.get("out")
     assert values.keys() == []
     store.put(keys.final(pointer), b"kept")
-    assert (Values(store, cluster.coordinator).get("out"), Values(store, cluster.coordinator).keys()) == (b"kept", ["out"])
+    again = Values(store, Fates(store, cluster.coordinator))
+    assert (again.get("out"), again.keys()) == (b"kept", ["out"])
     cluster.stop()
 
 
@@ -100,7 +102,7 @@ def test_a_thousand_outputs_are_found_with_few_reads() -> None:
             reads.append(path)
             return original(path, **options)  # type: ignore[arg-type]
 
-        connection.store._coordinator.get = counted  # type: ignore[union-attr, assignment, method-assign]
+        connection.coordinator.get = counted  # type: ignore[union-attr, assignment, method-assign]
         assert connection.store.keys("out/") == [f"out/{i:03}" for i in range(300)]
         assert {connection.store.get(f"out/{i:03}") for i in range(300)} == {1}
         assert len(reads) < 30

@@ -17,6 +17,7 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_block, encode_record
 from rmgr.daemons.gateway.asking import Asking, Desk
@@ -157,6 +158,9 @@ def test_answers_come_back_as_they_were(scene: Scene) -> None:
         q.ReadFragments(number=ANNS),
         q.CountFragments(number=ANNS),
         q.ReadGangs(),
+        q.ReadFates(pointers=(Pointer(sub=ANNS, index=0), Pointer(sub=BENS, index=0))),
+        q.ReadCertificate(key_id="0" * 32),
+        q.ReadRevoked(),
         q.DeriveJobs(),
         q.DeriveNodes(),
         q.DeriveQueues(),
@@ -171,6 +175,8 @@ def test_answers_come_back_as_they_were(scene: Scene) -> None:
     assert scene.ask(ANN, q.CountWaiting(queue="default")) == 2
     assert [claims.node for claims in scene.ask(ANN, q.ReadClaims(number=ANNS))] == ["n1"]
     assert len(scene.ask(ANN, q.ReadTasks(number=ANNS)).tasks) == 4
+    pointers = (Pointer(sub=ANNS, index=0), Pointer(sub=BENS, index=0), Pointer(sub=99, index=0))
+    assert [one.fate for one in scene.ask(ANN, q.ReadFates(pointers=pointers))] == ["open", "denied", "gone"]
 
 
 def test_a_user_reads_and_orders_his_own_and_an_operator_everything(scene: Scene) -> None:
@@ -280,7 +286,7 @@ def test_a_right_asks_for_no_owner_where_it_does_not_matter() -> None:
 
 
 def st_example(kind: type[Question[Any]]) -> Question[Any]:
-    given_fields = {"node": "n1", "queue": "default", "number": 1, "zookeeper": {}, "store": {}}
+    given_fields = {"node": "n1", "queue": "default", "number": 1, "zookeeper": {}, "store": {}, "pointers": (), "key_id": "0" * 32}
     return kind(**{name: given_fields[name] for name in kind.__struct_fields__ if name in given_fields})
 
 

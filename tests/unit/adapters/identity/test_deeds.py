@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.trust import Trust, publish
+from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
 from rmgr.client.values.values import Values
 from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import ValueShare
@@ -29,6 +29,7 @@ from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
 from rmgr.procedures import deeds as deeds_module
 from rmgr.procedures.deeds import Deeds
+from rmgr.procedures.fates import Fates
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
@@ -55,11 +56,11 @@ class World:
 
     def deeds(self, name: str, role: Role = Role.USER) -> Deeds:
         credentials = self.person(name, role)
-        trust = Trust(self.coordinator, credentials.ca_pem)
+        trust = Trust(ZooKeeperKeys(self.coordinator), credentials.ca_pem)
         return Deeds(trust, "c", credentials, settings=lambda: self.settings)
 
     def values(self, name: str, role: Role = Role.USER) -> Values:
-        return Values(self.store, self.coordinator, self.deeds(name, role))
+        return Values(self.store, Fates(self.store, self.coordinator), self.deeds(name, role))
 
     def revoke(self, credentials: Credentials, since_s: float) -> None:
         who = credentials.identity

@@ -19,6 +19,7 @@ from rmgr.coord.protocol.records import encode_keyed
 from rmgr.errors import KeyExists, RmgrError, StoreUnavailable
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.wire.line import ClaimStage
+from rmgr.procedures.fates import Fates
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
@@ -80,7 +81,7 @@ class Desk:
         self.refused: dict[int, RmgrError] = {}
         self.number = 7
         self.loop = self.kept = self
-        self.keys = HandedKeys(self, Values(self.store, MemoryCoordinator(MemoryTree())))  # type: ignore[arg-type]
+        self.keys = HandedKeys(self, Values(self.store, Fates(self.store, MemoryCoordinator(MemoryTree()))))  # type: ignore[arg-type]
         payload = encode_keyed(KeyedPayload((), ("out",)))
         packed = Packed(TaskSpec(keyed=True), 3, (payload,), solid=False, row="", to_row=False)
         [self.block] = self.keys.take([packed])
@@ -152,7 +153,7 @@ def test_a_free_key_is_claimed_without_a_thread() -> None:
 
 def test_a_taken_key_is_looked_at_and_refused() -> None:
     desk = Desk()
-    Values(desk.store, MemoryCoordinator(MemoryTree())).put("out", "theirs")
+    Values(desk.store, Fates(desk.store, MemoryCoordinator(MemoryTree()))).put("out", "theirs")
     desk.claim()
     desk.store.begun[0]()
     assert (desk.said, desk.keys.first) == ([ClaimStage.HERE], None)

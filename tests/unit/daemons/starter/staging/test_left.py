@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.trust import Trust, publish
+from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
 from rmgr.client.ports import TaskSpec
 from rmgr.client.submission.claiming import left_by, may_leave
 from rmgr.client.submission.packing import Packed
@@ -32,6 +32,7 @@ from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 from rmgr.model.wire.line import ClaimStage
 from rmgr.procedures.deeds import Deeds
+from rmgr.procedures.fates import Fates
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
@@ -62,10 +63,10 @@ class World:
             return None
         credentials: Credentials = session_bundles().credentials(role, name)
         publish(self.coordinator, credentials)
-        return Deeds(Trust(self.coordinator, credentials.ca_pem), "c", credentials, settings=ClusterSettings)
+        return Deeds(Trust(ZooKeeperKeys(self.coordinator), credentials.ca_pem), "c", credentials, settings=ClusterSettings)
 
     def values(self, user: str) -> Values:
-        return Values(self.store, self.coordinator, self.deeds_of(user))
+        return Values(self.store, Fates(self.store, self.coordinator), self.deeds_of(user))
 
     def want(self, *outputs: str, user: str = "ann", signer: str = "", number: int = 1, stage: ClaimStage = ClaimStage.HERE) -> Want:
         """A task as its Submitter leaves it."""
