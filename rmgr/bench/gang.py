@@ -95,6 +95,8 @@ class _Bench:
     def __init__(self, plan: MeasuringPlan, cluster: DevCluster, connection: Connection, directory: Path) -> None:
         assert isinstance(connection.submitter, Engine)
         self._plan, self._cluster, self._engine, self._directory = plan, cluster, connection.submitter, directory
+        assert connection.coordinator is not None
+        self._coordinator = connection.coordinator
         self._stage = WorkloadStage(connection)
         self._nodes = sorted(process.id for process in cluster.state.processes if process.role == "starter")
         self._freezer = Freezer(self._record(paths.node(self._nodes[0]), NodeRecord).freezer or Freezer.SIGNALS)
@@ -333,7 +335,7 @@ class _Bench:
         return _Job(number, ends)
 
     def _record(self, path: str, kind: type[Any]) -> Any:
-        found = self._engine.coordinator.get(path, timeout_s=10.0).result(11.0)
+        found = self._coordinator.get(path, timeout_s=10.0).result(11.0)
         if found is None:
             raise Unavailable(f"there is no {path}", hint="the cluster of the measurement is broken: run it again")
         return decode_record(found.data, kind, path)

@@ -53,6 +53,8 @@ class Gaps:
         setup: str,
     ) -> None:
         self._plan, self._engine, self._directory = plan, connection.submitter, directory
+        assert connection.coordinator is not None
+        self._coordinator = connection.coordinator
         self._stage = WorkloadStage(connection)
         self._draft, self._begin = draft, begin
         self._nodes, self._cores, self._setup = nodes, cores * len(nodes), setup
@@ -91,7 +93,7 @@ class Gaps:
         return (int((where / "ran").read_text()) - last) / 1e6
 
     def _held(self, node: str) -> list[str]:
-        return self._engine.coordinator.children(paths.hold(node), timeout_s=10.0).result(11.0) or []
+        return self._coordinator.children(paths.hold(node), timeout_s=10.0).result(11.0) or []
 
     def _until(self, what: str, is_so: Callable[[], bool]) -> None:
         end_s = time.monotonic() + _PATIENCE_S

@@ -45,6 +45,12 @@ class ConnectionAsks:
         """See `Asks`."""
         return self._made().ask(question, timeout_s=timeout_s)
 
+    def close(self) -> None:
+        """Ends its channels, if it has any. Idempotent."""
+        close = getattr(self._asks, "close", None)
+        if close is not None:
+            close()
+
     def _made(self) -> Asks:
         if self._asks is None:
             self._asks = self._through_gateway() if self._config.cluster.uses_gateway else self._here()

@@ -41,13 +41,18 @@ class Connection:
     """
 
     def __init__(
-        self, submitter: SubmitterPort, config: Config, coordinator: Coordinator | None, credentials: Credentials | None = None
+        self,
+        submitter: SubmitterPort,
+        config: Config,
+        coordinator: Coordinator | None,
+        credentials: Credentials | None = None,
+        asks: ConnectionAsks | None = None,
     ) -> None:
         self.credentials = credentials
         self.submitter = submitter
         self.config = config
         self.coordinator = coordinator
-        self.asks = ConnectionAsks(config, coordinator, submitter.store, credentials)
+        self.asks = asks or ConnectionAsks(config, coordinator, submitter.store, credentials)
         self.functions = Functions(submitter.store)
         self.store: Values = getattr(submitter, "values", None) or Values(submitter.store, AskedFates(self.asks))
         self.pid = os.getpid()
@@ -68,6 +73,7 @@ class Connection:
                 del _connections[key]
         if self.pid == os.getpid():
             self.submitter.close(timeout_s=timeout, sends=True)
+            self.asks.close()
 
     @property
     def where(self) -> str:
@@ -183,7 +189,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.stores import open_store
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.client.identity.secured import engine_options
-    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.submitter.engine import engine_here
     from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of, zookeeper_options
@@ -198,9 +204,10 @@ def _open(config: Config, timeout_s: float) -> Connection:
             owner = remembered(data, timeout_s=timeout_s)
             meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
             check_store(meta, owner)
-            secured = engine_options(coordinator, credentials, config.security, meta.cluster_id)
-            engine = Engine(coordinator, data, lines=lambda thread, hear: Lines(thread, hear, credentials), **secured)
-            return Connection(engine, config, coordinator, credentials)
+            asks = ConnectionAsks(config, coordinator, data, credentials)
+            secured = engine_options(asks, credentials, config.security, meta.cluster_id, coordinator)
+            engine = engine_here(coordinator, data, asks, lines=lambda thread, hear: Lines(thread, hear, credentials), **secured)
+            return Connection(engine, config, coordinator, credentials, asks)
         except BaseException:
             data.close()
             raise
@@ -211,34 +218,38 @@ def _open(config: Config, timeout_s: float) -> Connection:
 
 def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.access.auth import check_not_forked
-    from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.adapters.gateway.store import GatewayStore
-    from rmgr.adapters.rpc.gateways import Gateways
     from rmgr.adapters.store_rules import remembered
     from rmgr.client.identity.secured import engine_options
-    from rmgr.client.submitter.engine import Engine
-    from rmgr.procedures.bootstrap import verify
+    from rmgr.client.submitter.engine import engine_through
+    from rmgr.procedures.bootstrap import check_found
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of
+    from rmgr.submitter.questions import ReadMeta
 
     check_not_forked()
     cluster = config.cluster
     credentials = credentials_of(config)
-    coordinator = GatewayCoordinator.connect(
-        cluster.gateway, session_timeout_s=cluster.session_timeout_s, connect_timeout_s=timeout_s, credentials=credentials
-    )
     data = GatewayStore(cluster.gateway, credentials=credentials)
+    asks = ConnectionAsks(config, None, data, credentials)
     try:
+        meta = asks.ask(ReadMeta(), timeout_s=timeout_s)
         owner = remembered(data, timeout_s=timeout_s)
-        meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
-        check_store(meta, owner)
-        secured = engine_options(coordinator, credentials, config.security, meta.cluster_id)
-        engine = Engine(coordinator, data, gateways=Gateways(cluster.gateway, credentials), **secured)
-        return Connection(engine, config, coordinator, credentials)
+        found = check_found(meta, cluster.cluster_id or owner)
+        check_store(found, owner)
+        secured = engine_options(asks, credentials, config.security, found.cluster_id)
+        engine = engine_through(cluster.gateway, data, asks, credentials=credentials, **secured)
     except BaseException:
         data.close()
-        coordinator.close(timeout_s=1.0)
+        asks.close()
         raise
+    made = Connection(engine, config, None, credentials, asks)
+    try:
+        engine.work.wait_ready(timeout_s)
+    except BaseException:
+        made.close(timeout=1.0)
+        raise
+    return made
 
 
 # -- the end of the process ------------------------------------------------------------------------------------------------

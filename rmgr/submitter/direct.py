@@ -124,6 +124,9 @@ class DirectWork:
         """See `port.WorkPort`."""
         return self.submitter.coordinator.session_timeout_s
 
+    def wait_ready(self, timeout_s: float) -> None:
+        """See `port.WorkPort`: whoever made the coordinator has waited."""
+
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
         """See `port.WorkPort`."""
         return self.submitter.records.settings(timeout_s=timeout_s)

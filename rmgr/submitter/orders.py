@@ -133,7 +133,9 @@ def _cancel_tasks(on: Answers, question: q.CancelTasks, timeout_s: float) -> q.T
     ended: tuple[tuple[int, int], ...] = ()
     if open_:
         by = on.who.name
-        ended = cancel_tasks(on.coordinator, number, open_, detail=question.detail, by=by, running=True, deadline_s=end_s)
+        ended = cancel_tasks(
+            on.coordinator, number, open_, detail=question.detail, by=by, running=not question.waits_only, deadline_s=end_s
+        )
     return q.TasksCancelled(ended=ended, before=tuple(before))
 
 

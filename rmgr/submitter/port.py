@@ -191,6 +191,9 @@ class WorkPort(Protocol):
     def session_timeout_s(self) -> float:
         """How long a Submitter that is silent is taken to live."""
 
+    def wait_ready(self, timeout_s: float) -> None:
+        """Waits until it can work. Raises: NotConnected, CoordinationUnavailable; PermissionDenied, by a gateway."""
+
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
         """Queues and limits, at most 5 s old."""
 

@@ -333,11 +333,15 @@ class ReleaseSubmission(Question[RecordChange]):
 
 
 class CancelTasks(Question[TasksCancelled]):
-    """Tasks that wait end CANCELLED, those that run are ordered to. ranges: (first, count). Raises NotFound, DeadlineExceeded."""
+    """Tasks that wait end CANCELLED, those that run are ordered to. ranges: (first, count). Raises NotFound, DeadlineExceeded.
+
+    waits_only: those that run go on.
+    """
 
     number: Number
     ranges: Ranges
     detail: Words = ""
+    waits_only: bool = False
 
 
 class KillRunning(Question[int]):

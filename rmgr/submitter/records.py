@@ -51,7 +51,7 @@ class ClusterRecords:
             [paths.sub(number), paths.tail(number)], lambda path: coordinator.get(path, timeout_s=timeout_s), timeout_s=timeout_s + 1
         )  # fmt: skip
         if record is None or tail is None:
-            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+            raise no_submission(number)
         return Stored(
             submission=validity.submission(record.data, number),
             version=record.version,
@@ -81,6 +81,11 @@ class ClusterRecords:
                 with contextlib.suppress(RmgrError):  # a record of a newer release says nothing to this one
                     records.append(validity.decode(item.data, NodeRecord, paths.NODES))
         return records
+
+
+def no_submission(number: int) -> NotFound:
+    """ZooKeeper does not hold it."""
+    return NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
 
 
 def _is_old(known: tuple[float, object]) -> bool:

@@ -7,17 +7,17 @@ nothing is lost with a gateway, and nothing is done twice (see `messages.py`). L
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rmgr.adapters.gateway.talk import Outbox, TalkLink
 from rmgr.adapters.rpc.gateways import Gateways
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.validity import records as validity
-from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, RmgrError, Throttled, UsageError
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, NotFound, RmgrError, Throttled, UsageError
 from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
@@ -26,11 +26,10 @@ from rmgr.model.wire.line import ClaimStage
 from rmgr.runtime import machine
 from rmgr.submitter import messages
 from rmgr.submitter.port import Growing, Grown, Growth, KeptListener, NotTaken, Order, Read, Stored, Submitted
+from rmgr.submitter.questions import Asks, ReadNodes, ReadRecord, ReadSettings
+from rmgr.submitter.records import FRESH_S, no_submission
 from rmgr.submitter.submitting import submit_unknown
 from rmgr.submitter.thread import SubmitterThread
-
-if TYPE_CHECKING:
-    from rmgr.submitter.records import ClusterRecords
 
 _LOG = logging.getLogger("rmgr.submitter")
 #: Orders on the way at once.
@@ -50,17 +49,19 @@ class _Placing:
 class RemoteWork:
     """`port.WorkPort` through one of `gateways`. Connects in the background; `wait_ready` waits.
 
-    Args: entry: who owns submissions. records: the cluster's, read elsewhere.
+    Args: entry: who owns submissions. user: believed in an open cluster. asks: the same gateways, for what is read.
     """
 
-    def __init__(self, loop: SubmitterThread, gateways: Gateways, entry: SubmitterEntry, user: str, records: ClusterRecords) -> None:
+    def __init__(self, loop: SubmitterThread, gateways: Gateways, entry: SubmitterEntry, user: str, asks: Asks) -> None:
         self.guid = entry.guid
         self.session_state = SessionState.LOST
         self.session_timeout_s = 10.0
         self._loop = loop
         self._entry = entry
         self._user = user
-        self._records = records
+        self._asks = asks
+        self._settings: tuple[float, ClusterSettings] = (-math.inf, ClusterSettings())
+        self._nodes: tuple[float, list[NodeRecord]] = (-math.inf, [])
         self._gateways = gateways
         self._outbox: Outbox | None = None  #: of the stream that there is
         self._last_id = 0
@@ -110,15 +111,24 @@ class RemoteWork:
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
         """See `port.WorkPort`."""
-        return self._records.settings(timeout_s=timeout_s)
+        if machine.monotonic() - self._settings[0] >= FRESH_S:
+            self._settings = machine.monotonic(), self._asks.ask(ReadSettings(), timeout_s=timeout_s).settings
+        return self._settings[1]
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
         """See `port.WorkPort`."""
-        return self._records.nodes(timeout_s=timeout_s)
+        if machine.monotonic() - self._nodes[0] >= FRESH_S:
+            found = self._asks.ask(ReadNodes(), timeout_s=timeout_s)
+            self._nodes = machine.monotonic(), [*found]
+        return self._nodes[1]
 
     def read(self, number: int, *, timeout_s: float) -> Stored:
-        """See `port.WorkPort`."""
-        return self._records.stored(number, timeout_s=timeout_s)
+        """See `port.WorkPort`. Versions are the gateway's to know."""
+        try:
+            found = self._asks.ask(ReadRecord(number=number), timeout_s=timeout_s)
+        except NotFound:
+            raise no_submission(number) from None
+        return Stored(submission=found.record, version=0, tail=found.tail, tail_version=0)
 
     def submit(self, order: Order, *, timeout_s: float) -> Submitted:
         """See `port.WorkPort`."""

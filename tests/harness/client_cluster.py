@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rmgr.client.connection import Connection
-from rmgr.client.submitter.engine import Engine
+from rmgr.client.submitter.engine import engine_here
 from rmgr.config import Config
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
@@ -52,7 +52,7 @@ class Cluster:
     def connect(self, **options: Any) -> Connection:
         """A client with a session of its own."""
         coordinator = MemoryCoordinator(self.tree)
-        return Connection(Engine(coordinator, self.store, **options), Config(), coordinator)
+        return Connection(engine_here(coordinator, self.store, **options), Config(), coordinator)
 
     # -- the Starter
 

@@ -23,7 +23,7 @@ import structlog
 
 from rmgr.bench.load.virtual_starters import VirtualRunner
 from rmgr.client.connection import Connection
-from rmgr.client.submitter.engine import Engine
+from rmgr.client.submitter.engine import engine_here
 from rmgr.config import ClusterConfig, Config, StarterConfig
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
@@ -336,7 +336,7 @@ class VirtualCluster:
 
     def client(self) -> Connection:
         coordinator = self.session()
-        engine = Engine(coordinator, self.store)
+        engine = engine_here(coordinator, self.store)
         self.world.add(engine.thread)
         self.world.run_until(lambda: engine.session_state is SessionState.CONNECTED, "the client is connected")
         return Connection(engine, Config(), coordinator)

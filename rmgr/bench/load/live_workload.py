@@ -18,20 +18,17 @@ from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.packing import Buffer, block_of
 from rmgr.client.submitter.engine import Engine
-from rmgr.coord.ops import operator as operator_ops
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed
-from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import State
-from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
+from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.procedures.admission import admit
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 from rmgr.submitter.port import Order
+from rmgr.submitter.questions import ApplySettings, ReadSettings
 
 PARTITION = "default"
 _QUEUE = "batch"
@@ -82,13 +79,9 @@ class WorkloadStage:
 
     def use(self, pipeline: PipelineSpec) -> None:
         """Lets it place from now on. Raises: Unavailable."""
-        coordinator = self._engine.coordinator
-        found = coordinator.get(paths.CONFIG, timeout_s=10.0).result(11.0)
-        assert found is not None
-        settings = replace(decode_record(found.data, ClusterSettings, paths.CONFIG), pipelines=(pipeline,))
-        answer = coordinator.commit(operator_ops.set_settings(settings, found.stat.version), timeout_s=10.0).result(15.0)
-        if not isinstance(answer, Committed):
-            raise Unavailable(f"the settings of the cluster could not be changed: {answer}")
+        asks = self._engine.asks
+        found = asks.ask(ReadSettings(), timeout_s=10.0)
+        asks.ask(ApplySettings(settings=replace(found.settings, pipelines=(pipeline,)), version=found.version), timeout_s=10.0)
 
     def play(self, workload: Workload, *, patience_s: float = 300.0, checkpoints: bool = False, naps: bool = False) -> list[Played]:
         """Submits each job at its time (into the queue or queue class that it names) and waits for all; in the order of their numbers.

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from rmgr.runtime import machine
+
 if TYPE_CHECKING:
     from rmgr.cli.session.context import Session
     from rmgr.client.identity.signing import Signer
     from rmgr.client.submitter.engine import Engine
     from rmgr.client.values.values import Values
-    from rmgr.coord.protocol.ports import Coordinator, Store
-    from rmgr.submitter.questions import Question
+    from rmgr.coord.protocol.ports import Store
+    from rmgr.submitter.port import Order, Submitted
+    from rmgr.submitter.questions import Asks, Question
 
 A = TypeVar("A")
 
@@ -27,9 +30,9 @@ class SessionHost:
         """See `CommandHost`."""
         return self.session.me
 
-    def coordinator(self) -> Coordinator:
+    def asks(self) -> Asks:
         """See `CommandHost`."""
-        return self.session.coordinator()
+        return self.session.asks()
 
     def ask(self, question: Question[A], most_s: float = 10.0) -> A:
         """See `CommandHost`."""
@@ -63,6 +66,14 @@ class SessionHost:
 
         return Signer(credentials, session.cluster_id(), ttl_s=session.config().security.payload_ttl_s)
 
+    def submit(self, order: Order, *, timeout_s: float) -> Submitted:
+        """See `CommandHost`."""
+        if self.session.config().cluster.uses_gateway:
+            return self.submitter().work.submit(order, timeout_s=timeout_s)
+        from rmgr.submitter.submitting import submit
+
+        return submit(self.session.coordinator(), order, owner="", deadline_s=machine.monotonic() + timeout_s)
+
     def submitter(self) -> Engine:
         """See `CommandHost`. It ends with the command."""
         return engine_of(self.session)
@@ -70,12 +81,14 @@ class SessionHost:
 
 def engine_of(session: Session) -> Engine:
     """A Submitter of this process, on the session's own connections; ends with the command."""
-    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.identity.secured import engine_options
+    from rmgr.client.submitter.engine import engine_here, engine_through
 
-    credentials = session.credentials()
-    options = {}
-    if credentials is not None:
-        from rmgr.client.identity.secured import engine_options
-
-        options = engine_options(session.coordinator(), credentials, session.config().security, session.cluster_id())
-    return session.own(Engine(session.coordinator(), session.data_store(), **options))
+    asks, credentials, config = session.asks(), session.credentials(), session.config()
+    cluster_id = session.cluster_id() if credentials is not None else ""
+    if config.cluster.uses_gateway:
+        options = engine_options(asks, credentials, config.security, cluster_id)
+        return session.own(engine_through(config.cluster.gateway, session.data_store(), asks, credentials=credentials, **options))
+    coordinator = session.coordinator()
+    options = engine_options(asks, credentials, config.security, cluster_id, coordinator)
+    return session.own(engine_here(coordinator, session.data_store(), asks, **options))

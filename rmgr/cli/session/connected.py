@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 from rmgr.cli.session.invocation import Invocation
 
 if TYPE_CHECKING:
-    from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.coord.protocol.ports import Store
     from rmgr.model.cluster.node import EpochRecord
@@ -24,7 +23,7 @@ A = TypeVar("A")
 class ConnectedInvocation(Invocation):
     """Opens what a command asks for, once."""
 
-    _coordinator: ZkCoordinator | GatewayCoordinator | None = None
+    _coordinator: ZkCoordinator | None = None
     _store: Store | None = None
     _asks: Answers | RemoteAnswers | None = None
 
@@ -41,10 +40,10 @@ class ConnectedInvocation(Invocation):
         asks = self.asks()
         return asks.ask(question, timeout_s=self.left_s(most_s) or most_s)
 
-    def coordinator(self) -> ZkCoordinator | GatewayCoordinator:
-        """The session in ZooKeeper or through a gateway, opened on first use: for who submits, and for admins.
+    def coordinator(self) -> ZkCoordinator:
+        """The session in ZooKeeper, opened on first use: for who submits there, and for admins.
 
-        Raises NotConnected, CoordinationUnavailable, WrongCluster.
+        Raises NotConnected, CoordinationUnavailable, WrongCluster; UsageError behind a gateway.
         """
         if self._coordinator is None:
             from rmgr.cli.session.reach import open_coordinator

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable, WrongCluster
+from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable, UsageError, WrongCluster
 from rmgr.model.base.units import format_duration
 
 if TYPE_CHECKING:
-    from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.cli.session.connected import ConnectedInvocation
     from rmgr.cli.session.invocation import Invocation
@@ -59,15 +58,15 @@ def leader_at_a_glance(session: Invocation) -> EpochRecord | None:
     return leader if leader.endpoint and leader.candidate in seen.children[paths.WATCHDOGS] else None
 
 
-def open_coordinator(session: Invocation) -> ZkCoordinator | GatewayCoordinator:
-    """A session in ZooKeeper, in the right cluster; through a gateway where one is configured instead.
+def open_coordinator(session: Invocation) -> ZkCoordinator:
+    """A session in ZooKeeper, in the right cluster.
 
     Waits while no server answers, saying so: up to `--timeout`, else `connect_timeout_s` of the configuration.
-    Raises: NotConnected, CoordinationUnavailable, WrongCluster.
+    Raises: NotConnected, CoordinationUnavailable, WrongCluster; UsageError where a gateway is configured.
     """
     config = session.config()
     if config.cluster.uses_gateway:
-        return _through_gateway(session)
+        raise UsageError("gateways do not do this: it needs ZooKeeper itself", hint="on a machine that reaches it: --zk HOSTS")
     from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.secured import open_zookeeper
 
@@ -86,26 +85,6 @@ def open_coordinator(session: Invocation) -> ZkCoordinator | GatewayCoordinator:
         belong_together(session, tree=meta)
     except BaseException:
         coordinator.close(timeout_s=0.1 if session.is_over() else 1.0)
-        raise
-    return coordinator
-
-
-def _through_gateway(session: Invocation) -> GatewayCoordinator:
-    from rmgr.adapters.gateway.coordinator import GatewayCoordinator
-    from rmgr.procedures.bootstrap import verify
-
-    cluster = session.config().cluster
-    wait_s = session.left_s() or cluster.connect_timeout_s
-    end = time.monotonic() + wait_s
-    coordinator = GatewayCoordinator(cluster.gateway, session_timeout_s=cluster.session_timeout_s, credentials=session.credentials())
-    try:
-        if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
-            session.note(f"no session through the gateway at {coordinator.hosts} yet; waiting up to {format_duration(wait_s)}")
-        coordinator.wait_ready(max(0.1, end - time.monotonic()))
-        meta = verify(coordinator, cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
-        belong_together(session, tree=meta)
-    except BaseException:
-        coordinator.close(timeout_s=1.0)
         raise
     return coordinator
 

@@ -110,9 +110,9 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
     from rmgr.client.commands.amending import update
     from rmgr.daemons.leader.records.pipeline import idle_priority
 
-    signer, credentials = SessionHost(session).signer(), session.shown_credentials()
+    signer = SessionHost(session).signer()
     timeout_s = session.left_s(30.0) or 30.0
-    done = update(session.asks(), number, terms, signer=signer, credentials=credentials, timeout_s=timeout_s)
+    done = update(session.asks(), number, terms, signer=signer, timeout_s=timeout_s)
     if done.unchanged or done.before is None or done.after is None:
         return {}, done.unchanged
     if done.after.phase is not Phase.HELD and not session.query().has_leader():

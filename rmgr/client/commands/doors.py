@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from rmgr.client.identity.signing import Signer
     from rmgr.client.ports import HandlePort, Listener
     from rmgr.client.values.values import Values
-    from rmgr.coord.protocol.ports import Coordinator, Store
+    from rmgr.coord.protocol.ports import Store
     from rmgr.model.tasks.submission import Submission
     from rmgr.submitter.port import Order, Submitted
-    from rmgr.submitter.questions import Question
+    from rmgr.submitter.questions import Asks, Question
 
 A = TypeVar("A")
 
@@ -35,9 +35,6 @@ class CommandSubmitter(Protocol):
 
     @property
     def guid(self) -> str: ...
-
-    @property
-    def coordinator(self) -> Coordinator: ...
 
     @property
     def values(self) -> Values: ...
@@ -65,8 +62,12 @@ class CommandHost(HasStore, Asking, Protocol):
     @property
     def me(self) -> str: ...
 
-    def coordinator(self) -> Coordinator:
-        """ZooKeeper or a gateway, opened on first use, for what is submitted by one SUBMIT. Raises as `ask`."""
+    def asks(self) -> Asks:
+        """Whoever answers, opened on first use. Raises as `ask`."""
+        ...
+
+    def submit(self, order: Order, *, timeout_s: float) -> Submitted:
+        """One order (`submitter.port.prepared`) that nobody looks after here. Raises: see `submitter.port.WorkPort`."""
         ...
 
     def values(self) -> Values:

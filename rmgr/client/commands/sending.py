@@ -199,16 +199,14 @@ def _commit(host: CommandHost, record: Submission, draft: CheckedRequest) -> Sen
     if blocks is None or output_files(draft):
         return send_in_parts(host, host.submitter(), record, draft, deadline_s)
     from rmgr.submitter.port import Order, prepared, unsigned
-    from rmgr.submitter.submitting import submit
 
     if not draft.request.options.token:  # one of the user's may stand for a submission that is in already
         check_jobs(host, draft.settings.limits, record.user)
     check_room(host, draft.settings, record.queue, len(blocks) if waiting_blocks(record, draft.tasks) else 0)
-    coordinator = host.coordinator()
     order = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True, held=bool(record.max_running) or None)
     if (signer := host.signer()) is not None:
-        signer.publish(coordinator, timeout_s=seconds_left(deadline_s))
-    sent = submit(coordinator, prepared(order, signer.sign if signer is not None else unsigned), owner="", deadline_s=deadline_s)
+        signer.publish(host.asks(), timeout_s=seconds_left(deadline_s))
+    sent = host.submit(prepared(order, signer.sign if signer is not None else unsigned), timeout_s=seconds_left(deadline_s))
     return Sent(submission=sent.submission, tasks=sent.tail.next if not sent.created else draft.tasks, created=sent.created)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rmgr.procedures.bootstrap import read_settings
 from rmgr.procedures.fresh_settings import FreshSettings
 
 if TYPE_CHECKING:
@@ -16,22 +14,24 @@ if TYPE_CHECKING:
     from rmgr.submitter.questions import Asks
 
 
-def engine_options(coordinator: Coordinator, credentials: Credentials | None, security: SecurityConfig, cluster_id: str) -> dict[str, Any]:
-    """Keyword arguments of an `Engine`; none in an open cluster."""
+def engine_options(
+    asks: Asks, credentials: Credentials | None, security: SecurityConfig, cluster_id: str, coordinator: Coordinator | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of an engine; none in an open cluster. coordinator: tells of revocations as they come; None: they are asked for."""
     if credentials is None:
         return {}
     from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
     from rmgr.client.identity.authentic import Authenticity
     from rmgr.client.identity.signing import Signer
     from rmgr.procedures.deeds import Deeds
+    from rmgr.submitter.keys import AskedKeys
 
-    trust = Trust(ZooKeeperKeys(coordinator), credentials.ca_pem)
+    trust = Trust(ZooKeeperKeys(coordinator) if coordinator is not None else AskedKeys(asks), credentials.ca_pem)
     signer = Signer(credentials, cluster_id, ttl_s=security.payload_ttl_s)
-    settings = FreshSettings(partial(read_settings, coordinator))
     return {
         "signer": signer,
         "authenticity": Authenticity(trust, cluster_id),
-        "deeds": Deeds(trust, cluster_id, credentials, settings=settings, publish=lambda: signer.publish(coordinator)),
+        "deeds": Deeds(trust, cluster_id, credentials, settings=_settings_of(asks), publish=lambda: signer.publish(asks)),
     }
 
 
@@ -40,8 +40,12 @@ def deeds_of(asks: Asks, credentials: Credentials, cluster_id: str) -> Deeds:
     from rmgr.adapters.identity.trust import Trust
     from rmgr.procedures.deeds import Deeds
     from rmgr.submitter.keys import AskedKeys, Publishing
+
+    trust = Trust(AskedKeys(asks), credentials.ca_pem)
+    return Deeds(trust, cluster_id, credentials, settings=_settings_of(asks), publish=Publishing(asks, credentials))
+
+
+def _settings_of(asks: Asks) -> FreshSettings:
     from rmgr.submitter.questions import ReadSettings
 
-    settings = FreshSettings(lambda: asks.ask(ReadSettings(), timeout_s=10.0).settings)
-    trust = Trust(AskedKeys(asks), credentials.ca_pem)
-    return Deeds(trust, cluster_id, credentials, settings=settings, publish=Publishing(asks, credentials))
+    return FreshSettings(lambda: asks.ask(ReadSettings(), timeout_s=10.0).settings)

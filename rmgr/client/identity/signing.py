@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.seal.work import amendment_statement, record_statement, seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Amendment, Submission
 from rmgr.runtime import machine
+from rmgr.submitter.questions import Asks, PublishCertificate
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
@@ -49,7 +49,7 @@ class Signer:
         """In whose name."""
         return self._credentials.identity.name
 
-    def publish(self, coordinator: Coordinator, *, timeout_s: float = 10.0) -> Credentials:
+    def publish(self, asks: Asks, *, timeout_s: float = 10.0) -> Credentials:
         """The user's certificate is there for those who verify: once a process, and once a renewal of the bundle.
 
         Returns: with what is signed from now on: the bundle as it is now. A gateway takes the certificate alone that the connection to it
@@ -62,20 +62,18 @@ class Signer:
                 f"the credentials in {self._credentials.directory} are those of {who.role} {who.name}, and only users submit work",
                 hint="rmgr admin add-user NAME makes a user's; then set RMGR_SECURITY_DIR",
             )
-        from rmgr.adapters.identity.trust import publish
-
         with self._lock:
             known = self._credentials
             newest = known.newest() if machine.monotonic() >= self._again_s else known
             if newest is not known:
                 try:
-                    publish(coordinator, newest, timeout_s=timeout_s)
+                    asks.ask(PublishCertificate(pem=newest.certificate_pem), timeout_s=timeout_s)
                 except PermissionDenied:
                     self._again_s = machine.monotonic() + _AGAIN_S
                 else:
                     self._credentials, self._published = newest, True
             if not self._published:
-                publish(coordinator, known, timeout_s=timeout_s)
+                asks.ask(PublishCertificate(pem=known.certificate_pem), timeout_s=timeout_s)
                 self._published = True
             return self._credentials
 

@@ -22,26 +22,24 @@ from rmgr.client.submission.handle import SubmissionHandle
 from rmgr.client.submission.packing import first_blocks
 from rmgr.client.submission.sender import Outlet
 from rmgr.client.values.values import Values
-from rmgr.coord.decisions.gating import Doer
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.errors import NotConnected, RmgrError
-from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import MOST_TASKS
 from rmgr.model.tasks.request import indices_of, ranges_of
 from rmgr.model.tasks.submission import Phase, Submission, Terms
-from rmgr.procedures import cancelling
 from rmgr.procedures.bootstrap import require_store
-from rmgr.procedures.fates import Fates
+from rmgr.procedures.fates import Fates, FatesPort
 from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter
 from rmgr.submitter.ownership import entry_of
 from rmgr.submitter.port import Order, Submitted, WorkPort, prepared
-from rmgr.submitter.records import ClusterRecords
+from rmgr.submitter.questions import Asks, CancelTasks
 from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
-    from rmgr.adapters.rpc.gateways import Gateways
+    from rmgr.adapters.identity.credentials import Credentials
     from rmgr.procedures.deeds import Deeds
     from rmgr.submitter.lines import Hearing, Lines
 
@@ -51,52 +49,42 @@ _PUBLISH_S = 10.0
 
 
 class Engine:
-    """`ports.SubmitterPort` in this process.
+    """`ports.SubmitterPort` in this process. Made by `engine_here` or `engine_through`.
 
     Args:
-        coordinator, store: connected; closed with the engine.
-        cap_blocks: overrides the queues' `max_pending_blocks` (tests).
+        asks: answers what users ask. store: connected; closed with the engine.
+        make_work: makes what carries the work out, on the Submitter's thread and for the owner that an entry tells of.
+        fates: what became of tasks behind pointers.
         signer, authenticity, deeds: sign what is sent, judge what comes back and whose values are (secured clusters).
-        lines: makes the direct lines to Starters; None: there are none.
-        gateways: do the Submitter's work; None: it is done here.
+        close: closes what carries the work out, given how long that may take (s).
     """
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        asks: Asks,
         store: Store,
+        make_work: Callable[[SubmitterThread, SubmitterEntry], WorkPort],
         *,
-        cap_blocks: int | None = None,
-        signer: Signer | None = None,
-        authenticity: Authenticity | None = None,
-        deeds: Deeds | None = None,
-        lines: Callable[[SubmitterThread, Hearing], Lines] | None = None,
-        gateways: Gateways | None = None,
+        fates: FatesPort,
+        signer: Signer | None,
+        authenticity: Authenticity | None,
+        deeds: Deeds | None,
+        close: Callable[[float], None],
     ) -> None:
         self.signer = signer
-        self.coordinator = coordinator
+        self.asks = asks
         self.store = store
         self.pid = os.getpid()
-        self.values = Values(store, Fates(store, coordinator), deeds)
-        self.thread = thread = SubmitterThread()
+        self.values = Values(store, fates, deeds)
+        self.thread = SubmitterThread()
         self.guid = machine.guid()
         self.authenticity = authenticity
         self.outlet = Outlet(signer=signer, values=self.values)
         self._handles: dict[int, list[SubmissionHandle]] = {}
+        self._close = close
         self._closed = threading.Event()
-        thread.start()
-        believes = authenticity.believes if authenticity is not None else None
-        self.lines: Lines | None = None
-        self.work: WorkPort
-        if gateways is not None:
-            from rmgr.adapters.rpc.gateways import user_name
-            from rmgr.submitter.talking import RemoteWork
-
-            self.work = RemoteWork(thread, gateways, entry_of(self.guid), user_name(), ClusterRecords(coordinator))
-        else:
-            submitter = Submitter(thread, coordinator, store, cap_blocks=cap_blocks, lines=lines, believes=believes)
-            self.lines = submitter.lines
-            self.work = submitter.work(entry_of(self.guid))
+        self.thread.start()
+        self.work: WorkPort = make_work(self.thread, entry_of(self.guid))
 
     # -- ports.SubmitterPort
 
@@ -155,7 +143,7 @@ class Engine:
     def _signed(self, order: Order, timeout_s: float) -> Order:
         if self.signer is None:
             return prepared(order)
-        self.signer.publish(self.coordinator, timeout_s=min(_PUBLISH_S, timeout_s))
+        self.signer.publish(self.asks, timeout_s=min(_PUBLISH_S, timeout_s))
         return prepared(order, self.signer.sign)
 
     def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> SubmissionHandle:
@@ -164,7 +152,7 @@ class Engine:
         stored = self.work.read(number, timeout_s=timeout_s)
         signer = self.signer
         if own and signer is not None:
-            signer.publish(self.coordinator, timeout_s=timeout_s)
+            signer.publish(self.asks, timeout_s=timeout_s)
             own = signer.user == stored.submission.user  # nobody can sign tasks for another user
         handle = SubmissionHandle(self, stored, listener, owned=False, wants_ownership=own)
         self._begin(handle, fresh=False)
@@ -173,23 +161,15 @@ class Engine:
     def cancel_tasks(self, number: int, indices: Sequence[int], *, reason: str, running: bool, timeout_s: float) -> list[int]:
         """See `ports.SubmitterPort`."""
         self.check_usable()
-        deadline_s = machine.monotonic() + timeout_s
-        ended = cancelling.cancel_tasks(
-            self.coordinator, number, ranges_of(indices), detail=reason, by=self.user, running=running, deadline_s=deadline_s
-        )
-        return indices_of(ended, MOST_TASKS)
+        order = CancelTasks(number=number, ranges=tuple(ranges_of(indices)), detail=reason, waits_only=not running)
+        return indices_of(self.asks.ask(order, timeout_s=timeout_s).ended, MOST_TASKS)
 
     def update(self, number: int, terms: Terms, *, timeout_s: float) -> str:
         """See `ports.SubmitterPort`."""
-        from rmgr.procedures.updating import update_submission
+        from rmgr.client.commands.amending import update
 
         self.check_usable()
-        sign = None
-        if self.signer is not None:
-            self.signer.publish(self.coordinator, timeout_s=timeout_s)
-            sign = self.signer.amendment
-        doer = Doer(name=self.user, now_us=machine.wall_us())
-        return update_submission(self, number, terms, doer=doer, sign=sign, timeout_s=timeout_s).unchanged
+        return update(self.asks, number, terms, signer=self.signer, timeout_s=timeout_s).unchanged
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """See `ports.SubmitterPort`."""
@@ -207,10 +187,8 @@ class Engine:
         self.thread.post(self._end_handles)
         self.thread.post(lambda: self.work.close(timeout_s=timeout_s))
         self.thread.stop(timeout_s)
-        if self.lines is not None:
-            self.lines.close()
         self.thread.release()
-        self.coordinator.close(timeout_s=timeout_s)
+        self._close(timeout_s)
         self.store.close()
 
     def check_usable(self) -> None:
@@ -263,3 +241,63 @@ class Engine:
         for handle in self._all():
             lost = f" as far as it was sent: tasks from {handle.number}_{handle.first_unsent} on may never run" if handle.has_unsent else ""
             handle.die(NotConnected(f"the connection was closed; submission {handle.number} goes on without it{lost}"))
+
+
+def engine_here(
+    coordinator: Coordinator,
+    store: Store,
+    asks: Asks | None = None,
+    *,
+    cap_blocks: int | None = None,
+    signer: Signer | None = None,
+    authenticity: Authenticity | None = None,
+    deeds: Deeds | None = None,
+    lines: Callable[[SubmitterThread, Hearing], Lines] | None = None,
+) -> Engine:
+    """An engine that does its work itself, at ZooKeeper; `coordinator` is closed with it.
+
+    Args:
+        asks: None: anybody may ask everything (tests). cap_blocks: overrides the queues' `max_pending_blocks` (tests).
+        lines: makes the direct lines to Starters; None: there are none. Others: as of `Engine`.
+    """
+    made: list[Submitter] = []
+
+    def work(thread: SubmitterThread, entry: SubmitterEntry) -> WorkPort:
+        believes = authenticity.believes if authenticity is not None else None
+        made.append(Submitter(thread, coordinator, store, cap_blocks=cap_blocks, lines=lines, believes=believes))
+        return made[0].work(entry)
+
+    def close(timeout_s: float) -> None:
+        if made[0].lines is not None:
+            made[0].lines.close()
+        coordinator.close(timeout_s=timeout_s)
+
+    if asks is None:
+        from rmgr.coord.decisions.rights import ANYBODY
+        from rmgr.submitter.answers import Answers
+
+        asks = Answers(coordinator, lambda: store, ANYBODY)
+    fates = Fates(store, coordinator)
+    return Engine(asks, store, work, fates=fates, signer=signer, authenticity=authenticity, deeds=deeds, close=close)
+
+
+def engine_through(
+    gateways: str,
+    store: Store,
+    asks: Asks,
+    *,
+    credentials: Credentials | None,
+    signer: Signer | None = None,
+    authenticity: Authenticity | None = None,
+    deeds: Deeds | None = None,
+) -> Engine:
+    """An engine whose work is done by `gateways` ("HOST:PORT,..."). Connects in the background. Args: as of `Engine`."""
+    from rmgr.adapters.rpc.gateways import Gateways, user_name
+    from rmgr.submitter.fates import AskedFates
+    from rmgr.submitter.talking import RemoteWork
+
+    def work(thread: SubmitterThread, entry: SubmitterEntry) -> WorkPort:
+        return RemoteWork(thread, Gateways(gateways, credentials), entry, user_name(), asks)
+
+    fates = AskedFates(asks)
+    return Engine(asks, store, work, fates=fates, signer=signer, authenticity=authenticity, deeds=deeds, close=lambda _: None)

@@ -21,7 +21,7 @@ from rmgr.adapters.identity.tls import context_of
 from rmgr.adapters.rpc.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, DirectLine, LineServer, dial
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.ports import TaskSpec
-from rmgr.client.submitter.engine import Engine
+from rmgr.client.submitter.engine import engine_here
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
@@ -397,7 +397,7 @@ class Client:
         zk = ZkCoordinator.connect(rig.hosts, rig.chroot, session_timeout_s=6.0)
         from rmgr.adapters.stores import open_store
 
-        self.engine = Engine(zk, open_store(rig.store_url), lines=lambda thread, hear: Lines(thread, hear, None))
+        self.engine = engine_here(zk, open_store(rig.store_url), lines=lambda thread, hear: Lines(thread, hear, None))
         self.results = Results()
         draft = Submission(id=0, name="one", user="tester", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
         self.handle = self.engine.open(draft, self.results, timeout_s=30)

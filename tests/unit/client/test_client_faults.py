@@ -15,7 +15,7 @@ from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.progress import ProgressDisplay
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitter.engine import Engine
+from rmgr.client.submitter.engine import engine_here
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import Config
 from rmgr.coord.protocol import paths
@@ -65,7 +65,7 @@ class Moody:
 def moody(cluster: Cluster) -> tuple[Connection, Moody]:
     store = Moody(cluster.store)
     coordinator = MemoryCoordinator(cluster.tree)
-    return Connection(Engine(coordinator, store), Config(), coordinator), store
+    return Connection(engine_here(coordinator, store), Config(), coordinator), store
 
 
 def subs(cluster: Cluster) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
-from rmgr.client.submitter.engine import Engine
+from rmgr.client.submitter.engine import engine_here
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import Config
 from rmgr.coord.protocol import paths
@@ -64,7 +64,7 @@ def cluster() -> Iterator[Cluster]:
 
 def connect(cluster: Cluster) -> tuple[Connection, Recording]:
     coordinator = Recording(cluster.tree)
-    engine = Engine(coordinator, cluster.store)
+    engine = engine_here(coordinator, cluster.store)
     connection = Connection(engine, Config(), coordinator)
     eventually(lambda: engine.session_state is SessionState.CONNECTED)
     engine.thread.post(engine.work._entry.want)  # type: ignore[attr-defined]
