@@ -55,7 +55,7 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
 
     check_name(name)
     ca = as_admin(session, authority)
-    cluster, coordinator = session.config().cluster, session.coordinator()
+    cluster, coordinator = session.config().cluster, session.zookeeper()
     endpoints = securing.watchdogs(coordinator)
     if endpoints and all(is_loopback(endpoint) for endpoint in endpoints):
         session.note(
@@ -97,7 +97,7 @@ def identities(session: Session, authority: str | None) -> None:
     from rmgr.procedures import securing
 
     ca = as_admin(session, authority)
-    found = securing.identities(session.coordinator(), ca.cert_pem)
+    found = securing.identities(session.zookeeper(), ca.cert_pem)
     if session.json:
         emit({"identities": [_shape(one) for one in found]})
         return
@@ -147,7 +147,7 @@ def revoke(
         raise UsageError("whom?", hint="a name or key id as rmgr admin identities lists it")
     ca = as_admin(session, authority)
     made = securing.revoke(
-        session.coordinator(),
+        session.zookeeper(),
         ca.cert_pem,
         whom,
         role=Role(role) if role else None,

@@ -89,7 +89,7 @@ def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: 
     from rmgr.errors import NotConnected
     from rmgr.procedures.rotating import SELF_RENEWING, rotate
 
-    coordinator = session.coordinator()
+    coordinator = session.zookeeper()
     if not isinstance(coordinator, ZkCoordinator):
         raise NotConnected("secrets are rotated in ZooKeeper itself", hint="name it: --zk HOSTS")
     where = Path(session.config().security.dir)

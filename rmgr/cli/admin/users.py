@@ -87,7 +87,7 @@ def add_server(session: Session, name: str, days: int, out: str | None, authorit
 
     ca, where = open_authority(session, authority)
     as_admin(session, authority)
-    coordinator = session.coordinator()
+    coordinator = session.zookeeper()
     place = Path(out).expanduser() if out else where / "bundles" / f"{Role.SERVER}-{check_name(name)}"
     write_files(place, issue(ca, check_name(name), Role.SERVER, days=days, zookeeper=False))
     try:

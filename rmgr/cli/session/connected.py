@@ -51,6 +51,12 @@ class ConnectedInvocation(Invocation):
             self._coordinator = open_coordinator(self)
         return self._coordinator
 
+    def zookeeper(self) -> ZkCoordinator | GatewayCoordinator:
+        """ZooKeeper itself, for admins. Raises NotConnected where only a gateway is configured, and as `coordinator`."""
+        if self.config().cluster.uses_gateway:
+            self.config().cluster.hosts_and_chroot()  # says so
+        return self.coordinator()
+
     def cluster_id(self) -> str:
         """Of ZooKeeper's tree, "" where there is none. Raises as `coordinator`."""
         if not self.tree_id:

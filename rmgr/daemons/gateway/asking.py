@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.pki import signing_certificate
 from rmgr.coord.decisions.rights import Person
+from rmgr.coord.protocol.multi import Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.daemons.gateway.loose import Loose
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.errors import RmgrError, Throttled
 from rmgr.log import audit
@@ -94,11 +97,29 @@ class Desk:
             del self._served[user]
 
 
+class _OfUser:
+    """The gateway's coordinator as it carries out orders of one user: what they leave beside submissions is bounded."""
+
+    def __init__(self, coordinator: Coordinator, loose: Loose, user: str) -> None:
+        self._coordinator = coordinator
+        self._loose = loose
+        self._user = user
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coordinator, name)
+
+    def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
+        """See `Coordinator`. Raises LimitReached."""
+        self._loose.check(self._user, multi)
+        return self._coordinator.commit(multi, timeout_s=timeout_s)
+
+
 class Asking:
     """`WorkAnswers` of a gateway.
 
     Args:
-        owner_of: whose a submission is. operators: of the gateway's configuration. ca_pem: of a secured cluster, None in an open one.
+        owner_of: whose a submission is. loose: counts what users leave beside their submissions.
+        operators: of the gateway's configuration. ca_pem: of a secured cluster, None in an open one.
         count: as `GatewayMetrics.count`.
     """
 
@@ -110,6 +131,7 @@ class Asking:
         log: Log | None,
         *,
         owner_of: Callable[[int], str | None],
+        loose: Loose,
         operators: Collection[str] = (),
         ca_pem: bytes | None = None,
         count: Callable[[str, str], None] = lambda *_: None,
@@ -119,6 +141,7 @@ class Asking:
         self._bounds = bounds
         self._log = log
         self._owner_of = owner_of
+        self._loose = loose
         self._operators = tuple(operators)
         self._certify = partial(signing_certificate, ca_pem=ca_pem) if ca_pem is not None else None
         self._count = count
@@ -152,8 +175,9 @@ class Asking:
                 return encode_answer(self._answers(person, caller).ask(question, timeout_s=max(0.1, end_s - machine.monotonic())))
 
     def _answers(self, person: Person, caller: Caller) -> Answers:
+        bounded = cast(Coordinator, _OfUser(self._coordinator, self._loose, person.name))
         return Answers(
-            self._coordinator,
+            self._coordinator if person.is_free else bounded,
             lambda: self._store,
             person,
             owner_of=self._owner_of,

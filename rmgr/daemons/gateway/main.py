@@ -373,6 +373,7 @@ def _serve(
         publish(coordinator, credentials)  # it signs nothing; who looks finds whose key it is, and when its certificate ends
     check_key(trust, credentials, log)
     owned = _owned(coordinator, store, meta, log, credentials, trust, cluster.owners)
+    loose = Loose(coordinator)
     gateway = Gateway(
         hosts,
         chroot,
@@ -384,7 +385,7 @@ def _serve(
         operators=operators,
         cluster_use=cluster_use,
         owned=owned,
-        loose=Loose(coordinator),
+        loose=loose,
         under_way=bounds.under_way,
     )
     waiting = MAX_SESSIONS + MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + MAX_ASKED
@@ -424,6 +425,7 @@ def _serve(
         bounds,
         log,
         owner_of=cluster.owners,
+        loose=loose,
         operators=operators,
         ca_pem=credentials.ca_pem if credentials is not None else None,
         count=metrics.count,

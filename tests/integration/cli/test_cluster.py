@@ -19,6 +19,7 @@ import pytest
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
+from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, cluster_and_shell, wait_line
 
@@ -357,6 +358,34 @@ def test_without_a_leader_commands_read_znodes_and_say_so(sh: Shell, cluster: De
     finally:
         sh.ok("admin", "limit", "--jobs", "none")
         cluster.start_watchdog("w1")
+    eventually(lambda: sh("status").code == 0, "a new leader")
+
+
+def test_without_a_leader_a_gateway_reads_znodes_for_its_clients(sh: Shell, cluster: DevCluster, tmp_path: Path) -> None:
+    environment = cluster.daemon_environment("submitter", "g-alone")
+    with GatewayProcess(environment, tmp_path) as gateway:
+        kept = {name: sh.environment[name] for name in ("RMGR_SECURITY_DIR",) if name in sh.environment}
+        gated = Shell(tmp_path / "home", {"RMGR_GATEWAY": gateway.endpoint, **kept})
+        cluster.kill("w1")
+        try:
+            number = gated.submit("--array", "1-4", "--", "true")
+            assert gated.ok("wait", number).code == 0
+            listed = gated.ok("jobs", "-a", "--json", number)
+            assert listed.json["jobs"][0]["state"] == "COMPLETED"
+            assert len(gated.ok("tasks", number, "--json").json["tasks"]) == 4
+            assert {queue["id"] for queue in gated.ok("queues", "--json").json["queues"]} >= {"default", "batch"}
+            assert len(gated.ok("nodes", "--json").json["nodes"]) == 2
+            assert gated.ok("explain", number).out
+            told = gated("status", "--json")
+            assert (told.code, told.json["zookeeper"]["hosts"]) == (1, gateway.endpoint)
+            slow = gated.submit("--", "sleep", "600")
+            eventually(lambda: "RUNNING" in gated.ok("tasks", slow).out, "it runs")
+            gated.ok("cancel", slow)
+            assert gated("wait", slow, "--timeout", "30").code == 130
+            assert gated.ok("drain", "n1", "--reason", "dust", "--json").json["state"] == "drained"
+            assert gated.ok("resume", "n1", "--json").json["state"] == "up"
+        finally:
+            cluster.start_watchdog("w1")
     eventually(lambda: sh("status").code == 0, "a new leader")
 
 

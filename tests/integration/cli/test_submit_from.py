@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from tests.harness.ended_sessions import expire_all, sessions
-from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
 from tests.integration.commands import Ended, Shell
 
@@ -40,22 +38,9 @@ command = "sleep 0.3; touch {0}/prep"
 """
 
 
-@pytest.fixture(scope="module")
-def direct(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("list"), live_cluster.environment())
-
-
-@pytest.fixture(scope="module")
-def gated(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    mine = live_cluster.environment()["RMGR_SECURITY_DIR"]
-    with GatewayProcess(live_cluster.daemon_environment("submitter", "g1"), tmp_path_factory.mktemp("gate")) as gateway:
-        yield Shell(tmp_path_factory.mktemp("gated"), {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": mine})
-
-
-@pytest.fixture(params=["direct", "gated"])
-def sh(request: pytest.FixtureRequest) -> Shell:
-    found: Shell = request.getfixturevalue(request.param)
-    return found
+@pytest.fixture
+def sh(in_both_ways: Shell) -> Shell:
+    return in_both_ways
 
 
 def jobs_of(sh: Shell) -> dict[str, dict[str, Any]]:

@@ -13,9 +13,9 @@ from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 
-@pytest.fixture(scope="module")
-def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("update"), live_cluster.environment())
+@pytest.fixture
+def sh(in_both_ways: Shell) -> Shell:
+    return in_both_ways
 
 
 def begun(path: Path) -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.dev.cluster import DevCluster
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, interrupt, wait_line
 
 
-@pytest.fixture(scope="module")
-def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("cli"), live_cluster.environment())
+@pytest.fixture
+def sh(in_both_ways: Shell) -> Shell:
+    return in_both_ways
 
 
 def until(what: str, sh: Shell, *words: str) -> None:

@@ -21,7 +21,8 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_block, encode_record
 from rmgr.daemons.gateway.asking import Asking, Desk
-from rmgr.errors import NotFound, PermissionDenied, RmgrError, StateConflict, Throttled, UsageError
+from rmgr.daemons.gateway.loose import MOST, Loose
+from rmgr.errors import LimitReached, NotFound, PermissionDenied, RmgrError, StateConflict, Throttled, UsageError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.cluster.node import NodeRecord, NodeState
@@ -332,8 +333,7 @@ def hostile(draw: st.DrawFn) -> bytes:
 @given(data=hostile())
 def test_whatever_a_user_sends_others_work_stays_as_it_is(data: bytes) -> None:
     scene = SHARED
-    asking = Asking(scene.coordinator, scene.store, Bounds(), None, owner_of=owner_of(scene))
-    caller = Caller(identity=Identity(name="ann", role=Role.USER, cluster="c", key_id="0" * 32))
+    asking, caller = gateway(scene), CALLER
     before, version = scene.of(BENS), scene.ask(OLGA, q.ReadSettings()).version
     with suppress(RmgrError):
         asking.answer(data, caller, 10.0)
@@ -344,11 +344,26 @@ def test_whatever_a_user_sends_others_work_stays_as_it_is(data: bytes) -> None:
         scene.ask(OLGA, q.ReleaseSubmission(number=ANNS))
 
 
+def gateway(scene: Scene) -> Asking:
+    return Asking(scene.coordinator, scene.store, Bounds(), None, owner_of=owner_of(scene), loose=Loose(scene.coordinator))
+
+
+CALLER = Caller(identity=Identity(name="ann", role=Role.USER, cluster="c", key_id="0" * 32))
 SHARED = Scene()
 
 
 def owner_of(scene: Scene) -> Callable[[int], str | None]:
     return {ANNS: "ann", BENS: "ben"}.get
+
+
+def test_what_a_user_leaves_beside_his_submissions_is_bounded(scene: Scene) -> None:
+    asking = gateway(scene)
+    most = MOST[paths.REQUESTS][0]
+    for at in range(most):
+        asking.answer(encode_question(q.MoveTask(number=ANNS, guid=f"{at:032x}")), CALLER, 10.0)
+    with pytest.raises(LimitReached, match="requests to the leader"):
+        asking.answer(encode_question(q.MoveTask(number=ANNS, guid="f" * 32)), CALLER, 10.0)
+    assert len(scene.coordinator.children(paths.REQUESTS).result(60) or []) == most
 
 
 # -- turns ----------------------------------------------------------------------------------------------------------------------
