@@ -51,7 +51,7 @@ class ConnectedInvocation(Invocation):
             self._coordinator = open_coordinator(self)
         return self._coordinator
 
-    def zookeeper(self) -> ZkCoordinator | GatewayCoordinator:
+    def zookeeper(self) -> ZkCoordinator:
         """ZooKeeper itself, for admins. Raises NotConnected where only a gateway is configured, and as `coordinator`."""
         if self.config().cluster.uses_gateway:
             self.config().cluster.hosts_and_chroot()  # says so
