@@ -17,6 +17,8 @@ A = TypeVar("A")
 
 #: Pauses between two tries, the first and the longest.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
+#: Where there are several gateways one that stands still is left after so long (s), the next after twice as long, and so on.
+_PATIENCE_S = 3.0
 
 
 class RemoteAnswers:
@@ -48,10 +50,11 @@ class RemoteAnswers:
         """See `Asks`. Tried again, on other gateways too, until `timeout_s` is over. Raises Unavailable when none answers."""
         data = encode_question(question)
         end_s, pause_s = machine.monotonic() + timeout_s, _FIRST_PAUSE_S
+        patience_s = _PATIENCE_S if question.repeats and self._client.has_others else timeout_s
         while True:
             endpoint = self._client.endpoint
             try:
-                answer = self._client.ask(data, timeout_s=max(0.1, end_s - machine.monotonic()))
+                answer = self._client.ask(data, timeout_s=max(0.1, min(patience_s, end_s - machine.monotonic())))
             except (Unavailable, Throttled) as error:
                 is_answer = isinstance(error, CoordinationUnavailable)  # of the gateway: it does not reach ZooKeeper
                 if not isinstance(error, Throttled):
@@ -62,6 +65,7 @@ class RemoteAnswers:
                 left_s = end_s - machine.monotonic()
                 if left_s <= 0:
                     raise
+                patience_s *= 2
                 machine.sleep(min(left_s, pause_s * machine.uniform(0.7, 1.3)))
                 pause_s = min(_LAST_PAUSE_S, 2 * pause_s)
             else:

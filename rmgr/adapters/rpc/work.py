@@ -38,6 +38,11 @@ class WorkClient:
         """The gateway that is asked now."""
         return self._gateways.current
 
+    @property
+    def has_others(self) -> bool:
+        """There is more than one gateway."""
+        return len(self._gateways.endpoints) > 1
+
     def failed(self, endpoint: str) -> None:
         """That one does not answer: the next is asked from now on."""
         self._gateways.failed(endpoint)

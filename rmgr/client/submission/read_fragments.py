@@ -186,8 +186,14 @@ class ReadFragments:
         self.hand_over()
 
     def _later(self, job: Callable[[], None]) -> None:
-        """Tries again when the store did not answer."""
-        self._loop.after(self._loop.jitter(self._retry_s), job)
+        """Tries again when the store, or who knows the keys, did not answer."""
+
+        def again() -> None:
+            if not self._stopped:
+                job()
+                self.hand_over()
+
+        self._loop.after(self._loop.jitter(self._retry_s), again)
         self._retry_s = min(_LONGEST_S, 2 * self._retry_s)
 
     def _is_named(self, row: str, data: bytes) -> bool:
