@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sched_worlds import Monkey, worlds
 
 from rmgr.errors import NotFound, StateConflict
-from rmgr.sched.capacity.pool_unit import UnitPool
+from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Node
 from rmgr.sched.policies.ljf import Ljf

@@ -14,9 +14,8 @@ from rmgr.errors import StateConflict
 from rmgr.sched.capacity.holds import share_of
 from rmgr.sched.capacity.horizon import Closing, Ending, Horizon, Timeline
 from rmgr.sched.capacity.horizon_node import NodeShadow, NodeTimeline, NodeWindows
-from rmgr.sched.capacity.horizon_unit import UnitShadow, UnitTimeline
 from rmgr.sched.capacity.pool_node import NodePool
-from rmgr.sched.capacity.pool_unit import UnitPool
+from rmgr.sched.capacity.units import UnitPool, UnitShadow, UnitTimeline
 from rmgr.sched.job import Job, Placement, Reservation, Running
 from rmgr.sched.plan import Decision, GangSet, Infeasible, Insufficient, Noted, ReleaseHold, Unreserve, WakeAt, Why
 from rmgr.sched.records import Gang, Hold, Maintenance, Suspended

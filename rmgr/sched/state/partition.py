@@ -15,7 +15,7 @@ from rmgr.sched.capacity.gangs import OWNER, GangBook
 from rmgr.sched.capacity.holds import after_leaving, share_of
 from rmgr.sched.capacity.horizon import Ending
 from rmgr.sched.capacity.pool_node import NodePool
-from rmgr.sched.capacity.pool_unit import UnitPool
+from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running, nodes_of
 from rmgr.sched.order import Key
 from rmgr.sched.plan import Why

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from rmgr.sched.capacity.carousel import cores_within
+from rmgr.sched.capacity.gangs import cores_within
 from rmgr.sched.job import Job, Node, Placement, Running, nodes_of
 from rmgr.sched.records import Gang
 from rmgr.sched.state.snapshot import Snapshot

@@ -6,7 +6,7 @@ import pytest
 
 from rmgr.model.base.states import State
 from rmgr.sched import job as sched_job
-from rmgr.sched.capacity.carousel import Carousel
+from rmgr.sched.capacity.gangs import Carousel
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline.catalogue import policy_named

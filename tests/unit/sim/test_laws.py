@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmgr.sched.capacity.pool_node import NodePool
-from rmgr.sched.capacity.pool_unit import UnitPool
+from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.draft import Draft
 from rmgr.sched.draft.overlay import Overlay
 from rmgr.sched.draft.view import View

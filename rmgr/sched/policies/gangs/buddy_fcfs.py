@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rmgr.sched.capacity.carousel import leaves_of, placed_in
+from rmgr.sched.capacity.gangs import leaves_of, placed_in
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import PLAIN, Job, Running
 from rmgr.sched.parameters import about

@@ -17,8 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rmgr.sched.capacity.carousel import Carousel, leaves_of, placed_in
-from rmgr.sched.capacity.gangs import memory_on
+from rmgr.sched.capacity.gangs import Carousel, leaves_of, memory_on, placed_in
 from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import PLAIN, Job, nodes_of
