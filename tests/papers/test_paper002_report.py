@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from rmgr.sched.tree.allocation import AllocationRule
-from rmgr.sched.tree.queue import Newcomers
+from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sched.tree.shape import Tree
 from rmgr.sim.gangs.batch import run_batch
 from rmgr.sim.gangs.messages import turns

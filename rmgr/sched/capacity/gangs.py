@@ -14,8 +14,7 @@ from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Running, nodes_of, spans_of
 from rmgr.sched.records import Cores, Gang
 from rmgr.sched.tree.allocation import Loads
-from rmgr.sched.tree.queue import Newcomers, RunQueue
-from rmgr.sched.tree.rotation import Rotation
+from rmgr.sched.tree.rotation import Newcomers, Rotation, RunQueue
 from rmgr.sched.tree.shape import MOST_LEAVES, Tree
 
 #: Stands for a gang in a pool: a node that it has is nobody else's.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rmgr.sched.tree.allocation import AllocationRule, Loads
-from rmgr.sched.tree.rounds import phases_below, round_lengths
+from rmgr.sched.tree.rotation import phases_below, round_lengths
 from rmgr.sched.tree.shape import Tree
 
 

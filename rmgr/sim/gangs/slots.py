@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
-from rmgr.sched.tree.quantities import retr, retr_bound
-from rmgr.sched.tree.queue import Newcomers
-from rmgr.sched.tree.rotation import Rotation
-from rmgr.sched.tree.shape import Tree
+from rmgr.sched.tree.rotation import Newcomers, Rotation
+from rmgr.sched.tree.shape import Tree, retr, retr_bound
 from rmgr.sim.gangs.messages import Messages
 from rmgr.sim.gangs.workloads import Task
 

@@ -26,7 +26,7 @@ from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause
 from rmgr.sched.records import Cores, Gang
 from rmgr.sched.tree.allocation import AllocationRule, choose
-from rmgr.sched.tree.queue import Newcomers
+from rmgr.sched.tree.rotation import Newcomers
 
 SHARES = Why("dqt", "shares its cores in time")
 LEFT = Why("dqt", "what has ended leaves the tree")

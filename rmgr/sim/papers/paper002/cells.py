@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal, TypeAlias
 
 from rmgr.sched.tree.allocation import AllocationRule
-from rmgr.sched.tree.queue import Newcomers
+from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sched.tree.shape import Tree
 from rmgr.sim.gangs.batch import run_batch
 from rmgr.sim.gangs.slots import Sharing, SlotsOutcome, run

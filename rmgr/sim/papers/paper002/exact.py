@@ -7,10 +7,8 @@ from random import Random
 from typing import TypeAlias
 
 from rmgr.sched.tree.allocation import AllocationRule
-from rmgr.sched.tree.quantities import is_balanced, is_fulfilled
-from rmgr.sched.tree.queue import Newcomers
-from rmgr.sched.tree.rotation import Rotation
-from rmgr.sched.tree.shape import Tree
+from rmgr.sched.tree.rotation import Newcomers, Rotation
+from rmgr.sched.tree.shape import Tree, is_balanced, is_fulfilled
 from rmgr.sched.tree.stepped import Stepped
 from rmgr.sim.gangs.slots import Sharing, run
 from rmgr.sim.gangs.stepping import stepped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rmgr.sched.tree.queue import Newcomers
+from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sim.papers.paper002.asked import Paper002Runs
 from rmgr.sim.papers.paper002.cells import LARGEST, Measures
 from rmgr.sim.papers.paper002.checks import BUSY, LOADS, NAMES, PAPER, PAPER_BATCH, QUIET
