@@ -19,8 +19,7 @@ from rmgr.sched.policies.queue_first_fit import QueueFirstFit
 from rmgr.sched.policies.queue_select import QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HPC2500, Ladder
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sim.engine.driver import Setting, simulate
 from rmgr.sim.engine.validate import check
 from rmgr.sim.models.hpc2500 import hpc2500

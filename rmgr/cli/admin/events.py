@@ -70,8 +70,7 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
 
 def _cut(pieces: Iterable[str], partition: str, log: str) -> Iterator[str]:
     """The lines of this partition. Raises: NotFound for one that the log does not know."""
-    from rmgr.sched.state.event_log import Opening, decode, encode
-    from rmgr.sched.state.log_filter import only
+    from rmgr.sched.state.event_log import Opening, decode, encode, only
 
     entries = (decode(line) for line in _lines(pieces))
     first = next(entries, None)

@@ -123,7 +123,7 @@ def calls(
 def _record(path: Path, scenario: Scenario, policy: str, params: dict[str, str], seed: int) -> None:
     """One replication, with its log."""
     from rmgr.adapters import policy_files
-    from rmgr.sched.state.recorder import Recorder
+    from rmgr.sched.state.event_log import Recorder
     from rmgr.sim.calls.world import replicate
     from rmgr.sim.replay.record import new_log
 

@@ -41,7 +41,7 @@ from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.predictors.forecast import throughput_of
 from rmgr.sched.records import Answered, Call, Server
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder
 
 #: After so long a policy that failed is tried again; who picks until then.
 BENCH_US, INSTEAD = 300_000_000, "rr"

@@ -16,7 +16,7 @@ from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.predictors.performance import Performance, speed_of
 from rmgr.sched.records import Answered, Call, Server
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.calls.many import wants_next
 from rmgr.sim.calls.monitor import PARTITION, Monitor
 from rmgr.sim.calls.request import CallRequest

@@ -18,7 +18,7 @@ from rmgr.model.base.units import counted
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Migrate, Plan, Preempt, Reject, ReleaseHold, Resume, Route, Start, Suspend, WakeAt
 from rmgr.sched.policy import Cause
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.kernel import Rank
 from rmgr.sim.engine.outcome import Result
 from rmgr.sim.engine.setting import Setting

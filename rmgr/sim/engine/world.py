@@ -17,9 +17,8 @@ from rmgr.sched import job as sched
 from rmgr.sched.job import Running
 from rmgr.sched.plan import Decision, GangSet, Migrate, Preempt, Reject, Resume, Route, Suspend
 from rmgr.sched.policy import Cause
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.recorder import Recorder
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.state.cluster import ClusterState, Snapshot
+from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.kernel import Kernel, Rank
 from rmgr.sim.engine.machine import Machine
 from rmgr.sim.engine.outcome import Parting

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rmgr.sched.capacity.gangs import cores_within
 from rmgr.sched.job import Job, Node, Placement, Running, nodes_of
 from rmgr.sched.records import Gang
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.state.cluster import Snapshot
 from rmgr.sched.tree.shape import Tree
 
 

@@ -16,8 +16,7 @@ from typing import TypeAlias, cast
 from rmgr.sched.draft import Draft
 from rmgr.sched.plan import Decision, Plan, Reserve, Start, WakeAt
 from rmgr.sched.policy import Cause, Policy, Stage
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sim.laws.budget import Budget, OutOfTime
 from rmgr.sim.laws.drive import MOST_PASSES, Drive, StoryLine, StoryStay, where
 from rmgr.sim.laws.records import overcommitted

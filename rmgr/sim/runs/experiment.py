@@ -12,7 +12,7 @@ from rmgr.sched.job import Node
 from rmgr.sched.pipeline.stages import Configuration, configured
 from rmgr.sched.policies.gangs.dqt import Dqt
 from rmgr.sched.policy import Stage, sends_calls
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import by_speed
 from rmgr.sim.engine.grid import MINUTE_US, Grid, drawn

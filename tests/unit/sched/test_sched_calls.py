@@ -20,9 +20,9 @@ from rmgr.sched.predictors.last import Last
 from rmgr.sched.predictors.queueing import Queueing, waiting_s
 from rmgr.sched.predictors.window import InFlight, sends_now
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
-from rmgr.sched.state.call_records import ANSWERED, LEARNT, MEASUREMENTS, CallRecords, power_of
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import AT_ONCE, Opening, decode, encode
+from rmgr.sched.state.partition import ANSWERED, LEARNT, MEASUREMENTS, CallRecords, power_of
 
 CAUSES = frozenset({Cause.CALL_SUBMITTED})
 LINPACK, BYTES = 144_720_000, 2_892_000

@@ -19,8 +19,7 @@ from rmgr.sched.policies.head_blocking import HeadBlocking
 from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Call, Gang, Limits, Maintenance, Server, Used
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 
 WHY = Why("test", "because")
 

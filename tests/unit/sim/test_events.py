@@ -19,7 +19,7 @@ from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Limits
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import BySpeed, by_speed
 from rmgr.sim.engine.outcome import Result

@@ -16,8 +16,8 @@ from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.pipeline.stages import configured
 from rmgr.sched.plan import Decision, GangSet, HoldCores, Migrate, Noted, Reserve, Route, Start, Why
 from rmgr.sched.records import Gang, Hold, Limits, Maintenance, Share, Suspended
+from rmgr.sched.state.cluster import Snapshot
 from rmgr.sched.state.event_log import AS_TOLD, End, Fact, LogError, Opening, Passed, decision, decode, described, encode
-from rmgr.sched.state.snapshot import Snapshot
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.replay.record import new_log, read_log
 from rmgr.sim.replay.replay import verify

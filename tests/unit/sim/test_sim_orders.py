@@ -19,8 +19,7 @@ from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Share
-from rmgr.sched.state.event_log import decode
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder, decode
 from rmgr.sim.engine import driver
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import Execution, Recorded, by_speed

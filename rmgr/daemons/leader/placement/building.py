@@ -26,9 +26,8 @@ from rmgr.sched.capacity.gangs import leaves_of
 from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.job import Job, Node, Running, nodes_of
 from rmgr.sched.records import Gang, Suspended
-from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sched.state.partition import Partition
-from rmgr.sched.state.snapshot import Snapshot
 
 #: So many names or jobs lie between two yields.
 SOME = 50

@@ -21,8 +21,7 @@ from rmgr.runtime.timers import Timer
 from rmgr.sched.plan import Plan
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.event_log import Entry, encode
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Entry, Recorder, encode
 
 #: Lines are written after so long, or when there are so many bytes of them.
 EVERY_S, PIECE_BYTES = 2.0, 256 * 1024
