@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft.overlay import BEGINS, OF_THE_ENGINE
+from rmgr.sched.draft.view import BEGINS, OF_THE_ENGINE
 from rmgr.sched.plan import (
     Accepted,
     Decision,

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft.overlay import ABANDONED
+from rmgr.sched.draft.view import ABANDONED
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job, Node
 from rmgr.sched.pipeline.stages import configured

@@ -12,7 +12,6 @@ import pytest
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft.overlay import Overlay
 from rmgr.sched.draft.view import View
 from rmgr.sched.job import Job, Node
 from rmgr.sched.pipeline.catalogue import policy_named
@@ -71,7 +70,7 @@ DEFECTS: dict[str, tuple[Any, str, Any, str, set[str]]] = {
     "windows_open_late": (Partition, "set_windows", opened_late, "fcfs", {"permission"}),
     "jobs_begin_when_they_come": (Partition, "_never", lambda *_: None, "fcfs", {"served", "applies", "sound"}),
     "dependencies_are_forgotten": (cluster.ClusterState, "_waits_on", lambda *_: None, "fcfs", {"permission"}),
-    "a_fork_leaves_starts_behind": (Overlay, "back", nothing, "first_fit", {"fork"}),
+    "a_fork_leaves_starts_behind": (View, "back", nothing, "first_fit", {"fork"}),
     "notes_are_not_restored": (cluster, "restore", without_notes, "migration", {"stateless"}),
     "held_cores_are_free_for_all": (NodePool, "take_share", nothing, "connection_reservation", {"capacity", "stateless", "applies"}),
     "a_policy_counts_its_calls": (FirstFit, "plan", plan_from_memory, "first_fit", {"pure", "stateless", "fork"}),
