@@ -15,8 +15,7 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import HoldCores, ReleaseHold, Start
 from rmgr.sched.policies.connection_reservation import ConnectionReservation, Match
-from rmgr.sched.policies.queue_first_fit import QueueFirstFit
-from rmgr.sched.policies.queue_select import QueueSelect
+from rmgr.sched.policies.queue_first_fit import QueueFirstFit, QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HPC2500, Ladder
 from rmgr.sched.state.cluster import ClusterState, Snapshot

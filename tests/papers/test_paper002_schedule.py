@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.sched.policies.gangs.buddy_fcfs import Buddies
+from rmgr.sched.policies.buddy_fcfs import Buddies
 from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
 from rmgr.sched.tree.rotation import Rotation
 from rmgr.sched.tree.shape import (

@@ -15,7 +15,7 @@ from rmgr.errors import NotFound, StateConflict
 from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Node
-from rmgr.sched.policies.ljf import Ljf
+from rmgr.sched.policies.orders import Ljf
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Limits, Maintenance, Server
 from rmgr.sched.state.cluster import ClusterState

@@ -36,7 +36,7 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.pipeline.catalogue import call_policy_named
 from rmgr.sched.pipeline.stages import stage_for_calls
 from rmgr.sched.plan import Plan, Send, Why
-from rmgr.sched.policies.servers.choosing import Choosing, Option
+from rmgr.sched.policies.servers import Choosing, Option
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.predictors.forecast import throughput_of
 from rmgr.sched.records import Answered, Call, Server

@@ -13,26 +13,18 @@ from typing import Any
 
 from rmgr.errors import ConfigError
 from rmgr.sched.parameters import Kind, Parameter, parameters_of, read_values, record_type, shown, unknown
-from rmgr.sched.policies.ageing import Ageing
+from rmgr.sched.policies.buddy_fcfs import BuddyFcfs
 from rmgr.sched.policies.connection_reservation import ConnectionReservation
 from rmgr.sched.policies.conservative import Conservative
+from rmgr.sched.policies.dqt import Dqt, weights_of
 from rmgr.sched.policies.easy import Easy
 from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policies.fcfs import Fcfs
-from rmgr.sched.policies.first_fit import FirstFit
-from rmgr.sched.policies.gangs.buddy_fcfs import BuddyFcfs
-from rmgr.sched.policies.gangs.dqt import Dqt, weights_of
-from rmgr.sched.policies.head_blocking import HeadBlocking
-from rmgr.sched.policies.ljf import Ljf
+from rmgr.sched.policies.first_fit import FirstFit, HeadBlocking
 from rmgr.sched.policies.migration import Migration
-from rmgr.sched.policies.priority import Priority
-from rmgr.sched.policies.queue_first_fit import QueueFirstFit
-from rmgr.sched.policies.queue_select import QueueSelect
-from rmgr.sched.policies.servers.adaptive import Adaptive
-from rmgr.sched.policies.servers.load import Load
-from rmgr.sched.policies.servers.loth import Loth
-from rmgr.sched.policies.servers.round_robin import RoundRobin
-from rmgr.sched.policies.sjf import Sjf
+from rmgr.sched.policies.orders import Ageing, Ljf, Priority, Sjf
+from rmgr.sched.policies.queue_first_fit import QueueFirstFit, QueueSelect
+from rmgr.sched.policies.servers import Adaptive, Load, Loth, RoundRobin
 from rmgr.sched.policy import Policy
 
 ORDERS: Mapping[str, type[Any]] = {"fcfs": Fcfs, "sjf": Sjf, "ljf": Ljf, "priority": Priority, "fair_share": FairShare}

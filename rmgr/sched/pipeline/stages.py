@@ -62,8 +62,8 @@ from rmgr.sched.pipeline.tables import (
     tables_of,
     with_machine,
 )
-from rmgr.sched.policies.ageing import Ageing
 from rmgr.sched.policies.fair_share import FairShare
+from rmgr.sched.policies.orders import Ageing
 from rmgr.sched.policy import Policy, Stage
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Limits

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from rmgr.sched.predictors.forecast import Added
-from rmgr.sched.predictors.last import Last
-from rmgr.sched.predictors.window import InFlight, sends_now
+from rmgr.sched.predictors.forecast import Added, InFlight, Last, sends_now
 from rmgr.sched.records import Call, Server
 from rmgr.sim.calls.request import CallRequest
 
@@ -21,7 +19,7 @@ def wants_next(
     """Whether the program makes its next call now.
 
     Args:
-        window: `predicted` (rmgr.sched.predictors.window), `one` call at a time, or `all` at once.
+        window: `predicted` (rmgr.sched.predictors.forecast), `one` call at a time, or `all` at once.
         servers: as last measured. in_flight: the program's own calls without an answer; they share its link to their server, and
             those sent before the measurement are in the server's load.
     """

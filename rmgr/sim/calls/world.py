@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Send
 from rmgr.sched.policy import Cause, Policy, Stage
-from rmgr.sched.predictors.performance import Performance, speed_of
+from rmgr.sched.predictors.forecast import Performance, speed_of
 from rmgr.sched.records import Answered, Call, Server
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Recorder

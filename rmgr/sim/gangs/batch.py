@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from rmgr.sched.policies.gangs.buddy_fcfs import Buddies
+from rmgr.sched.policies.buddy_fcfs import Buddies
 from rmgr.sim.gangs.workloads import Task
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rmgr.errors import UsageError
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline.stages import Configuration, configured
-from rmgr.sched.policies.gangs.dqt import Dqt
+from rmgr.sched.policies.dqt import Dqt
 from rmgr.sched.policy import Stage, sends_calls
 from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.driver import simulate

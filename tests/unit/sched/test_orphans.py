@@ -15,7 +15,7 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job, Node
 from rmgr.sched.pipeline.stages import configured
 from rmgr.sched.plan import Plan, Resume, Start, Why
-from rmgr.sched.policies.gangs.dqt import Dqt
+from rmgr.sched.policies.dqt import Dqt
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.laws.records import overcommitted

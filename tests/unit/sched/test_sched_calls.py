@@ -14,11 +14,7 @@ from rmgr.sched.job import Job, Node
 from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named, policy_named
 from rmgr.sched.plan import Accepted, Infeasible, Plan, Send, Why
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.predictors.ewma import Ewma, smoothed
-from rmgr.sched.predictors.forecast import Added, throughput_of
-from rmgr.sched.predictors.last import Last
-from rmgr.sched.predictors.queueing import Queueing, waiting_s
-from rmgr.sched.predictors.window import InFlight, sends_now
+from rmgr.sched.predictors.forecast import Added, Ewma, InFlight, Last, Queueing, sends_now, smoothed, throughput_of, waiting_s
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import AT_ONCE, Opening, decode, encode

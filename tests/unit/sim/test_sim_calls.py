@@ -374,7 +374,7 @@ SETS = """min(
 
 
 def test_a_policy_of_one_s_own_for_calls_is_simulated_and_replayed(small: Path, tmp_path: Path, capsys: Captured) -> None:
-    mine, other, log = tmp_path / "last.py", tmp_path / "jobs.py", tmp_path / "log.gz"
+    mine, other, log = tmp_path / "forecast.py", tmp_path / "jobs.py", tmp_path / "log.gz"
     mine.write_text(LAST.replace("FOR_CALLS", "True"))
     other.write_text(LAST.replace("FOR_CALLS", "False"))
     argv = ["sim", "calls", str(small), "--seeds", "2", "--jobs", "2"]

@@ -12,8 +12,7 @@ from typing import ClassVar
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.policies.connection_reservation import ConnectionReservation
-from rmgr.sched.policies.queue_first_fit import QueueFirstFit
-from rmgr.sched.policies.queue_select import QueueSelect
+from rmgr.sched.policies.queue_first_fit import QueueFirstFit, QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HPC2500, Ladder
 from rmgr.sim.engine.driver import simulate

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from rmgr.sched.predictors.forecast import Forecast
-from rmgr.sched.predictors.last import Last
+from rmgr.sched.predictors.forecast import Forecast, Last
 from rmgr.sched.records import Call, Server
 from rmgr.sim.calls.results import Summary
 from rmgr.sim.calls.scenario import scenario_named

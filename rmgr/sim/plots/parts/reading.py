@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.sched.parameters import parameters_of, read_values
-from rmgr.sched.policies.gangs.dqt import Dqt
+from rmgr.sched.policies.dqt import Dqt
 from rmgr.sim.plots.parts.timing import label_of
 
 Floats = NDArray[np.float64]

@@ -28,7 +28,7 @@ from rmgr.model.cluster.servers import (
     ServerView,
 )
 from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
-from rmgr.sched.policies.servers.loth import Loth
+from rmgr.sched.policies.servers import Loth
 from rmgr.sched.policy import Stage
 from rmgr.sched.state.event_log import Entry, Opening, decode
 from rmgr.sim.replay.replay import verify
