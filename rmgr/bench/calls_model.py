@@ -25,7 +25,7 @@ from rmgr.bench.load.shaped_link import ShapedLink
 from rmgr.bench.measuring import MeasuringPlan, Row, row
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.errors import NotConnected, RmgrError, Unavailable
-from rmgr.sched.pipeline.catalogue import call_policy_named
+from rmgr.sched.catalogue import call_policy_named
 from rmgr.sim.calls.scenario import Case, ClientPlan, Scenario, scenario_named
 from rmgr.sim.calls.world import Replication, replicate
 from rmgr.sim.papers.paper004.printed import POLICIES

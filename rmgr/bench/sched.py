@@ -20,10 +20,10 @@ from typing import TypeVar
 from rmgr.bench.measuring import MeasuringPlan, Row, paired, row
 from rmgr.errors import RmgrError
 from rmgr.model.base.resources import MIB
+from rmgr.sched.catalogue import POLICIES
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.pipeline.catalogue import POLICIES
-from rmgr.sched.pipeline.stages import configured
+from rmgr.sched.pipeline import configured
 from rmgr.sched.plan import Plan as SchedulerPlan
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState

@@ -13,7 +13,7 @@ import pytest
 from grid_loop import stretches
 
 from rmgr.errors import UsageError
-from rmgr.sched.pipeline.catalogue import policy_named
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import unexecuted

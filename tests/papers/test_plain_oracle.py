@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from plain_oracle import Asked, Plain
 
-from rmgr.sched.pipeline.catalogue import policy_named
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.setting import Setting

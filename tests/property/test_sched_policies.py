@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from sched_worlds import worlds
 
-from rmgr.sched.pipeline.catalogue import ORDERS, POLICIES, SEARCHES, policy_named
+from rmgr.sched.catalogue import ORDERS, POLICIES, SEARCHES, policy_named
 from rmgr.sched.plan import Reserve
 from rmgr.sched.policies.first_fit import REST
 from rmgr.sched.policy import Stage

@@ -77,7 +77,7 @@ def calls(
     from rmgr.adapters import policy_files
     from rmgr.cli.session.version import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sched.pipeline.catalogue import CALL_POLICIES
+    from rmgr.sched.catalogue import CALL_POLICIES
     from rmgr.sim.calls.files import document, write
     from rmgr.sim.calls.results import summed
     from rmgr.sim.calls.runs import replications

@@ -68,7 +68,7 @@ def replay(
     run as long as they did, on the recorded nodes with their failures, and the measures are printed beside the recorded ones.
     """
     from rmgr.adapters import policy_files
-    from rmgr.sched.pipeline.catalogue import CALL_POLICIES
+    from rmgr.sched.catalogue import CALL_POLICIES
     from rmgr.sim.replay.record import read_log
     from rmgr.sim.replay.replay import verify
     from rmgr.sim.runs.output import refuse_existing

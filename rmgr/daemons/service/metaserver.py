@@ -31,10 +31,10 @@ from rmgr.model.cluster.servers import (
     ServersView,
     TermView,
 )
+from rmgr.sched.catalogue import call_policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
-from rmgr.sched.pipeline.catalogue import call_policy_named
-from rmgr.sched.pipeline.stages import stage_for_calls
+from rmgr.sched.pipeline import stage_for_calls
 from rmgr.sched.plan import Plan, Send, Why
 from rmgr.sched.policies.servers import Choosing, Option
 from rmgr.sched.policy import Cause, Stage

@@ -21,8 +21,8 @@ from rmgr.sched.capacity.horizon_node import NodeShadow, NodeTimeline, NodeWindo
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool, UnitShadow, UnitTimeline
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running
-from rmgr.sched.order import Key
 from rmgr.sched.plan import Decision, GangSet, Infeasible, Insufficient, Noted, ReleaseHold, Unreserve, WakeAt, Why
+from rmgr.sched.policy import Key
 from rmgr.sched.records import Answered, Call, Gang, Hold, Maintenance, Server, Suspended, Usage, Used
 from rmgr.sched.state.partition import Partition, arrival
 

@@ -40,8 +40,8 @@ import msgspec
 
 from rmgr.errors import UNREADABLE_TEXT
 from rmgr.sched.job import Running
-from rmgr.sched.order import Cause
 from rmgr.sched.plan import Decision, Plan, Why
+from rmgr.sched.policy import Cause
 from rmgr.sched.records import Suspended, Usage
 from rmgr.sched.state.cluster import ClusterState, Snapshot
 

@@ -20,8 +20,8 @@ from rmgr.sched.capacity.horizon import Ending
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running, nodes_of
-from rmgr.sched.order import Key
 from rmgr.sched.plan import Why
+from rmgr.sched.policy import Key
 from rmgr.sched.records import Answered, Call, Gang, Hold, Learnt, Limits, Maintenance, Server, Suspended, Usage, Used
 
 Pool: TypeAlias = UnitPool | NodePool

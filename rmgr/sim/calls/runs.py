@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rmgr.errors import RmgrError
-from rmgr.sched.pipeline.catalogue import call_policy_named
+from rmgr.sched.catalogue import call_policy_named
 from rmgr.sched.policy import Policy
 from rmgr.sim.calls.scenario import Scenario
 from rmgr.sim.calls.world import Replication, replicate

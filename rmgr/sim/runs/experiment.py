@@ -9,7 +9,7 @@ from typing import Any
 
 from rmgr.errors import UsageError
 from rmgr.sched.job import Node
-from rmgr.sched.pipeline.stages import Configuration, configured
+from rmgr.sched.pipeline import Configuration, configured
 from rmgr.sched.policies.dqt import Dqt
 from rmgr.sched.policy import Stage, sends_calls
 from rmgr.sched.state.event_log import Recorder

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rmgr.sched.catalogue import call_policy_named, policy_named
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline.catalogue import call_policy_named, policy_named
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Limits, Server
 from rmgr.sched.state.cluster import ClusterState

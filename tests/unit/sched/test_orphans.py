@@ -13,7 +13,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.draft.view import ABANDONED
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job, Node
-from rmgr.sched.pipeline.stages import configured
+from rmgr.sched.pipeline import configured
 from rmgr.sched.plan import Plan, Resume, Start, Why
 from rmgr.sched.policies.dqt import Dqt
 from rmgr.sched.policy import Cause, Policy, Stage

@@ -9,7 +9,7 @@ import pytest
 from rmgr.errors import ConfigError
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job
-from rmgr.sched.pipeline.stages import configured, limits_of, pipeline_from
+from rmgr.sched.pipeline import configured, limits_of, pipeline_from
 from rmgr.sched.plan import Start
 from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.easy import Easy

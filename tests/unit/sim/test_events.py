@@ -13,9 +13,9 @@ import pytest
 from rmgr.adapters.policy_files import load
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.states import State
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Limits

@@ -7,9 +7,9 @@ import pytest
 from rmgr.model.base.states import State
 from rmgr.sched import job as sched_job
 from rmgr.sched.capacity.gangs import Carousel
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Node
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import GangSet, Start, Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Gang, Limits, Maintenance

@@ -11,10 +11,10 @@ import pytest
 
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.draft.view import View
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policies.first_fit import FITS, FirstFit
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import QueueClass

@@ -13,7 +13,7 @@ import pytest
 from rmgr.cli.main import run
 from rmgr.errors import RmgrError, UsageError
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.pipeline.stages import configured
+from rmgr.sched.pipeline import configured
 from rmgr.sched.plan import Decision, GangSet, HoldCores, Migrate, Noted, Reserve, Route, Start, Why
 from rmgr.sched.records import Gang, Hold, Limits, Maintenance, Share, Suspended
 from rmgr.sched.state.cluster import Snapshot

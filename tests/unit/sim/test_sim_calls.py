@@ -16,8 +16,8 @@ import pytest
 
 from rmgr.cli.main import run
 from rmgr.errors import UsageError
+from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.draft import Draft
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Server

@@ -9,9 +9,9 @@ from math import fsum
 from typing import ClassVar, NamedTuple
 
 from rmgr.errors import RmgrError
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Placement
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate

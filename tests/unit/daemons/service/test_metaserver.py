@@ -27,7 +27,7 @@ from rmgr.model.cluster.servers import (
     ServerReport,
     ServerView,
 )
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
+from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.policies.servers import Loth
 from rmgr.sched.policy import Stage
 from rmgr.sched.state.event_log import Entry, Opening, decode

@@ -21,7 +21,7 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.request import StopKind, StopRequest
-from rmgr.sched.pipeline.stages import configured
+from rmgr.sched.pipeline import configured
 from rmgr.sched.policy import Stage
 from rmgr.sim.replay.record import read_log
 from rmgr.sim.replay.replay import verify

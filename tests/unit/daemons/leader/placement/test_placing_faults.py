@@ -22,7 +22,7 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import Rigid, job_id
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
-from rmgr.sched.pipeline.stages import Configuration
+from rmgr.sched.pipeline import Configuration
 from rmgr.sched.plan import Accepted, Decision, GangSet, HoldCores, Migrate, Noted, Plan, Reserve, Start, WakeAt, Why
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Policy, Stage
