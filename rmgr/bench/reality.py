@@ -21,7 +21,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.base.states import State
 from rmgr.sched.pipeline import pipeline_from
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 NODES, JOBS, SEED = 8, 60, 7

@@ -29,7 +29,7 @@ from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.engine import bare_loop
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.models.lublin99 import lublin99
 from rmgr.sim.workload.jobs import Workload, read_trace
 

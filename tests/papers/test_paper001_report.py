@@ -9,7 +9,7 @@ import pytest
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Running
 from rmgr.sched.policies.migration import PASSED, Migration
-from rmgr.sim.engine.grid import Grid
+from rmgr.sim.engine.execution import Grid
 from rmgr.sim.papers import paper001
 from rmgr.sim.papers.paper001 import case as paper001_case
 from rmgr.sim.papers.paper001.asked import Paper001Runs

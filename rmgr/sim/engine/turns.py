@@ -15,8 +15,8 @@ from rmgr.sched.capacity.gangs import ENDLESS, Carousel, cores_within
 from rmgr.sched.job import Running
 from rmgr.sched.records import Gang
 from rmgr.sim.engine.kernel import Kernel, Rank
-from rmgr.sim.engine.machine import Cores, Machine
-from rmgr.sim.engine.stays import Stay, Stays
+from rmgr.sim.engine.machine import Machine, Stay, Stays
+from rmgr.sim.engine.outcome import Cores
 from rmgr.sim.workload.events import SlotEnds
 
 _END, _NODE = int(Rank.END), int(Rank.NODE)

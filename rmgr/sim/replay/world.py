@@ -16,8 +16,7 @@ from rmgr.sched.job import Node
 from rmgr.sched.policy import Stage
 from rmgr.sched.records import Limits, Maintenance
 from rmgr.sched.state.event_log import AT_ONCE, Fact
-from rmgr.sim.engine.outcome import JobOutcome, Result, Spell
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import JobOutcome, Result, Setting, Spell
 from rmgr.sim.replay.replay import History
 from rmgr.sim.workload.events import Cancel, Event, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
 from rmgr.sim.workload.jobs import Workload, WorkloadJob

@@ -22,8 +22,7 @@ from rmgr.sched.records import Limits
 from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import BySpeed, by_speed
-from rmgr.sim.engine.outcome import Result
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.validate import check, violations
 from rmgr.sim.runs.experiment import Experiment
 from rmgr.sim.runs.metrics import summary

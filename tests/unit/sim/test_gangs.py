@@ -17,8 +17,7 @@ from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Passed, described, encode
 from rmgr.sched.tree.allocation import AllocationRule, choose
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.outcome import Result
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.validate import violations
 from rmgr.sim.runs.metrics import summary
 from rmgr.sim.workload.events import Cancel, Event, FailOver, NodesFail, NodesRepaired

@@ -18,7 +18,7 @@ from rmgr.cli.sim.paper import _check, parse_seed_count, tolerance
 from rmgr.errors import RmgrError, UsageError
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.models.feitelson96 import feitelson96
 from rmgr.sim.papers import catalogue
 from rmgr.sim.papers.paper001.runs import Paper001Run, measure

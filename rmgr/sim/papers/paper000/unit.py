@@ -16,7 +16,7 @@ from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HOUR_US, HPC2500, QueueClass
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.papers.report import PaperCheck, Within, WithinBounds
 from rmgr.sim.workload import jobs as sim
 from rmgr.sim.workload.jobs import SECOND, Workload

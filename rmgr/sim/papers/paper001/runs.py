@@ -15,9 +15,8 @@ from rmgr.sched.job import Job, Placement
 from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.grid import FASTEST, MINUTE_US, SLOWEST, UNIT, Grid, drawn
-from rmgr.sim.engine.outcome import JobOutcome, Parting
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.execution import FASTEST, MINUTE_US, SLOWEST, UNIT, Grid, drawn
+from rmgr.sim.engine.outcome import JobOutcome, Parting, Setting
 from rmgr.sim.models.feitelson96 import Constants, feitelson96
 from rmgr.sim.papers.starvation import PLACES, judged_by_condition_1, passed_at_the_head, starved
 from rmgr.sim.workload.jobs import Workload
