@@ -14,7 +14,7 @@ from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Accepted, Start
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.laws.story import told
+from rmgr.sim.laws.check import told
 from rmgr.sim.laws.trying import EVERY_LAW, tried
 from rmgr.sim.laws.world import SmallWorld
 

@@ -13,8 +13,8 @@ from rmgr.sched.plan import Plan, Send
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
 from rmgr.sched.state.cluster import ClusterState, Snapshot
-from rmgr.sim.laws.budget import Budget, OutOfTime
 from rmgr.sim.laws.check import Finding, LawsReport, waived
+from rmgr.sim.laws.drive import Budget, OutOfTime
 
 PARTITION = "calls"
 LAWS = {
