@@ -1,13 +1,15 @@
-"""A report's table as a picture: a panel for each column of numbers, against the first column; names are bars, numbers are lines."""
+"""A paper's report as pictures: its figures (lines, box plots), and its tables: a panel for each column of numbers."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.parts.canvas import (
+from rmgr.sim.papers import report
+from rmgr.sim.plots.canvas import (
     INK,
     MOST_LINES,
     PALETTE,
@@ -18,6 +20,7 @@ from rmgr.sim.plots.parts.canvas import (
     clipped,
     legend_below,
     line_style,
+    logarithmic,
     named,
     new_figure,
 )
@@ -27,17 +30,83 @@ _MOST_PANELS, _MOST_ROWS, _PANELS_A_ROW = 12, 40, 3
 _SPREAD = " sd"
 
 
-def is_drawable(table: Mapping[str, Any]) -> bool:
-    """It has a first column to draw against, columns of numbers beside it, and no more rows and columns than a picture can hold."""
-    try:
-        _, panels, groups = _parts(table)
-    except UsageError:
-        return False
-    return bool(panels and groups)
+def lines(shown: report.Figure) -> Figure:
+    """Lines with the range over the seeds at each point. Raises: UsageError for more lines than can be told apart, or none with a point."""
+    drawn = [(name, points) for name, points in shown.lines if points]
+    if not 0 < len(drawn) <= MOST_LINES:
+        raise UsageError(f"figure {shown.title!r} has {len(drawn)} lines", hint=f"from 1 to {MOST_LINES} can be drawn")
+    figure = new_figure(width=8.0, height=5.0)
+    axes = figure.add_subplot()
+    handles: list[Artist] = []
+    with_range = False
+    for at, (_, points) in enumerate(drawn):
+        style = line_style(at)
+        places = [point.x for point in points]
+        handles += axes.plot(places, [point.y for point in points], marker="o", markersize=4, **style)
+        if any(point.low < point.high for point in points):
+            with_range = True
+            axes.fill_between(
+                places, [point.low for point in points], [point.high for point in points], color=style["color"], alpha=0.13, linewidth=0
+            )
+    least, most = (each(value for _, points in drawn for point in points for value in point[1:]) for each in (min, max))
+    if shown.logarithmic:
+        logarithmic(axes)
+    elif 0 <= least < most / 2:
+        axes.set_ylim(bottom=0.0)
+    if min(point.x for _, points in drawn for point in points) >= 0:
+        axes.set_xlim(left=0 if axes.get_xlim()[0] < 0 else None)
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.yaxis.set_major_formatter("{x:,.10g}")
+    axes.set_xlabel(shown.x_label)
+    axes.set_ylabel("\n".join(textwrap.wrap(shown.y_label, 50)))
+    named(axes, shown.title, "line: mean of the seeds, band: least to most" if with_range else "")
+    legend_below(figure, handles, [name for name, _ in drawn])
+    return figure
+
+
+def boxes(shown: report.Boxes) -> Figure:
+    """Box plots, side by side in each group: quartiles and the whole range; the y axis is logarithmic above 1 and has a 0.
+
+    Raises: UsageError for too many.
+    """
+    count = len(shown.boxes)
+    if not 0 < count <= MOST_LINES or not shown.groups:
+        raise UsageError(f"figure {shown.title!r} has {count} boxes in {len(shown.groups)} groups", hint=f"from 1 to {MOST_LINES} fit")
+    figure = new_figure(width=8.0, height=5.0)
+    axes = figure.add_subplot()
+    handles: list[Artist] = []
+    width = 0.8 / count
+    for at, (_, groups) in enumerate(shown.boxes):
+        colour = line_style(at)["color"]
+        places = [group + (at - (count - 1) / 2) * width for group in range(len(groups))]
+        drawn = axes.boxplot(
+            [list(values) for values in groups],
+            positions=places,
+            widths=0.8 * width,
+            whis=(0, 100),
+            patch_artist=True,
+            manage_ticks=False,
+            boxprops={"facecolor": colour, "edgecolor": colour, "alpha": 0.5},
+            whiskerprops={"color": colour},
+            capprops={"color": colour},
+            medianprops={"color": colour, "linewidth": 2},
+        )
+        handles.append(drawn["boxes"][0])
+    axes.set_yscale("symlog", linthresh=1.0)
+    axes.set_ylim(bottom=-0.2)
+    axes.set_xticks(range(len(shown.groups)), shown.groups)
+    axes.yaxis.set_major_formatter("{x:,.10g}")
+    axes.set_ylabel("\n".join(textwrap.wrap(shown.y_label, 50)))
+    named(axes, shown.title, "box: quartiles of the seeds, whiskers: least to most")
+    legend_below(figure, handles, [name for name, _ in shown.boxes])
+    return figure
 
 
 def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
-    """The picture. Raises: UsageError for a table that is too large, or has no numbers."""
+    """A panel for each column of numbers, against the first column; names are bars, numbers are lines.
+
+    Raises: UsageError for a table that is too large, or has no numbers.
+    """
     by_number, panels, groups = _parts(table)
     columns = 2 if len(panels) == 4 else min(len(panels), _PANELS_A_ROW)
     rows = math.ceil(len(panels) / columns)
@@ -50,11 +119,11 @@ def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
         spread = spreads.get(name + _SPREAD)
         axes = grid[at // columns][at % columns]
         if by_number:
-            handles = _lines(axes, groups, place, spread)
+            handles = _line_panel(axes, groups, place, spread)
             axes.set_xlabel(table["columns"][0])
             axes.set_ylabel(name)
         else:
-            _bars(axes, groups, place, spread)
+            _bar_panel(axes, groups, place, spread)
             axes.set_xlabel(name)
     for spare in range(len(panels), rows * columns):
         grid[spare // columns][spare % columns].set_axis_off()
@@ -68,6 +137,15 @@ def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
     if by_number and len(groups) > 1:
         legend_below(figure, handles, list(groups))
     return figure
+
+
+def is_drawable(table: Mapping[str, Any]) -> bool:
+    """It has a first column to draw against, columns of numbers beside it, and no more rows and columns than a picture can hold."""
+    try:
+        _, panels, groups = _parts(table)
+    except UsageError:
+        return False
+    return bool(panels and groups)
 
 
 def _parts(table: Mapping[str, Any]) -> tuple[bool, list[tuple[int, str]], dict[str, list[Sequence[Any]]]]:
@@ -94,7 +172,7 @@ def _is_numbers(cells: Sequence[Any]) -> bool:
     return any(cell is not None for cell in cells) and all(cell is None or isinstance(cell, int | float) for cell in cells)
 
 
-def _lines(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int, spread: int | None) -> list[Artist]:
+def _line_panel(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int, spread: int | None) -> list[Artist]:
     handles: list[Artist] = []
     for at, rows in enumerate(groups.values()):
         points = sorted((row[0], row[place], _spread(row, spread)) for row in rows if row[0] is not None and row[place] is not None)
@@ -111,7 +189,7 @@ def _lines(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int, sp
     return handles
 
 
-def _bars(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int, spread: int | None) -> None:
+def _bar_panel(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int, spread: int | None) -> None:
     shown = [next((row for row in rows if row[place] is not None), rows[0]) for rows in groups.values()]
     values, spreads = [row[place] for row in shown], [_spread(row, spread) for row in shown]
     drawn = [value or 0.0 for value in values]

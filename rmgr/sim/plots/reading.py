@@ -1,7 +1,7 @@
-"""Results as they were written, read back for drawing: jobs.csv, spells.csv, schedule.json; an error names file, line and column.
+"""Results as they were written, read back for drawing: runs, sweeps, slots of a live cluster; an error names file, line and column.
 
-Slots of a live cluster, too, as `rmgr queues --tree --matrix N --json` tells them.
-
+Of a run jobs.csv, spells.csv and schedule.json, of a sweep results.csv and its manifest, of a live cluster what
+`rmgr queues --tree --matrix N --json` tells. Pictures show a part of a run (`TimeWindow`) and tell runs apart (`labels_of`).
 Times become seconds as floating point numbers: exact enough for a picture, never written anywhere.
 """
 
@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.sched.parameters import parameters_of, read_values
 from rmgr.sched.policies.dqt import Dqt
-from rmgr.sim.plots.parts.timing import label_of
+from rmgr.sim.plots.canvas import label_of, moment
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
 JOBS, SPELLS, SCHEDULE, MANIFEST = "jobs.csv", "spells.csv", "schedule.json", "manifest.json"
 #: Beyond it a number is damage, not a time or a count.
 _LARGEST = 1e16
@@ -33,46 +32,9 @@ _LARGEST = 1e16
 _DETAILS = {"load": "load", "interarrival": "inter-arrival factor", "seed": "seed", "sites": "sites"}
 _LIVE = "rmgr queues --tree --matrix 20 --json > slots.json"
 _CUT = "a file that was cut off ends like this; run the simulation again"
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """A csv file: its columns as they stand there, line i + 2 at place i."""
-
-    path: Path
-    lines: int
-    by_name: Mapping[str, Sequence[str]]
-
-    def numbers(self, name: str, *, empty: bool = False, least: float = -np.inf) -> Floats:
-        """A column of numbers. empty: cells may be (nan). Raises: UsageError with line and column for anything else."""
-        cells = self.texts(name)
-        try:
-            found = np.array([float(cell) if cell else np.nan for cell in cells], dtype=np.float64)
-        except ValueError:
-            found = np.array([_number(cell) for cell in cells], dtype=np.float64)
-        good = np.isfinite(found) & (found >= least) & (found <= _LARGEST)
-        if empty:
-            good |= np.array([not cell for cell in cells], dtype=bool)
-        if not good.all():
-            at = int(np.argmin(good))
-            told = "is not a number" if not np.isfinite(found[at]) else f"is below {least:g}" if found[at] < least else "is too large"
-            raise UsageError(f"{self.path}, line {at + 2}, column {name}: {cells[at]!r} {told}", hint=_CUT)
-        return found
-
-    def texts(self, name: str) -> Sequence[str]:
-        """Raises: UsageError when there is no such column."""
-        if name not in self.by_name:
-            raise UsageError(f"{self.path}, line 1: there is no column {name}", hint=f"its columns are {', '.join(self.by_name)}")
-        return self.by_name[name]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueTree:
-    """Shape of a partition's queue tree. cores: ranges of its leaves from the left. partition: its name, "" = the whole machine."""
-
-    width: int
-    cores: tuple[tuple[int, int], ...]
-    partition: str = ""
+RESULTS = "results.csv"
+#: Of a run, that pictures of sweeps and comparisons show.
+MEASURES = ("mean_waiting_time", "mean_bounded_slowdown", "utilisation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +86,15 @@ class Run:
         return (counted(len(self.numbers), "job"), counted(self.processors, "processor"), *self.details)
 
 
+@dataclass(frozen=True, slots=True)
+class QueueTree:
+    """Shape of a partition's queue tree. cores: ranges of its leaves from the left. partition: its name, "" = the whole machine."""
+
+    width: int
+    cores: tuple[tuple[int, int], ...]
+    partition: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spells:
     """Stretches of running, in the order of jobs and time. job: place of the job in the run's arrays; start, end: seconds; cores: text.
@@ -158,6 +129,66 @@ class Spells:
                 first.append(start)
                 last.append(end)
         return np.array(owners, dtype=np.int64), np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """start, end: seconds; end None = until everything has ended."""
+
+    start: float = 0.0
+    end: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.start and self.end is None
+
+    def of(self, run: Run) -> tuple[float, float]:
+        """(start, end) on this run's axis. Raises: UsageError when the run was over before it."""
+        end = run.end if self.end is None else self.end
+        if self.start >= run.end and run.end > 0:
+            told = f"{run.directory} ends {moment(run.end)} after its first submit"
+            raise UsageError(f"{told}, before the part that is to be drawn", hint=f"--from below {run.end:g}")
+        return self.start, max(end, self.start + 1e-6)
+
+    def spells(self, run: Run) -> Integers:
+        """Places of the spells that touch it."""
+        start, end = self.of(run)
+        return np.flatnonzero((run.spells.start < end) & (run.spells.end > start))
+
+    def told(self, run: Run) -> str:
+        """For titles."""
+        if self.is_whole:
+            return ""
+        start, end = self.of(run)
+        return f"from {moment(start)} to {moment(end)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResults:
+    """path: of results.csv. title: its workload. rows: one a run, numbers as floats; `load` is None where none was asked for."""
+
+    path: Path
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def loads(self) -> list[float | None]:
+        """In ascending order."""
+        return sorted({row["load"] for row in self.rows}, key=lambda load: -1.0 if load is None else load)
+
+    @property
+    def facts(self) -> list[str]:
+        """For the second line of a title."""
+        jobs = {int(row["jobs"]) for row in self.rows if "jobs" in row}
+        told = [counted(jobs.pop(), "job")] if len(jobs) == 1 else []
+        return [*told, counted(len({row["seed"] for row in self.rows}), "seed")]
+
+    def groups(self) -> dict[tuple[str, float | None], list[Mapping[str, Any]]]:
+        """(policy, load) -> its runs, one a seed; in the order of the file."""
+        found: dict[tuple[str, float | None], list[Mapping[str, Any]]] = {}
+        for row in self.rows:
+            found.setdefault((row["policy"], row["load"]), []).append(row)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +254,60 @@ def read_run(directory: Path) -> Run:
     )
 
 
+def read_sweep(directory: Path) -> SweepResults:
+    """Raises: UsageError for a sweep that has not ended, or damage (file, line and column are named)."""
+    path = directory / RESULTS
+    if not path.exists():
+        raise UsageError(
+            f"{directory} is a sweep that has not ended: {RESULTS} is not there", hint="the same rmgr sim sweep command goes on"
+        )
+    table = read_columns(path)
+    if not table.lines:
+        raise UsageError(f"{path} holds no run, so there is nothing to draw")
+    loads = table.numbers("load", empty=True, least=0).tolist()
+    columns: dict[str, Sequence[Any]] = {
+        "name": table.texts("name"),
+        "policy": [policy_name(policy) for policy in table.texts("policy")],
+        "load": [None if text == "" else load for text, load in zip(table.texts("load"), loads, strict=True)],
+    }
+    columns |= {name: table.numbers(name, least=0).tolist() for name in ("seed", *MEASURES)}
+    if "jobs" in table.by_name:
+        columns["jobs"] = table.numbers("jobs", least=0).tolist()
+    rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    return SweepResults(path=path, title=_source(directory), rows=rows)
+
+
+def read_live(path: Path) -> list[LiveSlots]:
+    """The trees that `rmgr queues --tree --matrix N --json` wrote there.
+
+    Raises: UsageError for a file that holds none, or no slots of one; it names the place in it that is damaged.
+    """
+    document = read_json(path, hint=_LIVE)
+    trees = document.get("trees")
+    if not isinstance(trees, list):
+        raise UsageError(f"{path} holds no slots: there is no list `trees`", hint=_LIVE)
+    if not trees:
+        raise UsageError(f"{path}: no partition shared its cores in time", hint="rmgr policy set dqt, submit jobs, then " + _LIVE)
+    return [_live(path, at, tree) for at, tree in enumerate(trees)]
+
+
+def read_json(path: Path, *, hint: str = _CUT) -> dict[str, Any]:
+    """A JSON object. Raises: UsageError when it cannot be read or is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: it is no text", hint=hint) from error
+    except UNREADABLE_TEXT as error:
+        raise UsageError(f"{path} cannot be read as JSON: {error}", hint=hint) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no JSON object", hint=hint)
+    return found
+
+
 def read_columns(path: Path) -> Columns:
     """A csv file without quoted cells. Raises: UsageError when it cannot be read, has no header, or a line of another length."""
     try:
@@ -248,35 +333,83 @@ def read_columns(path: Path) -> Columns:
     return Columns(path, len(rows), dict(zip(header, zip(*rows, strict=True) if rows else [()] * width, strict=True)))
 
 
-def read_json(path: Path, *, hint: str = _CUT) -> dict[str, Any]:
-    """A JSON object. Raises: UsageError when it cannot be read or is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}", hint=hint) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: it is no text", hint=hint) from error
-    except UNREADABLE_TEXT as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}", hint=hint) from error
-    if not isinstance(found, dict):
-        raise UsageError(f"{path} holds no JSON object", hint=hint)
-    return found
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A csv file: its columns as they stand there, line i + 2 at place i."""
+
+    path: Path
+    lines: int
+    by_name: Mapping[str, Sequence[str]]
+
+    def numbers(self, name: str, *, empty: bool = False, least: float = -np.inf) -> Floats:
+        """A column of numbers. empty: cells may be (nan). Raises: UsageError with line and column for anything else."""
+        cells = self.texts(name)
+        try:
+            found = np.array([float(cell) if cell else np.nan for cell in cells], dtype=np.float64)
+        except ValueError:
+            found = np.array([_number(cell) for cell in cells], dtype=np.float64)
+        good = np.isfinite(found) & (found >= least) & (found <= _LARGEST)
+        if empty:
+            good |= np.array([not cell for cell in cells], dtype=bool)
+        if not good.all():
+            at = int(np.argmin(good))
+            told = "is not a number" if not np.isfinite(found[at]) else f"is below {least:g}" if found[at] < least else "is too large"
+            raise UsageError(f"{self.path}, line {at + 2}, column {name}: {cells[at]!r} {told}", hint=_CUT)
+        return found
+
+    def texts(self, name: str) -> Sequence[str]:
+        """Raises: UsageError when there is no such column."""
+        if name not in self.by_name:
+            raise UsageError(f"{self.path}, line 1: there is no column {name}", hint=f"its columns are {', '.join(self.by_name)}")
+        return self.by_name[name]
 
 
-def read_live(path: Path) -> list[LiveSlots]:
-    """The trees that `rmgr queues --tree --matrix N --json` wrote there.
+def policy_name(policy: str) -> str:
+    """As pictures name it: of a file its name without directory and ending."""
+    return Path(policy).stem if policy.endswith((".py", ".toml")) else policy
 
-    Raises: UsageError for a file that holds none, or no slots of one; it names the place in it that is damaged.
-    """
-    document = read_json(path, hint=_LIVE)
-    trees = document.get("trees")
-    if not isinstance(trees, list):
-        raise UsageError(f"{path} holds no slots: there is no list `trees`", hint=_LIVE)
-    if not trees:
-        raise UsageError(f"{path}: no partition shared its cores in time", hint="rmgr policy set dqt, submit jobs, then " + _LIVE)
-    return [_live(path, at, tree) for at, tree in enumerate(trees)]
+
+def counted(count: int, what: str) -> str:
+    """`1 job`, `50,000 jobs`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def labels_of(runs: Sequence[Run]) -> list[str]:
+    """One a run, all different: the policy; with what differs beside it; at last the directory."""
+    policies = [run.policy or run.name for run in runs]
+    workloads = _unless_equal([run.workload for run in runs])
+    details = [", ".join(sorted(set(run.details) - _everyones(runs))) for run in runs]
+    tries = (
+        policies,
+        [_joined(policy, detail) for policy, detail in zip(policies, details, strict=True)],
+        [_joined(policy, workload) for policy, workload in zip(policies, workloads, strict=True)],
+        [_joined(*parts) for parts in zip(policies, workloads, details, strict=True)],
+        [run.name for run in runs],
+        [f"{run.directory.absolute().parent.name}/{run.name}" for run in runs],
+    )
+    different = next((names for names in tries if len(set(names)) == len(runs)), None)
+    return different if different is not None else [str(run.directory) for run in runs]
+
+
+def shared_facts(runs: Sequence[Run]) -> tuple[str, list[str]]:
+    """(workload, facts) that hold for all of them: for the title of a picture of several runs."""
+    workloads = list(dict.fromkeys(run.workload for run in runs))
+    if len(runs) == 1:
+        return runs[0].title, list(runs[0].facts)
+    title = workloads[0] if len(workloads) == 1 else f"{len(workloads)} workloads"
+    return title, [fact for fact in runs[0].facts if all(fact in run.facts for run in runs)]
+
+
+def _unless_equal(names: list[str]) -> list[str]:
+    return names if len(set(names)) > 1 else [""] * len(names)
+
+
+def _everyones(runs: Sequence[Run]) -> set[str]:
+    return set.intersection(*(set(run.details) for run in runs))
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
 
 
 def _live(path: Path, at: int, tree: object) -> LiveSlots:
@@ -301,16 +434,6 @@ def _live(path: Path, at: int, tree: object) -> LiveSlots:
     if wrong is not None:
         raise UsageError(f"{where}.matrix[{wrong}]: {len(found.rows[wrong])} cores, and the leaves have {found.cores}", hint=_LIVE)
     return found
-
-
-def policy_name(policy: str) -> str:
-    """As pictures name it: of a file its name without directory and ending."""
-    return Path(policy).stem if policy.endswith((".py", ".toml")) else policy
-
-
-def counted(count: int, what: str) -> str:
-    """`1 job`, `50,000 jobs`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 # -- parts --------------------------------------------------------------------------------------------------------------------
@@ -436,3 +559,14 @@ def _processors(summary: Mapping[str, Any], spells: Spells, size: Floats, ran: F
         if abs(machine - round(machine)) < 1e-6 * machine:
             return max(seen, round(machine))
     return seen
+
+
+def _source(directory: Path) -> str:
+    """The workload as the manifest names it, without directories and suffixes; the directory's name without one."""
+    manifest = directory / MANIFEST
+    runs = read_json(manifest).get("runs") if manifest.is_file() else None
+    source = runs[0].get("source", "") if isinstance(runs, list) and runs and isinstance(runs[0], dict) else ""
+    name = Path(str(source)).name
+    for suffix in (".gz", ".swf", ".txt"):
+        name = name.removesuffix(suffix)
+    return name or directory.absolute().name
