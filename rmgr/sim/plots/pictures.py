@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.errors import StateConflict, UsageError
-from rmgr.sim.calls.files import CALLS, CallRow
-from rmgr.sim.calls.files import read as read_calls
+from rmgr.sim.calls.runs import CALLS, CallRow, read_calls
 from rmgr.sim.papers import report
 from rmgr.sim.papers.report import slug
 from rmgr.sim.plots.calls import calls

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rmgr.sim.gangs.workloads import SLOTS
+from rmgr.sim.gangs import SLOTS
 from rmgr.sim.papers.paper002.asked import HEIGHTS, Paper002Runs
 from rmgr.sim.papers.paper002.cells import measure
 from rmgr.sim.papers.paper002.checks import CHECKS as _CHECKS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from rmgr.sim.gangs.workloads import SLOTS
+from rmgr.sim.gangs import SLOTS
 from rmgr.sim.papers.paper002.cells import Measures, Paper002Run
 from rmgr.sim.papers.report import mean, spread
 

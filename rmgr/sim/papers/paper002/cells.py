@@ -10,9 +10,7 @@ from typing import Literal, TypeAlias
 from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sched.tree.shape import Tree
-from rmgr.sim.gangs.batch import run_batch
-from rmgr.sim.gangs.slots import Sharing, SlotsOutcome, run
-from rmgr.sim.gangs.workloads import SLOTS, Spec, Task, drawn
+from rmgr.sim.gangs import SLOTS, Sharing, SlotsOutcome, Spec, Task, drawn, run, run_batch
 from rmgr.sim.papers.paper002.exact import EXACT
 
 #: Sizes of tasks go up to half of the machine and no further than this (why: `NOTES` of the report).

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rmgr.sim.calls.results import Summary, summed
-from rmgr.sim.calls.runs import CHUNK, Cell, run_cell
+from rmgr.sim.calls.runs import CHUNK, Cell, Summary, run_cell, summed
 from rmgr.sim.calls.scenario import Scenario, scenario_named
 from rmgr.sim.calls.world import Replication
 from rmgr.sim.runs.cells import measured

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rmgr.sched.predictors.forecast import Forecast, Last
 from rmgr.sched.records import Call, Server
-from rmgr.sim.calls.results import Summary
+from rmgr.sim.calls.runs import Summary
 from rmgr.sim.calls.scenario import scenario_named
 from rmgr.sim.papers.paper004.asked import Runs
 from rmgr.sim.papers.paper004.printed import CASES, TABLE_3, TABLE_4
