@@ -22,7 +22,7 @@ from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
 from rmgr.sched.tree.rotation import Newcomers, Rotation, phases_below, round_lengths
 from rmgr.sched.tree.shape import Tree, retr, retr_bound
 from rmgr.sched.tree.stepped import Stepped
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import stream
 
 #: Slots of one simulation, and the lengths of tasks (papers.md 3.4).
 SLOTS = 1_000_000

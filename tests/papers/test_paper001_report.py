@@ -17,7 +17,7 @@ from rmgr.sim.papers.paper001.checks import CHECKS
 from rmgr.sim.papers.paper001.runs import ALGORITHMS, Paper001Measures, Paper001Run, measure
 from rmgr.sim.papers.paper001.tables import figures, tables
 from rmgr.sim.papers.report import mean
-from rmgr.sim.runs.cells import measured
+from rmgr.sim.runs.parallel import measured
 from rmgr.sim.workload.jobs import WorkloadJob
 
 

@@ -164,8 +164,7 @@ def _compare(
     from rmgr.sim.engine.driver import simulate
     from rmgr.sim.engine.validate import check
     from rmgr.sim.replay import recorded, under
-    from rmgr.sim.runs.metrics import reproducible, summary
-    from rmgr.sim.runs.output import write_run
+    from rmgr.sim.runs.output import reproducible, summary, write_run
 
     world = recorded(history, name=log.name)
     setting = under(world, configuration.stages, policy, configuration.usage_half_life_us)

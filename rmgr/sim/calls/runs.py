@@ -20,8 +20,8 @@ from rmgr.sched.catalogue import call_policy_named
 from rmgr.sched.policy import Policy
 from rmgr.sim.calls.scenario import Scenario
 from rmgr.sim.calls.world import CallRequest, Replication, replicate
-from rmgr.sim.runs.cells import measured
 from rmgr.sim.runs.output import whole_directory, write_json
+from rmgr.sim.runs.parallel import measured
 
 #: (name, parameters) -> the policy for calls.
 MakePolicy: TypeAlias = Callable[[str, Mapping[str, object]], Policy]

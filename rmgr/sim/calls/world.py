@@ -23,7 +23,7 @@ from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.calls.scenario import Case, ClientPlan, LinkPlan, Scenario, ServerPlan
 from rmgr.sim.calls.stations import Background, FcfsStation, SharedStation, Station
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import stream
 
 #: More calls that no server was chosen for: the policy has stopped choosing. So it has where it let so many measurements in a row pass
 #: while calls waited and none was on its way; clients that wait for their answers ask nothing more.

@@ -12,8 +12,7 @@ from typing import Protocol, TypeAlias
 
 from rmgr.errors import UsageError
 from rmgr.sched.job import Node, Placement
-from rmgr.sim.workload.jobs import WorkloadJob
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import WorkloadJob, stream
 
 #: What is left of a job: one amount or several, each >= 0, in units that only the execution model knows (as calculation, communication).
 Work: TypeAlias = tuple[int, ...]

@@ -24,8 +24,7 @@ from rmgr.sim.engine.machine import Machine, Stay, Stays
 from rmgr.sim.engine.outcome import Outcomes, Parting, Setting, Stretches
 from rmgr.sim.engine.turns import Turns
 from rmgr.sim.workload.events import Event
-from rmgr.sim.workload.jobs import Workload, WorkloadJob
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import Workload, WorkloadJob, stream
 
 #: Plain integers: compared once an event.
 _END, _ARRIVAL = int(Rank.END), int(Rank.ARRIVAL)

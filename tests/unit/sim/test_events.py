@@ -25,8 +25,7 @@ from rmgr.sim.engine.execution import BySpeed, by_speed
 from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.validate import check, violations
 from rmgr.sim.runs.experiment import Experiment
-from rmgr.sim.runs.metrics import summary
-from rmgr.sim.runs.output import write_run
+from rmgr.sim.runs.output import summary, write_run
 from rmgr.sim.workload.events import (
     Cancel,
     Event,
@@ -38,8 +37,8 @@ from rmgr.sim.workload.events import (
     NodesRepaired,
     NodesUndrain,
     Window,
+    read_events,
 )
-from rmgr.sim.workload.events_file import read_events
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob, read_trace
 from tests.places import ROOT
 

@@ -19,7 +19,7 @@ from rmgr.sched.tree.allocation import AllocationRule, choose
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.validate import violations
-from rmgr.sim.runs.metrics import summary
+from rmgr.sim.runs.output import summary
 from rmgr.sim.workload.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 

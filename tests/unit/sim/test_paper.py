@@ -23,7 +23,7 @@ from rmgr.sim.models.feitelson96 import feitelson96
 from rmgr.sim.papers import catalogue
 from rmgr.sim.papers.paper001.runs import Paper001Run, measure
 from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Point, Table, Within, WithinBounds, is_selected, spread
-from rmgr.sim.runs.cells import measured
+from rmgr.sim.runs.parallel import measured
 from tests.harness.fair_time import FairTimer
 
 Captured = pytest.CaptureFixture[str]

@@ -21,7 +21,7 @@ from rmgr.sched.state.event_log import AS_TOLD, End, Fact, LogError, Opening, Pa
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.log_files import new_log, read_log
 from rmgr.sim.replay import recorded, under, verify
-from rmgr.sim.runs.metrics import reproducible, summary
+from rmgr.sim.runs.output import reproducible, summary
 
 Captured = pytest.CaptureFixture[str]
 WORDS = ["sim", "run", "lublin99", "--count", "300", "--nodes", "32", "--load", "1.1", "--mtbf", "3d", "--mttr", "3h", "--seed", "4"]

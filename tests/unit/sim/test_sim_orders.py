@@ -26,8 +26,7 @@ from rmgr.sim.engine.execution import UNIT, Execution, Grid, Recorded, by_speed
 from rmgr.sim.engine.outcome import JobOutcome, Result, Setting
 from rmgr.sim.engine.validate import check
 from rmgr.sim.replay import verify
-from rmgr.sim.runs.metrics import summary
-from rmgr.sim.runs.output import write_run
+from rmgr.sim.runs.output import summary, write_run
 from rmgr.sim.workload.events import Cancel, Event, FailOver, NodesFail
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 

@@ -14,7 +14,7 @@ from rmgr.sim.papers.paper002.cells import measure
 from rmgr.sim.papers.paper002.checks import CHECKS as _CHECKS
 from rmgr.sim.papers.paper002.tables import figures, of_figures, tables
 from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Table
-from rmgr.sim.runs.cells import measured
+from rmgr.sim.runs.parallel import measured
 
 CHECKS = tuple(_CHECKS)
 SEEDS = 5

@@ -11,7 +11,7 @@ from rmgr.sched.tree.rotation import Newcomers, Rotation
 from rmgr.sched.tree.shape import Tree, is_balanced, is_fulfilled
 from rmgr.sched.tree.stepped import Stepped
 from rmgr.sim.gangs import Sharing, Task, run, stepped
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import stream
 
 #: (violations, (weight, quanta over those of weight 1))
 Found: TypeAlias = tuple[int, tuple[tuple[int, float], ...]]

@@ -9,7 +9,7 @@ from typing import Any
 from rmgr.sim.calls.runs import CHUNK, Cell, Summary, run_cell, summed
 from rmgr.sim.calls.scenario import Scenario, scenario_named
 from rmgr.sim.calls.world import Replication
-from rmgr.sim.runs.cells import measured
+from rmgr.sim.runs.parallel import measured
 
 _ANY = {"A": 1.0, "B": 1.0, "fast": 1.0, "slow": 1.0, "vector": 1.0, "workstation": 1.0}
 #: What stands for a summary before anything was run.
