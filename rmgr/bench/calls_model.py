@@ -28,7 +28,7 @@ from rmgr.errors import NotConnected, RmgrError, Unavailable
 from rmgr.sched.catalogue import call_policy_named
 from rmgr.sim.calls.scenario import Case, ClientPlan, Scenario, scenario_named
 from rmgr.sim.calls.world import Replication, replicate
-from rmgr.sim.papers.paper004.printed import POLICIES
+from rmgr.sim.papers.paper004 import POLICIES
 from rmgr.sim.workload.jobs import stream
 
 #: How much faster than the paper everything is: servers, links, clients, looks.
