@@ -75,11 +75,10 @@ from rmgr.procedures.deeds import Deeds
 from rmgr.procedures.fresh_settings import FreshSettings
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
-from rmgr.runtime.notify import Notifier
+from rmgr.runtime.mailbox import SignalMessages
 from rmgr.runtime.secured import check_exposure, credentials_of, open_trust, zookeeper_options
-from rmgr.runtime.signals import SignalMessages
-from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore
+from rmgr.runtime.supervision import Notifier, StallGuard
 
 #: Clients at once: each costs four threads and a session of ZooKeeper.
 MAX_SESSIONS = 200

@@ -17,7 +17,7 @@ from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.records.pipeline import named, pipeline_of
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Timer
 from rmgr.sched.plan import Plan
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
