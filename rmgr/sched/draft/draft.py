@@ -126,7 +126,7 @@ class Draft(Ganging):
         if not isinstance(job, Job):
             return job
         if self._part.limits is not None:
-            over = self._over_limits(job)
+            over = self.over_limits(job)
             if over is not None:
                 return Insufficient(over)
         hold = (self._part.holds if self._more is None else self._more.holds).get(job_id)
@@ -177,7 +177,7 @@ class Draft(Ganging):
         if not isinstance(job, Job):
             return job
         if self._part.limits is not None:
-            over = self._over_limits(job)
+            over = self.over_limits(job)
             if over is not None:
                 return Insufficient(over)
         hold = self._holds.get(job_id)
@@ -314,7 +314,7 @@ class Draft(Ganging):
         window = self._window_for(end_us, run.placement)
         if window is not None:
             return Insufficient(Why("maintenance", "could run into {} at {} us", (window.name or window.id, window.start_us)))
-        over = self._over_limits(job)
+        over = self.over_limits(job)
         if over is not None:
             return Insufficient(over)
         mark = len(more.undo)

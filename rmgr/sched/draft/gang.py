@@ -120,7 +120,7 @@ class Ganging(View):
                 if not isinstance(found, Job):
                     return found
                 job = found
-                over = self._over_limits(job, comes)
+                over = self.over_limits(job, comes)
                 if over is not None:
                     return Insufficient(over)
                 comes.append(job)

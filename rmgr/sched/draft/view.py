@@ -247,7 +247,25 @@ class View:
 
     def over_limits(self, job: Job, beside: Sequence[Job] = ()) -> Why | None:
         """The limit that keeps the job from starting now, beside others that are to start with it; None: none does. O(`beside`)."""
-        return self._over_limits(job, beside)
+        limits = self._part.limits
+        if limits is None:
+            return None
+        if limits.max_cpus_per_user or limits.max_jobs_per_user:
+            used = self._used("user", job.user)
+            if beside:
+                used = _with(used, [other for other in beside if other.user == job.user])
+            if limits.max_cpus_per_user and used.cpus + job.wanted_cpus > limits.max_cpus_per_user:
+                return Why("limits", "user {} may have {} CPUs at once and has {}", (job.user, limits.max_cpus_per_user, used.cpus))
+            if limits.max_jobs_per_user and used.jobs >= limits.max_jobs_per_user:
+                return Why("limits", "user {} may run {} jobs at once and does", (job.user, limits.max_jobs_per_user))
+        if limits.max_cpus_per_account:
+            used = self._used("account", job.account)
+            if beside:
+                used = _with(used, [other for other in beside if other.account == job.account])
+            if used.cpus + job.wanted_cpus > limits.max_cpus_per_account:
+                facts = (job.account, limits.max_cpus_per_account, used.cpus)
+                return Why("limits", "account {} may have {} CPUs at once and has {}", facts)
+        return None
 
     def usage(self) -> Iterator[Usage]:
         """What has been used in the whole cluster and is over, by user and account; what runs is in `running`."""
@@ -436,7 +454,7 @@ class View:
     def _holds(self) -> dict[int, Hold]:
         return self._part.holds if self._more is None else self._more.holds
 
-    # -- jobs and limits ---------------------------------------------------------------------------------------------------------
+    # -- jobs and limits ----------------------------------------------------------------------------------------------------
 
     def _shown(self, jobs: Iterable[Job], key: Callable[[Job], tuple[int, ...]], queue: str | None = None) -> Iterator[Job]:
         more = self._more
@@ -455,7 +473,7 @@ class View:
 
     def _within_limits(self, jobs: Iterable[Job]) -> Iterator[Job]:
         for job in jobs:
-            why = self._over_limits(job)
+            why = self.over_limits(job)
             if why is None:
                 yield job
             else:
@@ -516,28 +534,6 @@ class View:
                     if (run.job.user if kind == "user" else run.job.account) == name:
                         cpus, jobs = cpus + sign * run.job.wanted_cpus, jobs + sign
         return Used(used.cpus + cpus, used.jobs + jobs)
-
-    def _over_limits(self, job: Job, beside: Sequence[Job] = ()) -> Why | None:
-        """The limit that keeps the job from starting now, beside others that start with it."""
-        limits = self._part.limits
-        if limits is None:
-            return None
-        if limits.max_cpus_per_user or limits.max_jobs_per_user:
-            used = self._used("user", job.user)
-            if beside:
-                used = _with(used, [other for other in beside if other.user == job.user])
-            if limits.max_cpus_per_user and used.cpus + job.wanted_cpus > limits.max_cpus_per_user:
-                return Why("limits", "user {} may have {} CPUs at once and has {}", (job.user, limits.max_cpus_per_user, used.cpus))
-            if limits.max_jobs_per_user and used.jobs >= limits.max_jobs_per_user:
-                return Why("limits", "user {} may run {} jobs at once and does", (job.user, limits.max_jobs_per_user))
-        if limits.max_cpus_per_account:
-            used = self._used("account", job.account)
-            if beside:
-                used = _with(used, [other for other in beside if other.account == job.account])
-            if used.cpus + job.wanted_cpus > limits.max_cpus_per_account:
-                facts = (job.account, limits.max_cpus_per_account, used.cpus)
-                return Why("limits", "account {} may have {} CPUs at once and has {}", facts)
-        return None
 
     # -- horizons -----------------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ RESTORE = cluster.restore
 DEFECTS: dict[str, tuple[Any, str, Any, str, set[str]]] = {
     "nodes_are_given_twice": (NodePool, "_change", nothing, "first_fit", {"capacity"}),
     "ranges_are_never_taken": (UnitPool, "take", nothing, "first_fit", {"capacity", "applies"}),
-    "limits_are_forgotten": (View, "_over_limits", lambda *_: None, "first_fit", {"permission"}),
+    "limits_are_forgotten": (View, "over_limits", lambda *_: None, "first_fit", {"permission"}),
     "windows_open_late": (Partition, "set_windows", opened_late, "fcfs", {"permission"}),
     "jobs_begin_when_they_come": (Partition, "_never", lambda *_: None, "fcfs", {"served", "applies", "sound"}),
     "dependencies_are_forgotten": (cluster.ClusterState, "_waits_on", lambda *_: None, "fcfs", {"permission"}),
