@@ -107,6 +107,15 @@ def open_zookeeper(config: Config, credentials: Credentials | None, *, insecure:
     return ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
 
 
+def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Trust | None:
+    """Whose keys count at present, None in an open cluster."""
+    if credentials is None:
+        return None
+    from rmgr.adapters.identity.trust import Trust
+
+    return Trust(coordinator, credentials.ca_pem)
+
+
 def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str, insecure: bool) -> None:
     """Raises ConfigError where other machines could reach what nobody guards, unless `--insecure` was typed.
 
@@ -128,15 +137,6 @@ def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str
         )
 
 
-def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Trust | None:
-    """Whose keys count at present, None in an open cluster."""
-    if credentials is None:
-        return None
-    from rmgr.adapters.identity.trust import Trust
-
-    return Trust(coordinator, credentials.ca_pem)
-
-
 def is_loopback(address: str) -> bool:
     """HOST:PORT (or HOST) that only this machine reaches."""
     host, colon, port = address.strip().rpartition(":")
@@ -145,14 +145,6 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def advertised_metrics(address: str, advertise: str = "") -> str:
-    """The same of where measurements are served; `advertise` is of gRPC, and only its host counts."""
-    if address.rpartition(":")[0] not in _EVERYWHERE:
-        return address
-    is_bare = advertise.endswith("]") or ":" not in advertise
-    return advertised(address, advertise if is_bare else advertise.rpartition(":")[0])
 
 
 def advertised(endpoint: str, advertise: str = "") -> str:
@@ -168,6 +160,14 @@ def advertised(endpoint: str, advertise: str = "") -> str:
         is_bare = advertise.endswith("]") or ":" not in advertise
         return f"{advertise}:{port}" if is_bare else advertise
     return f"{socket.gethostname()}:{port}" if host in _EVERYWHERE else endpoint
+
+
+def advertised_metrics(address: str, advertise: str = "") -> str:
+    """As `advertised`, of where measurements are served; `advertise` is of gRPC, and only its host counts."""
+    if address.rpartition(":")[0] not in _EVERYWHERE:
+        return address
+    is_bare = advertise.endswith("]") or ":" not in advertise
+    return advertised(address, advertise if is_bare else advertise.rpartition(":")[0])
 
 
 def address_towards(endpoint: str, *, timeout_s: float) -> str:
