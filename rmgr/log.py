@@ -16,7 +16,7 @@ from typing import Any, TextIO, cast
 from rmgr.audit_book import AuditBook
 from rmgr.config import LogConfig
 from rmgr.model.cluster.limits import UserLimits
-from rmgr.runtime.deferred import defer
+from rmgr.runtime.interpreter import defer
 from rmgr.runtime.logger import Log
 
 defer()  # daemons import this module before those that would load them

@@ -59,7 +59,7 @@ TOP_LEVEL = frozenset({"rmgr", "proto", "deploy", "tests", "docker-compose.yml",
 OWNERS = {
     "kazoo": ("adapters/zookeeper/client.py",),
     "cassandra": ("adapters/cassandra/driver.py",),
-    "matplotlib": ("sim/plots/__init__.py", "sim/plots/parts/canvas.py"),
+    "matplotlib": ("sim/plots/__init__.py", "sim/plots/canvas.py"),
 }
 
 #: Names below a node of `coord/protocol/paths.py`; with its constants they are what a path literal begins with.

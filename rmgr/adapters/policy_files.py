@@ -23,9 +23,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, RmgrError
+from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, call_policy_named, policy_named
 from rmgr.sched.parameters import parameters_of, unknown
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, call_policy_named, policy_named
-from rmgr.sched.pipeline.stages import Configuration, configured, pipeline_from, served
+from rmgr.sched.pipeline import Configuration, configured, pipeline_from, served
 from rmgr.sched.policy import sends_calls
 
 if TYPE_CHECKING:

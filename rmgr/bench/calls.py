@@ -3,20 +3,22 @@
 A cluster of its own: ZooKeeper, one WatchDog, a Starter of two cores, a gateway that looks at its servers every second, and two servers of
 two slots with the shipped functions. It is open, as the bare gRPC beside it is. The baseline of a call is two hops of bare gRPC, each a
 process (`load/bare_hops.py`). What lasts is named by `--row`: 10,000 jobs that wait, 50 servers, and the scenarios of the paper
-(`calls_model.py`).
+(`bench/calls.py`).
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any, Self
 
 import psutil
 
@@ -24,12 +26,13 @@ import rmgr
 from rmgr.adapters.rpc.alive import OwnVoice
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.bench.calls_cluster import CallsCluster
-from rmgr.bench.calls_model import ninf_shared, ninf_table4
 from rmgr.bench.jobs import AwaitedEnds
+from rmgr.bench.load import solver
 from rmgr.bench.load.bare_hops import Hops
 from rmgr.bench.load.children import Child
+from rmgr.bench.load.live_workload import WorkloadStage
 from rmgr.bench.load.process_cost import MIB, cpu_s
+from rmgr.bench.load.shaped_link import ShapedLink
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row, took_s, zookeeper_counts
 from rmgr.bench.tasks import no_op
 from rmgr.client.calls import Caller, CallFuture
@@ -41,11 +44,18 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import RmgrError, UsageError
+from rmgr.dev.cluster import DevCluster
+from rmgr.errors import NotConnected, RmgrError, Unavailable, UsageError
 from rmgr.model.cluster.node import EpochRecord
-from rmgr.model.cluster.servers import Candidate, PickRequest
+from rmgr.model.cluster.queue import PipelineSpec
+from rmgr.model.cluster.servers import CALLS, Candidate, PickRequest
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Work
+from rmgr.sched.catalogue import call_policy_named
+from rmgr.sim.calls.scenario import Case, ClientPlan, Scenario, scenario_named
+from rmgr.sim.calls.world import Replication, replicate
+from rmgr.sim.papers.paper004 import POLICIES
+from rmgr.sim.workload.jobs import stream
 
 _SETUP = "a gateway, 2 servers of 2 slots"
 _PICKS, _CALLS, _TASKS = 400, 100, 40
@@ -58,6 +68,12 @@ _PATIENCE_S = 300.0
 _MANY, _REFRESHES = 50, ((1.0, 20.0), (60.0, 61.0))
 #: Of `predictors`: calls that take so long (s), at this load of both servers.
 _MODEL_CALLS, _MODEL_S, _MODEL_LOAD, _MOPS = 100, 0.1, 0.5, 100
+#: How much faster than the paper everything is: servers, links, clients, looks.
+FASTER = 20
+_SEED = 1
+_PLAYED_S = 300.0
+_READY_S = 60.0
+_POLL_S = 0.05
 
 
 def calls(plan: MeasuringPlan) -> list[Row]:
@@ -389,6 +405,318 @@ def _compared(what: str, unit: str, times: dict[str, list[list[float]]], *, shar
             setup = _SETUP if system == "rmgr" else "the same run"
             rows.append(row(system, setup, f"{what}, p{round(share * 100)}", unit, values, ratio=ratio))
     return rows
+
+
+def ninf_shared(plan: MeasuringPlan) -> list[Row]:
+    """Table 3."""
+    return _scenario(plan, "ninf_shared")
+
+
+def ninf_table4(plan: MeasuringPlan) -> list[Row]:
+    """Table 4, as papers.md 4.4 decodes it."""
+    return _scenario(plan, "ninf_table4")
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Mean seconds a request, as the paper has them (so `FASTER` times those of the clock): all of it, and the function with its wait for
+    the slot. shares: of the requests, by server."""
+
+    total_s: float
+    computing_s: float
+    shares: dict[str, float]
+
+
+def as_live(scenario: Scenario) -> Scenario:
+    """With servers as those that run are: one slot, in order, without other work."""
+    servers = (replace(server, discipline="fcfs", background=0.0, background_operations=0.0) for server in scenario.servers)
+    return replace(scenario, servers=tuple(servers))
+
+
+def _scenario(plan: MeasuringPlan, name: str) -> list[Row]:
+    printed = scenario_named(name)
+    scenario = replace(as_live(printed), requests=plan.count(printed.requests))
+    live: dict[tuple[str, str], list[Played]] = {}
+    virtual: dict[tuple[str, str], list[Played]] = {}
+    with _Stage.of(scenario) as stage:
+        for number in plan.rounds(f"{name}, {len(POLICIES)} policies", f" of {scenario.requests} requests each"):
+            for case in scenario.cases:
+                for policy in POLICIES:
+                    began_s = time.monotonic()
+                    seed = _SEED + number
+                    live.setdefault((case.name, policy), []).append(stage.play(case, policy, seed))
+                    simulated = replicate(scenario, case, call_policy_named(policy), seed=seed)
+                    virtual.setdefault((case.name, policy), []).append(simulated_as(simulated))
+                    one, other = live[case.name, policy][-1], virtual[case.name, policy][-1]
+                    plan.progress(
+                        f"case {case.name}, {policy}: {one.total_s:.2f} s live, {other.total_s:.2f} s simulated, "
+                        f"in {time.monotonic() - began_s:.0f} s"
+                    )
+    rows: list[Row] = []
+    first = scenario.servers[0].name
+    for key, found in live.items():
+        ratios = [one.total_s / other.total_s for one, other in zip(found, virtual[key], strict=True)]
+        for system, setup, played, ratio in (
+            ("the simulator", "the same draws", virtual[key], 1.0),
+            ("rmgr", f"{len(scenario.servers)} servers, times x {FASTER}", found, statistics.median(ratios)),
+        ):
+            detail = {
+                "least_ratio": min(ratios),
+                "most_ratio": max(ratios),
+                "computing": statistics.fmean(one.computing_s for one in played),
+                f"share_of_{first}": statistics.fmean(one.shares.get(first, 0.0) for one in played),
+            }
+            if system != "rmgr":
+                del detail["least_ratio"], detail["most_ratio"]
+            totals = [one.total_s for one in played]
+            what = f"{name}, case {key[0]}, {key[1]}: mean of a request"
+            rows.append(row(system, setup, what, "s", totals, ratio=ratio, **detail))
+    return rows
+
+
+def simulated_as(found: Replication) -> Played:
+    """What the simulator says, in the same terms."""
+    requests = found.requests
+    servers = [request.server for request in requests]
+    return Played(
+        total_s=statistics.fmean(request.total_s for request in requests),
+        computing_s=statistics.fmean(request.computing_s for request in requests),
+        shares={name: servers.count(name) / len(servers) for name in set(servers)},
+    )
+
+
+class _Stage:
+    """The servers, gateways and links of one scenario."""
+
+    def __init__(self, scenario: Scenario, cluster: CallsCluster) -> None:
+        self._scenario = scenario
+        self._cluster = cluster
+        self._gateways = cluster.gateways()
+        (self._kind,) = scenario.clients
+
+    @staticmethod
+    @contextmanager
+    def of(scenario: Scenario) -> Iterator[_Stage]:
+        """Started; gone afterwards."""
+        is_shared = not scenario.links[0].own
+        clients = sum(client.count for client in scenario.clients)
+        (kind,) = scenario.clients
+        with ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True)))
+            functions = directory / "functions.toml"
+            functions.write_text(
+                f'[[function]]\nname = "solve"\ncall = "{solver.__name__}:solve"\noperations = "operations"\nbytes = "{kind.bytes}"\n'
+                'arguments = ["in operations int", "in data bytes", "out count int"]\n'
+            )
+            cluster = stack.enter_context(CallsCluster(directory, nodes=0))
+            refresh_s = scenario.refresh_us / 1e6 / FASTER
+            for number in range(1 if is_shared else clients):
+                cluster.start_gateway(f"g{number + 1}", refresh_s=refresh_s)
+            for server, link in zip(scenario.servers, scenario.links, strict=True):
+                assert server.name == link.server
+                shaped = [stack.enter_context(ShapedLink(one, link.capacity * FASTER)) for one in cluster.gateways()]
+                dial = ",".join(one.endpoint for one in shaped)
+                speed = f"{server.speed / 1e6 * FASTER:g}"
+                cluster.start_server(
+                    server.name, "--functions", str(functions), "--slots", str(server.slots), "--speed", speed, "--dial", dial
+                )
+            cluster.wait_for_servers(len(scenario.servers))
+            yield _Stage(scenario, cluster)
+
+    def play(self, case: Case, policy: str, seed: int) -> Played:
+        """One replication, from idle servers on. Raises: Unavailable; RmgrError for a call that fails."""
+        self._cluster.use(policy, {"stage": [{"policy": policy}]})
+        self._cluster.settle()
+        names = self._kind.names
+        callers = [self._cluster.caller(self._gateways[at % len(self._gateways)]) for at in range(len(names))]
+        for caller in callers:  # what `solve` takes is known before the clock runs
+            self._cluster.until(lambda caller=caller: _knows(caller), "every gateway answers")  # type: ignore[misc]
+        play = _Play(self._scenario.requests)
+        try:
+            clients = [
+                threading.Thread(target=play.client, args=(caller, name, self._kind, case, seed), name=name, daemon=True)
+                for caller, name in zip(callers, names, strict=True)
+            ]
+            for client in clients:
+                client.start()
+            if not play.over.wait(_PLAYED_S):
+                raise Unavailable(f"policy {policy}: {play.answers} of {self._scenario.requests} requests have answers")
+        finally:
+            play.over.set()
+            for caller in callers:
+                caller.close()  # what was asked later is cancelled
+        for client in clients:
+            client.join(_PLAYED_S)
+        return play.played()
+
+
+def _knows(caller: Caller) -> bool:
+    try:
+        return caller.interface("solve").name == "solve"
+    except RmgrError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request. at_s: monotonic. ended_s: [when its answer was there]."""
+
+    at_s: float
+    future: CallFuture
+    ended_s: list[float]
+
+
+class _Play:
+    """Requests of one replication, by number of their issue. over: those that count have their answers, or one has failed."""
+
+    def __init__(self, requests: int) -> None:
+        self.over = threading.Event()
+        self.answers = 0
+        self._requests = requests
+        self._lock = threading.Lock()
+        self._asked: list[_Asked] = []
+        self._error: BaseException | None = None
+        self._began_s = time.monotonic()
+
+    def client(self, caller: Caller, name: str, kind: ClientPlan, case: Case, seed: int) -> None:
+        """As `sim/calls/world.py` draws."""
+        issues, draws = stream(seed, f"issue/{name}"), stream(seed, f"transfer/{name}")
+        mean_s = case.interval_s / FASTER
+        next_s = issues.expovariate(1 / mean_s)
+        while not self.over.wait(max(0.0, self._began_s + next_s - time.monotonic())):
+            at_s = time.monotonic()
+            drawn = draws.expovariate(1.0) if kind.kind == "open" else 1.0
+            try:
+                future = self._ask(caller, kind, drawn, at_s)
+            except NotConnected:  # closed meanwhile: it is over
+                return
+            # an open client goes by its own clock, whatever its asking took; one that waits is late with all that follows
+            next_s = (next_s if kind.kind == "open" else at_s - self._began_s) + issues.expovariate(1 / mean_s)
+            if kind.kind == "closed":
+                try:
+                    future.exception()
+                except BaseException:  # noqa: BLE001 - cancelled at the end
+                    return
+
+    def _ask(self, caller: Caller, kind: ClientPlan, drawn: float, at_s: float) -> CallFuture:
+        with self._lock:
+            future = caller.call_async("solve", kind.operations, bytes(round(kind.bytes * drawn)))
+            asked = _Asked(at_s, future, [])
+            self._asked.append(asked)
+            number = len(self._asked)
+        future.add_done_callback(lambda _: self._answered(asked, number))
+        return future
+
+    def _answered(self, asked: _Asked, number: int) -> None:
+        asked.ended_s.append(time.monotonic())
+        if number > self._requests or asked.future.cancelled():
+            return
+        with self._lock:
+            self.answers += 1
+            self._error = self._error or asked.future.exception()
+            if self.answers == self._requests or self._error is not None:
+                self.over.set()
+
+    def played(self) -> Played:
+        """Of those that count. Raises what one of them has raised."""
+        if self._error is not None:
+            raise self._error
+        counted: Sequence[_Asked] = self._asked[: self._requests]
+        servers = [one.future.server for one in counted]
+        timings = [one.future.timing for one in counted]
+        return Played(
+            total_s=FASTER * statistics.fmean(one.ended_s[0] - one.at_s for one in counted),
+            computing_s=FASTER * statistics.fmean(timing.waited + timing.ran for timing in timings),
+            shares={name: servers.count(name) / len(servers) for name in set(servers)},
+        )
+
+
+class CallsCluster:
+    """One WatchDog, `nodes` Starters of two cores, and the gateways and servers that are started. Context manager.
+
+    Args:
+        directory: where it lives, and where it stays what it leaves.
+    """
+
+    def __init__(self, directory: Path, *, nodes: int) -> None:
+        self.cluster = DevCluster(directory / "cluster", nodes=nodes, cores=2, watchdogs=1, secured=False)
+        self._refresh_s = 0.0
+        self._callers: dict[str, Caller] = {}
+
+    def __enter__(self) -> Self:
+        self.cluster.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for caller in self._callers.values():
+            caller.close()
+        self.cluster.stop(at_once=True)
+
+    def start_gateway(self, name: str, *, refresh_s: float) -> int:
+        """refresh_s: how often it looks at its servers. Returns its pid."""
+        self._refresh_s = max(self._refresh_s, refresh_s)
+        return self.cluster.start_gateway(name, environment={"RMGR_SUBMITTER_REFRESH": f"{refresh_s:g}s"})
+
+    def start_server(self, name: str, *options: str) -> int:
+        """Returns its pid."""
+        return self.cluster.start_server(name, options=options)
+
+    def gateways(self) -> tuple[str, ...]:
+        """HOST:PORT of each."""
+        return tuple(self.cluster.state.gateway.split(","))
+
+    def caller(self, gateway: str = "") -> Caller:
+        """A client of its own, of the first gateway or of that one; to be closed by who asks for it."""
+        return Caller(Config(cluster=ClusterConfig(gateway=gateway or self.gateways()[0])))
+
+    def servers(self) -> Any:
+        """`pb.ServersReply` of the first gateway. Raises: RmgrError."""
+        if "" not in self._callers:
+            self._callers[""] = self.caller()
+        return self._callers[""].asked(lambda client: client.servers(""))
+
+    def wait_for_servers(self, count: int) -> None:
+        """All are open, and every link is measured. Raises: Unavailable."""
+        wanted = count * len(self.gateways())
+
+        def are_there() -> bool:
+            try:
+                found = self.servers().servers
+            except RmgrError:
+                return False
+            return sum(one.state == "open" for one in found) == count and sum(len(one.links) for one in found) == wanted
+
+        self.until(are_there, f"{count} servers are open")
+
+    def use(self, name: str, document: Mapping[str, object]) -> None:
+        """Picks by this pipeline from now on. name: what it is called while it is used. Raises: Unavailable."""
+        with connected(self.cluster) as connection:
+            WorkloadStage(connection).use(PipelineSpec(partition=CALLS, document=json.dumps(document, sort_keys=True), name=name))
+        self.until(lambda: self.servers().policy == name, f"policy {name} picks")
+
+    def settle(self) -> None:
+        """Nothing runs, and every gateway has measured that. Raises: Unavailable."""
+        idle_s = 0.0
+
+        def is_settled() -> bool:
+            nonlocal idle_s
+            now_s = time.monotonic()
+            found = self.servers().servers
+            if any(one.running or one.waiting for one in found):
+                idle_s = 0.0
+                return False
+            idle_s = idle_s or now_s
+            return now_s - idle_s > self._refresh_s and all(one.age_s < now_s - idle_s and not one.assigned for one in found)
+
+        self.until(is_settled, "the servers are idle")
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Raises: Unavailable when that does not come within a minute."""
+        end_s = time.monotonic() + _READY_S
+        while not condition():
+            if time.monotonic() > end_s:
+                raise Unavailable(f"not within {_READY_S:g} s: {what}")
+            time.sleep(_POLL_S)
 
 
 _ON_ONE_CLUSTER: dict[str, Callable[[_Bench], list[Row]]] = {

@@ -4,19 +4,24 @@ Eight Starters of one core each, on a machine that has fewer: what spins on all 
 baseline that waits as well: a bare loop for each node, with as many spinning processes, that stops and continues them in the same way at
 the same distance. Ranks stamp when each of their stretches began; how far the first stamp of a turn lies from the boundary that the
 record names is the offset. Repetitions of it are consecutive parts of one stretch of turning.
+
+Then jobs on real nodes beside the simulator of the same jobs (`model`): what they use, and who gets how much. Jobs of 1 to 8 processes come
+at .8 of the machine and sleep 10 ms at a time: a sleep that ends while a job stands still ends unseen, so the job needs its turns. Then
+equals, jobs of all nodes and of one length, come at once. The simulator has no costs: starts, stops and Python take no time in it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,12 +30,12 @@ from typing import Any, NamedTuple
 import psutil
 
 from rmgr.adapters.host.cgroup import CgroupConfig, Cgroups
-from rmgr.bench.gang_model import model
 from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.load import turns
-from rmgr.bench.load.live_workload import PARTITION, WorkloadStage, pipeline_with, send
+from rmgr.bench.load.live_workload import PARTITION, Played, WorkloadStage, pipeline_with, send
 from rmgr.bench.load.process_cost import children_of, cpu_s
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row, zookeeper_counts
+from rmgr.bench.reality import compare, simulated
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submitter.engine import Engine
@@ -45,9 +50,10 @@ from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.placing import Rigid, job_id
 from rmgr.model.tasks.submission import Command, Work
 from rmgr.procedures.admission import admit
-from rmgr.sched.capacity.carousel import Carousel
+from rmgr.sched.capacity.gangs import Carousel
 from rmgr.sched.capacity.timetable import Timetable
 from rmgr.sched.records import Gang
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 _NODES = 8
 #: Nodes that the jobs of the switch have, and slots for each quantum (s) in which they are looked at.
@@ -64,6 +70,10 @@ _PATIENCE_S = 60.0
 #: Of the record that is read in process.
 _LEAVES, _JOBS = 256, 500
 PROGRAM = turns.__file__
+LOAD = 0.8
+_MODEL_JOBS, _EQUALS, _SEED = 24, 4, 11
+#: Slots of this length (s).
+_QUANTUM_S = 0.5
 
 
 class Switches(NamedTuple):
@@ -104,7 +114,7 @@ class _Bench:
         self._made = 0
 
     def model(self) -> list[Row]:
-        """See `gang_model.py`."""
+        """See `bench/gang.py`."""
         return model(self._plan, self._stage, _NODES, self._setup)
 
     # -- the switch --------------------------------------------------------------------------------------------------------
@@ -475,3 +485,59 @@ def large_record() -> GangRecord:
         late=grown.late,
         attempts=tuple((job, 1, 0) for job in grown.jobs),
     )
+
+
+def model(plan: MeasuringPlan, stage: WorkloadStage, nodes: int, setup: str) -> list[Row]:
+    """Rows beside what the simulator says. Raises: RmgrError for a job that does not run to its end."""
+    document: Mapping[str, object] = {"stage": [{"policy": "dqt", "parameters": {"quantum": f"{_QUANTUM_S:g}s"}}]}
+    stage.use(pipeline_with("dqt", document))
+    jobs, equals = coming(max(1, round(_MODEL_JOBS * plan.scale)), nodes), _workload([(0, nodes, 2_000_000)] * _EQUALS, nodes)
+    used: list[float] = []
+    apart: list[float] = []
+    virtual, virtual_equals = simulated(jobs, document, nodes=nodes), simulated(equals, document, nodes=nodes)
+    for _ in plan.rounds(f"{len(jobs.jobs)} jobs at a load of {LOAD:g}, then {_EQUALS} equals, live and simulated"):
+        live = stage.play(jobs, naps=True)
+        compare(live, virtual)
+        used.append(utilisation(jobs, live))
+        live_equals = stage.play(equals, naps=True)
+        compare(live_equals, virtual_equals)
+        apart.append(100 * farthest(live_equals, virtual_equals))
+    told = utilisation(jobs, virtual)
+    return [
+        row("the simulator", "the same jobs", f"{len(jobs.jobs)} jobs at a load of {LOAD:g}: utilisation", "", [told]),
+        row("rmgr", setup, "... on nodes", "", used, ratio=statistics.median(used) / told, apart=told - statistics.median(used)),
+        row("rmgr", setup, f"shares of {_EQUALS} equals, live and simulated apart, the farthest", "%", apart),
+    ]
+
+
+def coming(count: int, nodes: int) -> Workload:
+    """Jobs of 1 to all processes and 0.5 to 3 s that ask for `LOAD` of the machine."""
+    rng = random.Random(_SEED)
+    at_us, made = 0.0, []
+    for _ in range(count):
+        processes = rng.choice([size for size in (1, 1, 2, 4, 8) if size <= nodes])
+        run_us = 10_000 * rng.randrange(50, 300)
+        made.append((round(at_us), processes, run_us))
+        at_us += processes * run_us / nodes / LOAD
+    return _workload(made, nodes)
+
+
+def utilisation(jobs: Workload, played: Sequence[Played]) -> float:
+    """Of the machine, until the last job has ended."""
+    return sum(job.processes * job.run_us for job in jobs.jobs) / jobs.processors / max(one.end_us for one in played)
+
+
+def farthest(live: Sequence[Played], virtual: Sequence[Played]) -> float:
+    """By what part the share of an equal (its work / its stay) differs from the simulated one, the first of both and so on: the most."""
+    stays, others = (sorted(one.end_us - one.start_us for one in played) for played in (live, virtual))
+    return max(abs(other / stay - 1) for stay, other in zip(stays, others, strict=True))
+
+
+def _workload(jobs: Sequence[tuple[int, int, int]], nodes: int) -> Workload:
+    made = [
+        WorkloadJob(
+            number=number, submit_us=at_us, run_us=run_us, estimate_us=600 * SECOND, processors=processes, processes=processes
+        )
+        for number, (at_us, processes, run_us) in enumerate(jobs, 1)
+    ]
+    return Workload(name="gang", jobs=tuple(made), processors=nodes)

@@ -19,9 +19,9 @@ from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import State
-from rmgr.sched.pipeline.stages import pipeline_from
+from rmgr.sched.pipeline import pipeline_from
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 NODES, JOBS, SEED = 8, 60, 7

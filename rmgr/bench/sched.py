@@ -20,16 +20,16 @@ from typing import TypeVar
 from rmgr.bench.measuring import MeasuringPlan, Row, paired, row
 from rmgr.errors import RmgrError
 from rmgr.model.base.resources import MIB
+from rmgr.sched.catalogue import POLICIES
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.pipeline.catalogue import POLICIES
-from rmgr.sched.pipeline.stages import configured
+from rmgr.sched.pipeline import configured
 from rmgr.sched.plan import Plan as SchedulerPlan
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.engine import bare_loop
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.models.lublin99 import lublin99
 from rmgr.sim.workload.jobs import Workload, read_trace
 

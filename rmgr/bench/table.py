@@ -4,23 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rmgr.bench import (
-    backlog,
-    calls,
-    classes,
-    commands,
-    gang,
-    idle,
-    jobs,
-    keyed,
-    mixed,
-    published,
-    reality,
-    scale,
-    sched,
-    store,
-    tasks,
-)
+from rmgr.bench import backlog, calls, classes, commands, gang, idle, jobs, keyed, mixed, published, reality, scale, sched, store, tasks
 from rmgr.bench.measuring import MeasuringPlan, Row
 from rmgr.errors import UsageError
 

@@ -7,6 +7,7 @@ process by pid and start time, so that `rmgr dev stop` from any shell ends exact
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import secrets
 import signal
@@ -21,6 +22,8 @@ from typing import Self
 import psutil
 
 from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.identity.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle
+from rmgr.adapters.identity.pki import Authority, issue_server
 from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import ClusterConfig, Config, SecurityConfig
@@ -29,9 +32,8 @@ from rmgr.dev.cassandra import CassandraNode
 from rmgr.dev.cassandra import prepare as prepare_cassandra
 from rmgr.dev.keeper import Recipe, write_recipes
 from rmgr.dev.record import KEEPER, DevProcess, DevState, forget, kill_processes, read_state, stop_processes, write_state
-from rmgr.dev.security import DevSecurity, is_open_asked
 from rmgr.dev.server import ServerProcess, free_port
-from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
 from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.identity import Role
@@ -46,6 +48,8 @@ CHROOT = "/rmgr/dev"
 OWN_CASSANDRA = "cassandra"
 _CASSANDRA_HEAP_MB = 400
 _POLL_S = 0.05
+#: Set to 1, clusters of `rmgr dev` are open: for tests, and for a look at what security costs.
+OPEN_VARIABLE = "RMGR_DEV_OPEN"
 
 
 class DevCluster:
@@ -54,11 +58,11 @@ class DevCluster:
     Args:
         directory: made when missing; a cluster that was stopped there goes on with its data.
         nodes, cores: Starters, and cores that each offers. watchdogs, zookeepers: how many. servers: of calls, with a gateway for them.
-        zookeeper_release: "3.8", "3.9", "" = what is there (`zookeeper_jars.class_path`).
+        zookeeper_release: "3.8", "3.9", "" = what is there (`zookeeper.class_path`).
         store: URL; default SQLite in the directory; "cassandra": a Cassandra node of its own in the directory.
         starter_options, environment: more options of each Starter, more variables of each daemon (failpoints).
         heap_mb: of each ZooKeeper server.
-        secured: with credentials for everybody in it (`dev/security.py`); None: unless RMGR_DEV_OPEN=1.
+        secured: with credentials for everybody in it (`dev/cluster.py`); None: unless RMGR_DEV_OPEN=1.
         zookeeper_tls: ZooKeeper speaks TLS only, to those whom the cluster's authority knows; takes `secured`.
         zookeeper_words: four-letter words that ZooKeeper answers (`dev/zookeeper.py`).
         guest_of: a server that runs already, and has other clusters too: it is neither started nor stopped, and this cluster lives below
@@ -447,3 +451,41 @@ class DevCluster:
 
 def _several(count: int, name: str) -> str:
     return f"{count} {name}{'s' if count != 1 else ''}"
+
+
+class DevSecurity:
+    """Bundles below `directory`, made when they are asked for. Cost: 2 ms each, once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def bundle(self, role: Role, name: str) -> Path:
+        """The bundle of a daemon or person; one that has expired is made anew."""
+        where = self.directory / "bundles" / f"{role}-{name}"
+        ensure_bundle(self._ca(), where, name, role, hosts=LOCAL_HOSTS, renew=True)
+        return where
+
+    @property
+    def owner(self) -> Path:
+        """The bundle of who runs the cluster: he may act on everybody's work."""
+        return self.bundle(Role.OPERATOR, getpass.getuser())
+
+    @property
+    def admin(self) -> Path:
+        """The admin's own bundle, with the authority."""
+        self._ca()
+        return self.directory
+
+    def server_tls(self) -> ServerTls:
+        """With what ZooKeeper's servers on this machine show who they are."""
+        authority = self._ca()
+        certificate, key = issue_server(authority, "zookeeper", LOCAL_HOSTS)
+        return ServerTls(certificate=certificate, key=key, ca=authority.cert_pem)
+
+    def _ca(self) -> Authority:
+        return ensure_authority(self.directory)[0]  # read anew: to revoke somebody changes the secret of his role
+
+
+def is_open_asked() -> bool:
+    """The variable says that clusters here are to be open."""
+    return os.environ.get(OPEN_VARIABLE, "").lower() in {"1", "true", "yes", "on"}

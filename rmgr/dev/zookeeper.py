@@ -1,12 +1,14 @@
-"""A real ZooKeeper server, or an ensemble of them, as child processes: for `rmgr dev`, tests and measurements.
+"""A real ZooKeeper server, or an ensemble of them, as child processes: for `rmgr dev`, tests and measurements; and whose jars it runs.
 
-Which jars are used is in `zookeeper_jars.py`. Data are fsynced as in production. Nothing is written outside the data
-directory.
+Data are fsynced as in production. Nothing is written outside the data directory. Jars are Debian's 3.8, or the 3.9 that `rmgr.dev.jars` has
+fetched. RMGR_ZOOKEEPER_LIB chooses for every server whose maker did not: a directory of jars, or one of `RELEASES`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +16,11 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from rmgr.adapters.zookeeper.wire import four_letter
+from rmgr.dev import jars
 from rmgr.dev.server import ServerProcess, free_port, wait_all_ready
-from rmgr.dev.zookeeper_jars import HOW_TO_INSTALL, class_path, java, missing_parts
 from rmgr.errors import Unavailable
 
 __all__ = ["ServerTls", "ZooKeeperEnsemble", "ZooKeeperServer", "free_port", "java", "missing_parts"]
-
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _LOG_TAIL_BYTES = 2000
 #: What a JVM without work wakes for five times a second: to look for monitors that nobody uses, and to stop all threads for a moment.
@@ -29,6 +30,13 @@ _SLEEPY = (
     "-XX:AsyncDeflationInterval=5000",
     "-XX:GuaranteedSafepointInterval=60000",
 )
+#: Debian's package, and the one from Maven Central (zookeeper-3.9.pom.xml).
+RELEASES = ("3.8", "3.9")
+FETCHED = "zookeeper-3.9"
+DEBIAN_JARS = ("zookeeper.jar", "zookeeper-jute.jar", "slf4j-api.jar", "slf4j-simple.jar", "netty-all.jar", "netty-codec.jar")
+_NEEDED = DEBIAN_JARS[:4]
+_DEBIAN_DIR = Path("/usr/share/java")
+HOW_TO_INSTALL = "apt-get install --no-install-recommends default-jre-headless libzookeeper-java libnetty-java libslf4j-java"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +84,7 @@ class ZooKeeperServer(ServerProcess):
         port: client port on `host`, None: a free one, kept over restarts.
         tick_ms: sessions last 2 to 20 ticks.
         heap_mb: largest heap.
-        release: "3.8" (Debian's) or "3.9" (fetched from Maven Central); "": what `zookeeper_jars.class_path` finds.
+        release: "3.8" (Debian's) or "3.9" (fetched from Maven Central); "": what `class_path` finds.
         config: more lines of zoo.cfg.
         tls: `port` speaks TLS, and there is no other.
         words: four-letter words that it answers, to anybody: `srvr` is what rmgr needs; `mntr` and `conf` tell strangers much more.
@@ -288,3 +296,65 @@ class ZooKeeperEnsemble:
 
     def __exit__(self, *_exc: object) -> None:
         self.stop()
+
+
+def missing_parts(release: str = "") -> str | None:
+    """What is missing to run a server (of this release) here, None when it can run."""
+    if java() is None:
+        return "no `java` on PATH nor in JAVA_HOME"
+    try:
+        class_path(release)
+    except Unavailable as error:
+        return error.message
+    return None
+
+
+def java() -> str | None:
+    """The Java program: JAVA_HOME's, else the one on PATH."""
+    home = os.environ.get("JAVA_HOME")
+    if home and (Path(home) / "bin" / "java").exists():
+        return str(Path(home) / "bin" / "java")
+    return shutil.which("java")
+
+
+def fetched_dir() -> Path:
+    """Where the jars of 3.9 are kept: the user's cache."""
+    return jars.directory(FETCHED)
+
+
+def class_path(release: str = "") -> str:
+    """Java's class path for the server.
+
+    Args:
+        release: one of `RELEASES`; "" = what RMGR_ZOOKEEPER_LIB says, else Debian's, else the fetched one.
+    Raises: Unavailable when jars are missing.
+    """
+    chosen = release or os.environ.get("RMGR_ZOOKEEPER_LIB", "")
+    if chosen == "3.8":
+        return _debian()
+    if chosen == "3.9":
+        return _directory(fetched_dir(), f"type: {jars.command(FETCHED)}")
+    if chosen:
+        return _directory(Path(chosen), "a directory with ZooKeeper's jar and all its dependencies is meant", "RMGR_ZOOKEEPER_LIB=")
+    try:
+        return _debian()
+    except Unavailable:
+        if any(fetched_dir().glob("zookeeper*.jar")):
+            return str(fetched_dir() / "*")
+        raise
+
+
+def _directory(where: Path, hint: str, name: str = "") -> str:
+    if not any(where.glob("zookeeper*.jar")):
+        msg = f"{name}{where} holds no zookeeper*.jar"
+        raise Unavailable(msg, hint=hint)
+    return str(where / "*")
+
+
+def _debian() -> str:
+    lacking = [name for name in _NEEDED if not (_DEBIAN_DIR / name).exists()]
+    if lacking:
+        msg = f"ZooKeeper's jars are missing in {_DEBIAN_DIR}: {', '.join(lacking)}"
+        elsewhere = f"not on Debian: {jars.command(FETCHED)}, or RMGR_ZOOKEEPER_LIB=DIR with its jars"
+        raise Unavailable(msg, hint=f"{HOW_TO_INSTALL}; {elsewhere}")
+    return ":".join(str(_DEBIAN_DIR / name) for name in DEBIAN_JARS if (_DEBIAN_DIR / name).exists())

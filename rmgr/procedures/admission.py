@@ -321,7 +321,7 @@ def _check_partition_limits(request: Request, queue: QueueSpec, settings: Cluste
     spec = settings.pipeline(queue.partition)
     if spec is None or '"partition": [' not in spec.document:
         return
-    from rmgr.sched.pipeline.stages import limits_of
+    from rmgr.sched.pipeline import limits_of
 
     try:
         limits = limits_of(spec.tables(), queue.partition)

@@ -139,7 +139,7 @@ def _refusal(
 
 @lru_cache(maxsize=8)
 def _ladder(document: str, partition: str) -> Ladder:
-    from rmgr.sched.pipeline.stages import classes_of
+    from rmgr.sched.pipeline import classes_of
     from rmgr.sched.queue_class import HPC2500
 
     if not document:

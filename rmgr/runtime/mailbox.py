@@ -1,20 +1,31 @@
-"""The mailbox: facts from any thread, taken out by the one thread that owns the state.
+"""The mailbox: facts from any thread, taken out by the one thread that owns the state; its timers, its loop, and signals as messages.
 
-Timers are delivered from the wait itself (`timers.py`), so there is no thread per timer. A *wake* is a level-triggered
-hint: however often it is raised before it is taken out, it arrives once.
+Timers are delivered from the wait itself, so there is no thread per timer. A *wake* is a level-triggered hint: however often it is raised
+before it is taken out, it arrives once. The loop of a daemon or a client takes messages out of one mailbox, and their owner handles each
+(`run_loop`). A simulation gives the same owners their turns by itself, one after another, in one thread: of an owner, only `Mailbox.get`
+here waits.
+
+SIGTERM and SIGINT go into the mailbox, the second one of the kind ends the process at once (`SignalMessages`). Python runs a handler in the
+main thread between two byte codes, even while that thread holds the mailbox's lock; so the handler only writes a byte into a pipe, and a
+small thread puts the message.
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import os
+import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from types import FrameType
+from typing import Any, Generic, Protocol, TypeVar
 
 from rmgr.runtime import machine
-from rmgr.runtime.timers import Timer, Timers
 
 M = TypeVar("M")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Closed(Exception):
@@ -138,3 +149,144 @@ class _Wake:
 
     def __init__(self, token: Hashable) -> None:
         self.token = token
+
+
+class Timer:
+    """One message to be delivered once. `due_s`: monotonic seconds."""
+
+    __slots__ = ("cancelled", "due_s")
+
+    def __init__(self, due_s: float) -> None:
+        self.due_s = due_s
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Prevents the delivery; harmless afterwards. From any thread."""
+        self.cancelled = True
+
+
+class Due(Timer, Generic[M]):
+    """A timer with its message."""
+
+    __slots__ = ("message",)
+
+    def __init__(self, due_s: float, message: M) -> None:
+        super().__init__(due_s)
+        self.message = message
+
+
+class Timers(Generic[M]):
+    """Timers as data, which somebody else waits on: no thread, no clock of its own.
+
+    In the order of their due times, equal ones in the order of their making. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Due[M]]] = []
+        self._made = 0
+
+    def add(self, due_s: float, message: M) -> Due[M]:
+        """Cost: O(log n)."""
+        timer = Due(due_s, message)
+        self._made += 1
+        heapq.heappush(self._heap, (due_s, self._made, timer))
+        return timer
+
+    def next_s(self) -> float | None:
+        """When the next timer is due, None without one."""
+        while self._heap and self._heap[0][2].cancelled:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now_s: float) -> Due[M] | None:
+        """The next timer that is due at `now_s`."""
+        due = self.next_s()
+        if due is None or due > now_s:
+            return None
+        timer = heapq.heappop(self._heap)[2]
+        timer.cancelled = True
+        return timer
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._heap.clear()
+
+    def __len__(self) -> int:
+        return sum(not entry[2].cancelled for entry in self._heap)
+
+
+class LoopOwner(Protocol[M]):
+    """Owns a state that only its messages change."""
+
+    @property
+    def mailbox(self) -> Mailbox[M]:
+        """Where its messages come in."""
+        ...
+
+    def wait_s(self) -> float | None:
+        """Seconds that it may wait for the next message; None: for ever. Asked before each wait."""
+        ...
+
+    def turn(self, message: M | None) -> bool:
+        """Handles what came; None: nothing has come in `wait_s`. False: the loop is over."""
+        ...
+
+
+def run_loop(owner: LoopOwner[M]) -> None:
+    """Gives turns until the owner ends the loop, or its mailbox is closed and empty. Cost: about 0.2 us a turn beside the mailbox."""
+    mailbox, wait_s, turn = owner.mailbox, owner.wait_s, owner.turn
+    try:
+        while turn(mailbox.get(wait_s())):
+            pass
+    except Closed:
+        return
+
+
+class SignalMessages:
+    """Catches signals and reports each to `deliver` (from its own thread).
+
+    Args:
+        deliver: gets the signal; puts a message into a mailbox.
+        signals: which ones.
+        patience: how often the same stop signal is delivered before the next one ends the process with 128 + N.
+    """
+
+    def __init__(
+        self, deliver: Callable[[signal.Signals], None], signals: Sequence[signal.Signals] = STOP_SIGNALS, *, patience: int = 1
+    ) -> None:
+        self._deliver = deliver
+        self._signals = tuple(signals)
+        self._patience = patience
+        self._seen: dict[int, int] = {}
+        self._previous: dict[signal.Signals, Any] = {}
+        self._read, self._write = -1, -1
+
+    def install(self) -> None:
+        """Takes over the signals. Main thread only."""
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        for number in self._signals:
+            self._previous[number] = signal.signal(number, self._handle)
+        threading.Thread(target=self._pass_on, args=(self._read,), name="signals", daemon=True).start()
+
+    def restore(self) -> None:
+        """Gives the signals back. Main thread only. Idempotent."""
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        self._previous.clear()
+        if self._write >= 0:
+            os.close(self._write)  # the thread reads the end of the pipe, closes its side and ends
+            self._write = -1
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self._seen[number] = self._seen.get(number, 0) + 1
+        if number in STOP_SIGNALS and self._seen[number] > self._patience:
+            os._exit(128 + number)
+        with contextlib.suppress(OSError):  # full or closed: the message is there already, or nobody reads any more
+            os.write(self._write, bytes([number]))
+
+    def _pass_on(self, source: int) -> None:
+        while numbers := os.read(source, 64):
+            for number in numbers:
+                self._deliver(signal.Signals(number))
+        os.close(source)

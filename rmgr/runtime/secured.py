@@ -1,4 +1,4 @@
-"""Secures a process of a cluster: its credentials, its way to ZooKeeper, where it may listen.
+"""Secures a process of a cluster: its credentials, its way to ZooKeeper, where it may listen, and at which address others reach it.
 
 One place for daemons and clients. An open cluster has no credentials; then daemons listen on loopback only, unless
 `--insecure` was typed.
@@ -7,6 +7,7 @@ One place for daemons and clients. An open cluster has no credentials; then daem
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.root import RootReport
     from rmgr.config import Config
     from rmgr.coord.protocol.ports import Coordinator
+
+#: Hosts that mean every address: nobody can dial them.
+_EVERYWHERE = frozenset({"", "*", "0.0.0.0", "::", "[::]"})  # noqa: S104 - compared with, not bound to
 
 
 def credentials_of(config: Config, *roles: Role) -> Credentials | None:
@@ -103,6 +107,15 @@ def open_zookeeper(config: Config, credentials: Credentials | None, *, insecure:
     return ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
 
 
+def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Trust | None:
+    """Whose keys count at present, None in an open cluster."""
+    if credentials is None:
+        return None
+    from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
+
+    return Trust(ZooKeeperKeys(coordinator), credentials.ca_pem)
+
+
 def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str, insecure: bool) -> None:
     """Raises ConfigError where other machines could reach what nobody guards, unless `--insecure` was typed.
 
@@ -124,15 +137,6 @@ def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str
         )
 
 
-def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Trust | None:
-    """Whose keys count at present, None in an open cluster."""
-    if credentials is None:
-        return None
-    from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
-
-    return Trust(ZooKeeperKeys(coordinator), credentials.ca_pem)
-
-
 def is_loopback(address: str) -> bool:
     """HOST:PORT (or HOST) that only this machine reaches."""
     host, colon, port = address.strip().rpartition(":")
@@ -141,3 +145,43 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def advertised(endpoint: str, advertise: str = "") -> str:
+    """The HOST:PORT that a daemon listening on `endpoint` tells the others.
+
+    Args:
+        endpoint: HOST:PORT that it listens on, with the real port.
+        advertise: HOST or HOST:PORT from the configuration; "" = `endpoint` itself, or this machine's name (a container's
+            name, in a container) where `endpoint` stands for every address.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if advertise:
+        is_bare = advertise.endswith("]") or ":" not in advertise
+        return f"{advertise}:{port}" if is_bare else advertise
+    return f"{socket.gethostname()}:{port}" if host in _EVERYWHERE else endpoint
+
+
+def advertised_metrics(address: str, advertise: str = "") -> str:
+    """As `advertised`, of where measurements are served; `advertise` is of gRPC, and only its host counts."""
+    if address.rpartition(":")[0] not in _EVERYWHERE:
+        return address
+    is_bare = advertise.endswith("]") or ":" not in advertise
+    return advertised(address, advertise if is_bare else advertise.rpartition(":")[0])
+
+
+def address_towards(endpoint: str, *, timeout_s: float) -> str:
+    """The address of this machine from which a connection to HOST:PORT goes out, an IPv6 one in brackets.
+
+    "" where only this machine (loopback) or only its link would reach it, or where no connection comes about.
+    Cost: a connection, ended at once.
+    """
+    host, _, port = endpoint.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+            found = ipaddress.ip_address(connection.getsockname()[0])
+    except (OSError, ValueError):
+        return ""
+    if found.is_loopback or found.is_link_local:
+        return ""
+    return f"[{found}]" if found.version == 6 else str(found)

@@ -1,18 +1,16 @@
-"""Defines a policy: parameters in, verbs on a draft out; orders of the queue; the pipeline that names policies per partition."""
+"""Defines a policy: parameters in, verbs on a draft out; causes of a pass; orders of the queue; stages: policies by partition."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rmgr.sched.job import Job
-from rmgr.sched.order import Cause, Key
 
 if TYPE_CHECKING:
     from rmgr.sched.draft import Draft
-
-__all__ = ["Cause", "KeyedOrder", "Order", "Policy", "Stage"]
 
 
 class Policy(Protocol):
@@ -30,6 +28,20 @@ def sends_calls(policy: object) -> bool:
     return bool(getattr(policy, "for_calls", False))
 
 
+class Cause(StrEnum):
+    """Causes of a pass: everything that happened since the last one."""
+
+    JOB_SUBMITTED = "job_submitted"
+    JOB_ENDED = "job_ended"  #: or left its nodes in any other way
+    JOB_WITHDRAWN = "job_withdrawn"  #: cancelled or held while it waited
+    NODES_CHANGED = "nodes_changed"
+    CALL_SUBMITTED = "call_submitted"
+    CALL_ANSWERED = "call_answered"
+    SERVERS_CHANGED = "servers_changed"  #: measured again, came, left, opened or closed
+    TIMER = "timer"  #: a `WakeAt`, or the driver's own tick
+    TAKE_OVER = "take_over"  #: a new leader's first pass; a changed configuration
+
+
 class Order(Protocol):
     """The order in which the waiting jobs of a partition are looked at. Frozen and hashable."""
 
@@ -37,6 +49,16 @@ class Order(Protocol):
 
     def arrange(self, draft: Draft) -> Iterator[Job]:
         """Every startable waiting job once, first to be served first."""
+        ...
+
+
+class Key(Protocol):
+    """A key that never changes while its job waits. Frozen and hashable: the sorted queue is found by it."""
+
+    name: ClassVar[str]
+
+    def key(self, job: Job) -> tuple[int, ...]:
+        """Ascending; ends with the job's id."""
         ...
 
 

@@ -9,9 +9,8 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from rmgr.errors import NotConnected
-from rmgr.runtime import loop, machine
-from rmgr.runtime.mailbox import Mailbox
-from rmgr.runtime.timers import Timer
+from rmgr.runtime import machine
+from rmgr.runtime.mailbox import Mailbox, Timer, run_loop
 
 _LOG = logging.getLogger("rmgr.submitter")
 Job = Callable[[], object]
@@ -25,7 +24,7 @@ class SubmitterThread:
         self._io: Executor | None = None
         self._callbacks: Executor | None = None
         self._pools_lock = threading.Lock()
-        self._thread = machine.Thread(target=loop.run, args=(self,), name="rmgr-submitter", daemon=True)
+        self._thread = machine.Thread(target=run_loop, args=(self,), name="rmgr-submitter", daemon=True)
 
     def start(self) -> None:
         """Begins to run jobs."""
@@ -88,13 +87,13 @@ class SubmitterThread:
             if pool is not None:
                 pool.shutdown(wait=False)
 
-    # -- runtime.loop.LoopOwner
+    # -- turns (`LoopOwner`)
 
     def wait_s(self) -> None:
-        """See `runtime.loop.LoopOwner`: it waits for jobs alone."""
+        """See `LoopOwner`: it waits for jobs alone."""
 
     def turn(self, job: Job | None) -> bool:
-        """See `runtime.loop.LoopOwner`. Closing the mailbox ends the loop."""
+        """See `LoopOwner`. Closing the mailbox ends the loop."""
         try:
             if job is not None:
                 job()

@@ -18,7 +18,7 @@ from rmgr.bench.reality import compare, simulated
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.tasks.placing import job_id
 from rmgr.sched.job import Job as Request
-from rmgr.sched.pipeline.stages import pipeline_from
+from rmgr.sched.pipeline import pipeline_from
 from rmgr.sched.queue_class import selected
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 from tests.harness.fair_time import FairTimer

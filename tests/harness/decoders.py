@@ -51,8 +51,8 @@ from rmgr.runner.python import served
 from rmgr.runner.ranks import ranks
 from rmgr.sched.state import event_log
 from rmgr.sim.calls import scenario
-from rmgr.sim.plots.parts import reading
-from rmgr.sim.workload import events_file
+from rmgr.sim.plots import reading
+from rmgr.sim.workload import events
 from rmgr.v1 import views_pb2
 from tests.harness.records_of_0_1_0 import RECORDS
 
@@ -444,15 +444,15 @@ DECODERS = (
     ),
     Decoder(
         name="output of a run",
-        module="sim/plots/parts/reading.py",
+        module="sim/plots/reading.py",
         decode=_in_file("r.json", reading.read_json),
         raises=(UsageError,),
         form=Form.JSON,
     ),
     Decoder(
         name="events of a run",
-        module="sim/workload/events_file.py",
-        decode=_in_file("e.jsonl", events_file.read_events),
+        module="sim/workload/events.py",
+        decode=_in_file("e.jsonl", events.read_events),
         raises=(UsageError,),
         form=Form.JSON,
         sample=_EVENT,

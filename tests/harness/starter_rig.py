@@ -49,7 +49,7 @@ from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
 from rmgr.model.tasks.outcome import FailedRange, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
-from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.supervision import StallGuard
 from tests.harness.live_files import below, size_of
 from tests.harness.waiting import eventually
 from tests.places import ROOT

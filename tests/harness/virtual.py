@@ -32,8 +32,7 @@ from rmgr.daemons.starter.main import Parts, build
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime import machine
-from rmgr.runtime.loop import LoopOwner
-from rmgr.runtime.mailbox import Closed
+from rmgr.runtime.mailbox import Closed, LoopOwner
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree

@@ -8,8 +8,7 @@ from __future__ import annotations
 from bisect import insort
 from heapq import heappop, heappush
 
-from rmgr.sim.engine.execution import unexecuted
-from rmgr.sim.engine.grid import Grid
+from rmgr.sim.engine.execution import Grid, unexecuted
 from rmgr.sim.papers.starvation import PLACES
 from rmgr.sim.workload.jobs import Workload
 

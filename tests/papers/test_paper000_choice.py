@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmgr.sched.job import Job, Running
-from rmgr.sched.policies.connection_choice import chosen, spans_of, spared
+from rmgr.sched.policies.connection_reservation import chosen, spans_of, spared
 
 
 def a_job(job_id: int, processes: int, threads: int = 1) -> Job:

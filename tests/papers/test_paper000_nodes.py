@@ -10,7 +10,7 @@ from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Submission, Work
 from rmgr.sched.job import Job
-from rmgr.sched.policies.individual_priority import constant
+from rmgr.sched.policies.connection_reservation import constant
 from rmgr.sched.queue_class import HOUR_US, HPC2500, selected
 from tests.papers.test_paper000_selection import CLASSES, TABLE
 

@@ -15,12 +15,10 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import HoldCores, ReleaseHold, Start
 from rmgr.sched.policies.connection_reservation import ConnectionReservation, Match
-from rmgr.sched.policies.queue_first_fit import QueueFirstFit
-from rmgr.sched.policies.queue_select import QueueSelect
+from rmgr.sched.policies.queue_first_fit import QueueFirstFit, QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HPC2500, Ladder
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sim.engine.driver import Setting, simulate
 from rmgr.sim.engine.validate import check
 from rmgr.sim.models.hpc2500 import hpc2500

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rmgr.sched.job import Job
-from rmgr.sched.policies.individual_priority import Overtaken, constant, exceeds
+from rmgr.sched.policies.connection_reservation import Overtaken, constant, exceeds
 from rmgr.sched.queue_class import HOUR_US, HPC2500, QueueClass, admitting, checked, selected
 
 CLASSES = {queue.name: queue for queue in HPC2500}

@@ -13,13 +13,11 @@ import pytest
 from grid_loop import stretches
 
 from rmgr.errors import UsageError
-from rmgr.sched.pipeline.catalogue import policy_named
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.execution import unexecuted
-from rmgr.sim.engine.grid import MINUTE_US, UNIT, Grid, drawn
-from rmgr.sim.engine.outcome import JobOutcome, Spell
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.execution import MINUTE_US, UNIT, Grid, drawn, unexecuted
+from rmgr.sim.engine.outcome import JobOutcome, Setting, Spell
 from rmgr.sim.engine.validate import check
 from rmgr.sim.models.feitelson96 import DEFAULT, Constants, feitelson96
 from rmgr.sim.papers.paper001 import case as paper001_case

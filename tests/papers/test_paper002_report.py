@@ -8,16 +8,11 @@ from random import Random
 import pytest
 
 from rmgr.sched.tree.allocation import AllocationRule
-from rmgr.sched.tree.queue import Newcomers
+from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sched.tree.shape import Tree
-from rmgr.sim.gangs.batch import run_batch
-from rmgr.sim.gangs.messages import turns
-from rmgr.sim.gangs.slots import Sharing, run
-from rmgr.sim.gangs.stepping import stepped
-from rmgr.sim.gangs.workloads import Spec, Task, drawn
+from rmgr.sim.gangs import Sharing, Spec, Task, drawn, run, run_batch, stepped, turns
 from rmgr.sim.papers import paper002
-from rmgr.sim.papers.paper002.asked import Paper002Runs
-from rmgr.sim.papers.paper002.cells import Paper002Run, measure
+from rmgr.sim.papers.paper002.cells import Paper002Run, Paper002Runs, measure
 from rmgr.sim.papers.paper002.checks import CHECKS
 from rmgr.sim.papers.paper002.exact import EXACT, random_tasks
 from rmgr.sim.papers.paper002.tables import figures, tables

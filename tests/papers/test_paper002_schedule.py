@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rmgr.sched.policies.buddy_fcfs import Buddies
 from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
-from rmgr.sched.tree.buddy import Buddies
-from rmgr.sched.tree.quantities import (
+from rmgr.sched.tree.rotation import Rotation
+from rmgr.sched.tree.shape import (
+    Tree,
     assigned_processors,
     is_balanced,
     is_fulfilled,
@@ -15,8 +17,6 @@ from rmgr.sched.tree.quantities import (
     tqlb,
     workload_ratio,
 )
-from rmgr.sched.tree.rotation import Rotation
-from rmgr.sched.tree.shape import Tree
 from rmgr.sched.tree.stepped import Stepped
 
 #: Figure 1: node -> entries of its queue.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmgr.sim.papers import paper004
-from rmgr.sim.papers.paper004.printed import CASES, POLICIES, TABLE_3, TABLE_4
-from rmgr.sim.papers.paper004.report import NOTES
+from rmgr.sim.papers.paper004 import CASES, NOTES, POLICIES, TABLE_3, TABLE_4
 
 #: Enough for orderings; the tolerances of C4.2 want the paper's 50.
 FEW = tuple(range(1, 11))

@@ -7,10 +7,10 @@ from random import Random
 import pytest
 from plain_oracle import Asked, Plain
 
-from rmgr.sched.pipeline.catalogue import policy_named
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 WORLDS = 60

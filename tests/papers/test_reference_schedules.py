@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rmgr.sim.engine.bare_loop import Plain, starts
 from rmgr.sim.engine.outcome import Result
 from rmgr.sim.runs.experiment import Experiment, carry_out
-from rmgr.sim.runs.metrics import summary
+from rmgr.sim.runs.output import summary
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 from tests.places import EXTRACTS, ROOT
 

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 
 from hypothesis import strategies as st
 
-from rmgr.sched.capacity.carousel import leaves_of
+from rmgr.sched.capacity.gangs import leaves_of
 from rmgr.sched.draft import Draft
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause

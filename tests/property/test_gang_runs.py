@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from rmgr.model.base.states import State
-from rmgr.sched.pipeline.catalogue import policy_named
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.engine.validate import violations
 from rmgr.sim.workload.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob

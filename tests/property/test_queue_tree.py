@@ -7,12 +7,20 @@ from random import Random
 import pytest
 
 from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
-from rmgr.sched.tree.quantities import assigned_processors, is_balanced, is_fulfilled, longest_branch, shortest_branch
-from rmgr.sched.tree.queue import Newcomers
-from rmgr.sched.tree.rotation import Rotation
-from rmgr.sched.tree.rounds import own_quanta, phases_below, quanta_within, round_lengths, slot_of_quantum
-from rmgr.sched.tree.shape import Tree
-from rmgr.sched.tree.states import EDGES, TreeNodeState, diagram, states_of
+from rmgr.sched.tree.rotation import (
+    EDGES,
+    Newcomers,
+    Rotation,
+    TreeNodeState,
+    diagram,
+    own_quanta,
+    phases_below,
+    quanta_within,
+    round_lengths,
+    slot_of_quantum,
+    states_of,
+)
+from rmgr.sched.tree.shape import Tree, assigned_processors, is_balanced, is_fulfilled, longest_branch, shortest_branch
 from rmgr.sched.tree.stepped import Stepped
 from tests.places import ROOT
 

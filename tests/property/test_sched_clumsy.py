@@ -10,10 +10,10 @@ import pytest
 from sched_worlds import MONKEY
 from test_sched_facts import derived
 
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Gang, Server, Share

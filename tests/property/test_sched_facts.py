@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from sched_worlds import Monkey, worlds
 
 from rmgr.errors import NotFound, StateConflict
-from rmgr.sched.capacity.pool_unit import UnitPool
+from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Node
-from rmgr.sched.policies.ljf import Ljf
+from rmgr.sched.policies.orders import Ljf
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Limits, Maintenance, Server
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.laws.records import overcommitted
-from rmgr.sim.laws.trying import shuffled
+from rmgr.sim.laws.trying import overcommitted, shuffled
 from rmgr.sim.laws.world import SmallWorld
 
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

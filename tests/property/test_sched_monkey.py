@@ -7,14 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sched_worlds import MONKEY, Monkey, worlds
 
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Accepted, Start
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.laws.story import told
+from rmgr.sim.laws.check import told
 from rmgr.sim.laws.trying import EVERY_LAW, tried
 from rmgr.sim.laws.world import SmallWorld
 

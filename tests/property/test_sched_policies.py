@@ -9,17 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from sched_worlds import worlds
 
-from rmgr.sched.pipeline.catalogue import ORDERS, POLICIES, SEARCHES, policy_named
+from rmgr.sched.catalogue import ORDERS, POLICIES, SEARCHES, policy_named
 from rmgr.sched.plan import Reserve
 from rmgr.sched.policies.first_fit import REST
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import QueueClass
-from rmgr.sim.laws.budget import Budget
-from rmgr.sim.laws.check import waived
-from rmgr.sim.laws.drive import Drive
-from rmgr.sim.laws.endless import starved
-from rmgr.sim.laws.story import told
-from rmgr.sim.laws.trying import Tried, tried
+from rmgr.sim.laws.check import told, waived
+from rmgr.sim.laws.drive import Budget, Drive
+from rmgr.sim.laws.trying import Tried, starved, tried
 from rmgr.sim.laws.world import SmallWorld
 
 Pipeline = tuple[Stage, ...]

@@ -11,12 +11,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from plain_timelines import PlainNodeTimeline, PlainUnitTimeline
 
-from rmgr.sched.capacity import horizon_unit
+from rmgr.sched.capacity import units
 from rmgr.sched.capacity.horizon import Ending, Horizon, Timeline
 from rmgr.sched.capacity.horizon_node import NodeTimeline, NodeWindows
-from rmgr.sched.capacity.horizon_unit import UnitTimeline
 from rmgr.sched.capacity.pool_node import NodePool
-from rmgr.sched.capacity.pool_unit import UnitPool
+from rmgr.sched.capacity.units import UnitPool, UnitTimeline
 from rmgr.sched.job import Job, Node, Placement, resources_of
 
 NOW = 100
@@ -117,7 +116,7 @@ def test_a_timeline_of_counts_answers_as_one_that_looks_at_every_step(seed: int)
     ours, plain = UnitTimeline(NOW, pool, endings, promises), PlainUnitTimeline(NOW, pool, endings)
     for job, start_us in promises:
         plain.promise(job, start_us, ())
-    with patch.object(horizon_unit, "MOST_OPENED", chance.choice((1, 2, horizon_unit.MOST_OPENED))):
+    with patch.object(units, "MOST_OPENED", chance.choice((1, 2, units.MOST_OPENED))):
         same_answers(chance, ours, plain, pool, lambda number: a_job(chance, number, total, plain=True))
 
 

@@ -36,7 +36,7 @@ from rmgr.model.wire.frames import TaskBatch, TaskEnd
 from rmgr.procedures.bootstrap import read_meta
 from rmgr.runtime import machine
 from rmgr.runtime.secured import open_zookeeper
-from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.supervision import StallGuard
 
 _CONNECT_S = 60.0
 #: Longest turn of a loop; none is ended for it, since the processor may be far too small for so many.

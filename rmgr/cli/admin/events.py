@@ -70,8 +70,7 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
 
 def _cut(pieces: Iterable[str], partition: str, log: str) -> Iterator[str]:
     """The lines of this partition. Raises: NotFound for one that the log does not know."""
-    from rmgr.sched.state.event_log import Opening, decode, encode
-    from rmgr.sched.state.log_filter import only
+    from rmgr.sched.state.event_log import Opening, decode, encode, only
 
     entries = (decode(line) for line in _lines(pieces))
     first = next(entries, None)
@@ -122,7 +121,7 @@ def _chosen(logs: dict[tuple[int, int], int], which: str, partition: str) -> tup
 def _write(out: str, pieces: Iterator[str]) -> None:
     from pathlib import Path
 
-    from rmgr.sim.replay.record import new_log
+    from rmgr.sim.log_files import new_log
 
     with new_log(Path(out)) as write:
         for piece in pieces:

@@ -49,7 +49,7 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     from rmgr.cli.display.render import emit
     from rmgr.model.cluster.identity import Role
     from rmgr.procedures.securing import purpose
-    from rmgr.runtime.advertise import address_towards
+    from rmgr.runtime.secured import address_towards
 
     told = invitation.decode(_read(session, source))
     where = Path(directory).expanduser() if directory else _default_directory()

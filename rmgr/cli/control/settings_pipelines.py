@@ -4,7 +4,7 @@
 policy = "easy"
 parameters = { order = "sjf" }
 
-[pipelines.large]                     # several stages, queue classes: as rmgr/sched/pipeline/stages.py describes them
+[pipelines.large]                     # several stages, queue classes: as rmgr/sched/pipeline.py describes them
 name = "classes.toml"
 stage = [{ policy = "queue_select" }]
 queue = [{ name = "small", max_cpus = 8 }]

@@ -10,8 +10,8 @@ from rmgr.client.queries.gangs import GangView
 from rmgr.model.base.units import format_duration, spanned
 from rmgr.model.tasks.placing import job_label, task_of
 from rmgr.sched.capacity.timetable import Timetable
-from rmgr.sched.tree.quantities import tqlb
-from rmgr.sched.tree.states import states_of
+from rmgr.sched.tree.rotation import states_of
+from rmgr.sched.tree.shape import tqlb
 
 COLUMNS = (
     Column(name="NODE", text=lambda row: str(row["node"]), is_id=True),

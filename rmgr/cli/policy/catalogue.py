@@ -10,8 +10,8 @@ from typing import Any
 from rmgr.adapters import policy_files
 from rmgr.cli.display.render import Column, Layout, emit, table
 from rmgr.errors import ConfigError, UsageError
+from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, Entry
 from rmgr.sched.parameters import Parameter, shown, unknown
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, Entry
 from rmgr.sched.policy import sends_calls
 
 #: Policies of pull queues: name -> what it does. They have no parameters.

@@ -18,11 +18,10 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.client.progress import Counts, ProgressDisplay
 from rmgr.errors import RmgrError
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
+from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.policy import Stage, sends_calls
 from rmgr.sim.calls import laws as calls_laws
-from rmgr.sim.laws.check import Drawn, Finding, LawsReport, check, digest
-from rmgr.sim.laws.story import told
+from rmgr.sim.laws.check import Drawn, Finding, LawsReport, check, digest, told
 from rmgr.sim.laws.trying import Make
 
 HASHES = "hashes"

@@ -153,7 +153,7 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
 
     from rmgr.adapters import policy_files
     from rmgr.cli.control.settings_pipelines import text_of
-    from rmgr.sched.pipeline.tables import SIMULATED
+    from rmgr.sched.pipeline import SIMULATED
 
     if params:
         raise UsageError(f"{name}: a pipeline has its parameters in it, --param cannot change them", hint="[stage.parameters]")

@@ -20,7 +20,7 @@ from rmgr.errors import UsageError
 from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
-    from rmgr.sim.calls.results import Summary
+    from rmgr.sim.calls.runs import Summary
     from rmgr.sim.calls.scenario import Scenario
 
 PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
@@ -77,10 +77,8 @@ def calls(
     from rmgr.adapters import policy_files
     from rmgr.cli.session.version import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sched.pipeline.catalogue import CALL_POLICIES
-    from rmgr.sim.calls.files import document, write
-    from rmgr.sim.calls.results import summed
-    from rmgr.sim.calls.runs import replications
+    from rmgr.sched.catalogue import CALL_POLICIES
+    from rmgr.sim.calls.runs import calls_document, replications, summed, write_calls
     from rmgr.sim.calls.scenario import scenario_named
     from rmgr.sim.runs.output import refuse_existing
 
@@ -109,9 +107,9 @@ def calls(
     if out is not None:
         versions = {"rmgr": rmgr_version(), "python": platform.python_version()}
         manifest = {"schema": "rmgr/1", "versions": versions, "scenario": source, "params": dict(params), "seeds": list(seeds)}
-        write(out, found, summaries, seeds, manifest)
+        write_calls(out, found, summaries, seeds, manifest)
     if session.json:
-        emit(document(summaries))
+        emit(calls_document(summaries))
         return
     about = scenario.about or "no description"
     sys.stdout.write(f"{scenario.name}: {about}; {counted(len(seeds), 'replication')} of {counted(scenario.requests, 'request')}\n")
@@ -123,9 +121,9 @@ def calls(
 def _record(path: Path, scenario: Scenario, policy: str, params: dict[str, str], seed: int) -> None:
     """One replication, with its log."""
     from rmgr.adapters import policy_files
-    from rmgr.sched.state.recorder import Recorder
+    from rmgr.sched.state.event_log import Recorder
     from rmgr.sim.calls.world import replicate
-    from rmgr.sim.replay.record import new_log
+    from rmgr.sim.log_files import new_log
 
     with new_log(path) as write:
         recorder = Recorder(write, policy=policy, parameters=params, about={"scenario": scenario.name})

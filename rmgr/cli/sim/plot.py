@@ -70,7 +70,7 @@ def plot(
     The same results give the same pictures, byte for byte. Needs matplotlib: pip install 'matplotlib>=3.8,<4'.
     """
     from rmgr.sim.plots import pictures
-    from rmgr.sim.plots.parts.window import TimeWindow
+    from rmgr.sim.plots.reading import TimeWindow
 
     if end is not None and end <= start:
         raise UsageError(f"--to {end:g} s is not after --from {start:g} s", hint="as --from 1d --to 2d")

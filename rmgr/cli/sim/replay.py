@@ -19,7 +19,7 @@ from rmgr.errors import UsageError
 from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
-    from rmgr.sim.replay.replay import History
+    from rmgr.sim.replay import History
 
 PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 #: Measures of the comparison, with their unit and digits.
@@ -68,9 +68,9 @@ def replay(
     run as long as they did, on the recorded nodes with their failures, and the measures are printed beside the recorded ones.
     """
     from rmgr.adapters import policy_files
-    from rmgr.sched.pipeline.catalogue import CALL_POLICIES
-    from rmgr.sim.replay.record import read_log
-    from rmgr.sim.replay.replay import verify
+    from rmgr.sched.catalogue import CALL_POLICIES
+    from rmgr.sim.log_files import read_log
+    from rmgr.sim.replay import verify
     from rmgr.sim.runs.output import refuse_existing
 
     if out is not None:
@@ -112,8 +112,8 @@ def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, st
     from rmgr.adapters import policy_files
     from rmgr.sched.policy import Stage
     from rmgr.sim.calls.replay import picks
-    from rmgr.sim.replay.record import read_log
-    from rmgr.sim.replay.replay import verify
+    from rmgr.sim.log_files import read_log
+    from rmgr.sim.replay import verify
 
     pipeline = (Stage(policy_files.for_calls(policy, params)),)
     if refused:
@@ -163,9 +163,8 @@ def _compare(
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.engine.driver import simulate
     from rmgr.sim.engine.validate import check
-    from rmgr.sim.replay.world import recorded, under
-    from rmgr.sim.runs.metrics import reproducible, summary
-    from rmgr.sim.runs.output import write_run
+    from rmgr.sim.replay import recorded, under
+    from rmgr.sim.runs.output import reproducible, summary, write_run
 
     world = recorded(history, name=log.name)
     setting = under(world, configuration.stages, policy, configuration.usage_half_life_us)

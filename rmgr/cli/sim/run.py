@@ -121,10 +121,9 @@ def run(
     """
     from rmgr.adapters import policy_files
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sim.replay.record import new_log
+    from rmgr.sim.log_files import new_log
     from rmgr.sim.runs.experiment import Experiment, carry_out
-    from rmgr.sim.runs.metrics import summary
-    from rmgr.sim.runs.output import refuse_existing, write_run
+    from rmgr.sim.runs.output import refuse_existing, summary, write_run
 
     experiment = Experiment(
         source=trace,

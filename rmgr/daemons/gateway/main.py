@@ -81,11 +81,10 @@ from rmgr.procedures.fresh_settings import FreshSettings
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
-from rmgr.runtime.notify import Notifier
+from rmgr.runtime.mailbox import SignalMessages
 from rmgr.runtime.secured import check_exposure, credentials_of, open_trust, zookeeper_options
-from rmgr.runtime.signals import SignalMessages
-from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore
+from rmgr.runtime.supervision import Notifier, StallGuard
 from rmgr.submitter.direct import Submitter
 from rmgr.submitter.lines import Lines
 from rmgr.submitter.thread import SubmitterThread

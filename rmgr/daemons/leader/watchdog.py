@@ -50,20 +50,17 @@ from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
 from rmgr.procedures.bootstrap import bootstrap, check_same
-from rmgr.runtime import loop, machine
-from rmgr.runtime.advertise import advertised, advertised_metrics
+from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.logger import Log
-from rmgr.runtime.mailbox import Mailbox
-from rmgr.runtime.notify import Notifier
+from rmgr.runtime.mailbox import Mailbox, SignalMessages, run_loop
 from rmgr.runtime.release import check_release, release
-from rmgr.runtime.secured import check_exposure, credentials_of, open_trust
-from rmgr.runtime.signals import SignalMessages
-from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust
 from rmgr.runtime.store_watch import WatchedStore
+from rmgr.runtime.supervision import Notifier, StallGuard
 
 Thunk = Callable[[], None]
 
@@ -183,22 +180,22 @@ class Watchdog:
     def serve(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
         """Until `stop`, or until the ensemble turns out to be another cluster's (`failure`)."""
         self.begin(guard, notifier)
-        loop.run(self)
+        run_loop(self)
         if notifier is not None:
             notifier.stopping()
         self._end_leadership("this process was asked to end")
 
     def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
-        """Listens to its session; from now on `turn` may be called (see `runtime.loop`)."""
+        """Listens to its session; from now on `turn` may be called (see `LoopOwner`)."""
         self._guard, self._notifier = guard, notifier
         self._coordinator.listen(lambda state: self.mailbox.put(partial(self._on_session, state)))
 
     def wait_s(self) -> float:
-        """See `runtime.loop.Owner`."""
+        """See `LoopOwner`."""
         return _ROUND_S if self._notifier is None else self._notifier.round_s(_ROUND_S)
 
     def turn(self, message: Thunk | None) -> bool:
-        """See `runtime.loop.Owner`."""
+        """See `LoopOwner`."""
         if self._guard is not None:
             self._guard.progress()
         if self._notifier is not None:

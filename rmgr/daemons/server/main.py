@@ -37,12 +37,9 @@ from rmgr.runner.python import served
 from rmgr.runtime import machine
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.logger import Log
-from rmgr.runtime.loop import run as run_loop
-from rmgr.runtime.mailbox import Mailbox
-from rmgr.runtime.notify import Notifier
+from rmgr.runtime.mailbox import Mailbox, SignalMessages, run_loop
 from rmgr.runtime.secured import check_exposure, credentials_of
-from rmgr.runtime.signals import SignalMessages
-from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.supervision import Notifier, StallGuard
 
 __all__ = ["run"]
 

@@ -153,7 +153,7 @@ class ServerMetrics:
 
 
 class Server:
-    """The owner of everything: `runtime.loop.run` gives it turns.
+    """The owner of everything: `run_loop` gives it turns.
 
     Args:
         functions: offered. spool: an empty directory of its own. life: of this process. progress: called at each turn.
@@ -226,14 +226,14 @@ class Server:
         """It takes nothing new, and ends."""
         return self.leaves_s < math.inf
 
-    # -- turns (`runtime.loop.LoopOwner`)
+    # -- turns (`LoopOwner`)
 
     def wait_s(self) -> float:
         """Seconds until something may be late."""
         return max(0.0, min(self._looks_s + _LOOK_S, self.leaves_s) - machine.monotonic())
 
     def turn(self, message: Message | None) -> bool:
-        """See `runtime.loop.LoopOwner`."""
+        """See `LoopOwner`."""
         self._progress()
         now_s = machine.monotonic()
         if message is not None:

@@ -31,17 +31,17 @@ from rmgr.model.cluster.servers import (
     ServersView,
     TermView,
 )
+from rmgr.sched.catalogue import call_policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
-from rmgr.sched.pipeline.catalogue import call_policy_named
-from rmgr.sched.pipeline.stages import stage_for_calls
+from rmgr.sched.pipeline import stage_for_calls
 from rmgr.sched.plan import Plan, Send, Why
-from rmgr.sched.policies.servers.choosing import Choosing, Option
+from rmgr.sched.policies.servers import Choosing, Option
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.predictors.forecast import throughput_of
 from rmgr.sched.records import Answered, Call, Server
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder
 
 #: After so long a policy that failed is tried again; who picks until then.
 BENCH_US, INSTEAD = 300_000_000, "rr"

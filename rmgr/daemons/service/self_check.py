@@ -15,7 +15,7 @@ from rmgr.errors import CoordinationUnavailable, PermissionDenied, Unavailable
 from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
-from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.supervision import StallGuard
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials

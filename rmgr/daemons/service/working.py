@@ -7,8 +7,8 @@ from collections.abc import Callable
 from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
 from rmgr.runtime.lease import LastAnswer
-from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore
+from rmgr.runtime.supervision import StallGuard
 
 #: A loop comes round at least every 2.5 s.
 _STALLED_S = 5.0

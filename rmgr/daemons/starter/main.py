@@ -70,15 +70,12 @@ from rmgr.model.wire.frames import MAX_INLINE_VALUE
 from rmgr.procedures.bootstrap import read_settings
 from rmgr.procedures.deeds import Deeds
 from rmgr.runner.host.removal import remove_tree
-from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.logger import Log
-from rmgr.runtime.mailbox import Mailbox
-from rmgr.runtime.notify import Notifier
-from rmgr.runtime.secured import check_exposure, credentials_of, open_trust
-from rmgr.runtime.signals import SignalMessages
-from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.mailbox import Mailbox, SignalMessages
+from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust
 from rmgr.runtime.store_watch import WatchedStore
+from rmgr.runtime.supervision import Notifier, StallGuard
 
 __all__ = ["run"]
 

@@ -58,7 +58,7 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpec:
-    """Policies that place the jobs of a partition. document: a pipeline as JSON (of a policy file, rmgr/sched/pipeline/stages.py)."""
+    """Policies that place the jobs of a partition. document: a pipeline as JSON (of a policy file, rmgr/sched/pipeline.py)."""
 
     partition: str
     document: str

@@ -1,6 +1,6 @@
 """Answers what promises leave free before a draft starts a job, and records what is promised.
 
-Two representations answer it: `horizon_unit.py` with counts (identical one-core nodes), `horizon_node.py` with free capacity per node.
+Two representations answer it: `units.py` with counts (identical one-core nodes), `horizon_node.py` with free capacity per node.
 """
 
 from __future__ import annotations

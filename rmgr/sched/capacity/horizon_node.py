@@ -1,22 +1,35 @@
-"""Computes what promises leave free in a partition of any nodes: per node, at one shadow time or at every step of a timeline."""
+"""What promises leave free in a partition of any nodes: per node, at one shadow time or at every step of a timeline.
+
+A timeline keeps a profile of each node and, for each shape of process that has asked, an index of gaps: of all nodes, sorted by when they
+begin, classed by how long they last. A job asks for gaps that last as long as its limit, in order of time, until as many are open at once
+as it has processes. Before the time it gets there are few of these: what is free between promises is short. Hence a question costs
+O(gaps of that length before the answer).
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush, merge
 from operator import itemgetter
 from typing import TypeAlias
 
-from rmgr.sched.capacity.gap_index import GapIndex, pick
 from rmgr.sched.capacity.horizon import Closing, Ending
-from rmgr.sched.capacity.node_profile import NodeProfile
 from rmgr.sched.capacity.pool_node import NodePool, room_beside, room_on, rough
-from rmgr.sched.job import Job, Placement, Shape
+from rmgr.sched.job import PLAIN, Job, Node, Placement, Resources, Shape
 
 #: Gives what comes back at the end of this job to a pool of nodes: all that it has, but for what is promised out of it.
 GiveBack: TypeAlias = Callable[[NodePool, int], None]
 #: Shapes that have an index of their own; further ones share that of a shape which needs a little less memory, and look at nodes.
 EXACT = 8
+#: (since, position of the node, until, processes)
+_Entry = tuple[int, int, int, int]
+#: In a class the longest gap is 4 times the shortest. The first class has all up to two minutes, the last one all from half a year on.
+_SHORTEST, _CLASSES = 13, 11
+#: (since, until, processes): so many more than in the gaps around it.
+Gap = tuple[int, int, int]
+#: Later than any time.
+_NEVER = 1 << 100
 
 
 class NodeShadow:
@@ -225,3 +238,221 @@ class NodeTimeline:
             index.update(dict.fromkeys(self._log[index.at :]), self._profiles)
             index.at = len(self._log)
         return index
+
+
+class GapIndex:
+    """Gaps of one shape, of every node of a partition."""
+
+    __slots__ = ("_classes", "_gaps", "_nodes", "at", "shape")
+
+    def __init__(self, shape: Shape, nodes: Sequence[Node], profiles: Sequence[NodeProfile], at: int) -> None:
+        self.shape, self._nodes = shape, nodes
+        self.at = at  #: as of this entry of the log of changes
+        self._classes: list[list[_Entry]] = [[] for _ in range(_CLASSES)]
+        self._gaps: list[list[Gap]] = []  #: by position
+        for i, profile in enumerate(profiles):
+            gaps = profile.gaps(shape, nodes[i])
+            self._gaps.append(gaps)
+            for since, until, processes in gaps:
+                self._classes[_class_of(until - since)].append((since, i, until, processes))
+        for entries in self._classes:
+            entries.sort()
+
+    def update(self, positions: Iterable[int], profiles: Sequence[NodeProfile]) -> None:
+        """These nodes have changed."""
+        for i in positions:
+            old, new = self._gaps[i], profiles[i].gaps(self.shape, self._nodes[i])
+            self._gaps[i] = new
+            for gap in old:
+                if gap not in new:
+                    since, until, processes = gap
+                    entries = self._classes[_class_of(until - since)]
+                    del entries[bisect_left(entries, (since, i, until, processes))]
+            for gap in new:
+                if gap not in old:
+                    since, until, processes = gap
+                    insort(self._classes[_class_of(until - since)], (since, i, until, processes))
+
+    def opening(self, job: Job, profiles: Sequence[NodeProfile], other: Mapping[int, NodeProfile]) -> tuple[int, Mapping[int, int]] | None:
+        """The first time from which enough processes fit for the job's limit, with how many on which node.
+
+        Args: profiles: what was indexed, of which the job's shape needs no less. other: of nodes, by position, that count in place of it.
+        """
+        length_us, wanted = job.planned_us, job.processes
+        now_us, count = -1, 0
+        room: dict[int, int] = {}
+        closing: list[tuple[int, int, int]] = []  # (last start, position, processes), a heap
+        for since, i, until, processes in self._from(job, profiles, other):
+            last = until - length_us
+            if last < since:
+                continue
+            if since > now_us:
+                if count >= wanted:
+                    break
+                now_us = since
+                while closing and closing[0][0] < since:
+                    _, gone, less = heappop(closing)
+                    count -= less
+                    room[gone] -= less
+            heappush(closing, (last, i, processes))
+            count += processes
+            room[i] = room.get(i, 0) + processes
+        return (now_us, room) if count >= wanted else None
+
+    def open_at(self, first_us: int, length_us: int) -> dict[int, int]:
+        """How many processes fit on which node from the first step on for so long. O(gaps that are open then)."""
+        room: dict[int, int] = {}
+        for entries in self._classes[_class_of(length_us) :]:
+            for since, i, until, processes in entries:
+                if since != first_us:
+                    break
+                if until - since >= length_us:
+                    room[i] = room.get(i, 0) + processes
+        return room
+
+    def _from(self, job: Job, profiles: Sequence[NodeProfile], other: Mapping[int, NodeProfile]) -> Iterator[_Entry]:
+        """Gaps of the job's shape, sorted; there may be more of them that are too short for it."""
+        classes = [entries for entries in self._classes[_class_of(job.planned_us) :] if entries]
+        found = iter(classes[0]) if len(classes) == 1 else merge(*classes)
+        if other:
+            mine = [(since, i, until, n) for i, profile in other.items() for since, until, n in profile.gaps(self.shape, self._nodes[i])]
+            mine.sort()
+            found = merge((entry for entry in found if entry[1] not in other), mine)
+        return found if job.shape == self.shape else self._finer(found, job, profiles, other)
+
+    def _finer(
+        self, rough: Iterator[_Entry], job: Job, profiles: Sequence[NodeProfile], other: Mapping[int, NodeProfile]
+    ) -> Iterator[_Entry]:
+        """Gaps of the job's shape in place of rougher ones: they lie within those, so a node is looked at when its first one comes."""
+        seen: set[int] = set()
+        finer: list[_Entry] = []  # a heap
+        for begin, i, end, _ in rough:
+            while finer and finer[0][0] < begin:
+                yield heappop(finer)
+            if i not in seen and end - begin >= job.planned_us:
+                seen.add(i)
+                for since, until, processes in (other.get(i) or profiles[i]).gaps(job.shape, self._nodes[i]):
+                    heappush(finer, (since, i, until, processes))
+        yield from sorted(finer)
+
+
+def pick(room: Mapping[int, int], job: Job) -> list[tuple[int, int]]:
+    """Of (position -> processes that fit): positions of lowest number, as many processes on each as fit."""
+    chosen: list[tuple[int, int]] = []
+    wanted = job.processes
+    for i in sorted(room):
+        count = min(room[i], wanted)
+        if count:
+            chosen.append((i, count))
+            wanted -= count
+            if not wanted:
+                break
+    return chosen
+
+
+def _class_of(length_us: int) -> int:
+    return min(max(length_us.bit_length() // 2 - _SHORTEST, 0), _CLASSES - 1)
+
+
+class NodeProfile:
+    """From `times[i]` until `times[i + 1]`, the last for ever, `cores[i]`, `memory[i]` and `others[name][i]` are free.
+
+    Below 0: promised and not there.
+    """
+
+    __slots__ = ("cores", "memory", "others", "times")
+
+    def __init__(self, now_us: int, cores: int, memory: int) -> None:
+        self.times, self.cores, self.memory = [now_us], [cores], [memory]
+        self.others: dict[str, list[int]] = {}
+
+    def copy(self) -> NodeProfile:
+        """Changes to one do not touch the other."""
+        other = NodeProfile.__new__(NodeProfile)
+        other.times, other.cores, other.memory = self.times.copy(), self.cores.copy(), self.memory.copy()
+        other.others = {name: free.copy() for name, free in self.others.items()} if self.others else self.others
+        return other
+
+    def append(self, at_us: int, cores: int, memory: int, others: Mapping[str, int] | None = None) -> None:
+        """So much is free from `at_us` on, no earlier than the last step."""
+        if self.times[-1] == at_us:
+            self.cores[-1], self.memory[-1] = cores, memory
+            for name in others or ():
+                self.others[name].pop()
+        else:
+            self.times.append(at_us)
+            self.cores.append(cores)
+            self.memory.append(memory)
+        if others:
+            for name, free in others.items():
+                self.others[name].append(free)
+
+    def add(self, start_us: int, end_us: int, cores: int, memory: int) -> None:
+        """So much more (or, below 0, less) is free in between; what lies before the first step is left out."""
+        low = self._cut(start_us)
+        for i in range(low, self._cut(end_us)):
+            self.cores[i] += cores
+            self.memory[i] += memory
+
+    def add_others(self, start_us: int, end_us: int, resources: Resources, times: int) -> None:
+        """As `add`, so often these."""
+        low = self._cut(start_us)
+        high = self._cut(end_us)
+        for name, count in resources:
+            free = self.others.get(name)
+            if free is not None:
+                free[low:high] = [left + times * count for left in free[low:high]]
+
+    def lowest_others(self, start_us: int, end_us: int) -> dict[str, tuple[int]]:
+        """As `lowest`, of other resources: name -> (how many,)."""
+        low, high = bisect_right(self.times, start_us) - 1, bisect_left(self.times, end_us)
+        return {name: (min(free[low:high]),) for name, free in self.others.items()}
+
+    def lowest(self, start_us: int, end_us: int) -> tuple[int, int]:
+        """Cores and memory that are free from `start_us`, no earlier than the first step, until `end_us`."""
+        low, high = bisect_right(self.times, start_us) - 1, bisect_left(self.times, end_us)
+        return min(self.cores[low:high]), min(self.memory[low:high])
+
+    def gaps(self, shape: Shape, node: Node) -> list[Gap]:
+        """When processes of this shape fit, each for as long as possible: at any time as many as the gaps open then add up to.
+
+        Gaps of a node lie within each other or apart, so during an interval as many fit as there are in gaps that hold all of it.
+        """
+        if node.closed:
+            return []
+        if shape is PLAIN:
+            rooms = self.cores
+        elif shape.special is not None:
+            rooms = [room_on(shape, node, cores, memory) for cores, memory in zip(self.cores, self.memory, strict=True)]
+            rooms = [room_beside(room, shape.resources, self.others, i) for i, room in enumerate(rooms)]
+        else:
+            rooms = [room_on(shape, node, cores, memory) for cores, memory in zip(self.cores, self.memory, strict=True)]
+        found: list[Gap] = []
+        if len(rooms) == 1:
+            return [(self.times[0], _NEVER, rooms[0])] if rooms[0] > 0 else found
+        heights, starts = [0], [0]  # of gaps that are open, the lowest first
+        for at, room in zip(self.times, rooms, strict=True):
+            since = at
+            while heights[-1] > room and len(heights) > 1:
+                since, height = starts.pop(), heights.pop()
+                found.append((since, at, height - max(room, heights[-1])))
+            if room > heights[-1]:
+                heights.append(room)
+                starts.append(since)
+        while len(heights) > 1:
+            since, height = starts.pop(), heights.pop()
+            found.append((since, _NEVER, height - heights[-1]))
+        return found
+
+    def _cut(self, at_us: int) -> int:
+        times = self.times
+        i = bisect_left(times, at_us)
+        if i == 0:
+            return 0
+        if i == len(times) or times[i] != at_us:
+            times.insert(i, at_us)
+            self.cores.insert(i, self.cores[i - 1])
+            self.memory.insert(i, self.memory[i - 1])
+            for free in self.others.values() if self.others else ():
+                free.insert(i, free[i - 1])
+        return i

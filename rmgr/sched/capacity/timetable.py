@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rmgr.model.cluster.gang import GangRecord
 from rmgr.model.tasks.placing import run_label, task_of
-from rmgr.sched.capacity.carousel import Carousel
+from rmgr.sched.capacity.gangs import Carousel
 from rmgr.sched.records import Gang
 from rmgr.sched.tree.rotation import Rotation, Row
 from rmgr.sched.tree.shape import Tree

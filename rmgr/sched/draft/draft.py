@@ -17,27 +17,62 @@ over-commit a node, start a job twice, or break a promise that this pass or an e
 
 | to decide, each with its why | |
 |---|---|
-| `start`, `reserve`, `unreserve` (`draft/start.py`) | place waiting jobs |
-| `migrate`, `preempt`, `suspend`, `resume`, `route`, `reject` (`draft/move.py`) | move jobs |
-| `send` (`draft/call.py`) | send calls to servers |
-| `hold`, `shrink`, `release` (`draft/hold.py`) | promise the cores of running jobs |
+| `start`, `reserve`, `unreserve` | place waiting jobs |
+| `migrate`, `preempt`, `suspend`, `resume`, `route`, `reject` | move jobs |
+| `send` | send calls to servers |
+| `hold`, `shrink`, `release` | promise the cores of running jobs |
 | `gang` (`draft/gang.py`) | share nodes in time |
-| `note`, `forget` (`draft/note.py`) | remember |
-| `wake_at`, `leave_pending`, `leave_rest`, `fork` (here) | ask for a pass, say why jobs wait, try something |
+| `note`, `forget` | remember |
+| `wake_at`, `leave_pending`, `leave_rest`, `fork` | ask for a pass, say why jobs wait, try something |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
-from rmgr.sched.draft.call import Calling
+from rmgr.sched.capacity.holds import after_leaving, are_spans, by_node, cores_of, is_within, placed_on, share_of
+from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.draft.gang import Ganging
-from rmgr.sched.draft.hold import Holding
-from rmgr.sched.draft.note import Noting
-from rmgr.sched.draft.orphans import Inheriting
-from rmgr.sched.draft.start import Starting
-from rmgr.sched.plan import Accepted, Verdict, WakeAt, Why
+from rmgr.sched.draft.view import ABANDONED, IN_ITS_WAY
+from rmgr.sched.job import Job, Placement, Reservation, Running, sent_back
+from rmgr.sched.plan import (
+    Accepted,
+    HoldCores,
+    Infeasible,
+    Insufficient,
+    Migrate,
+    Preempt,
+    Reject,
+    ReleaseHold,
+    Reserve,
+    Resume,
+    Route,
+    Send,
+    Start,
+    Suspend,
+    Unreserve,
+    Verdict,
+    WakeAt,
+    Why,
+    of_tuple,
+)
+from rmgr.sched.records import Hold, Share, Suspended
+from rmgr.sched.state.partition import Pool
+
+UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
+TOO_LARGE = "needs {} x {} cores, {} are free"
+SCATTERED = "needs {} x {} cores, {} are free, but where it may run there is room for {} such processes"
+NOT_EMPTY = "needs {} x {} cores and its nodes for itself, {} nodes empty"
+NO_SPANS = Why("nodes", "a placement is a tuple of spans: first node, last node, processes on each")
+HAS_HOLD = Why("hold", "it has been promised the cores of running jobs")
+#: Kind of the note that a policy has of a job that it has stopped in place.
+STANDS_STILL = "stands still"
+#: Its user wants it so, or it has just refused.
+PINNED = Why("pinned", "it may not be sent back to the queue")
+_INTEGERS = {int}
 
 
 class Trial:
@@ -52,7 +87,7 @@ class Trial:
         self.kept = True
 
 
-class Draft(Starting, Inheriting, Holding, Ganging, Calling, Noting):
+class Draft(Ganging):
     """One partition in one pass. It is closed when the pass ends: a policy that kept it cannot use it."""
 
     __slots__ = ()
@@ -82,3 +117,519 @@ class Draft(Starting, Inheriting, Holding, Ganging, Calling, Noting):
     def leave_rest(self, why: Why) -> None:
         """Says why every waiting job without a reason of its own keeps waiting."""
         self.rest = why
+
+    # -- waiting jobs -------------------------------------------------------------------------------------------------------
+
+    def start(self, job_id: int, why: Why, placement: Placement | None = None) -> Verdict:
+        """Starts a waiting job now, on the free nodes of lowest id or on `placement`. O(spans), however many nodes there are."""
+        job = self._job(job_id)
+        if not isinstance(job, Job):
+            return job
+        if self._part.limits is not None:
+            over = self.over_limits(job)
+            if over is not None:
+                return Insufficient(over)
+        hold = (self._part.holds if self._more is None else self._more.holds).get(job_id)
+        if hold is not None:
+            return self._start_on_held(job, hold, why, placement)
+        pool, horizon, is_taken = self._pool, self._horizon, False
+        if placement is not None:
+            if not are_spans(placement, len(self._part.nodes)):
+                return self._never(NO_SPANS)
+            unknown = [n for first, last, _ in placement for n in (first, last) if n not in self._part.nodes]
+            if unknown:
+                return self._never(Why("nodes", "no node {} in partition {}", (unknown[0], self.partition)))
+            if not pool.holds(job, placement):
+                return Insufficient(Why("resources", "{} is not free for job {}", (placement, job_id)))
+        elif horizon is not None and not pool.fits(job):
+            return Insufficient(lacking(job, pool))
+        if horizon is not None:
+            placement = self._within_promises(job, placement)
+            if placement is None:
+                return Insufficient(self._not_admitted(job))
+        elif placement is None:
+            placement = pool.claim(job)
+            if placement is None:
+                free = pool.free
+                if job.resources or job.exclusive or free >= job.cpus:
+                    return Insufficient(lacking(job, pool))
+                why_not = of_tuple(Why, ("resources", TOO_LARGE, (job.processes, job.threads, free)))
+                return of_tuple(Insufficient, (why_not,))
+            is_taken = True
+        if not is_taken:
+            pool.take(job, placement)
+        now_us = self.now_us
+        self._started[job_id] = of_tuple(Running, (job, now_us, now_us + job.planned_us, placement))
+        if horizon is not None and self._horizon is not None:
+            self._horizon.started(job, placement)
+        if self._part.gangs.by_name:
+            self._leave_gangs(job_id)
+        self.decisions.append(of_tuple(Start, (job_id, placement, why, self.partition)))
+        return of_tuple(Accepted, (now_us,))
+
+    def reserve(self, job_id: int, why: Why, *, keep: bool = False) -> Verdict:
+        """Promises the job the earliest start that breaks no other promise, every run using its whole limit; replaces its old one.
+
+        keep: commit it as a record that later passes honour; else it holds for this pass. Insufficient: no such time is known.
+        Cost: the first promise of a pass O(runs + promises), further ones of what is free for so long before their answer.
+        """
+        job = self._job(job_id)
+        if not isinstance(job, Job):
+            return job
+        if self._part.limits is not None:
+            over = self.over_limits(job)
+            if over is not None:
+                return Insufficient(over)
+        hold = self._holds.get(job_id)
+        if hold is not None:  # that is its promise
+            return Accepted(self.now_us) if hold.is_complete else Insufficient(HAS_HOLD)
+        if self._horizon is None and not keep:
+            shadow = self._shadow(job)
+            if shadow is None:
+                return Insufficient(UNKNOWN_TIME)
+            self._horizon = shadow
+            held = Reservation(job_id, shadow.at_us, shadow.placement, self.policy)
+        else:
+            timeline = self._timeline
+            if timeline is None:
+                timeline = self._horizon = self._timeline = self._lay_out()
+            old = self._promises.pop(job_id, None)
+            found = timeline.move(job, None if old is None else (old.start_us, old.placement))
+            if found is None:
+                if job_id in self._part.reservations:
+                    self.decisions.append(Unreserve(job_id, UNKNOWN_TIME, self.partition))
+                return Insufficient(UNKNOWN_TIME)
+            held = Reservation(job_id, *found, self.policy)
+        self._promises[job_id] = held
+        if not keep or self._part.reservations.get(job_id) != held:
+            self.decisions.append(Reserve(job_id, held.start_us, held.placement, keep, why, self.partition, self.policy))
+        return Accepted(held.start_us)
+
+    def unreserve(self, job_id: int, why: Why) -> Verdict:
+        """Gives up the job's promise. Infeasible when it has none."""
+        self._check_open()
+        if self._promises.pop(job_id, None) is None:
+            return self._never(Why("state", "job {} has no reservation in partition {}", (job_id, self.partition)))
+        self._look_again()
+        if job_id in self._part.reservations:
+            self.decisions.append(Unreserve(job_id, why, self.partition))
+        return Accepted(self.now_us)
+
+    def _start_on_held(self, job: Job, hold: Hold, why: Why, placement: Placement | None) -> Verdict:
+        """A job with a hold starts on what is held for it, and nowhere else."""
+        if not hold.is_complete:
+            runs = ", ".join(str(share.run_id) for share in hold.waits_for)
+            return Insufficient(Why("hold", "has been promised the cores of running jobs {}", (runs,)))
+        where = placed_on(job, hold.held, self._part.nodes)
+        if where is None or placement not in (None, where):
+            return Insufficient(Why("hold", "does not fit on what is held for it, or was to start elsewhere"))
+        if self._window_for(self.now_us + job.planned_us, where) is not None:
+            return Insufficient(self._not_admitted(job))
+        more, pool = self._changes(), self._pool
+        mark = len(more.undo)
+        self._swap_hold(job, None)
+        if not pool.holds(job, where):  # memory that other jobs still have
+            more.back(mark)
+            return Insufficient(Why("hold", "the cores held for it are free, something else that it needs there is not"))
+        pool.take(job, where)
+        self._started[job.id] = Running(job, self.now_us, self.now_us + job.planned_us, where)
+        self._look_again()
+        self._leave_gangs(job.id)
+        self.decisions.append(Start(job.id, where, why, self.partition))
+        return Accepted(self.now_us)
+
+    def _within_promises(self, job: Job, placement: Placement | None) -> Placement | None:
+        """Where the job can start now without breaking a promise to another; its own promise is then kept. None: nowhere."""
+        own = self._promises.get(job.id)
+        timeline = self._timeline
+        if own is not None:
+            if timeline is None:  # the only promise is its own
+                del self._promises[job.id]
+                self._horizon = None
+                return placement or self._pool.pick(job)
+            timeline.withdraw(job, own.start_us, own.placement)
+        horizon = self._horizon
+        assert horizon is not None
+        if placement is None:
+            placement = horizon.place(job)
+        elif not horizon.allows(job, placement):
+            placement = None
+        if own is not None and timeline is not None:
+            if placement is None:
+                timeline.promise(job, own.start_us, own.placement)
+            else:
+                del self._promises[job.id]
+        return placement
+
+    # -- jobs that run or stand still ---------------------------------------------------------------------------------------
+
+    def migrate(self, job_id: int, why: Why) -> Verdict:
+        """A running or suspended job is asked to checkpoint and waits again, from this moment on; what it had is free in this pass.
+
+        Infeasible for one that is pinned (`is_pinned`): its user wants it to run once and to its end, or it has just refused.
+        Insufficient for one that this pass itself has started: so a job moves at most once a pass. Cost: that of its placement.
+        """
+        return self._send_back(Migrate(job_id, why, self.partition))
+
+    def preempt(self, job_id: int, why: Why) -> Verdict:
+        """The same, but it starts again from nothing."""
+        return self._send_back(Preempt(job_id, why, self.partition))
+
+    def suspend(self, job_id: int, why: Why) -> Verdict:
+        """A running job stops in place: its cores are free in this pass, its memory stays taken. A note says which policy did it.
+
+        Insufficient where a promise counts on its memory, Infeasible in a gang: that suspends by itself.
+        """
+        run = self._ran_before(job_id)
+        if not isinstance(run, Running):
+            return run
+        if self._gang_of(job_id) is not None:
+            return self._never(Why("gang", "job {} stands in a gang", (job_id,)))
+        more, pool = self._changes(), self._pool
+        mark = len(more.undo)
+        self._vacate(run)
+        pool.park(run.job, run.placement)
+        more.did(partial(pool.unpark, run.job, run.placement))
+        more.put(more.suspended, job_id, Suspended(run, self.now_us))
+        broken = self._breaks_promises(mark)
+        if broken is not None:  # its memory was to come back
+            return broken
+        self._write(STANDS_STILL, run.job.id, (self.now_us,))
+        self.decisions.append(Suspend(run.job.id, why, self.partition))
+        return Accepted(self.now_us)
+
+    def resume(self, job_id: int, why: Why) -> Verdict:
+        """A suspended job goes on where it stands, with what was left of its limit. Insufficient while its cores are not free."""
+        self._check_open()
+        more, pool = self._changes(), self._pool
+        stopped = more.suspended.get(job_id)
+        if stopped is None:
+            return self._never(Why("state", "job {} is not suspended in partition {}", (job_id, self.partition)))
+        run = stopped.run
+        job, end_us = run.job, self.now_us + run.end_us - stopped.since_us
+        if job_id in more.left:
+            return Insufficient(Why("state", "job {} was suspended in this very pass", (job_id,)))
+        if not pool.can_resume(job, run.placement):
+            return Insufficient(Why("resources", "the cores of job {} are not free", (job_id,)))
+        window = self._window_for(end_us, run.placement)
+        if window is not None:
+            return Insufficient(Why("maintenance", "could run into {} at {} us", (window.name or window.id, window.start_us)))
+        over = self.over_limits(job)
+        if over is not None:
+            return Insufficient(over)
+        mark = len(more.undo)
+        pool.unpark(job, run.placement)
+        more.did(partial(pool.park, job, run.placement))
+        pool.take(job, run.placement)
+        more.did(partial(pool.give, job, run.placement))
+        more.drop(more.suspended, job_id)
+        more.put(more.begun, job_id, Running(job, self.now_us, end_us, run.placement))
+        broken = self._breaks_promises(mark)
+        if broken is not None:
+            return broken
+        self._strike(STANDS_STILL, job.id)
+        self.decisions.append(Resume(job_id, why, self.partition))
+        return Accepted(self.now_us)
+
+    def route(self, job_id: int, to: str, why: Why) -> Verdict:
+        """A waiting job goes to the queue `to`. It keeps its place in every order but that of the queue."""
+        self._check_open()
+        job = self._job(job_id)
+        if isinstance(job, Insufficient | Infeasible):
+            return job
+        if not to or not isinstance(to, str):
+            return self._never(Why("queue", "a queue has a name"))
+        if to != job.queue:
+            more = self._changes()
+            if job_id not in more.extra:
+                more.put(more.gone, job_id, None)
+            more.put(more.extra, job_id, replace(job, queue=to))
+            self.decisions.append(Route(job.id, to, why, self.partition))
+        return Accepted(self.now_us)
+
+    def reject(self, job_id: int, why: Why) -> Verdict:
+        """A waiting job can never run here: the driver ends it. Also one that no order shows."""
+        self._check_open()
+        job = self._waiting(job_id)
+        if job is None or job_id in self._started:
+            return self._never(Why("state", "job {} does not wait in partition {}", (job_id, self.partition)))
+        more = self._changes()
+        if job_id in more.holds:
+            self._swap_hold(job, None)
+        if job_id in more.extra:
+            more.drop(more.extra, job_id)
+        if job_id in self._part.jobs and job_id not in self._part.aside and job_id not in more.gone:
+            more.put(more.gone, job_id, None)
+        if job_id not in more.gone:  # it ran before this pass, or no order shows it: it is not there for anybody either
+            more.put(more.rejected, job_id, None)
+        self._promises.pop(job_id, None)
+        self._look_again()
+        self.decisions.append(Reject(job_id, why, self.partition))
+        return Accepted(self.now_us)
+
+    def _send_back(self, decision: Migrate | Preempt) -> Verdict:
+        job_id = decision.job_id
+        self._check_open()
+        if job_id in self._part.pinned:
+            return self._never(PINNED)
+        more, pool = self._changes(), self._pool
+        stopped = more.suspended.get(job_id)
+        if stopped is not None and job_id not in more.left:
+            run = stopped.run
+            pool.unpark(run.job, run.placement)
+            more.did(partial(pool.park, run.job, run.placement))
+            more.drop(more.suspended, job_id)
+            self._strike(STANDS_STILL, run.job.id)
+        else:
+            found = self._ran_before(job_id)
+            if not isinstance(found, Running):
+                return found
+            run = found
+            self._vacate(run)
+        job = sent_back(run.job, self.now_us, moved=isinstance(decision, Migrate))
+        more.put(more.extra, job_id, job)
+        self.decisions.append(decision._replace(job_id=job.id))
+        self._look_again()
+        return Accepted(self.now_us)
+
+    def _ran_before(self, job_id: int) -> Running | Insufficient | Infeasible:
+        """A run that this pass has not touched."""
+        self._check_open()
+        more = self._more
+        if job_id in self._started or (more is not None and (job_id in more.begun or job_id in more.left)):
+            return Insufficient(Why("state", "job {} was started or moved in this very pass", (job_id,)))
+        run = self._part.running.get(job_id)
+        return self._never(Why("state", "job {} does not run in partition {}", (job_id, self.partition))) if run is None else run
+
+    def _vacate(self, run: Running) -> None:
+        """The run leaves its nodes; what a hold waits for of them is held. Nodes of a gang stay the gang's for this pass."""
+        more, pool, job_id = self._changes(), self._pool, run.job.id
+        more.put(more.left, job_id, run)
+        self._tally = None
+        if self._part.gangs.of and job_id in self._part.gangs.of:
+            return  # the record keeps it until it is set again
+        pool.give(run.job, run.placement)
+        more.did(partial(pool.take, run.job, run.placement))
+        holder = more.flagged.get(job_id)
+        if holder is not None:
+            hold, job = more.holds[holder], self._waiting(holder)
+            assert job is not None
+            cores = share_of(hold, job_id).cores
+            pool.take_share(job, cores)
+            more.did(partial(pool.give_share, job, cores))
+            more.drop(more.flagged, job_id)
+            more.put(more.holds, holder, after_leaving(hold, job_id))
+
+    # -- cores of running jobs ----------------------------------------------------------------------------------------------
+
+    def hold(self, job_id: int, shares: Sequence[Share], why: Why) -> Verdict:
+        """The waiting job gets these cores as soon as the runs that have them leave, and starts on nothing else. It replaces its hold.
+
+        A run that has left since an earlier `hold` is named by what is held of it, all or fewer cores. What is not named is free at once,
+        or when its run ends. Until the job has ended, no promise counts on what it holds.
+        Insufficient: a run is promised to another job, the job does not fit on the shares, or a promise would be broken.
+        Infeasible: an unknown job or run, or more cores than it has. Cost: O(nodes of the shares), with promises a new timeline.
+        """
+        job = self._job(job_id)
+        if not isinstance(job, Job):
+            return job
+        if job_id in self._promises:
+            return Insufficient(Why("hold", "job {} has been promised a start", (job_id,)))
+        more = self._changes()
+        old = more.holds.get(job_id)
+        new = self._vetted(job, shares, old)
+        if not isinstance(new, Hold):
+            return new
+        if new == old:
+            return Accepted(self.now_us)
+        mark = len(more.undo)
+        self._swap_hold(job, new)
+        broken = self._breaks_promises(mark)
+        if broken is not None:
+            return broken
+        self.decisions.append(HoldCores(job_id, new, why, self.partition))
+        return Accepted(self.now_us)
+
+    def shrink(self, job_id: int, shares: Sequence[Share], why: Why) -> Verdict:
+        """`hold` again, for a job that has one."""
+        if job_id not in self._holds:
+            return self._never(Why("state", "job {} has no hold in partition {}", (job_id, self.partition)))
+        return self.hold(job_id, shares, why)
+
+    def release(self, job_id: int, why: Why) -> Verdict:
+        """The job's hold goes: what was held is free in this pass, its runs are promised to nobody. Infeasible when it has none."""
+        self._check_open()
+        job = self._waiting(job_id)
+        if job is None or job_id not in self._holds:
+            return self._never(Why("state", "job {} has no hold in partition {}", (job_id, self.partition)))
+        self._swap_hold(job, None)
+        self._look_again()
+        self.decisions.append(ReleaseHold(job_id, why, self.partition))
+        return Accepted(self.now_us)
+
+    def _vetted(self, job: Job, shares: Sequence[Share], old: Hold | None) -> Hold | Insufficient | Infeasible:
+        more = self._changes()
+        had = {share.run_id: share for share in old.held} if old is not None else {}
+        waits_for: list[Share] = []
+        held: list[Share] = []
+        if len({share.run_id for share in shares}) < len(shares):
+            return self._never(Why("hold", "a run is named twice"))
+        for share in shares:
+            run_id = share.run_id
+            if type(run_id) is not int or not are_spans(share.cores, len(self._part.nodes)):
+                return self._never(Why("hold", "the share of run {} is no tuple of spans", (run_id,)))
+            if run_id in had:
+                whole = by_node([had[run_id].cores])
+                held.append(share)
+            else:
+                run = self.run(run_id)
+                if run is None or self._gang_of(run_id) is not None:
+                    return self._never(Why("state", "job {} does not run by itself in partition {}", (run_id, self.partition)))
+                holder = more.flagged.get(run_id, job.id)
+                if holder != job.id:
+                    return Insufficient(Why("hold", "the cores of job {} are promised to job {}", (run_id, holder)))
+                whole = cores_of(run)
+                waits_for.append(share)
+            if not is_within(share.cores, whole):
+                return self._never(Why("hold", "job {} does not have the cores {}", (run_id, share.cores)))
+        if placed_on(job, [*waits_for, *held], self._part.nodes) is None:
+            return Insufficient(Why("hold", "{} processes x {} threads do not fit on these cores", (job.processes, job.threads)))
+        return Hold(job.id, tuple(sorted(waits_for)), tuple(sorted(held)), self.policy)
+
+    # -- calls --------------------------------------------------------------------------------------------------------------
+
+    def send(self, call_id: int, to: str, why: Why, *, predicted_us: int = 0) -> Verdict:
+        """Sends a call to the server `to`. predicted_us: how long the policy expects the answer to take from now on, 0 = it does not say.
+
+        Infeasible: an unknown call, or one that has a server; a server that is not there, is closed, does not offer the function, or is
+        excluded by the call.
+        """
+        self._check_open()
+        call = self._part.calls.get(call_id) if type(call_id) is int else None
+        more = self._changes()
+        if call is None or call_id in more.calls_gone:
+            return self._never(Why("state", "call {} does not wait in partition {}", (call_id, self.partition)))
+        server = self._part.servers.get(to) if type(to) is str else None
+        if server is None:
+            return self._never(Why("server", "no server {} in partition {}", (to, self.partition)))
+        if not server.takes(call):
+            return self._never(Why("server", "server {} cannot take call {} of {}", (to, call_id, call.function or "any function")))
+        if type(predicted_us) is not int or predicted_us < 0:
+            return self._never(Why("prediction", "{} us is no time until an answer", (predicted_us,)))
+        more.put(more.calls_gone, call_id, None)
+        self.decisions.append(Send(call_id, to, why, self.partition, predicted_us))
+        return Accepted(self.now_us)
+
+    # -- notes --------------------------------------------------------------------------------------------------------------
+
+    def note(self, kind: str, job_id: int, value: tuple[int, ...], /) -> Verdict:
+        """Remembers this of the job or call until it leaves the cluster; with id 0 of the partition. It replaces the note of that kind.
+
+        Infeasible: an unknown job, or anything but a name and a tuple of integers: a note is a record that another leader reads.
+        """
+        self._check_open()
+        if type(kind) is not str or type(job_id) is not int or type(value) is not tuple or not {*map(type, value)} <= _INTEGERS:
+            return self._never(Why("note", "{} of job {}: a note is a tuple of integers", (kind, job_id)))
+        if job_id and not self._part.knows(job_id):
+            return self._never(Why("state", "no job {} in partition {}", (job_id, self.partition)))
+        self._write(kind, job_id, value)
+        return Accepted(self.now_us)
+
+    def forget(self, kind: str, job_id: int, /) -> Verdict:
+        """The note goes, if there is one."""
+        self._check_open()
+        if type(job_id) is int and self.note_of(kind, job_id) is not None:
+            self._write(kind, job_id, None)
+        return Accepted(self.now_us)
+
+    def _noted(self, kind: str, job_id: int) -> list[str]:
+        """Policies that have a note of this kind of the job, sorted."""
+        part, more = self._part, self._more
+        found = {policy for policy, kinds in part.notes.items() if job_id in kinds.get(kind, ())}
+        if more is not None:
+            written = {policy: notes[job_id] for (policy, known), notes in more.notes.items() if known == kind and job_id in notes}
+            found = {policy for policy in (*found, *written) if written.get(policy, ()) is not None}
+        return sorted(found)
+
+    def _strike(self, kind: str, job_id: int) -> None:
+        """Notes of this kind of the job go, whoever has them."""
+        for policy in self._noted(kind, job_id):
+            self._write(kind, job_id, None, policy)
+
+    def _write(self, kind: str, job_id: int, value: tuple[int, ...] | None, policy: str = "") -> None:
+        more = self._changes()
+        key = (policy or self.policy, kind)
+        notes = more.notes.get(key)
+        if notes is None:
+            notes = more.notes[key] = {}
+        if self._marked:  # somebody may go back
+            more.did(partial(notes.__setitem__, job_id, notes[job_id]) if job_id in notes else partial(notes.__delitem__, job_id))
+        notes[job_id] = value
+
+    # -- the engine's -------------------------------------------------------------------------------------------------------
+
+    def inherit(self, keepers: Container[str]) -> None:
+        """Clears up after policies that have left the pipeline, before those of this pass plan: what they stopped in place goes on.
+
+        It goes on as soon as its cores are free. Until then what is free of them is given to nobody else, and promises that count on them
+        are taken back (their policies make them again in this pass, around it). So it waits at most for the runs, and the holds, that have
+        its cores. (Notes, holds, promises and gangs of such policies: `View`.)
+        Cost: O(suspended jobs), and of each such job that of its placement.
+        """
+        for stopped in sorted(self._part.suspended.values(), key=_since):
+            job_id = stopped.run.job.id
+            if not any(policy in keepers for policy in self._noted(STANDS_STILL, job_id)):
+                self._go_on(stopped.run)
+
+    def _go_on(self, run: Running) -> None:
+        job_id = run.job.id
+        if isinstance(self.resume(job_id, ABANDONED), Accepted):
+            return
+        if self._pool.can_resume(run.job, run.placement):
+            self._take_back_promises()
+            self.resume(job_id, ABANDONED)  # a limit, or a window of maintenance, may be in its way: that passes
+            return
+        self._keep_cores(run)
+
+    def _keep_cores(self, run: Running) -> None:
+        """Nobody else gets what is free of its cores in this pass."""
+        more, pool = self._changes(), self._pool
+        for first, last, processes in run.placement:
+            for node in range(first, last + 1):
+                wanted = self._part.nodes[node].cores if run.job.exclusive else processes * run.job.threads
+                where: Placement = ((node, node, 1),)
+                free = next((count for count in range(wanted, 0, -1) if pool.holds(_cores(count), where)), 0)
+                if free:
+                    pool.take(_cores(free), where)
+                    more.did(partial(pool.give, _cores(free), where))
+        self._look_again()
+        if self._timeline is not None and self._timeline.overdrawn:
+            self._take_back_promises()
+
+    def _take_back_promises(self) -> None:
+        for job_id in sorted(self._promises):
+            self.decisions.append(Unreserve(job_id, IN_ITS_WAY, self.partition))
+        self._promises.clear()
+        self._look_again()
+
+
+def lacking(job: Job, pool: Pool) -> Why:
+    """Why the job, which does not fit, does not: the first resource without which it would, else cores, or where they are free."""
+    if job.resources and isinstance(pool, NodePool):
+        for name, count in job.resources:
+            if pool.fits(replace(job, resources=tuple(one for one in job.resources if one[0] != name))):
+                return Why("resources", "needs {} x {} {}, {} are free", (job.processes, count, name, pool.free_of(name)))
+    if job.exclusive:
+        return Why("resources", NOT_EMPTY, (job.processes, job.threads, pool.idle_nodes))
+    if pool.free >= job.cpus and isinstance(pool, NodePool):
+        return Why("resources", SCATTERED, (job.processes, job.threads, pool.free, sum(pool.rooms(job))))
+    return Why("resources", TOO_LARGE, (job.processes, job.threads, pool.free))
+
+
+def _cores(count: int) -> Job:
+    """Stands for so many cores of a node."""
+    return Job(id=0, submit_us=0, threads=count)
+
+
+def _since(stopped: Suspended) -> tuple[int, int]:
+    return (stopped.since_us, stopped.run.job.id)

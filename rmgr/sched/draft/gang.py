@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain, pairwise
 
-from rmgr.sched.capacity.carousel import Carousel, placed_in, stands_in, too_many_leaves
-from rmgr.sched.capacity.gangs import OWNER, memory_on
+from rmgr.sched.capacity.gangs import OWNER, Carousel, memory_on, placed_in, stands_in, too_many_leaves
 from rmgr.sched.capacity.holds import are_spans, each_node
 from rmgr.sched.draft.view import View
 from rmgr.sched.job import Job, Running, nodes_of
@@ -121,7 +120,7 @@ class Ganging(View):
                 if not isinstance(found, Job):
                     return found
                 job = found
-                over = self._over_limits(job, comes)
+                over = self.over_limits(job, comes)
                 if over is not None:
                     return Insufficient(over)
                 comes.append(job)

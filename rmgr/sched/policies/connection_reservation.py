@@ -1,12 +1,12 @@
 """Connection reservation of paper 000 (its proposal 2): a job that waits is promised the resources of named running jobs.
 
 Algorithm, one pass:
-1. Selection: jobs that name no queue go to the strictest class (`queue_select`; option select=no).
+1. Selection: jobs that name no queue go to the strictest class (`queue_first_fit.py`; option select=no).
 2. Jobs whose chosen running jobs have all ended start on what was held for them. Of the others, what has been held since and can be spared
-   is given back (`connection_choice`, step 5).
-3. First-Fit in every queue, in the order of scanning (`queue_first_fit`); a job with a reservation waits for what it is promised. Every
-   start past waiting jobs of its queue adds to their individual priority (`individual_priority`).
-4. In each queue whose limit of simultaneous reservations is not reached, in this order, a job reserves (`connection_choice`, steps 1 to 4):
+   is given back (step 5 of the choice).
+3. First-Fit in every queue, in the order of scanning; a job with a reservation waits for what it is promised. Every start past waiting jobs
+   of its queue adds to their individual priority.
+4. In each queue whose limit of simultaneous reservations is not reached, in this order, a job reserves (steps 1 to 4 of the choice):
    a. priority: whose individual priority is above the threshold of the queue, nearest the head first;
    b. head: the first of the queue, if something ended since the last pass and it could not start (classes with `head_trigger`: d512);
    c. no waiter: the first of the queue, if nobody waited in it after the last pass: it has just come, and cannot start.
@@ -14,32 +14,60 @@ Algorithm, one pass:
 Promised resources can be used by nobody else, before or after they come free; the flag F of a running job is its place in a reservation.
 Reservations are records (`Hold`), and so are two notes of the partition for each queue: who was overtaken how often (while somebody waits
 in it), and how many reservations each trigger has made (for people). Another leader goes on with them.
-Parameters: queues (classes with limits, reservation_threshold, max_reservations, head_trigger; default tables 2 to 4), scan,
-thread_affinity, firstfit_nodes, select (default yes), match (`shape`: processes and threads; `cpus`: of step 2 of the choice).
-Source: papers.md 1.4, 1.5, paper 000 sections 3.2 and 3.3. Differs from it in: a job above its threshold that found the limit reached
-tries again in each pass, not only when it is overtaken the next time. Taken from it as it is: in a class without `head_trigger` a job that
-came while another waited, and that no job of its own class overtakes, never reserves; a stream of other classes can starve it.
+
+The choice: which running jobs are promised to a job (`chosen`), and which of their cores it will use (`spared`).
+1. C = the running jobs of the requester's queue whose resources are promised to nobody (flag F unset).
+2. A match: of the jobs in C with the same CPU request (processes and threads; option: CPUs only) the one that started first. The requester
+   takes over exactly its cores.
+3. No match: if everything that runs from the queue together has fewer CPUs than the requester needs, C becomes all running jobs with F
+   unset (widening).
+4. Take the largest job of C: most CPUs, then most threads, then the earliest start; until the requester can be placed on what is freed.
+   C runs empty before that: nothing is promised.
+5. Surplus: whenever one of the chosen jobs has ended, as many of its cores as the requester can spare are given back at once. So they come
+   from the job that ends first among those that have any.
+"Can be placed" knows nodes: the threads of a process lie inside one node, a node that is closed or lacks a feature counts for nothing.
+Ties end with the lowest job id, and the lowest node id. CPUs that are idle already are not collected.
+
+Individual priority: how often a waiting job was overtaken in its queue, and when that is enough to reserve (`Overtaken`).
+1. A waiting job begins at 0. Whenever a job behind it in its queue starts (a new arrival, or by First-Fit), every job it passed gains the
+   constant w(j) = (threads(j) / threads_max(q) x cpu(j) / cpu_max(q)) ^ (-1/2): the smaller the job, the more.
+2. Above the threshold of its queue ("exceeds": equal is not enough) it reserves; of several the one nearest the head goes first.
+w is never added up: value = overtakings x w, so value > threshold is count^2 x threads_max x cpu_max > threshold^2 x threads x cpu, in
+integers, exactly.
+Representation: one record a queue, not one a job. A start writes the passer down at the nearest waiting job ahead of it; a job's count is
+the sum of what stands at it or behind it. A job that its class admits has w >= 1, so that more overtakings than the threshold are always
+enough: what stands ahead of so many is dropped. So a pass writes at most one record a queue, of at most threshold + 1 entries, however
+many jobs wait or were passed. A job that comes back to its queue (migrated, preempted) counts from what passed those still waiting behind.
+
+Parameters: queues (classes with limits, reservation_threshold (a number, table 3), max_reservations, head_trigger; default tables 2 to 4),
+scan, thread_affinity, firstfit_nodes, select (default yes), match (`shape`: processes and threads; `cpus`: of step 2 of the choice).
+Source: papers.md 1.4, 1.5, paper 000 sections 3.2 and 3.3, formula (1). Differs from it in: a job above its threshold that found the limit
+reached tries again in each pass, not only when it is overtaken the next time; step 5 of the choice fixes what the paper calls a suitable
+job, and does so when jobs end, not beforehand: who ends first is not known earlier. Taken from it as it is: in a class without
+`head_trigger` a job that came while another waited, and that no job of its own class overtakes, never reserves; a stream of other classes
+can starve it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import ClassVar
+from heapq import heapify, heapreplace
+from math import sqrt
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from rmgr.sched.capacity.holds import by_node, cores_of, each_node
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Running
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
-from rmgr.sched.policies.connection_choice import chosen, spans_of, spared
-from rmgr.sched.policies.individual_priority import Overtaken, constant, place_of
-from rmgr.sched.policies.queue_first_fit import REST, Room, Scanned, check_scan, in_order, scan
-from rmgr.sched.policies.queue_select import route_all
+from rmgr.sched.policies.queue_first_fit import REST, Place, Room, Scanned, check_scan, in_order, place_of, route_all, scan
 from rmgr.sched.policy import Cause
 from rmgr.sched.queue_class import HPC2500, QueueClass
+from rmgr.sched.records import Cores as Spans
 from rmgr.sched.records import Hold, Share
 
 TAKES_OVER = Why("connection_reservation", "every running job whose resources it was promised has ended")
@@ -48,6 +76,11 @@ LOST = Why("connection_reservation", "it does not fit on what it was promised an
 CHANGING = frozenset({Cause.NODES_CHANGED, Cause.TAKE_OVER})
 ONE = "starts when running job {} has ended, on its resources"
 SEVERAL = "starts when running job {} and {} others have ended, on their resources"
+#: Node id -> cores.
+Cores: TypeAlias = Mapping[int, int]
+#: (job, node id, cores there) -> how many of the job's processes fit into them.
+RoomOf: TypeAlias = Callable[[Job, int, int], int]
+_NEVER = 1 << 60
 
 
 class Match(StrEnum):
@@ -63,11 +96,6 @@ class Trigger(IntEnum):
     PRIORITY = 0
     HEAD = 1
     NO_WAITER = 2
-
-
-def fired_in(queue: str) -> str:
-    """The kind of the note that counts the reservations of a queue, by trigger."""
-    return f"reserved in {queue}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +135,11 @@ class ConnectionReservation:
                 _watch(book, queue, found, ended=Cause.JOB_ENDED in causes)
         book.say_why()
         draft.leave_rest(REST)
+
+
+def fired_in(queue: str) -> str:
+    """The kind of the note that counts the reservations of a queue, by trigger."""
+    return f"reserved in {queue}"
 
 
 def _is_over(draft: Draft, job: Job, hold: Hold, *, nodes_changed: bool) -> bool:
@@ -214,3 +247,158 @@ class _Book:
             others = len(hold.waits_for) - 1
             facts = (hold.waits_for[0].run_id, others)
             self.draft.leave_pending(job_id, Why("connection_reservation", SEVERAL if others else ONE, facts))
+
+
+def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promised: Callable[[int], bool], room: RoomOf, *,
+           by_cpus: bool = False) -> tuple[Running, ...]:  # fmt: skip
+    """The running jobs whose resources the job is promised; none when nothing does.
+
+    Args:
+        mine, others: what runs from the job's queue, and from every other. promised: by job id, flag F is set.
+        room: nodes as they are. by_cpus: a match has as many CPUs; else as many processes and threads.
+    Cost: O(runs), and a sort of them without a match.
+    """
+    candidates = [run for run in mine if not promised(run.job.id)]
+    matches = (run for run in sorted(candidates, key=_earliest) if _matches(job, run.job, by_cpus=by_cpus))
+    match = next((run for run in matches if _fits(job, cores_of(run), room)), None)
+    if match is not None:
+        return (match,)
+    if sum(run.job.cpus for run in mine) < job.cpus:
+        candidates += [run for run in others if not promised(run.job.id)]
+    taken: list[Running] = []
+    freed: Counter[int] = Counter()
+    processes = 0
+    for run in sorted(candidates, key=_largest):
+        taken.append(run)
+        for node, cores in cores_of(run).items():
+            before = freed[node]
+            freed[node] = before + cores
+            processes += room(job, node, before + cores) - (room(job, node, before) if before else 0)
+        if processes >= job.processes:
+            return tuple(taken)
+    return ()
+
+
+def spared(job: Job, held: Cores, coming: Cores, room: RoomOf) -> Cores | None:
+    """Of the cores that are held for the job already, as many as it can spare: node -> how many. None: it fits on nothing of this.
+
+    Args:
+        held: cores that ended jobs have left it. coming: cores of chosen jobs that still run.
+    Most cores are spared when each process is put where that costs least; cost falls nowhere on a node, so one process at a time does it.
+    Cost: O((nodes + processes) log nodes).
+    """
+    # (what the next process there costs, node, processes there so far); a node counts only as far as processes fit
+    costs: list[tuple[int, int, int]] = []
+    most: dict[int, int] = {}
+    for node in sorted(held.keys() | coming.keys()):
+        most[node] = room(job, node, held.get(node, 0) + coming.get(node, 0))
+        if most[node]:
+            costs.append((_cost(job, held.get(node, 0), coming.get(node, 0), 1), node, 0))
+    if sum(most.values()) < job.processes:
+        return None
+    heapify(costs)
+    used: Counter[int] = Counter()
+    for _ in range(job.processes):
+        _, node, count = costs[0]
+        count += 1
+        used[node] = count
+        next_cost = _cost(job, held.get(node, 0), coming.get(node, 0), count + 1) if count < most[node] else _NEVER
+        heapreplace(costs, (next_cost, node, count))
+    found = {node: _spare(job, cores, coming.get(node, 0), used[node]) for node, cores in held.items()}
+    return {node: cores for node, cores in found.items() if cores}
+
+
+def spans_of(cores: Cores) -> Spans:
+    """Node -> cores as spans, ascending."""
+    spans: list[tuple[int, int, int]] = []
+    for node, count in sorted(cores.items()):
+        if count and spans and spans[-1][1] == node - 1 and spans[-1][2] == count:
+            spans[-1] = (spans[-1][0], node, count)
+        elif count:
+            spans.append((node, node, count))
+    return tuple(spans)
+
+
+def _matches(job: Job, other: Job, *, by_cpus: bool) -> bool:
+    return other.wanted_cpus == job.wanted_cpus if by_cpus else other.wanted == job.wanted
+
+
+def _fits(job: Job, cores: Cores, room: RoomOf) -> bool:
+    return sum(room(job, node, count) for node, count in cores.items()) >= job.processes
+
+
+def _spare(job: Job, held: int, coming: int, processes: int) -> int:
+    """Cores of the held ones that so many processes on this node leave."""
+    return min(held, held + coming - processes * job.threads)
+
+
+def _cost(job: Job, held: int, coming: int, processes: int) -> int:
+    """Held cores that the last of so many processes uses up."""
+    return _spare(job, held, coming, processes - 1) - _spare(job, held, coming, processes)
+
+
+def _earliest(run: Running) -> tuple[int, int]:
+    return (run.start_us, run.job.id)
+
+
+def _largest(run: Running) -> tuple[int, int, int, int]:
+    return (-run.job.cpus, -run.job.threads, run.start_us, run.job.id)
+
+
+class Overtaken(NamedTuple):
+    """Starts past the waiting jobs of a queue: places ascending, and how often at each."""
+
+    places: tuple[Place, ...] = ()
+    counts: tuple[int, ...] = ()
+
+    @classmethod
+    def recorded(cls, value: Sequence[int] | None) -> Overtaken:
+        """From the record: (time, id, count) after (time, id, count)."""
+        if not value:
+            return cls()
+        return cls(tuple(zip(value[::3], value[1::3], strict=True)), tuple(value[2::3]))
+
+    def record(self) -> tuple[int, ...]:
+        return tuple(number for (at_us, job_id), count in zip(self.places, self.counts, strict=True) for number in (at_us, job_id, count))
+
+    def of(self, place: Place) -> int:
+        """How often the job at this place was overtaken: exactly, up to the threshold, else at least so often."""
+        return sum(self.counts[bisect_left(self.places, place) :])
+
+    def above(self, waiting: Iterable[Job], queue: QueueClass) -> Iterator[Job]:
+        """Those of the waiting jobs (in the order of the queue) that exceed the threshold, nearest the head first. O(queue)."""
+        left, at = sum(self.counts), 0
+        for job in waiting:
+            place = place_of(job)
+            while at < len(self.places) and self.places[at] < place:
+                left -= self.counts[at]
+                at += 1
+            if not left:
+                return
+            if exceeds(left, job, queue):
+                yield job
+
+    def passed(self, ahead: Iterable[Place], oldest: Place, queue: QueueClass) -> Overtaken:
+        """As it is after a pass. ahead: for each start the nearest waiting place before it. oldest: the first who waits now."""
+        found = dict(zip(self.places, self.counts, strict=True))
+        for place in ahead:
+            found[place] = found.get(place, 0) + 1
+        kept: list[tuple[Place, int]] = []
+        total = 0
+        for place in sorted(found, reverse=True):
+            if place < oldest or total > queue.reservation_threshold:
+                break
+            kept.append((place, found[place]))
+            total += found[place]
+        return Overtaken(tuple(place for place, _ in reversed(kept)), tuple(count for _, count in reversed(kept)))
+
+
+def constant(job: Job, queue: QueueClass) -> float:
+    """w(j): what each overtaking adds. For people to read; decisions are made by `exceeds`."""
+    return sqrt(queue.max_threads * queue.max_cpus / (job.wanted[1] * job.wanted_cpus))
+
+
+def exceeds(overtakings: int, job: Job, queue: QueueClass) -> bool:
+    """The individual priority of a job overtaken so often is above the threshold of its queue. Exact."""
+    gained = overtakings * overtakings * queue.max_threads * queue.max_cpus
+    return gained > queue.reservation_threshold * queue.reservation_threshold * job.wanted[1] * job.wanted_cpus

@@ -23,7 +23,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
 from rmgr.sched.policies.fcfs import Fcfs
-from rmgr.sched.policies.head_blocking import HEAD
+from rmgr.sched.policies.first_fit import HEAD
 from rmgr.sched.policy import Cause, Order
 
 SHADOW = Why("easy", "the head of the queue: nothing may pass it that would delay it")

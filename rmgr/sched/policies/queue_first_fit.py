@@ -1,41 +1,114 @@
-"""Search: First-Fit in each of several queues that share the nodes, queue after queue.
+"""Several queues that share the nodes (paper 000): First-Fit in each, queue after queue, and the choice of a queue for jobs that name none.
 
-Algorithm:
+Algorithm of First-Fit (the conventional system):
 1. Go through the queues in their configured order (small jobs first, unless configured otherwise), then through any other queue by name.
 2. In each, look at the waiting jobs in order of arrival and start every one that fits. So a new job tries to start at once, whoever waits;
    if it cannot, it is the last of its queue.
 One scan finds all, because what is free only shrinks during it. Large jobs may wait for ever under a stream of small ones.
 Option firstfit_nodes: a job that passes another one of its queue may stand on the first so many nodes only (0, the default: on all).
-Parameters: queues (classes; default those of HPC2500, in the order of scanning), scan (names that go first, in this order; default none),
-firstfit_nodes (nodes, of lowest id).
-Source: papers.md 1.2, 1.4, 1.8 (paper 000: the conventional system). Differs from it in: nothing. Of several jobs that arrive at one
-instant the one in the queue scanned first goes first.
+
+Algorithm of automatic queue selection (proposal 1: a job that names no queue goes to the strictest class that admits it):
+1. Each waiting job whose queue is none of the classes: of the classes whose limits it keeps (CPUs, processes, threads, requested time) take
+   the one with the smallest parallelism limit (`rmgr.sched.queue_class.selected`); route the job there. No class: reject it.
+2. First-Fit in every queue, as above. Option start=no: leave starting to the next stage.
+
+Parameters: queues (classes; default those of HPC2500, table 2, in the order of scanning), scan (names that go first, in this order; default
+none), firstfit_nodes (nodes, of lowest id); of the selection thread_affinity (default no), start (default yes).
+Source: papers.md 1.2 to 1.4, 1.8, paper 000 section 3.1. Differs from it in: nothing. Of several jobs that arrive at one instant the one in
+the queue scanned first goes first. A user who names a queue keeps it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
-from rmgr.sched.policies.individual_priority import Place, place_of
 from rmgr.sched.policy import Cause
-from rmgr.sched.queue_class import HPC2500, Ladder, QueueClass, checked
+from rmgr.sched.queue_class import HPC2500, Ladder, QueueClass, checked, selected
 
 FITS = Why("first_fit", "the first of its queue that fits in what is free")
 LIMITED = Why("first_fit", "would fit, but may pass others on the first nodes only")
 REST = Why("first_fit", "needs more than is free after this pass")
+#: Place in a queue: (when it came, id).
+Place: TypeAlias = tuple[int, int]
+STRICTEST = "{} is the strictest queue for {} processes x {} threads ({} CPUs)"
+FOR_THREADS = "{} is the queue for few processes of many threads that admits {} processes x {} threads ({} CPUs)"
 
 
-class Scanned(NamedTuple):
-    """Rest of a scan of one queue. ahead: for each job that started past another, the nearest waiting place before it."""
+@dataclass(frozen=True, slots=True)
+class QueueFirstFit:
+    """First-Fit in each queue."""
 
-    waiting: Sequence[Job]
-    ahead: Sequence[Place]
+    name: ClassVar[str] = "queue_first_fit"
+    waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 1.4: what passes a job is never held back for it"}
+    queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
+    scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
+    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
+        check_scan(self.queues, self.scan)
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
+        room = Room.of(draft, self.firstfit_nodes)
+        for name, _ in in_order(draft, self.queues, self.scan):
+            scan(draft, name, room)
+        draft.leave_rest(REST)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSelect:
+    """Automatic queue selection, then First-Fit in each queue."""
+
+    name: ClassVar[str] = "queue_select"
+    waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 1.7 (C0.7): without reservations a large job waits until the stream stops"}
+    queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
+    scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
+    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
+    thread_affinity: bool = field(default=False, metadata=about("jobs of few processes go to the queue for threads where it admits them"))
+    start: bool = field(default=True, metadata=about("start what fits, too; no: that is the next stage's"))
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
+        check_scan(self.queues, self.scan)
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
+        route_all(draft, self.queues, thread_affinity=self.thread_affinity)
+        if not self.start:
+            return
+        room = Room.of(draft, self.firstfit_nodes)
+        for name, _ in in_order(draft, self.queues, self.scan):
+            scan(draft, name, room)
+        draft.leave_rest(REST)
+
+
+def route_all(draft: Draft, queues: Ladder, *, thread_affinity: bool = False) -> None:
+    """Sends every waiting job that stands in no class's queue to the class for it, or rejects it. O(such jobs)."""
+    names = {queue.name for queue in queues}
+    for name in sorted(draft.queues()):
+        if name in names:
+            continue
+        for job in list(draft.queue(name)):
+            found = selected(job, queues, thread_affinity=thread_affinity)
+            shape = (*job.wanted, job.wanted_cpus)
+            if found is None:
+                draft.reject(job.id, Why("queue_select", "no queue admits {} processes x {} threads ({} CPUs) for its time", shape))
+            else:
+                is_strictest = not thread_affinity or found == selected(job, queues)
+                why = Why("queue_select", STRICTEST if is_strictest else FOR_THREADS, (found.name, *shape))
+                draft.route(job.id, found.name, why)
+
+
+def in_order(draft: Draft, queues: Ladder, first: Sequence[str] = ()) -> Iterator[tuple[str, QueueClass | None]]:
+    """The queues to scan: those named in `first`, the other classes in their order, then queues that no class describes."""
+    known = {queue.name: queue for queue in queues if queue.partition in {"", draft.partition}}
+    order = dict.fromkeys((*(name for name in first if name in known), *known, *sorted(draft.queues())))
+    return ((name, known.get(name)) for name in order)
 
 
 class Room(NamedTuple):
@@ -75,6 +148,13 @@ def scan(draft: Draft, queue: str, room: Room, reserved: Container[int] = ()) ->
     return Scanned(waiting, ahead)
 
 
+class Scanned(NamedTuple):
+    """Rest of a scan of one queue. ahead: for each job that started past another, the nearest waiting place before it."""
+
+    waiting: Sequence[Job]
+    ahead: Sequence[Place]
+
+
 def _start_limited(draft: Draft, jobs: Sequence[Job], startable: Iterator[Job], last: int) -> set[int]:
     """Those that pass a waiting job of their queue start only where nodes up to `last` are enough (nodes of lowest id are taken first)."""
     started: set[int] = set()
@@ -92,30 +172,9 @@ def _start_limited(draft: Draft, jobs: Sequence[Job], startable: Iterator[Job], 
     return started
 
 
-def in_order(draft: Draft, queues: Ladder, first: Sequence[str] = ()) -> Iterator[tuple[str, QueueClass | None]]:
-    """The queues to scan: those named in `first`, the other classes in their order, then queues that no class describes."""
-    known = {queue.name: queue for queue in queues if queue.partition in {"", draft.partition}}
-    order = dict.fromkeys((*(name for name in first if name in known), *known, *sorted(draft.queues())))
-    return ((name, known.get(name)) for name in order)
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFirstFit:
-    name: ClassVar[str] = "queue_first_fit"
-    waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 1.4: what passes a job is never held back for it"}
-    queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
-    scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
-    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
-
-    def __post_init__(self) -> None:
-        """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
-        check_scan(self.queues, self.scan)
-
-    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
-        room = Room.of(draft, self.firstfit_nodes)
-        for name, _ in in_order(draft, self.queues, self.scan):
-            scan(draft, name, room)
-        draft.leave_rest(REST)
+def place_of(job: Job) -> Place:
+    """Its place in the order of its queue, which is that of arrival."""
+    return (job.submit_us, job.id)
 
 
 def check_scan(queues: Ladder, first: Sequence[str]) -> None:

@@ -1,11 +1,29 @@
-"""A forecast of one call at one server, and what every predictor needs for it."""
+"""How long a call takes at a server, computing and transfer, from measurements and learnt performance; and when the next call goes.
+
+Predictors differ in what they take load and throughput for: as measured last (`Last`), moving averages (`Ewma`), queues (`Queueing`).
+`speed_of` says what a call alone can count on (performance P, the paper's first open point). `sends_now` is application scheduling: when a
+program that has many calls to make sends the next one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol, TypeAlias
 
-from rmgr.sched.records import Call, Server
+from rmgr.sched.records import Call, Demand, Server
+
+#: Share of the newest measurement.
+WEIGHT = 0.5
+#: No queue is taken for busier: its mean wait would grow without bound.
+BUSIEST = 0.98
+#: Of a server of which nothing is known.
+SLOWEST = 1e-6
+#: (server, function, operations) -> operations/s that answered calls showed, None: none of them was like this.
+Lookup: TypeAlias = Callable[[str, str, int], float | None]
+#: Predictions that differ by less are the same: they are rounded on their way.
+EARLIER_S = 1e-3
 
 
 class Forecast(NamedTuple):
@@ -45,6 +63,72 @@ class Predictor(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Last:
+    """Load and throughput stay as they were measured last (what the paper's policies assume).
+
+    mean: the load averaged over the last interval in place of the load at its end.
+    """
+
+    mean: bool = False
+
+    def forecast(self, call: Call, measured: Sequence[Server], speed: float, added: Added = NOTHING_ADDED) -> Forecast:
+        server = measured[-1]
+        load = (server.mean_load if self.mean else server.load) + added.load
+        return loaded(call, speed, load, server.slots, transfer_s(call, throughput_of(server, call.client), added.sharing))
+
+
+@dataclass(frozen=True, slots=True)
+class Ewma:
+    """Load and throughput are moving averages of the last measurements, the newest of which counts most. mean: as in `Last`."""
+
+    mean: bool = False
+
+    def forecast(self, call: Call, measured: Sequence[Server], speed: float, added: Added = NOTHING_ADDED) -> Forecast:
+        load = smoothed((one.mean_load if self.mean else one.load) for one in measured)
+        rates = [rate for one in measured if (rate := throughput_of(one, call.client)) is not None]
+        server = measured[-1]
+        transfer = transfer_s(call, smoothed(rates) if rates else None, added.sharing)
+        return loaded(call, speed, load + added.load, server.slots, transfer)
+
+
+def smoothed(values: Iterable[float]) -> float:
+    """Exponentially weighted mean, begun with the first value. Raises: ValueError for no value."""
+    rest = iter(values)
+    mean = next(rest, None)
+    if mean is None:
+        raise ValueError("there is nothing to smooth")
+    for value in rest:
+        mean += WEIGHT * (value - mean)
+    return mean
+
+
+@dataclass(frozen=True, slots=True)
+class Queueing:
+    """Every server and link is a queue whose arrivals and services were measured; a call waits as long as the mean says.
+
+    computing = operations / P + W(server), transfer = bytes / T0 + W(link), W = s rho / (1 - rho) x (1 + cv^2) / 2, rho = lambda s / k.
+    Source: paper 004, 2.1 (a predictor that queues, not one that extrapolates); cv = 1 is its M/M/1. The general cv is
+    Pollaczek-Khinchine's mean wait; k > 1 slots share the arrivals evenly (ours).
+    Differs from `Last` in: the load does not count, so `load` and +L change nothing; arrivals/s are those of the last measurement.
+    """
+
+    def forecast(self, call: Call, measured: Sequence[Server], speed: float, added: Added = NOTHING_ADDED) -> Forecast:
+        server = measured[-1]
+        link = next((one for one in server.links if one.client == call.client), None)
+        alone = call.operations / speed
+        computing = alone + waiting_s(server.demand, server.slots)
+        rate = throughput_of(server, call.client) if link is None else link.capacity
+        transfer = transfer_s(call, rate, added.sharing) + (0.0 if link is None else waiting_s(link.demand))
+        return Forecast(computing, transfer, computing / alone if alone else 1.0)
+
+
+def waiting_s(demand: Demand, slots: int = 1) -> float:
+    """Mean wait in a queue of this demand, seconds."""
+    busy = min(demand.arrivals_per_s * demand.service_s / slots, BUSIEST)
+    return demand.service_s * busy / (1 - busy) * (1 + demand.cv**2) / 2
+
+
 def loaded(call: Call, speed: float, load: float, slots: int, transfer: float) -> Forecast:
     """operations / (P / (L + 1)) of computing; a server of k slots runs k calls at full speed: max(1, (L + 1) / k) in place of L + 1.
 
@@ -68,3 +152,48 @@ def throughput_of(server: Server, client: str) -> float | None:
     if client in known:
         return known[client]
     return sum(known.values()) / len(known) if known else None
+
+
+class Performance(StrEnum):
+    """Source of P. Where it is not known that way, the source before it in this list answers."""
+
+    DECLARED = "declared"  #: as its owner says
+    CALIBRATED = "calibrated"  #: a benchmark run there
+    LEARNT = "learnt"  #: answered calls of the same function and size
+
+
+def speed_of(learnt: Lookup, call: Call, server: Server, performance: Performance) -> float:
+    """Operations/s of this call alone on this server, above 0: one that nobody has declared, calibrated or used comes last."""
+    if performance is Performance.LEARNT:
+        shown = learnt(server.name, call.function, call.operations)
+        if shown is not None and shown > 0:
+            return shown
+    if performance is not Performance.DECLARED and server.calibrated > 0:
+        return server.calibrated
+    return server.speed if server.speed > 0 else SLOWEST
+
+
+class InFlight(NamedTuple):
+    """A call of this program that was sent: where to, and when its answer is expected (s from now, at least 0)."""
+
+    server: str
+    left_s: float
+
+
+def sends_now(in_flight: Iterable[InFlight], now_s: Mapping[str, float], alone_s: Mapping[str, float]) -> bool:
+    """Whether a program's next call should be sent now.
+
+    Sent too early it takes capacity from the program's own calls in flight; sent too late it leaves a server idle. So it goes as soon as
+    some server is expected to answer it sooner than it would be answered if it first waited for a call in flight.
+    Source: paper 004, 2.1 (network tasks serve the application's completion time); the rule is ours.
+
+    Args:
+        now_s: server -> seconds until the answer if it is sent there now, with all that is in flight.
+        alone_s: server -> the same if one call of this program fewer were there.
+    Returns: True where the best of `now_s` is earlier than the best of waiting for a call in flight; also with nothing in flight.
+    Cost: O(calls in flight + servers).
+    """
+    if not now_s:
+        return False
+    waits = [call.left_s + alone_s.get(call.server, now_s.get(call.server, float("inf"))) for call in in_flight]
+    return not waits or min(now_s.values()) < min(waits) - EARLIER_S

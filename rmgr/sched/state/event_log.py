@@ -18,15 +18,16 @@
 - The last line counts the others: a log without it was cut off, or is still being written.
 Records are objects of their fields; fields that have their default value are left out. Times and ids are integers.
 
-Pure: text in, values out; who writes and reads files is the driver's affair.
+`Recorder` writes a log as it happens; `only` cuts one partition out of one. Pure: text in, values out; who writes and reads files is the
+driver's affair.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from inspect import signature
 from itertools import compress
@@ -38,9 +39,11 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hi
 import msgspec
 
 from rmgr.errors import UNREADABLE_TEXT
-from rmgr.sched.plan import Decision, Why
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.job import Running
+from rmgr.sched.plan import Decision, Plan, Why
+from rmgr.sched.policy import Cause
+from rmgr.sched.records import Suspended, Usage
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 
 FORMAT = "rmgr/events/1"
 AT_ONCE, AS_TOLD = "at once", "as told"
@@ -50,14 +53,7 @@ _SIMPLE = frozenset({int, str, bool, type(None)})
 _NOTHING = object()  # equals nothing that a field may hold
 #: Methods of ClusterState that are facts.
 FACTS = tuple(name for name in vars(ClusterState) if re.fullmatch(r"(?:job|node|maintenance|limits|call|server|gang)_[a-z_]+", name))
-
-
-class _Fields(NamedTuple):
-    """Fields of a record that are written. values: from a record to what it holds in them; None: it is a tuple of that itself."""
-
-    names: tuple[str, ...]
-    defaults: tuple[object, ...]
-    values: Callable[[object], tuple[object, ...]] | None
+DEFAULT = "default"
 
 
 class LogError(ValueError):
@@ -177,6 +173,143 @@ def decision(plain: Mapping[str, Any]) -> Decision:
         raise LogError(f"field do: {plain.get('do')!r} is none of {', '.join(_DECISIONS)}")
     made: Decision = _record(kind, {key: value for key, value in plain.items() if key != "do"}, "decision")
     return made
+
+
+class Recorder:
+    """Writes one log as it happens: each fact, each pass; lines go to `write`. `because`: the reason of the facts that are told next."""
+
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        *,
+        policy: str,
+        parameters: Mapping[str, str],
+        about: Mapping[str, Any],
+        pipelines: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._write = write
+        self._pipelines = pipelines or {}
+        self._policy, self._parameters, self._about = policy, dict(parameters), about
+        self._facts = self._passes = 0
+        self.because = ""
+
+    def begin(self, state: ClusterState, *, seed: int, half_life_us: int) -> None:
+        """The first line."""
+        self._line(self.opening(state, seed=seed, half_life_us=half_life_us))
+
+    def opening(self, state: ClusterState, *, seed: int, half_life_us: int) -> Opening:
+        """The first line as a value, for who writes it himself: with many jobs its text takes a while. Cost: O(records)."""
+        return Opening(self._policy, self._parameters, seed, state.snapshot(), AT_ONCE, half_life_us, self._about, self._pipelines)
+
+    def around(self, state: ClusterState, now: Callable[[], int]) -> ClusterState:
+        """The state, where each fact is also written down."""
+        return _Telling(state, self, now)  # type: ignore[return-value]  # it has its facts, and nothing else is asked of it
+
+    def told(self, now_us: int, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self._facts += 1
+        self._line(fact(now_us, name, arguments, named, self.because))
+
+    def passed(self, now_us: int, causes: frozenset[Cause], plan: Plan) -> None:
+        self._passes += 1
+        self._line(Passed(now_us, self._passes, tuple(sorted(causes)), described(plan.decisions)))
+
+    def end(self, now_us: int) -> None:
+        """The last line."""
+        self._line(End(now_us, self._facts, self._passes))
+
+    def _line(self, entry: Entry) -> None:
+        self._write(encode(entry) + "\n")
+
+
+class _Telling:
+    def __init__(self, state: ClusterState, recorder: Recorder, now: Callable[[], int]) -> None:
+        self._state, self._recorder, self._now = state, recorder, now
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        tell = getattr(self._state, name)
+
+        def told(*arguments: Any, **named: Any) -> Any:
+            self._recorder.told(self._now(), name, arguments, named)
+            return tell(*arguments, **named)
+
+        return told
+
+
+def only(entries: Iterable[Entry], partition: str) -> Iterator[Entry]:
+    """Cuts one partition out of a log: a log of its own, which replays to the same decisions. Cost: O(1) an entry.
+
+    Passes are numbered anew, and the end counts right. Partitions share nothing that a pass decides by, but recorded use (fair share) and
+    dependencies between jobs: use is kept, a job that waits for one of another partition waits for ever.
+    """
+    facts = passes = 0
+    for entry in entries:
+        match entry:
+            case Opening():
+                yield _opened(entry, partition)
+            case Fact() if _home(entry) in (partition, None):
+                facts += 1
+                yield entry
+            case Passed():
+                passes += 1
+                yield entry._replace(number=passes, decisions=tuple(one for one in entry.decisions if _told_of(one) == partition))
+            case End():
+                yield entry._replace(facts=facts, passes=passes)
+
+
+def _opened(opening: Opening, partition: str) -> Opening:
+    """Policy and parameters are those of the partition, where it has one stage."""
+    pipelines = {name: tables for name, tables in opening.pipelines.items() if name == partition}
+    stages: list[dict[str, Any]] = [stage for tables in pipelines.values() for stage in tables.get("stage", [])]
+    state = replace(opening.state, **{part.name: _kept(opening.state, part.name, partition) for part in fields(Snapshot)})
+    if len(stages) == 1:
+        parameters = {name: str(value) for name, value in stages[0].get("parameters", {}).items()}
+        opening = opening._replace(policy=str(stages[0]["policy"]), parameters=parameters)
+    return opening._replace(pipelines=pipelines, state=state)
+
+
+def _kept(state: Snapshot, name: str, partition: str) -> tuple[Any, ...]:
+    records: tuple[Any, ...] = getattr(state, name)
+    if name in {"limits", "pinned"}:  # (partition, what it has)
+        return tuple(record for record in records if record[0] == partition)
+    if name in {"reservations", "holds"}:  # of jobs that wait
+        waiting = {job.id for job in state.waiting if job.partition == partition}
+        return tuple(record for record in records if record.job_id in waiting)
+    return tuple(record for record in records if isinstance(record, Usage) or _partition_of(record) == partition)
+
+
+def _partition_of(record: Any) -> str:
+    """Of any record of a snapshot."""
+    if isinstance(record, Suspended):
+        record = record.run
+    if isinstance(record, Running):
+        record = record.job
+    return str(record.partition)
+
+
+def _home(fact: Fact) -> str | None:
+    """The partition that a fact is about; None: of no single one (the end of a maintenance)."""
+    if "partition" in fact.arguments:
+        return str(fact.arguments["partition"])
+    record = next((value for value in fact.arguments.values() if isinstance(value, Running) or hasattr(value, "partition")), None)
+    if record is not None:
+        return _partition_of(record)
+    return None if fact.name == "maintenance_over" else DEFAULT
+
+
+def _told_of(decision: Any) -> str:
+    """As `described` writes it: the default partition is left out."""
+    told = decision.get("partition")
+    if told is None and isinstance(decision.get("gang"), dict):
+        told = decision["gang"].get("partition")
+    return str(told or DEFAULT)
+
+
+class _Fields(NamedTuple):
+    """Fields of a record that are written. values: from a record to what it holds in them; None: it is a tuple of that itself."""
+
+    names: tuple[str, ...]
+    defaults: tuple[object, ...]
+    values: Callable[[object], tuple[object, ...]] | None
 
 
 # -- values <-> JSON ------------------------------------------------------------------------------------------------------------

@@ -1,31 +1,45 @@
 """A partition in the cluster state: its nodes, what waits for them, what runs on them, what is promised; kept ready for a pass.
 
-The records are the truth; pools, sorted queues and endings are derived from them, and can be derived again (`_rebuild`).
+The records are the truth; pools, sorted queues and endings are derived from them, and can be derived again (`_rebuild`). `SortedJobs` keeps
+waiting jobs in an order, `CallRecords` what is known of servers and answered calls.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
+from itertools import chain
+from operator import itemgetter
 from typing import TypeAlias
 
 from rmgr.sched.capacity.gangs import OWNER, GangBook
 from rmgr.sched.capacity.holds import after_leaving, share_of
 from rmgr.sched.capacity.horizon import Ending
 from rmgr.sched.capacity.pool_node import NodePool
-from rmgr.sched.capacity.pool_unit import UnitPool
+from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running, nodes_of
-from rmgr.sched.order import Key
 from rmgr.sched.plan import Why
-from rmgr.sched.records import Call, Gang, Hold, Limits, Maintenance, Server, Suspended, Usage, Used
-from rmgr.sched.state.call_records import CallRecords
-from rmgr.sched.state.waiting import SortedJobs
+from rmgr.sched.policy import Key
+from rmgr.sched.records import Answered, Call, Gang, Hold, Learnt, Limits, Maintenance, Server, Suspended, Usage, Used
 
 Pool: TypeAlias = UnitPool | NodePool
 #: policy -> kind -> id -> value
 Notes: TypeAlias = dict[str, dict[str, dict[int, tuple[int, ...]]]]
+_SortKey: TypeAlias = tuple[int, ...]
+_Entry: TypeAlias = tuple[_SortKey, Job]
+_JOB: Callable[[_Entry], Job] = itemgetter(1)
+#: Entries of a chunk: above twice this it is split. Moving 1,000 pointers costs less than finding the chunk.
+CHUNK = 1000
+#: Measurements kept of each server, the latest included.
+MEASUREMENTS = 8
+#: Answered calls kept.
+ANSWERED = 20
+#: Learnt performances kept of a partition; the one that the fewest calls showed goes first.
+LEARNT = 4096
+#: Weight of a new answer in learnt performance, once there are as many as its inverse.
+_WEIGHT = 0.1
 
 
 def arrival(job: Job) -> tuple[int, ...]:
@@ -492,3 +506,141 @@ class Partition:
     def _pool(self) -> Pool:
         nodes = self.nodes.values()
         return UnitPool(nodes) if not self.windows and UnitPool.serves(nodes) else NodePool(nodes)
+
+
+class SortedJobs:
+    """Waiting jobs in ascending order of `key`, which must end with the job's id. It is asked once for each job.
+
+    Cost: of insertion and removal about the square root of their number; in order without sorting.
+
+    A user's key may raise. So jobs can be postponed: they are in here, but out of order until `settle`, the only one to ask the key then.
+    """
+
+    __slots__ = ("_chunks", "_key", "_keys", "_lasts", "postponed")
+
+    def __init__(self, key: Callable[[Job], _SortKey], jobs: Iterable[Job] = ()) -> None:
+        self._key = key
+        self.postponed: dict[int, Job] = {}
+        entries = sorted((key(job), job) for job in jobs)
+        self._keys = {job.id: its for its, job in entries}
+        self._chunks = [entries[i : i + CHUNK] for i in range(0, len(entries), CHUNK)]
+        self._lasts = [chunk[-1][0] for chunk in self._chunks]
+
+    def __len__(self) -> int:
+        return len(self._keys) + len(self.postponed)
+
+    def __iter__(self) -> Iterator[Job]:
+        # not a generator: most passes leave one at its first job, and to close it there costs more than all they do with it
+        return map(_JOB, chain.from_iterable(self._chunks))
+
+    def postpone(self, job: Job) -> None:
+        """In here from now on, to be sorted in by `settle`."""
+        self.postponed[job.id] = job
+
+    def settle(self) -> None:
+        """Sorts in what was postponed. After an exception of the key this object is of no use."""
+        for job in self.postponed.values():
+            self.add(job)
+        self.postponed.clear()
+
+    def add(self, job: Job) -> None:
+        key = self._keys[job.id] = self._key(job)
+        entry = (key, job)
+        chunks = self._chunks
+        if not chunks:
+            chunks.append([entry])
+            self._lasts.append(entry[0])
+            return
+        at = bisect_left(self._lasts, entry[0])
+        if at == len(chunks):
+            at -= 1
+            chunk = chunks[at]
+            chunk.append(entry)
+            self._lasts[at] = entry[0]
+        else:
+            chunk = chunks[at]
+            insort(chunk, entry)
+        if len(chunk) > 2 * CHUNK:
+            chunks[at : at + 1] = [chunk[:CHUNK], chunk[CHUNK:]]
+            self._lasts[at : at + 1] = [chunk[CHUNK - 1][0], chunk[-1][0]]
+
+    def remove(self, job: Job) -> None:
+        """Raises: KeyError when the job is not in here."""
+        if self.postponed.pop(job.id, None) is not None:
+            return
+        key = self._keys.pop(job.id)
+        at = bisect_left(self._lasts, key) if len(self._lasts) > 1 else 0
+        chunk = self._chunks[at]
+        # most jobs start from the head; else: a shorter tuple sorts before the entry of the same key
+        i = 0 if chunk[0][1] is job else bisect_left(chunk, (key,))
+        del chunk[i]
+        if not chunk:
+            del self._chunks[at], self._lasts[at]
+        elif i == len(chunk):
+            self._lasts[at] = chunk[-1][0]
+
+
+class CallRecords:
+    """Records of calls beyond those that wait: measurements of servers over time, answered calls, learnt performance.
+
+    Bounded, and the same whatever order its records are read back in.
+    """
+
+    __slots__ = ("answered", "learnt", "measured")
+
+    def __init__(self) -> None:
+        self.measured: dict[str, tuple[Server, ...]] = {}  #: by server, the oldest first
+        self.answered: tuple[Answered, ...] = ()  #: the oldest first
+        self.learnt: dict[tuple[str, str, int], Learnt] = {}  #: by (server, function, power of two)
+
+    def measure(self, server: Server) -> None:
+        """Adds a measurement. One of an earlier life of the server says nothing of this one: those before go."""
+        before: Sequence[Server] = self.measured.get(server.name, ())
+        if before and before[-1].life != server.life:
+            before = ()
+        self.measured[server.name] = (*(old for old in before if old.at_us < server.at_us), server)[-MEASUREMENTS:]
+
+    def answer(self, answered: Answered) -> None:
+        """Adds an answered call, and what it shows of its server's performance: a mean first, then a moving average."""
+        self.answered = tuple(sorted((*self.answered, answered), key=_when))[-ANSWERED:]
+        if answered.operations <= 0 or answered.service_us <= 0:
+            return
+        key = (answered.server, answered.function, power_of(answered.operations))
+        rate = answered.operations * 1e6 / answered.service_us
+        known = self.learnt.get(key)
+        if known is None:
+            known = Learnt(*key, rate, 1, answered.partition)
+        else:
+            calls, mean = known.calls + 1, known.operations_per_s
+            known = known._replace(operations_per_s=mean + max(1.0 / calls, _WEIGHT) * (rate - mean), calls=calls)
+        self.learnt[key] = known
+        if len(self.learnt) > LEARNT:
+            least = min((other for other in self.learnt.values() if other is not known), key=lambda other: (other.calls, other))
+            del self.learnt[least.server, least.function, least.power]
+
+    def speed(self, server: str, function: str, operations: int) -> float | None:
+        """Learnt operations/s, of the nearest size where this one was never seen; None when nothing of the function was."""
+        power = power_of(operations)
+        known = self.learnt.get((server, function, power))
+        if known is None:
+            sizes = [other for name, called, other in self.learnt if name == server and called == function]
+            if not sizes:
+                return None
+            known = self.learnt[server, function, min(sizes, key=lambda other: (abs(other - power), other))]
+        return known.operations_per_s
+
+    def restore(self, measured: Iterable[Server], answered: Iterable[Answered], learnt: Iterable[Learnt]) -> None:
+        """Reads records back, in any order."""
+        for server in sorted(measured, key=lambda one: (one.name, one.at_us)):
+            self.measured[server.name] = (*self.measured.get(server.name, ()), server)
+        self.answered = tuple(sorted(answered, key=_when))[-ANSWERED:]
+        self.learnt = {(known.server, known.function, known.power): known for known in sorted(learnt)}
+
+
+def power_of(operations: int) -> int:
+    """The power of two at or below: 1023 -> 9, 1024 -> 10; 0 for 0 and 1."""
+    return max(operations.bit_length() - 1, 0)
+
+
+def _when(answered: Answered) -> tuple[int, int]:
+    return answered.end_us, answered.call_id

@@ -1,21 +1,159 @@
-"""The front from event to event: `stepped.py` in closed form, evaluated lazily.
+"""Run queues and the front that crosses them, from event to event: the rule of `stepped.py` in closed form, evaluated lazily.
+
+A node with a queue of L entries has a round of R = L + D slots, D being the longest round of its non-empty children (0 without any).
+In the D slots of a round every child runs from its own beginning, starts over when it is early, and is cut off after D slots. So what a
+run of X slots gives to a queue and to its children is known without stepping (`own_quanta`, `phases_below`, `slots_until`; checked by
+brute force against `stepped.py` in `tests/property/test_queue_tree.py`).
 
 Between two events a subtree that nobody looks at only collects the phases that its parent gives it: slots of the phase it is in, and how
-many finished phases of which length. They are passed on (`_settle`) when an event happens below, by the closed form of `rounds.py`. So an
-event touches its path from the root and the siblings along it, and time passes at no cost.
+many finished phases of which length. They are passed on (`_settle`) when an event happens below, by that closed form. So an event touches
+its path from the root and the siblings along it, and time passes at no cost.
 
 How a running node stands is one of two things: *explicit* (`_cut` is false), settled earlier at some place of its round with `_ahead` slots
 run since; or *fresh*, `_here` slots after its own beginning in the present phase. `_here` < 0: its parent does not run it.
+
+States of a node (figure 2 of the paper: its arrows are lost, its four descriptions are in the text): a node is *above the front* when its
+queue has been served in this round, *below* it when the front is still to come. With tasks a node above the front is Rounded and one below
+it is Ready. Under `next_round` a node whose queue was empty is Rounded from the arrival of a task to the end of the root's round, on either
+side of the front.
 """
 
 from __future__ import annotations
 
-from rmgr.sched.tree.queue import Newcomers, RunQueue
-from rmgr.sched.tree.rounds import Link, slots_until
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TypeAlias
+
 from rmgr.sched.tree.shape import Tree
 
 #: What runs in a slot: (tree node, task).
 Row = list[tuple[int, int]]
+#: Phases of one child: (slots of each, how many of them).
+Phases: TypeAlias = list[tuple[int, int]]
+#: A node in the middle of its round: L, R, entries still to be served (0: its children run), slots to the end of the round, does it run.
+Link: TypeAlias = tuple[int, int, int, int, bool]
+
+
+class Newcomers(StrEnum):
+    """Time of the first service of a task that comes to an empty queue. `next_round`: once the root begins its next round."""
+
+    THIS_ROUND = "this_round"
+    NEXT_ROUND = "next_round"
+
+
+class RunQueue:
+    """Entries in a ring, in the order of service, each task with as many adjacent ones as its weight; time passes in quanta of the queue.
+
+    `turns` quanta have been handed out; nothing is moved until somebody looks.
+
+    Cost: of handing out any number of quanta O(1); of a change or a look at the order O(entries).
+    """
+
+    __slots__ = ("_at", "_rest", "entries", "first_end", "turns")
+
+    def __init__(self) -> None:
+        self.entries: list[int] = []
+        self.turns = 0  #: quanta handed out so far
+        self.first_end = -1  #: `turns` at which the first task has all it needs; -1: the queue is empty
+        self._at = 0  # `turns` for which `entries` and `_rest` hold
+        self._rest: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, task: int) -> bool:
+        return task in self._rest
+
+    def add(self, task: int, quanta: int, weight: int) -> None:
+        """To the tail."""
+        self.look()
+        self._rest[task] = quanta
+        self.entries.extend([task] * weight)
+        self._find_end()
+
+    def append(self, task: int, quanta: int, weight: int) -> None:
+        """More entries to the tail, also of a task that is in it already (its entries then stand apart)."""
+        self.look()
+        self._rest[task] = quanta
+        self.entries.extend([task] * weight)
+
+    def need(self, task: int, quanta: int) -> None:
+        """The task needs so many quanta from now on. Raises: KeyError for a task that is not in it."""
+        self.look()
+        if task not in self._rest:
+            raise KeyError(task)
+        self._rest[task] = quanta
+        self._find_end()
+
+    def copy(self) -> RunQueue:
+        """An equal one."""
+        new = RunQueue()
+        new.entries, new._rest = self.entries[:], dict(self._rest)
+        new.turns, new.first_end, new._at = self.turns, self.first_end, self._at
+        return new
+
+    def close(self) -> RunQueue:
+        """Ends a series of `append`."""
+        self._find_end()
+        return self
+
+    def remove(self, task: int, within: int = 0) -> int:
+        """The task leaves; answers how many of the first `within` entries are left. Raises: KeyError for a task that is not in it."""
+        self.look()
+        del self._rest[task]
+        left = sum(entry != task for entry in self.entries[:within])
+        self.entries = [entry for entry in self.entries if entry != task]
+        self._find_end()
+        return left
+
+    def finished(self) -> list[int]:
+        """Tasks that have all they need, in the order of service."""
+        if not self.entries or self.first_end > self.turns:
+            return []
+        self.look()
+        return [task for task in dict.fromkeys(self.entries) if self._rest[task] <= 0]
+
+    def look(self) -> Sequence[int]:
+        """Entries as they stand now."""
+        passed, self._at = self.turns - self._at, self.turns
+        if passed and self.entries:
+            rounds, ahead = divmod(passed, len(self.entries))
+            rest = self._rest
+            if rounds:
+                for task in self.entries:
+                    rest[task] -= rounds
+            for task in self.entries[:ahead]:
+                rest[task] -= 1
+            if ahead:
+                self.entries = self.entries[ahead:] + self.entries[:ahead]
+        return self.entries
+
+    def rest(self) -> dict[int, int]:
+        """Task -> quanta that it still needs."""
+        self.look()
+        return self._rest
+
+    def _find_end(self) -> None:
+        """When the first task ends if nothing changes: its last quantum is that of its entry (rest - 1) mod weight, rounds later."""
+        length, first = len(self.entries), -1
+        if len(self._rest) == length:
+            for at, task in enumerate(self.entries):
+                end = (self._rest[task] - 1) * length + at + 1
+                if first < 0 or end < first:
+                    first = end
+        else:
+            places: dict[int, list[int]] = {}
+            for at, task in enumerate(self.entries):
+                places.setdefault(task, []).append(at)
+            for task, found in places.items():
+                rounds, last = divmod(self._rest[task] - 1, len(found))
+                end = rounds * length + found[last] + 1
+                if first < 0 or end < first:
+                    first = end
+        self.first_end = first if first < 0 else self.turns + max(first, 0)
+
+
 #: Of every node that has had no task so far; nothing is ever put into it.
 _EMPTY = RunQueue()
 
@@ -498,3 +636,182 @@ class Rotation:
         for child in self.tree.children(node):
             if self.rounds[child] and self._runs(child):
                 self._row(child, row)
+
+
+def round_lengths(tree: Tree, lengths: Mapping[int, int]) -> list[int]:
+    """R of every node; 0 for an empty subtree. lengths: node -> entries of its queue. Cost: O(nodes)."""
+    rounds = [0] * tree.nodes
+    for node in range(tree.nodes - 1, -1, -1):
+        rounds[node] += lengths.get(node, 0)
+        if node:
+            parent = (node - 1) // tree.width
+            longest = max(rounds[child] for child in tree.children(parent)) if node == tree.width * parent + 1 else 0
+            rounds[parent] += longest
+    return rounds
+
+
+def own_quanta(slots: int, length: int, round_length: int) -> int:
+    """Quanta that a queue gets while its node runs for `slots` from its own beginning: floor(X/R) L + min(X mod R, L)."""
+    rounds, rest = divmod(slots, round_length)
+    return rounds * length + min(rest, length)
+
+
+def phases_below(slots: int, length: int, round_length: int) -> Phases:
+    """Phases of each non-empty child meanwhile: floor(X/R) of R - L slots, then one of (X mod R) - L if that is more than 0."""
+    rounds, rest = divmod(slots, round_length)
+    phases = [(round_length - length, rounds)] if rounds and round_length > length else []
+    return [*phases, (rest - length, 1)] if rest > length else phases
+
+
+def quanta_within(chain: Sequence[tuple[int, int]], slots: int) -> int:
+    """Quanta of the last queue of a chain while its first node runs for `slots` from its own beginning.
+
+    Args: chain: (L, R) of each node from some ancestor down to the queue's own node. Cost: O(length of the chain squared).
+    """
+    return _count(chain, _per_phase(chain), 0, slots)
+
+
+def slot_of_quantum(chain: Sequence[tuple[int, int]], number: int) -> int:
+    """The slot (1 = the first) in which the last queue of a chain gets its quantum `number` (from 1), from the chain's own beginning.
+
+    Raises: ValueError for a number below 1. Cost: O(length of the chain squared).
+    """
+    if number < 1:
+        raise ValueError(f"quanta are counted from 1, not {number}")
+    return _fresh(chain, _per_phase(chain), 0, number)
+
+
+def slots_until(links: Sequence[Link], quanta: int) -> int:
+    """Slots from now until the last queue has got so many quanta, in a tree that does not change.
+
+    Args: links: every node from the root down to the queue's own, as it stands now. Cost: O(links squared).
+    """
+    pairs = [(link[0], link[1]) for link in links]
+    per_phase = _per_phase(pairs)
+    slots, last = 0, len(links) - 1
+    for at, (_, _, own, left, _) in enumerate(links):
+        if at == last:
+            return slots + quanta if quanta <= own else slots + left + _fresh(pairs, per_phase, at, quanta - own)
+        if own:
+            got = per_phase[at + 1]
+            if quanta <= got:
+                return slots + own + _fresh(pairs, per_phase, at + 1, quanta)
+        else:
+            got = _coming(links, pairs, per_phase, at + 1, left) if links[at + 1][4] else 0
+        if quanta > got:
+            return slots + left + _fresh(pairs, per_phase, at, quanta - got)
+    raise ValueError("a chain of no nodes has no queue")
+
+
+def _coming(links: Sequence[Link], pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, slots: int) -> int:
+    """Quanta of the last queue while the running node at this place runs on for `slots`."""
+    got = 0
+    while True:
+        _, _, own, left, _ = links[at]
+        if slots >= left:
+            got += _count(pairs, per_phase, at, slots - left)
+            slots = left
+        if at == len(links) - 1:
+            return got + min(own, slots)
+        slots -= own
+        if slots <= 0:
+            return got
+        if own:
+            return got + _count(pairs, per_phase, at + 1, slots)
+        if not links[at + 1][4]:
+            return got
+        at += 1
+
+
+def _per_phase(pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """Quanta of the last queue in a full phase of the node at each place (0 for the first, which has no phases)."""
+    found = [0] * len(pairs)
+    for at in range(len(pairs) - 1, 0, -1):
+        length, round_length = pairs[at - 1]
+        found[at] = _count(pairs, found, at, round_length - length)
+    return found
+
+
+def _count(pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, slots: int) -> int:
+    """Quanta of the last queue in `slots` from the beginning of the node at this place."""
+    got, last = 0, len(pairs) - 1
+    while True:
+        length, round_length = pairs[at]
+        rounds, slots = divmod(slots, round_length)
+        if at == last:
+            return got + rounds * length + min(slots, length)
+        got += rounds * per_phase[at + 1]
+        slots -= length
+        if slots <= 0:
+            return got
+        at += 1
+
+
+def _fresh(pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, quanta: int) -> int:
+    """Slots from the beginning of the node at this place until the last queue has got so many quanta."""
+    slots, last = 0, len(pairs) - 1
+    while at < last:
+        length, round_length = pairs[at]
+        rounds = (quanta - 1) // per_phase[at + 1]
+        quanta -= rounds * per_phase[at + 1]
+        slots += rounds * round_length + length
+        at += 1
+    length, round_length = pairs[last]
+    rounds, rest = divmod(quanta - 1, length)
+    return slots + rounds * round_length + rest + 1
+
+
+class TreeNodeState(StrEnum):
+    """State of a tree node."""
+
+    IDLE = "Idle"
+    READY = "Ready"
+    ROUNDING = "Rounding"
+    ROUNDED = "Rounded"
+
+
+_I, _Y, _G, _D = TreeNodeState.IDLE, TreeNodeState.READY, TreeNodeState.ROUNDING, TreeNodeState.ROUNDED
+#: What each edge means.
+EDGES: Mapping[tuple[TreeNodeState, TreeNodeState], str] = MappingProxyType(
+    {
+        (_I, _Y): "a task came, and the front is still to come",
+        (_I, _D): "a task came, and the front has passed; or the task waits for the next round",
+        (_Y, _G): "next_turn: the front is here",
+        (_Y, _I): "its last task was taken away",
+        (_G, _D): "its queue has been served once in this round; the front goes on to the children",
+        (_G, _Y): "a sibling of it or of a node above ended the phase; or this round was over and the next begins further up",
+        (_G, _I): "its last task has ended",
+        (_D, _G): "its subtree's round is over and the next one begins here",
+        (_D, _Y): "the next round begins further up",
+        (_D, _I): "its last task was taken away, or ended as the round did",
+    }
+)
+
+
+def states_of(rotation: Rotation) -> list[TreeNodeState]:
+    """The state of every node at the beginning of the present slot. Cost: O(nodes)."""
+    tree = rotation.tree
+    own = {node: left for node, left, _ in rotation.front()}
+    idle = 0 not in own  # no round has begun: the front is still to come everywhere
+    late = rotation.late_nodes()
+    states: list[TreeNodeState] = []
+    heads: list[TreeNodeState] = []  # of each node: what a node below it is that nobody runs
+    for node in range(tree.nodes):
+        above = heads[(node - 1) // tree.width] if node else _Y if idle else _D
+        if node in own:
+            heads.append(_Y if own[node] else _D)
+            mine = _G if own[node] else _D
+        else:
+            heads.append(above)
+            mine = above
+        if rotation.queues[node]:
+            states.append(mine)
+        else:
+            states.append(_D if node in late else _I)
+    return states
+
+
+def diagram() -> str:
+    """The table in Mermaid's notation."""
+    lines = [f"    {before.value} --> {after.value}: {what}" for (before, after), what in EDGES.items()]
+    return "\n".join(["stateDiagram-v2", "    [*] --> Idle", *lines])

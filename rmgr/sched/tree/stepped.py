@@ -7,11 +7,8 @@ cut; a subtree that was cut off starts again at its own root.
 
 from __future__ import annotations
 
-from rmgr.sched.tree.queue import Newcomers
+from rmgr.sched.tree.rotation import Newcomers, Row
 from rmgr.sched.tree.shape import Tree
-
-#: What runs in a slot: (tree node, task).
-Row = list[tuple[int, int]]
 
 
 class Stepped:

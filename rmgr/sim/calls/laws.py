@@ -12,10 +12,9 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Plan, Send
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.snapshot import Snapshot
-from rmgr.sim.laws.budget import Budget, OutOfTime
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sim.laws.check import Finding, LawsReport, waived
+from rmgr.sim.laws.drive import Budget, OutOfTime
 
 PARTITION = "calls"
 LAWS = {

@@ -1,46 +1,34 @@
-"""Replications over processes: one cell is a policy in a case with some seeds."""
+"""Replications over processes, their sums, and the files of both: calls.csv (a row a call), summary.json, manifest.json.
+
+One cell is a policy in a case with some seeds. Sums are means with 90 % confidence, by policy and case; and by client, server and
+prediction.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist, fmean, stdev
+from typing import Any, TypeAlias
 
-from rmgr.errors import RmgrError
-from rmgr.sched.pipeline.catalogue import call_policy_named
+from rmgr.errors import RmgrError, UsageError
+from rmgr.sched.catalogue import call_policy_named
 from rmgr.sched.policy import Policy
 from rmgr.sim.calls.scenario import Scenario
-from rmgr.sim.calls.world import Replication, replicate
-from rmgr.sim.runs.cells import measured
+from rmgr.sim.calls.world import CallRequest, Replication, replicate
+from rmgr.sim.runs.output import whole_directory, write_json
+from rmgr.sim.runs.parallel import measured
 
 #: (name, parameters) -> the policy for calls.
-Make: TypeAlias = Callable[[str, Mapping[str, object]], Policy]
+MakePolicy: TypeAlias = Callable[[str, Mapping[str, object]], Policy]
 #: Seeds that one process takes at a time.
 CHUNK = 25
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One policy, by name and parameters, in one case. make: the policy of a name; a function of a module, for other processes."""
-
-    scenario: Scenario
-    case: str
-    policy: str
-    params: tuple[tuple[str, str], ...]
-    seeds: tuple[int, ...]
-    make: Make = call_policy_named
-
-    def __str__(self) -> str:
-        return f"{self.policy} in case {self.case} of {self.scenario.name}"
-
-
-def run_cell(cell: Cell) -> tuple[Replication, ...]:
-    """Its replications, in order of seeds. Raises: RmgrError for a policy that fails."""
-    case = cell.scenario.case(cell.case)
-    try:
-        return tuple(replicate(cell.scenario, case, cell.make(cell.policy, dict(cell.params)), seed=seed) for seed in cell.seeds)
-    except RuntimeError as error:
-        raise RmgrError(f"{cell}: {error}") from error
+CALLS, SUMMARY = "calls.csv", "summary.json"
+COLUMNS = ("policy", "case", "seed", "call", "client", "server", "issued", "sent", "arrived", "ended", "predicted")
 
 
 def replications(
@@ -48,7 +36,7 @@ def replications(
     policies: Iterable[tuple[str, tuple[tuple[str, str], ...]]],
     seeds: Sequence[int],
     *,
-    make: Make = call_policy_named,
+    make: MakePolicy = call_policy_named,
     processes: int = 1,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mapping[tuple[str, str], tuple[Replication, ...]]:
@@ -66,3 +54,175 @@ def replications(
         (name, case): tuple(one for chunk in chunks for one in found[Cell(scenario, case, name, params, chunk, make)])
         for name, params, case in wanted
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy, by name and parameters, in one case. make: the policy of a name; a function of a module, for other processes."""
+
+    scenario: Scenario
+    case: str
+    policy: str
+    params: tuple[tuple[str, str], ...]
+    seeds: tuple[int, ...]
+    make: MakePolicy = call_policy_named
+
+    def __str__(self) -> str:
+        return f"{self.policy} in case {self.case} of {self.scenario.name}"
+
+
+def run_cell(cell: Cell) -> tuple[Replication, ...]:
+    """Its replications, in order of seeds. Raises: RmgrError for a policy that fails."""
+    case = cell.scenario.case(cell.case)
+    try:
+        return tuple(replicate(cell.scenario, case, cell.make(cell.policy, dict(cell.params)), seed=seed) for seed in cell.seeds)
+    except RuntimeError as error:
+        raise RmgrError(f"{cell}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Means over the replications of one policy in one case; times in seconds.
+
+    half_width_s: of the 90 % confidence interval of total_s. busy: utilisation by server. chosen: share of the calls by server.
+    throughput: bytes/s of the transfers by server. response_s: total by client. requests_per_s: of all clients; 0: no time passed.
+    makespan_s: until the last answer. error: sum of |predicted - actual| over the sum of actual times; None: nothing was predicted.
+    spread_s: of total_s over the replications, standard deviation.
+    belief: mean distance of the operations/s believed in from the true ones.
+    """
+
+    computing_s: float
+    transfer_s: float
+    total_s: float
+    half_width_s: float
+    spread_s: float
+    busy: Mapping[str, float]
+    chosen: Mapping[str, float]
+    throughput: Mapping[str, float]
+    response_s: Mapping[str, float]
+    requests_per_s: float
+    makespan_s: float
+    error: float | None
+    belief: float
+
+
+def summed(replications: Sequence[Replication]) -> Summary:
+    """Raises: ValueError for no replication."""
+    if not replications:
+        raise ValueError("there is no replication to sum up")
+    totals = [_mean(one.requests, lambda request: request.total_s) for one in replications]
+    servers = [name for name, _ in replications[0].busy]
+    requests = [request for one in replications for request in one.requests]
+    by_server = {name: [request for request in requests if request.server == name] for name in servers}
+    clients = sorted({request.client for request in requests}, key=lambda name: (len(name), name))
+    predicted = [request for request in requests if request.predicted_s]
+    rates = [len(one.requests) / one.duration_s for one in replications if one.duration_s]
+    took = sum(request.ended_s - request.sent_s for request in predicted)
+    return Summary(
+        computing_s=fmean(_mean(one.requests, lambda request: request.computing_s) for one in replications),
+        transfer_s=fmean(_mean(one.requests, lambda request: request.transfer_s) for one in replications),
+        total_s=fmean(totals),
+        half_width_s=half_width(totals),
+        spread_s=stdev(totals) if len(totals) > 1 else 0.0,
+        busy={name: fmean(dict(one.busy)[name] for one in replications) for name in servers},
+        chosen={name: len(by_server[name]) / len(requests) for name in servers},
+        throughput={name: _rate(by_server[name]) for name in servers},
+        response_s={name: _mean([r for r in requests if r.client == name], lambda request: request.total_s) for name in clients},
+        requests_per_s=fmean(rates) if rates else 0.0,
+        makespan_s=fmean(one.duration_s for one in replications),
+        error=sum(abs(request.missed_s) for request in predicted) / took if took else None,
+        belief=_mean(requests, lambda request: abs(request.believed)),
+    )
+
+
+def half_width(values: Sequence[float], confidence: float = 0.90) -> float:
+    """Half the confidence interval of their mean, by Student's t; 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    return student_t(0.5 + confidence / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
+def student_t(probability: float, degrees: int) -> float:
+    """Quantile of Student's t distribution, right to 0.5 % from 4 degrees of freedom on.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5 (expansion about the normal quantile).
+    """
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return float(z + sum(term / degrees**power for power, term in enumerate(terms, 1)))
+
+
+def _mean(requests: Iterable[CallRequest], measure: Callable[[CallRequest], float]) -> float:
+    return fmean(map(measure, requests))
+
+
+def _rate(requests: Sequence[CallRequest]) -> float:
+    seconds = sum(request.transfer_s for request in requests)
+    return sum(request.bytes for request in requests) / seconds if seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """A call of calls.csv; times in seconds. sent to arrived: transfer; arrived to ended: computing."""
+
+    policy: str
+    case: str
+    seed: int
+    call: int
+    client: str
+    server: str
+    issued_s: float
+    sent_s: float
+    arrived_s: float
+    ended_s: float
+
+
+def write_calls(
+    out: Path,
+    found: Mapping[tuple[str, str], Sequence[Replication]],
+    summaries: Mapping[tuple[str, str], Summary],
+    seeds: Sequence[int],
+    manifest: Mapping[str, Any],
+) -> None:
+    """All files, or none. Raises: as `whole_directory`."""
+    with whole_directory(out) as partial:
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(COLUMNS)
+        for (policy, case), replications in found.items():
+            for seed, one in zip(seeds, replications, strict=True):
+                lines.writerows((policy, case, seed, *_times(request)) for request in one.requests)
+        (partial / CALLS).write_text(text.getvalue(), encoding="utf-8")
+        write_json(partial / SUMMARY, calls_document(summaries))
+        write_json(partial / "manifest.json", manifest)
+
+
+def calls_document(summaries: Mapping[tuple[str, str], Summary]) -> dict[str, Any]:
+    """As JSON."""
+    rows = [{"policy": policy, "case": case, **asdict(summary)} for (policy, case), summary in summaries.items()]
+    return {"schema": "rmgr/1", "calls": rows}
+
+
+def read_calls(directory: Path) -> tuple[CallRow, ...]:
+    """The calls of a directory, in order of the file. Raises: UsageError for damaged ones."""
+    path = directory / CALLS
+    try:
+        return tuple(_rows(path.read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be used: {error}", hint="a directory that rmgr sim calls --out wrote is meant") from error
+
+
+def _rows(text: str) -> Iterator[CallRow]:
+    for line in csv.DictReader(io.StringIO(text)):
+        times = (float(line[name]) for name in ("issued", "sent", "arrived", "ended"))
+        yield CallRow(line["policy"], line["case"], int(line["seed"]), int(line["call"]), line["client"], line["server"], *times)
+
+
+def _times(request: CallRequest) -> tuple[object, ...]:
+    seconds = (request.issued_s, request.sent_s, request.arrived_s, request.ended_s, request.predicted_s)
+    return (request.number, request.client, request.server, *(f"{value:.6f}" for value in seconds))

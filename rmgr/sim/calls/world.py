@@ -1,32 +1,36 @@
 """One replication: clients issue requests, the leader's own pass chooses servers under stale measurements, links and servers serve.
 
-Common random numbers: each client, link and server draws from streams of its own, request by request, whatever the policy does.
+Common random numbers: each client, link and server draws from streams of its own, request by request, whatever the policy does. Servers and
+links are measured as load monitor and client proxies do (`Monitor`): records for the scheduler, true at that moment and stale after it.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import Literal
 
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Send
 from rmgr.sched.policy import Cause, Policy, Stage
-from rmgr.sched.predictors.performance import Performance, speed_of
-from rmgr.sched.records import Answered, Call, Server
+from rmgr.sched.predictors.forecast import Added, InFlight, Last, Performance, sends_now, speed_of
+from rmgr.sched.records import Answered, Call, Demand, Link, Server
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.recorder import Recorder
-from rmgr.sim.calls.many import wants_next
-from rmgr.sim.calls.monitor import PARTITION, Monitor
-from rmgr.sim.calls.request import CallRequest
-from rmgr.sim.calls.scenario import Case, ClientPlan, LinkPlan, Scenario
+from rmgr.sched.state.event_log import Recorder
+from rmgr.sim.calls.scenario import Case, ClientPlan, LinkPlan, Scenario, ServerPlan
 from rmgr.sim.calls.stations import Background, FcfsStation, SharedStation, Station
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import stream
 
 #: More calls that no server was chosen for: the policy has stopped choosing. So it has where it let so many measurements in a row pass
 #: while calls waited and none was on its way; clients that wait for their answers ask nothing more.
 _MOST_WAITING = _MOST_IN_VAIN = 1000
+#: The partition of calls.
+PARTITION = "calls"
+_LAST = Last()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,3 +269,128 @@ class _World:
 
     def _background(self, purpose: str, utilisation: float, mean_s: float, weight: float) -> Background | None:
         return Background(utilisation, mean_s, weight, stream(self.seed, purpose)) if utilisation else None
+
+
+@dataclass(slots=True)
+class CallRequest:
+    """One call as the simulation saw it. Times in seconds since the beginning, -inf before they are known.
+
+    draw: of its transfer, mean 1, the same under every policy.
+    """
+
+    number: int
+    client: str
+    operations: int
+    bytes: int
+    function: str
+    issued_s: float
+    draw: float
+    server: str = ""
+    sent_s: float = -inf
+    arrived_s: float = -inf  #: all bytes are transferred
+    ended_s: float = -inf
+    service_s: float = 0.0  #: computing alone
+    alone_s: float = 0.0  #: all of it on an idle server and link
+    predicted_s: float = 0.0  #: 0: nothing was predicted
+    believed: float = 0.0  #: operations/s that the policy believed in, less the true ones, relative to these
+
+    @property
+    def is_answered(self) -> bool:
+        return self.ended_s > -inf
+
+    @property
+    def transfer_s(self) -> float:
+        return self.arrived_s - self.sent_s
+
+    @property
+    def computing_s(self) -> float:
+        return self.ended_s - self.arrived_s
+
+    @property
+    def total_s(self) -> float:
+        return self.ended_s - self.issued_s
+
+    @property
+    def missed_s(self) -> float:
+        """Predicted time from sending on, less what it took."""
+        return self.predicted_s - (self.ended_s - self.sent_s)
+
+
+class Monitor:
+    """Measures servers and links. servers: station by server. links: station by (server, client). clients: names."""
+
+    def __init__(
+        self, scenario: Scenario, servers: Mapping[str, Station], links: Mapping[tuple[str, str], Station], clients: Sequence[str]
+    ) -> None:
+        self._scenario = scenario
+        self._servers, self._links = servers, links
+        self._clients = sorted(clients)
+        self._plans = {link.server: link for link in scenario.links}
+        self._before: dict[str, tuple[float, float]] = {}  # server -> (when it was measured, load x time then)
+
+    def measured(self, now_s: float) -> list[Server]:
+        """Every server as it is now; all stations were advanced to now."""
+        return [self._server(plan, self._plans[plan.name], now_s) for plan in self._scenario.servers]
+
+    def _server(self, plan: ServerPlan, link: LinkPlan, now_s: float) -> Server:
+        station = self._servers[plan.name]
+        at_s, load_s = self._before.get(plan.name, (0.0, 0.0))
+        lasted = now_s - at_s
+        mean = (station.tally.load_s - load_s) / lasted if lasted > 0 else station.load()
+        self._before[plan.name] = (now_s, station.tally.load_s)
+        return Server(
+            plan.name,
+            plan.speed,
+            station.load(),
+            throughput=tuple((client, self._throughput(link, client)) for client in self._clients),
+            at_us=round(now_s * 1e6),
+            partition=PARTITION,
+            slots=plan.slots,
+            functions=plan.functions,
+            mean_load=mean,
+            calibrated=plan.calibrated,
+            demand=_demand(station, now_s),
+            links=tuple(Link(client, link.capacity, _demand(self._links[plan.name, client], now_s)) for client in self._clients),
+        )
+
+    def _throughput(self, link: LinkPlan, client: str) -> float:
+        if self._scenario.throughput == "capacity":
+            return link.capacity
+        return link.capacity / (self._links[link.server, client].requests + 1)
+
+
+def _demand(station: Station, now_s: float) -> Demand:
+    tally = station.tally
+    return Demand(tally.arrivals / now_s if now_s > 0 else 0.0, tally.mean_s, tally.cv)
+
+
+def wants_next(
+    window: Literal["predicted", "one", "all"], call: Call, servers: Mapping[str, Server], in_flight: Iterable[CallRequest], now_s: float
+) -> bool:
+    """Whether a program with many calls to make (`call_many`) makes its next one now.
+
+    Args:
+        window: `predicted` (rmgr.sched.predictors.forecast), `one` call at a time, or `all` at once.
+        servers: as last measured. in_flight: the program's own calls without an answer; they share its link to their server, and
+            those sent before the measurement are in the server's load.
+    """
+    mine = list(in_flight)
+    if window == "all" or not mine:
+        return True
+    if window == "one":
+        return False
+    counts = Counter(request.server for request in mine)
+    now: dict[str, float] = {}
+    alone: dict[str, float] = {}
+    for name, server in servers.items():
+        if not server.takes(call):
+            continue
+        unseen = counts[name] - sum(request.server == name and request.sent_s * 1e6 < server.at_us for request in mine)
+        now[name] = _LAST.forecast(call, (server,), server.speed, Added(unseen, counts[name])).total_s
+        # a call that was measured on its way to the server is in no load, so there is none to take away
+        fewer = Added(max(unseen - 1, -int(server.load)), counts[name] - 1) if counts[name] else Added(unseen)
+        alone[name] = _LAST.forecast(call, (server,), server.speed, fewer).total_s
+    # what the policy predicted may count calls that were answered since (+L, +T): it takes no longer than beside those in flight
+    takes = [min(request.predicted_s, alone.get(request.server, request.predicted_s)) for request in mine]
+    left = [InFlight(request.server, max(request.sent_s + s - now_s, 0.0)) for request, s in zip(mine, takes, strict=True)]
+    return sends_now(left, now, alone)

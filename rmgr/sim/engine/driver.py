@@ -3,7 +3,7 @@
 The leader does the same with facts from ZooKeeper and a real clock: state, vetting, policies and cadence are the very same objects.
 At one instant: ends, then what happens to nodes, then arrivals, then timers, then exactly one pass (papers.md, common rules). With
 `tick_us` passes happen only at multiples of it, as in systems whose scheduler runs every few minutes.
-The parts: `kernel.py` the clock, `world.py` facts and what they mean, `stays.py` who runs where, `upsets.py` what happens to the cluster.
+The parts: `kernel.py` the clock, `world.py` facts and what they mean, `machine.py` who runs where, `upsets.py` what happens to the cluster.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from rmgr.model.base.units import counted
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Migrate, Plan, Preempt, Reject, ReleaseHold, Resume, Route, Start, Suspend, WakeAt
 from rmgr.sched.policy import Cause
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.kernel import Rank
-from rmgr.sim.engine.outcome import Result
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.upsets import Upsets
 from rmgr.sim.engine.world import World
 from rmgr.sim.workload.jobs import Workload, WorkloadJob

@@ -1,38 +1,79 @@
-"""Outcome of a run: when and where each job ran, and how each stretch of running ended."""
+"""A run as values: its setting beside the workload, and what became of it: when and where each job ran, how each stretch ended.
+
+Stretches are kept as columns of numbers: a million jobs on a hundred thousand nodes must fit into memory. A free machine is a patchwork: a
+job of a large machine stands on dozens of ranges of cores. As tuples of integers they take 120 bytes each, as columns 8 to 16. `Outcomes`
+makes objects of them when somebody reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from rmgr.model.base.states import State
+from rmgr.sched.job import Job as Request
+from rmgr.sched.job import Node
+from rmgr.sched.policy import Stage
+from rmgr.sim.engine.execution import Execution, Recorded
+from rmgr.sim.workload.events import Event, Failures
 from rmgr.sim.workload.jobs import WorkloadJob
 
-
-class Parting(StrEnum):
-    """Reason for which a job left its nodes."""
-
-    ENDED = "ended"
-    SUSPENDED = "suspended"  #: stopped in place, what it had done is kept
-    MIGRATED = "migrated"  #: back to the queue, what it had done is kept
-    PREEMPTED = "preempted"  #: back to the queue, it starts again from nothing
-    LOST = "lost"  #: its node failed or went into maintenance
-    CANCELLED = "cancelled"
+#: Cores as inclusive ranges, ascending, never adjacent: ((0, 3), (7, 7)).
+Cores = tuple[tuple[int, int], ...]
+_NONE = -1
 
 
-#: After these a job has kept what it had done.
-KEEPING = frozenset({Parting.SUSPENDED, Parting.MIGRATED})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Machine, policies, execution, cadence, and what happens to the cluster. The same setting and workload give the same result.
+
+    Attributes:
+        nodes: of the machine: how many with `cores` each, or every one of them.
+        pipeline: stages of policies. policy: how it is named in results. seed: handed to every pass, and of all that the driver draws.
+        tick_us: passes only at multiples of it; 0 = at every instant at which something happened.
+        execution: how long a job runs where. partitions: queue -> partition; jobs of other queues go to `default`.
+        events, failures: what happens beside the jobs. requeue: a job that loses a node waits again; else it has failed.
+        usage_half_life_us: of the use that fair shares count, 0 = not counted.
+        spells: every stretch of a job in a gang is kept, not only its stay.
+        requests: job number -> what the scheduler is asked, where the workload's job does not say it all (a replayed log).
+    """
+
+    nodes: int | tuple[Node, ...]
+    cores: int = 1
+    pipeline: tuple[Stage, ...]
+    policy: str
+    seed: int = 0
+    tick_us: int = 0
+    execution: Execution = Recorded()
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    failures: Failures | None = None
+    requeue: bool = True
+    usage_half_life_us: int = 0
+    spells: bool = False
+    requests: Mapping[int, Request] = field(default_factory=dict)
 
 
-class Spell(NamedTuple):
-    """One stretch of running: [start, end) in microseconds, on cores given as inclusive ranges ((0, 3), (7, 7))."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A whole run.
 
-    start_us: int
-    end_us: int
-    cores: tuple[tuple[int, int], ...]
-    parting: Parting = Parting.ENDED
+    Attributes:
+        outcomes: in job order, one a job. processors: of the machine. policy: as named. seed: of the run.
+        passes: of the pipeline. wall_seconds: real time between first event and last (not part of any file: it is never the same twice).
+        faults: what policies did that they must not -> how often.
+    """
+
+    outcomes: Sequence[JobOutcome]
+    processors: int
+    policy: str
+    seed: int
+    passes: int
+    wall_seconds: float
+    faults: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,20 +120,139 @@ class JobOutcome:
         return self.turnaround_us - self.ran_us
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A whole run.
+class Parting(StrEnum):
+    """Reason for which a job left its nodes."""
 
-    Attributes:
-        outcomes: in job order, one a job. processors: of the machine. policy: as named. seed: of the run.
-        passes: of the pipeline. wall_seconds: real time between first event and last (not part of any file: it is never the same twice).
-        faults: what policies did that they must not -> how often.
-    """
+    ENDED = "ended"
+    SUSPENDED = "suspended"  #: stopped in place, what it had done is kept
+    MIGRATED = "migrated"  #: back to the queue, what it had done is kept
+    PREEMPTED = "preempted"  #: back to the queue, it starts again from nothing
+    LOST = "lost"  #: its node failed or went into maintenance
+    CANCELLED = "cancelled"
 
-    outcomes: Sequence[JobOutcome]
-    processors: int
-    policy: str
-    seed: int
-    passes: int
-    wall_seconds: float
-    faults: tuple[tuple[str, int], ...] = ()
+
+#: After these a job has kept what it had done.
+KEEPING = frozenset({Parting.SUSPENDED, Parting.MIGRATED})
+
+
+class Spell(NamedTuple):
+    """One stretch of running: [start, end) in microseconds, on these cores."""
+
+    start_us: int
+    end_us: int
+    cores: Cores
+    parting: Parting = Parting.ENDED
+
+
+_PARTINGS = tuple(Parting)
+_CODES = {parting: code for code, parting in enumerate(_PARTINGS)}
+
+
+class Outcomes(Sequence[JobOutcome]):
+    """The outcome of each job in job order, put together when it is read. Two of them are equal when all their outcomes are."""
+
+    __slots__ = ("_jobs", "_queues", "_states", "_stretches", "_submits")
+
+    def __init__(
+        self,
+        jobs: Sequence[WorkloadJob],
+        stretches: Stretches,
+        *,
+        states: Mapping[int, State],
+        submits: Mapping[int, WorkloadJob],
+        queues: Mapping[int, str],
+    ) -> None:
+        """states: of jobs that did not complete. submits: jobs that were submitted otherwise than in `jobs`. queues: of rerouted jobs."""
+        self._jobs, self._stretches = jobs, stretches
+        self._states, self._submits, self._queues = states, submits, queues
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @overload
+    def __getitem__(self, at: int) -> JobOutcome: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[JobOutcome, ...]: ...
+    def __getitem__(self, at: int | slice) -> JobOutcome | tuple[JobOutcome, ...]:
+        if isinstance(at, slice):
+            return tuple(map(self._of, self._jobs[at]))
+        return self._of(self._jobs[at])
+
+    def __iter__(self) -> Iterator[JobOutcome]:
+        return map(self._of, self._jobs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as of every sequence that is compared by what is in it
+
+    def _of(self, job: WorkloadJob) -> JobOutcome:
+        number = job.number
+        served_us, turns = self._stretches.served.get(number, (None, 0)) if self._stretches.served else (None, 0)
+        return JobOutcome(
+            job=self._submits.get(number, job),
+            spells=self._stretches.of(number),
+            state=self._states.get(number, State.COMPLETED),
+            queue=self._queues.get(number, job.queue),
+            served_us=served_us,
+            turns=turns,
+        )
+
+
+class Stretches:
+    """Every stretch of every job (numbers 1..jobs), in the order in which they ended. Space: 40 bytes and 8 or 16 for each range."""
+
+    __slots__ = ("_at", "_ends", "_first", "_later", "_latest", "_partings", "_ranges", "_starts", "served")
+
+    def __init__(self, jobs: int, processors: int) -> None:
+        self._first = array("q", [_NONE]) * jobs  # of each job, its first row
+        self._latest: dict[int, int] = {}  # of jobs with more than one row, the last
+        self._later: dict[int, int] = {}  # row -> the next of the same job
+        self._starts, self._ends, self._partings = array("q"), array("q"), array("b")
+        self._at = array("q", [0])  # row i has the ranges from _at[i] until _at[i + 1]
+        #: of jobs that shared their cores in time: how long they ran (None: their stretches say it), in how many slots
+        self.served: dict[int, tuple[int | None, int]] = {}
+        self._ranges = array("i" if processors < 1 << 31 else "q")
+
+    def append(self, number: int, start_us: int, end_us: int, cores: Cores, parting: Parting) -> None:
+        """The job ran from start to end on these cores. Nothing is kept of a stretch without length."""
+        if end_us == start_us:
+            return
+        row = len(self._starts)
+        if self._first[number - 1] == _NONE:
+            self._first[number - 1] = row
+        else:
+            self._later[self._latest.get(number, self._first[number - 1])] = row
+            self._latest[number] = row
+        self._starts.append(start_us)
+        self._ends.append(end_us)
+        self._partings.append(_CODES[parting])
+        for span in cores:
+            self._ranges.extend(span)
+        self._at.append(len(self._ranges))
+
+    def serve(self, number: int, served_us: int | None, turns: int) -> None:
+        """The job ran so long in so many slots of a gang, beside what is known of earlier stays."""
+        before_us, before = self.served.get(number, (0, 0))
+        self.served[number] = None if served_us is None else served_us + (before_us or 0), turns + before
+
+    def left(self, number: int, parting: Parting) -> None:
+        """A job that was suspended has left the nodes of its last stretch after all."""
+        row = self._latest.get(number, self._first[number - 1])
+        if row != _NONE:
+            self._partings[row] = _CODES[parting]
+
+    def __contains__(self, number: int) -> bool:
+        """The job has run."""
+        return self._first[number - 1] != _NONE
+
+    def of(self, number: int) -> tuple[Spell, ...]:
+        """In order of time."""
+        spells = []
+        row = self._first[number - 1]
+        while row != _NONE:
+            flat = self._ranges[self._at[row] : self._at[row + 1]]
+            cores = tuple(zip(flat[::2], flat[1::2], strict=True))
+            spells.append(Spell(self._starts[row], self._ends[row], cores, _PARTINGS[self._partings[row]]))
+            row = self._later.get(row, _NONE)
+        return tuple(spells)

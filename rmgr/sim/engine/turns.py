@@ -1,6 +1,6 @@
 """Gangs in a simulation: nodes carry out the slots of a record by themselves; only ends of jobs are events, whatever the slot lasts.
 
-The front is the policy's own (`carousel.py`), with what the policy does not know: how many slots each job still needs. A job that
+The front is the policy's own (`Carousel`), with what the policy does not know: how many slots each job still needs. A job that
 ends in the middle of its slot leaves its cores idle until the slot is over, and its slots stay empty until the record is set again.
 With `spells` every stretch between two stops is kept, which costs a look at every slot.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from rmgr.sched.capacity.carousel import ENDLESS, Carousel, cores_within
+from rmgr.sched.capacity.gangs import ENDLESS, Carousel, cores_within
 from rmgr.sched.job import Running
 from rmgr.sched.records import Gang
 from rmgr.sim.engine.kernel import Kernel, Rank
-from rmgr.sim.engine.machine import Cores, Machine
-from rmgr.sim.engine.stays import Stay, Stays
+from rmgr.sim.engine.machine import Machine, Stay, Stays
+from rmgr.sim.engine.outcome import Cores
 from rmgr.sim.workload.events import SlotEnds
 
 _END, _NODE = int(Rank.END), int(Rank.NODE)

@@ -11,7 +11,7 @@ from rmgr.sched.job import Node
 from rmgr.sched.policy import Cause
 from rmgr.sched.records import Maintenance
 from rmgr.sim.engine.kernel import Rank
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.engine.world import World
 from rmgr.sim.workload.events import (
     Cancel,

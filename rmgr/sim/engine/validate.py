@@ -1,20 +1,28 @@
-"""Checks a finished run against its workload, knowing nothing of how it was made: no overlap, no over-allocation, every job ends."""
+"""Checks a finished run against its workload, knowing nothing of how it was made: no overlap, no over-allocation, every job ends.
+
+When nodes were closed is computed again from the events alone (`outages`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from heapq import merge
+from itertools import takewhile
+from typing import NamedTuple
 
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import State
+from rmgr.sched.job import Node
 from rmgr.sim.engine.execution import Execution, Recorded, unexecuted
 from rmgr.sim.engine.machine import Machine
-from rmgr.sim.engine.outages import outages
-from rmgr.sim.engine.outcome import KEEPING, JobOutcome, Parting, Result, Spell
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import KEEPING, JobOutcome, Parting, Result, Setting, Spell
+from rmgr.sim.workload.events import NodesFail, NodesRepaired, Window
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 _SHOWN = 5
+#: After these a job does not come back.
+_LAST = frozenset({Parting.ENDED, Parting.CANCELLED})
 
 
 def violations(result: Result, workload: Workload, setting: Setting | None = None, *, execution: Execution | None = None) -> list[str]:
@@ -89,10 +97,6 @@ def _of_one(outcome: JobOutcome, processors: int, worked: _Worked) -> list[str]:
     return found
 
 
-#: After these a job does not come back.
-_LAST = frozenset({Parting.ENDED, Parting.CANCELLED})
-
-
 class _Worked:
     """How long each spell of a job had to be, by the model of execution, where everything is counted again from the spells alone."""
 
@@ -134,6 +138,35 @@ def _closures(result: Result, setting: Setting, machine: Machine) -> list[tuple[
     last_us = max((outcome.end_us for outcome in result.outcomes if outcome.spells), default=0)
     found = outages(setting, machine.described(), last_us)
     return [(out.start_us, out.end_us, *machine.cores_of(out.node)) for out in found if out.start_us < out.end_us]
+
+
+def outages(setting: Setting, nodes: tuple[Node, ...], until_us: int) -> Iterator[_Outage]:
+    """Every failure and every window of maintenance that began before `until_us`. Draws failures again; cost O(nodes + events)."""
+    known = {node.id for node in nodes}
+    listed = sorted((event for event in setting.events if isinstance(event, NodesFail | NodesRepaired)), key=lambda event: event.at_us)
+    drawn = setting.failures.of([node.id for node in nodes], setting.seed) if setting.failures is not None else iter(())
+    down: dict[int, int] = {}
+    for event in merge(listed, takewhile(lambda event: event.at_us < until_us, drawn), key=lambda event: event.at_us):
+        for node in (node for first, last in event.nodes for node in range(first, last + 1) if node in known):
+            if isinstance(event, NodesFail):
+                down.setdefault(node, event.at_us)
+            elif node in down:
+                yield _Outage(down.pop(node), event.at_us, node)
+    for node, start_us in down.items():
+        yield _Outage(start_us, max(until_us, start_us), node)
+    for other in setting.events:
+        if isinstance(other, Window):
+            for first, last in other.nodes:
+                for node in sorted(known.intersection(range(first, last + 1))):
+                    yield _Outage(other.start_us, other.end_us, node)
+
+
+class _Outage(NamedTuple):
+    """No job may run on the node in [start, end)."""
+
+    start_us: int
+    end_us: int
+    node: int
 
 
 def _overlaps(result: Result, closures: list[tuple[int, int, int, int]]) -> Iterator[str]:

@@ -17,19 +17,14 @@ from rmgr.sched import job as sched
 from rmgr.sched.job import Running
 from rmgr.sched.plan import Decision, GangSet, Migrate, Preempt, Reject, Resume, Route, Suspend
 from rmgr.sched.policy import Cause
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.recorder import Recorder
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.state.cluster import ClusterState, Snapshot
+from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.kernel import Kernel, Rank
-from rmgr.sim.engine.machine import Machine
-from rmgr.sim.engine.outcome import Parting
-from rmgr.sim.engine.setting import Setting
-from rmgr.sim.engine.stays import Stay, Stays
-from rmgr.sim.engine.stretches import Outcomes, Stretches
+from rmgr.sim.engine.machine import Machine, Stay, Stays
+from rmgr.sim.engine.outcome import Outcomes, Parting, Setting, Stretches
 from rmgr.sim.engine.turns import Turns
 from rmgr.sim.workload.events import Event
-from rmgr.sim.workload.jobs import Workload, WorkloadJob
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import Workload, WorkloadJob, stream
 
 #: Plain integers: compared once an event.
 _END, _ARRIVAL = int(Rank.END), int(Rank.ARRIVAL)

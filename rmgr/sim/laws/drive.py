@@ -1,12 +1,18 @@
 """A driver that can be looked into: facts of a small world to the state, a pass, its decisions carried out, step by step.
 
 What the simulator and the leader do, without their machinery. Between `decide` and `carry_out` the owner of the drive may look at
-everything, and put another state in its place (a new leader).
+everything, and put another state in its place (a new leader). `Budget` bounds the time of a pass by the wall clock; a policy that does not
+come back is interrupted.
 """
 
 from __future__ import annotations
 
+import math
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from rmgr.model.base.units import counted
@@ -15,31 +21,12 @@ from rmgr.sched.job import Job, Placement, Running, nodes_of
 from rmgr.sched.plan import Decision, Migrate, Plan, Preempt, Reject, Resume, Start, Suspend, WakeAt
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.laws.budget import Budget
 from rmgr.sim.laws.world import LateNode, LawsJob, MaintenanceWindow, Outage, SmallWorld, Withdrawal
 
 #: Passes in a row that nothing but a timer caused while nothing runs and nothing is to come: more, and the policy waits for nothing.
 MOST_IDLE_PASSES = 50
 #: More passes than any policy needs for a world of a dozen jobs.
 MOST_PASSES = 5_000
-
-
-@dataclass(frozen=True, slots=True)
-class StoryLine:
-    """A line of the story: what happened, or what was decided and why."""
-
-    at_us: int
-    text: str
-
-
-@dataclass(slots=True)
-class StoryStay:
-    """A job on its nodes without a break; `end_us` None: still there."""
-
-    job: Job
-    placement: Placement
-    start_us: int
-    end_us: int | None = None
 
 
 class Drive:
@@ -349,6 +336,24 @@ class Drive:
         self.story.append(StoryLine(self.now_us, text))
 
 
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    """A line of the story: what happened, or what was decided and why."""
+
+    at_us: int
+    text: str
+
+
+@dataclass(slots=True)
+class StoryStay:
+    """A job on its nodes without a break; `end_us` None: still there."""
+
+    job: Job
+    placement: Placement
+    start_us: int
+    end_us: int | None = None
+
+
 def described(job: Job, unit_us: int) -> str:
     """What a job asks for, without what it leaves at its default; times in units of so many us."""
     parts = [f"{job.processes} x {job.threads} cores" if job.threads > 1 else f"{job.processes} cores"]
@@ -374,3 +379,46 @@ def where(placement: Placement) -> str:
 def _order(event: tuple[int, int, object]) -> tuple[int, int, int]:
     what = event[2]
     return (event[0], event[1], what.job.id if isinstance(what, LawsJob) else 0)
+
+
+class Budget:
+    """So many seconds for one pass. 0 = as long as it likes.
+
+    In the main thread a pass is interrupted when they are over (SIGALRM); elsewhere it is only found out afterwards.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._began = -math.inf
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """One pass. Raises: OutOfTime."""
+        self._began = time.perf_counter()
+        if not self.seconds or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds, self.seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    @property
+    def told(self) -> str:
+        """What is said of a policy that took longer."""
+        return f"a pass takes longer than {self.seconds:g} s"
+
+    def expired(self) -> bool:
+        """This pass has taken longer: what the engine asks after each policy."""
+        return bool(self.seconds) and time.perf_counter() - self._began > self.seconds
+
+
+class OutOfTime(BaseException):
+    """Raised inside a policy whose time is up. No `Exception`: neither the engine nor the policy takes it for an error of its own."""
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    raise OutOfTime

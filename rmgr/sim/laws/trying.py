@@ -1,11 +1,14 @@
 """The laws that every policy keeps, tried on small worlds: what `rmgr policy check` and the property tests both run.
 
 A law has a name, a sentence, and a place where it is looked at: in a pass, after its decisions were carried out, or at the end of a world.
-A policy whose paper says that it breaks one declares it: `waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 2.2: ..."}`.
+What must hold of any records is counted afresh (`overcommitted`). Who starves when work never stops coming is tried on streams of their own
+(`starved`).
+A policy whose paper says that it breaks a law declares it: `waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 2.2: ..."}`.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -13,15 +16,16 @@ from random import Random
 from traceback import extract_tb
 from typing import TypeAlias, cast
 
+from rmgr.sched.capacity.gangs import cores_within
 from rmgr.sched.draft import Draft
+from rmgr.sched.job import Job, Node, Placement, Running, nodes_of
 from rmgr.sched.plan import Decision, Plan, Reserve, Start, WakeAt
 from rmgr.sched.policy import Cause, Policy, Stage
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.snapshot import Snapshot
-from rmgr.sim.laws.budget import Budget, OutOfTime
-from rmgr.sim.laws.drive import MOST_PASSES, Drive, StoryLine, StoryStay, where
-from rmgr.sim.laws.records import overcommitted
-from rmgr.sim.laws.world import SmallWorld
+from rmgr.sched.records import Gang
+from rmgr.sched.state.cluster import ClusterState, Snapshot
+from rmgr.sched.tree.shape import Tree
+from rmgr.sim.laws.drive import MOST_PASSES, Budget, Drive, OutOfTime, StoryLine, StoryStay, where
+from rmgr.sim.laws.world import LawsJob, SmallWorld
 
 #: name -> what must hold
 LAWS: Mapping[str, str] = {
@@ -38,6 +42,16 @@ LAWS: Mapping[str, str] = {
     "served": "every job has its turn where what arrives is finite",
 }
 EVERY_LAW = frozenset(LAWS)
+#: New objects of the same pipeline, each time it is called.
+Make: TypeAlias = Callable[[], tuple[Stage, ...]]
+#: Tried on worlds of its own (`starved`).
+ENDLESS = "endless"
+ENDLESS_SAYS = "no job waits for ever under an endless stream of others"
+#: Of those: nodes, jobs of the stream, the one job, minutes.
+NODES = 4
+STREAM = 100
+VICTIM = 1_000_000
+UNIT_US = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +81,6 @@ class Tried:
 
     passes: int
     breach: Breach | None = None
-
-
-#: New objects of the same pipeline, each time it is called.
-Make: TypeAlias = Callable[[], tuple[Stage, ...]]
 
 
 def tried(
@@ -239,3 +249,196 @@ class _Raises(_Wrapped):
 class _Idle(_Wrapped):
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
         pass
+
+
+def overcommitted(snapshot: Snapshot) -> Iterator[str]:
+    """A sentence for each thing that is taken more often than it is there, and for each job that stands where it cannot.
+
+    Cost: O(nodes + processes of what stands).
+    """
+    nodes = {node.id: node for node in snapshot.nodes}
+    gangs = {job_id for gang in snapshot.gangs for job_id in gang.jobs}
+    alone = _Taken(nodes)
+    stands = {run.job.id: run for run in snapshot.running}
+    for run in snapshot.running:
+        yield from misplaced(run.job, run.placement, nodes)
+        if run.job.id not in gangs:
+            alone.add(run)
+    for stopped in snapshot.suspended:
+        yield from misplaced(stopped.run.job, stopped.run.placement, nodes)
+        alone.add_memory(stopped.run)
+    yield from _promised(snapshot, stands, alone)
+    yield from alone.too_much()
+    owners: dict[int, str] = {}
+    for gang in snapshot.gangs:
+        yield from _crowded(gang, stands, nodes, alone, owners)
+
+
+def _promised(snapshot: Snapshot, stands: dict[int, Running], taken: _Taken) -> Iterator[str]:
+    """What holds have is taken; what they wait for runs, and is promised once."""
+    waits = {job.id for job in snapshot.waiting}
+    flagged: set[int] = set()
+    for hold in snapshot.holds:
+        if hold.job_id not in waits:
+            yield f"cores are held for job {hold.job_id}, which does not wait"
+        for share in hold.held:
+            for node, cores in processes_on(share.cores):
+                taken.cores[node] += cores
+                taken.names[node].append(f"the hold of job {hold.job_id}")
+        for share in hold.waits_for:
+            if share.run_id not in stands:
+                yield f"the hold of job {hold.job_id} waits for job {share.run_id}, which does not run"
+            if share.run_id in flagged:
+                yield f"job {share.run_id} is promised in two holds"
+            flagged.add(share.run_id)
+
+
+def _crowded(gang: Gang, stands: dict[int, Running], nodes: dict[int, Node], alone: _Taken, owners: dict[int, str]) -> Iterator[str]:
+    """Each job stands on the leaves of its tree node; all of them keep their memory; nobody else is on their nodes."""
+    together = _Taken(nodes)
+    tree = Tree(gang.width, sum((last - first + 1) * cores for first, last, cores in gang.leaves))
+    for job_id, home in gang.homes.items():
+        run = stands.get(job_id)
+        if run is None:
+            continue  # it has ended, or waits again: its slots are empty
+        together.add_memory(run)
+        leaves = {node: cores for node, _, cores in cores_within(gang.leaves, *tree.span(home))}
+        for node, processes in processes_on(run.placement):
+            if processes * run.job.threads > leaves.get(node, 0):
+                yield f"job {job_id} stands on node {node} outside of tree node {home} of gang {gang.name}"
+            if run.job.exclusive and leaves.get(node, 0) < nodes[node].cores:
+                yield f"job {job_id} is exclusive, and others have cores of node {node} in its slots"
+            if run.job.spread and processes > 1:
+                yield f"node {node} has several processes of job {job_id}, which is spread"
+            if alone.names[node]:
+                yield f"node {node} belongs to gang {gang.name}, and {', '.join(alone.names[node])} is on it"
+            if owners.setdefault(node, gang.name) != gang.name:
+                yield f"node {node} belongs to gangs {owners[node]} and {gang.name}"
+    yield from together.too_much()
+
+
+def misplaced(job: Job, placement: Placement, nodes: dict[int, Node]) -> Iterator[str]:
+    """What is wrong with this job on these nodes, whoever else is there."""
+    ids = nodes_of(placement)
+    if sorted(set(ids)) != ids:
+        yield f"job {job.id} stands on {placement}: nodes twice or out of order"
+    total = sum(processes for _, processes in processes_on(placement))
+    if total != job.processes or any(processes < 1 for _, _, processes in placement):
+        yield f"job {job.id} has {job.processes} processes, {total} stand on {placement}"
+    for node_id in ids:
+        node = nodes.get(node_id)
+        if node is None:
+            yield f"job {job.id} stands on node {node_id}, which is not there"
+        elif node.partition != job.partition:
+            yield f"job {job.id} of partition {job.partition} stands on node {node_id} of partition {node.partition}"
+        elif not set(job.features) <= set(node.features):
+            yield f"job {job.id} needs {', '.join(job.features)}, node {node_id} lacks it"
+
+
+def processes_on(placement: Placement) -> Iterator[tuple[int, int]]:
+    """(node, processes) of each node of a placement."""
+    for first, last, processes in placement:
+        for node in range(first, last + 1):
+            yield node, processes
+
+
+class _Taken:
+    """What stands on each node."""
+
+    def __init__(self, nodes: dict[int, Node]) -> None:
+        self.nodes = nodes
+        self.cores: Counter[int] = Counter()
+        self.memory: Counter[int] = Counter()
+        self.others: Counter[tuple[int, str]] = Counter()
+        self.names: defaultdict[int, list[str]] = defaultdict(list)
+        self.exclusive: defaultdict[int, list[int]] = defaultdict(list)
+        self.crowded: defaultdict[int, list[int]] = defaultdict(list)
+
+    def add(self, run: Running) -> None:
+        self.add_memory(run)
+        for node, processes in processes_on(run.placement):
+            self.cores[node] += processes * run.job.threads
+            self.names[node].append(f"job {run.job.id}")
+            if run.job.exclusive:
+                self.exclusive[node].append(run.job.id)
+            if run.job.spread and processes > 1:
+                self.crowded[node].append(run.job.id)
+
+    def add_memory(self, run: Running) -> None:
+        for node, processes in processes_on(run.placement):
+            self.memory[node] += processes * run.job.memory_bytes
+            for name, count in run.job.resources:
+                self.others[node, name] += processes * count
+
+    def too_much(self) -> Iterator[str]:
+        for node_id in sorted(self.nodes):
+            node, names = self.nodes[node_id], ", ".join(self.names[node_id])
+            if self.cores[node_id] > node.cores:
+                yield f"node {node_id} has {node.cores} cores, {names} take {self.cores[node_id]}"
+            if node.memory_bytes and self.memory[node_id] > node.memory_bytes:
+                yield f"node {node_id} has {node.memory_bytes} bytes, {names} and what is suspended there take {self.memory[node_id]}"
+            has = dict(node.resources)
+            for name in sorted(name for at, name in self.others if at == node_id):
+                if self.others[node_id, name] > has.get(name, 0):
+                    taken = self.others[node_id, name]
+                    yield f"node {node_id} has {has.get(name, 0)} {name}, {names} and what is suspended there take {taken}"
+            if self.exclusive[node_id] and len(self.names[node_id]) > 1:
+                yield f"node {node_id} is shared by {names}, and job {self.exclusive[node_id][0]} is exclusive"
+            for job_id in self.crowded[node_id]:
+                yield f"node {node_id} has several processes of job {job_id}, which is spread"
+
+
+def starved(make: Make, *, budget: Budget | None = None, partition: str = "default", queue: str = "default") -> Iterator[Tried]:
+    """Each stream, tried: three that keep the machine full, and in each one job that the others could pass for ever.
+
+    A stream here is long, not endless: the one job must start before the last of the others arrives. Cost: about 100 passes for each.
+    """
+    for what, world in streams(partition, queue).items():
+        drive = Drive(world, make(), budget=budget or Budget(0))
+        last_us = world.works[-1].job.submit_us
+        try:
+            while VICTIM not in drive.started and drive.now_us < last_us and drive.advance():
+                drive.decide()
+                drive.carry_out()
+        except OutOfTime:
+            yield Tried(drive.passes, Breach(ENDLESS, drive.budget.told, drive.now_us, world, tuple(drive.story[-12:]), tuple(drive.stays)))
+            continue
+        if VICTIM in drive.started or VICTIM in drive.gone:
+            yield Tried(drive.passes)
+            continue
+        waited = (drive.now_us - next(w.job.submit_us for w in world.works if w.job.id == VICTIM)) / UNIT_US
+        why = drive.plan.why(VICTIM, partition) or "no reason given"
+        text = f"{what} waits {waited:g} minutes while {len(drive.started)} others start ({why})"
+        yield Tried(drive.passes, Breach(ENDLESS, text, drive.now_us, world, tuple(drive.story[-12:]), tuple(drive.stays)))
+
+
+def streams(partition: str, queue: str) -> Mapping[str, SmallWorld]:
+    """What waits -> the world in which it does. The stream asks for exactly the whole machine."""
+    return {
+        "a job of every node among jobs of one node": _stream(partition, queue, victim=(NODES, 0), others=(1, 0), every=1),
+        "a job of one node among jobs of every node": _stream(partition, queue, victim=(1, 0), others=(NODES, 0), every=NODES),
+        "a job of low priority among jobs of high priority": _stream(partition, queue, victim=(NODES, 0), others=(NODES, 1), every=NODES),
+    }
+
+
+def _stream(partition: str, queue: str, *, victim: tuple[int, int], others: tuple[int, int], every: int) -> SmallWorld:
+    """victim, others: nodes and priority. every: minutes between two others; each runs for as many minutes as there are nodes."""
+
+    def work(job_id: int, submit: int, shape: tuple[int, int]) -> LawsJob:
+        processes, priority = shape
+        limit_us = NODES * UNIT_US
+        job = Job(
+            id=job_id,
+            submit_us=submit * UNIT_US,
+            processes=processes,
+            limit_us=limit_us,
+            priority=priority,
+            partition=partition,
+            queue=queue,
+            user="ann" if job_id == VICTIM else "bob",
+        )
+        return LawsJob(job=job, run_us=limit_us)
+
+    stream = [work(i + 1, i * every, others) for i in range(STREAM)]
+    nodes = tuple(Node(id=i, partition=partition) for i in range(NODES))
+    return SmallWorld(nodes=nodes, works=(work(VICTIM, NODES + 1, victim), *stream), unit_us=UNIT_US)

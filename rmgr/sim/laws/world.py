@@ -7,7 +7,7 @@ all nearly always breaks with six nodes and a dozen jobs, and a person can read 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +15,6 @@ from rmgr.sched.job import Job, Node, resources_of
 from rmgr.sched.records import Limits, Maintenance
 
 Option = TypeVar("Option")
-
 #: Lengths of a world's unit of time: policies speak of microseconds in their own tests, of minutes and hours in earnest.
 UNITS_US = (1, 1_000_000, 600_000_000)
 USERS = ("ann", "bob")
@@ -333,3 +332,24 @@ def _mended(world: SmallWorld) -> SmallWorld:
         windows=tuple(window for window in windows if window.plan.nodes),
         limits={name: limits for name, limits in world.limits.items() if name in partitions},
     )
+
+
+def shrunk(world: SmallWorld, breaks: Callable[[SmallWorld], bool], *, tries: int = 400) -> SmallWorld:
+    """A smaller world that `breaks`, none of whose simplifications does, or the smallest one found after so many tries.
+
+    Cost: at most `tries` calls of `breaks`.
+    """
+    left = tries
+    while left > 0:
+        for candidate in smaller(world):
+            if candidate.size >= world.size:
+                continue
+            left -= 1
+            if breaks(candidate):
+                world = candidate
+                break
+            if left <= 0:
+                return world
+        else:
+            return world
+    return world

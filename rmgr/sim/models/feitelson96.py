@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from rmgr.errors import UsageError
-from rmgr.sim.workload.jobs import Workload, WorkloadJob
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import Workload, WorkloadJob, stream
 
 MINUTE = 60_000_000
 PROCESSORS = 1024

@@ -23,8 +23,7 @@ from itertools import accumulate
 from rmgr.errors import UsageError
 from rmgr.sched import job as sched
 from rmgr.sched.queue_class import HPC2500, admitting
-from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob, stream
 
 #: 11 nodes with 128 CPUs each (papers.md 1.1, a choice: the paper does not say).
 NODES = 11

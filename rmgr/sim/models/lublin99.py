@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rmgr.errors import UsageError
-from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob, stream
 
 _LONGEST_LOG = 12
 _LONGEST_GAP_LOG = 13

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rmgr.errors import UsageError
-from rmgr.sim.calls.files import CallRow
-from rmgr.sim.plots.parts.canvas import PALETTE, Figure, Patch, legend_below, named, new_figure
-from rmgr.sim.plots.parts.timing import set_time_axis
+from rmgr.sim.calls.runs import CallRow
+from rmgr.sim.plots.canvas import PALETTE, Figure, Patch, legend_below, named, new_figure, set_time_axis
 
 #: Bars of one lane that overlap are drawn in so many tracks at most.
 _TRACKS = 8

@@ -7,11 +7,24 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rmgr.sim.plots.parts.canvas import INK, Axes, Figure, MaxNLocator, Normalize, Patch, PolyCollection, legend_below, named, new_figure
-from rmgr.sim.plots.parts.occupancy import occupancy
-from rmgr.sim.plots.parts.reading import Floats, Integers, Run, counted
-from rmgr.sim.plots.parts.timing import TimeAxis, label_of, set_time_axis
-from rmgr.sim.plots.parts.window import TimeWindow
+from rmgr.sim.plots.canvas import (
+    EDGES,
+    FILLS,
+    INK,
+    Axes,
+    Figure,
+    MaxNLocator,
+    Normalize,
+    Patch,
+    PolyCollection,
+    TimeAxis,
+    label_of,
+    legend_below,
+    named,
+    new_figure,
+    set_time_axis,
+)
+from rmgr.sim.plots.reading import Floats, Integers, Run, TimeWindow, counted
 
 #: More rectangles than this are an image: they would be thinner than a dot.
 MOST_RECTANGLES = 4000
@@ -19,11 +32,7 @@ MOST_RECTANGLES = 4000
 _BINS, _ROWS = 600, 300
 #: Numbers are written into the rectangles of up to so many jobs, arrows between the spells of up to so many.
 _MOST_NUMBERS, _MOST_ARROWS = 1000, 300
-#: Paler than the lines' colours, so that a number can be read on them.
-_FILLS = ("#7FB8DD", "#F0B27A", "#8FD3BC", "#E3B7CF", "#BFE3F6", "#F5DA94", "#C3BCE6", "#D2D2D2")
-_EDGES = ("#00507F", "#8A3C00", "#00664B", "#8A4A6E", "#2F7FA8", "#8A6100", "#4B3F99", "#555555")
 _AXES_INCHES = (7.9, 4.0)
-
 #: (place of the spell, first core, last core), one a rectangle.
 _Ranges: TypeAlias = tuple[Integers, Integers, Integers]
 
@@ -66,7 +75,7 @@ def _rectangles(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, ranges: _R
     )
     places = run.spells.job[owners]
     several = np.isin(places, _in_several(run))
-    fills, edges = (np.array(colours)[run.numbers[places] % len(colours)] for colours in (_FILLS, _EDGES))
+    fills, edges = (np.array(colours)[run.numbers[places] % len(colours)] for colours in (FILLS, EDGES))
     line = 0.4 if len(owners) <= 1000 else 0.25
     for chosen, hatch in ((~several, None), (several, "////")):
         if chosen.any():
@@ -143,3 +152,28 @@ def _image(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, span: tuple[flo
     bar.outline.set_visible(False)
     each = "1 processor" if rows == run.processors else f"{run.processors / rows:.3g} processors"
     return f"{each} x {label_of((end - start) / _BINS)}"
+
+
+def occupancy(left: Floats, right: Floats, low: Floats, high: Floats, *, bins: int, rows: int) -> Floats:
+    """Share of each cell (row, bin) that the rectangles cover, 1 where they cover it whole.
+
+    Args:
+        left, right: edges in bins; low, high: in rows; parts outside of the grid are cut off. The rectangles do not overlap.
+    Cost: O(rectangles) + O(bins x rows).
+    """
+    grid = np.zeros((rows + 2, bins + 2))
+    left, right = np.clip(left, 0, bins), np.clip(right, 0, bins)
+    low, high = np.clip(low, 0, rows), np.clip(high, 0, rows)
+    for x, y, sign in ((left, low, 1), (right, low, -1), (left, high, -1), (right, high, 1)):
+        bin_at, row_at = x.astype(np.int64), y.astype(np.int64)
+        in_bin, in_row = x - bin_at, y - row_at
+        # A step at x adds 1 - f to its own cell and f to the next one, before the sum along the axis.
+        for row, bin_, part in (
+            (row_at, bin_at, (1 - in_row) * (1 - in_bin)),
+            (row_at, bin_at + 1, (1 - in_row) * in_bin),
+            (row_at + 1, bin_at, in_row * (1 - in_bin)),
+            (row_at + 1, bin_at + 1, in_row * in_bin),
+        ):
+            np.add.at(grid, (row, bin_), sign * part)
+    covered: Floats = np.clip(grid.cumsum(0).cumsum(1)[:rows, :bins], 0, 1)
+    return covered

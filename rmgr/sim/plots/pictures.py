@@ -12,25 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.errors import StateConflict, UsageError
-from rmgr.sim.calls.files import CALLS, CallRow
-from rmgr.sim.calls.files import read as read_calls
+from rmgr.sim.calls.runs import CALLS, CallRow, read_calls
 from rmgr.sim.papers import report
 from rmgr.sim.papers.report import slug
-from rmgr.sim.plots.boxes import boxes
 from rmgr.sim.plots.calls import calls
-from rmgr.sim.plots.compare import compare_runs, compare_sweep
-from rmgr.sim.plots.front import front
+from rmgr.sim.plots.canvas import Figure, encoded, styled
+from rmgr.sim.plots.compare import compare_runs, compare_sweep, load, waits
 from rmgr.sim.plots.gantt import gantt
-from rmgr.sim.plots.lines import lines
-from rmgr.sim.plots.load import load
-from rmgr.sim.plots.matrix import matrix, matrix_of_live
-from rmgr.sim.plots.parts.canvas import Figure, encoded, styled
-from rmgr.sim.plots.parts.reading import JOBS, LiveSlots, Run, read_json, read_live, read_run
-from rmgr.sim.plots.parts.sweeps import RESULTS, SweepResults, read_sweep
-from rmgr.sim.plots.parts.window import TimeWindow
-from rmgr.sim.plots.tables import draw_table, is_drawable
+from rmgr.sim.plots.reading import JOBS, RESULTS, LiveSlots, Run, SweepResults, TimeWindow, read_json, read_live, read_run, read_sweep
+from rmgr.sim.plots.reports import boxes, draw_table, is_drawable, lines
+from rmgr.sim.plots.slots import front, matrix, matrix_of_live
 from rmgr.sim.plots.utilisation import utilisation
-from rmgr.sim.plots.waits import waits
 from rmgr.sim.runs.output import write_file
 
 REPORT, FIGURES = "report.json", "figures.json"

@@ -9,21 +9,18 @@ from typing import Any
 
 from rmgr.errors import UsageError
 from rmgr.sched.job import Node
-from rmgr.sched.pipeline.stages import Configuration, configured
-from rmgr.sched.policies.gangs.dqt import Dqt
+from rmgr.sched.pipeline import Configuration, configured
+from rmgr.sched.policies.dqt import Dqt
 from rmgr.sched.policy import Stage, sends_calls
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.execution import by_speed
-from rmgr.sim.engine.grid import MINUTE_US, Grid, drawn
+from rmgr.sim.engine.execution import MINUTE_US, Grid, by_speed, drawn
 from rmgr.sim.engine.machine import Machine
-from rmgr.sim.engine.outcome import Result
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.validate import check
 from rmgr.sim.models.catalogue import is_model, model_named, refuse_misspelt
 from rmgr.sim.runs.output import ranges_text
-from rmgr.sim.workload.events import Failures, LimitsChange
-from rmgr.sim.workload.events_file import read_events
+from rmgr.sim.workload.events import Failures, LimitsChange, read_events
 from rmgr.sim.workload.jobs import Workload, read_trace
 
 
@@ -39,10 +36,10 @@ class Experiment:
         load: offered load to which arrivals are stretched; interarrival: factor on submit times; at most one of them, None = as they are.
         count: the first so many jobs of a trace, or as many of a model; None = all (a model: 10,000). seed: of everything that is drawn.
         tick_us: passes only at its multiples, 0 = at every event.
-        events: path of a file of events (events_file.py), "" = none. mtbf_us, mttr_us: of each node, 0 = nodes never fail; both or none.
+        events: path of a file of events (`read_events`), "" = none. mtbf_us, mttr_us: of each node, 0 = nodes never fail; both or none.
         requeue: a job that loses a node waits again, else it has failed. dependencies: fields 17 and 18 of a trace are followed.
         spells: every stretch of a job in a gang is kept, not only its stay.
-        sites: a grid of one-core nodes of drawn speeds in so many sites (grid.py), 0 = none; delay_us: for each site of a job beyond the
+        sites: a grid of one-core nodes of drawn speeds in so many sites (`Grid`), 0 = none; delay_us: for each site of a job beyond the
             first; penalty_us: of a migration, for each processor of the job.
     """
 

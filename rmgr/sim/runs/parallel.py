@@ -1,4 +1,7 @@
-"""Work in processes of its own: pieces are handed to workers, answers come as they are ready, Ctrl-C or an error ends them all."""
+"""Work in processes of its own: pieces are handed to workers, answers come as they are ready, Ctrl-C or an error ends them all.
+
+`measured` runs the cells of a paper: each once, with progress; what is not asked for is not run.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,57 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from rmgr.errors import RmgrError
 
 #: Called now and then by a piece of work: leaves (`Unwanted`) when the process that wants the answer is gone.
 StillWanted: TypeAlias = Callable[[], None]
-
 _ENDING_S = 5.0
+Cell = TypeVar("Cell", bound=Hashable)
+Measures = TypeVar("Measures")
+#: Called with (finished runs, all runs) at the beginning and whenever one ends.
+OnProgress = Callable[[int, int], None]
+
+
+def measured(
+    cells: Iterable[Cell],
+    measure: Callable[[Cell], Measures],
+    *,
+    processes: int = 1,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> dict[Cell, Measures]:
+    """What `measure` finds for each cell.
+
+    Args:
+        cells: frozen values that decide one run; asked for twice, they are run once. In the order in which they are begun.
+        measure: a function of a module, so that another process can call it; its answer is picklable and small.
+        processes: at a time; 1 runs them here.
+    Raises: RmgrError for a run that failed. KeyboardInterrupt ends the processes.
+    """
+    wanted = list(dict.fromkeys(cells))
+    found: dict[Cell, Measures] = {}
+    on_progress(0, len(wanted))
+    if processes <= 1:
+        for cell in wanted:
+            found[cell] = measure(cell)
+            on_progress(len(found), len(wanted))
+        return found
+    pieces = (Piece(name=str(cell), function=_one, arguments=(measure, cell)) for cell in wanted)
+    for piece, answer in in_processes(pieces, min(processes, len(wanted)), reuse=True):
+        found[piece.arguments[1]] = answer
+        on_progress(len(found), len(wanted))
+    return {cell: found[cell] for cell in wanted}
+
+
+def _one(still_wanted: StillWanted, measure: Callable[[Cell], Measures], cell: Cell) -> Measures:
+    still_wanted()
+    return measure(cell)
 
 
 class Unwanted(BaseException):

@@ -22,8 +22,7 @@ from typing import Any
 from rmgr.errors import RmgrError, StateConflict, UsageError
 from rmgr.sim.models.catalogue import is_model
 from rmgr.sim.runs.experiment import Experiment, carry_out
-from rmgr.sim.runs.metrics import MEASURED
-from rmgr.sim.runs.output import whole_directory, write_file, write_run
+from rmgr.sim.runs.output import MEASURED, whole_directory, write_file, write_run
 from rmgr.sim.runs.parallel import Piece, StillWanted, in_processes
 
 MANIFEST = "manifest.json"

@@ -1,17 +1,42 @@
-"""Events of a simulated cluster beside its jobs: failures and repairs, drains, fail-overs, maintenance, cancellations, limits."""
+"""Events of a simulated cluster beside its jobs: failures and repairs, drains, fail-overs, maintenance, cancellations, limits.
+
+They are drawn (`Failures`), or come from a file of JSON lines (`read_events`), where every error names line and field:
+
+```
+{"at": 3600,  "event": "fail",        "nodes": "0-3 7"}
+{"at": "2h",  "event": "repair",      "nodes": "0-3 7"}
+{"at": "1d",  "event": "drain",       "nodes": "8"}            and "undrain"
+{"at": 90000, "event": "fail_over",   "for": 30}
+{"at": 0,     "event": "maintenance", "nodes": "0-9", "start": "7d", "end": "7d4h", "name": "new cooling"}
+{"at": 500.5, "event": "cancel",      "job": 17}
+{"at": 0,     "event": "limits",      "max_cpus_per_user": 64, "max_jobs_per_user": 4, "max_cpus_per_account": 0, "max_time": "12h"}
+```
+Times: seconds after the first submit as a number, or a duration as text. Jobs: numbers of jobs.csv. A partition is `default` unless named.
+Empty lines and lines that begin with `#` are skipped; the order of lines is free.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from difflib import get_close_matches
 from heapq import heapify, heapreplace
-from typing import NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
+from rmgr.errors import UNREADABLE_TEXT, UsageError
+from rmgr.model.base.units import parse_duration_us
 from rmgr.sched.records import Limits
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.workload.jobs import stream
 
 #: Node ids as inclusive ranges ((0, 3), (7, 7)).
 NodeRanges: TypeAlias = tuple[tuple[int, int], ...]
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
+_LATEST_S = 10**12
+_HINT = "rmgr sim run --help shows one line of each kind"
 
 
 class NodesFail(NamedTuple):
@@ -117,3 +142,118 @@ class Failures:
             at_us, node, down = coming[0]
             heapreplace(coming, (at_us + 1 + int(draw(upset if down else mend)), node, not down))
             yield (NodesRepaired if down else NodesFail)(at_us, ((node, node),), True)
+
+
+def read_events(path: str | Path) -> tuple[Event, ...]:
+    """The events of a file in order of time (equal times: in order of lines). Raises: UsageError naming the line and the field."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="JSON, one event a line") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text: byte {error.start} is not UTF-8", hint="JSON, one event a line") from error
+    events = [
+        _Line(f"{path}, line {number}", line).event()
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    return tuple(sorted(events, key=lambda event: event.at_us))
+
+
+class _Line:
+    """One line: every field is asked for once; what is left over is an error."""
+
+    def __init__(self, where: str, text: str) -> None:
+        self._where = where
+        try:
+            found = json.loads(text, parse_float=Decimal)
+        except UNREADABLE_TEXT as error:
+            raise UsageError(f"{where}: no JSON: {error}", hint=_HINT) from error
+        if not isinstance(found, dict):
+            raise UsageError(f"{where}: an event is an object, as {{...}}, not {type(found).__name__}", hint=_HINT)
+        self._found: dict[str, Any] = found
+
+    def event(self) -> Event:
+        kind = self._take("event")
+        make = _KINDS.get(kind) if isinstance(kind, str) else None
+        if make is None:
+            raise self._wrong("event", kind, _nearest(str(kind), tuple(_KINDS)))
+        made = make(self)
+        for left in self._found:
+            raise UsageError(f"{self._where}, field {left}: an event {kind!r} has no such field", hint=_HINT)
+        return made
+
+    def time(self, name: str) -> int:
+        given = self._take(name)
+        if isinstance(given, str):
+            try:
+                return parse_duration_us(given)
+            except UsageError as error:
+                raise self._wrong(name, given, error.hint) from error
+        if isinstance(given, bool) or not isinstance(given, int | Decimal) or not 0 <= given <= _LATEST_S:
+            raise self._wrong(name, given, "seconds after the first submit, as 3600 or 0.5, or a duration, as 1h30m")
+        return round(given * 1_000_000)
+
+    def nodes(self) -> NodeRanges:
+        given = self._take("nodes")
+        words = given.replace(",", " ").split() if isinstance(given, str) else [str(given)] if type(given) is int else []
+        ranges = []
+        for word in words:
+            found = _RANGE.fullmatch(word)
+            if found is None or int(found[2] or found[1]) < int(found[1]):
+                raise self._wrong("nodes", given, "ids and ranges of ids, as 0-3 7")
+            ranges.append((int(found[1]), int(found[2] or found[1])))
+        if not ranges:
+            raise self._wrong("nodes", given, "ids and ranges of ids, as 0-3 7")
+        ranges.sort()
+        return tuple(ranges)
+
+    def number(self, name: str, least: int, default: int | None = None) -> int:
+        given = self._take(name) if default is None or name in self._found else default
+        if type(given) is not int or given < least:
+            raise self._wrong(name, given, f"a whole number, at least {least}")
+        return given
+
+    def text(self, name: str, default: str) -> str:
+        given = self._found.pop(name, default)
+        if not isinstance(given, str):
+            raise self._wrong(name, given, "text")
+        return given
+
+    def window(self) -> Window:
+        at_us, start_us, end_us = self.time("at"), self.time("start"), self.time("end")
+        if not at_us <= start_us < end_us:
+            raise UsageError(f"{self._where}, field start: a window lies after `at` and ends after it starts", hint=_HINT)
+        return Window(at_us, start_us, end_us, self.nodes(), self.text("name", "maintenance"))
+
+    def limits(self) -> LimitsChange:
+        at_us, partition = self.time("at"), self.text("partition", "default")
+        given = {field.name: self.number(field.name, 0, 0) for field in fields(Limits) if field.name != "max_time_us"}
+        longest_us = self.time("max_time") if "max_time" in self._found else 0
+        return LimitsChange(at_us, partition, Limits(**given, max_time_us=longest_us))
+
+    def _take(self, name: str) -> Any:
+        if name not in self._found:
+            raise UsageError(f"{self._where}, field {name}: it is missing", hint=_HINT)
+        return self._found.pop(name)
+
+    def _wrong(self, name: str, given: object, hint: str) -> UsageError:
+        shown = given if isinstance(given, str) else str(given)
+        return UsageError(f"{self._where}, field {name}: {shown[:40]!r} is not possible", hint=hint)
+
+
+def _nearest(given: str, known: tuple[str, ...]) -> str:
+    near = get_close_matches(given, known, 1, 0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+
+
+_KINDS: Mapping[str, Callable[[_Line], Event]] = {
+    "fail": lambda line: NodesFail(line.time("at"), line.nodes()),
+    "repair": lambda line: NodesRepaired(line.time("at"), line.nodes()),
+    "drain": lambda line: NodesDrain(line.time("at"), line.nodes()),
+    "undrain": lambda line: NodesUndrain(line.time("at"), line.nodes()),
+    "fail_over": lambda line: FailOver(line.time("at"), line.time("for")),
+    "maintenance": _Line.window,
+    "cancel": lambda line: Cancel(line.time("at"), line.number("job", 1)),
+    "limits": _Line.limits,
+}

@@ -1,7 +1,13 @@
-"""A workload: rigid jobs in submit order with exact integer times, from a trace (papers.md section 6) or a model, and its offered load."""
+"""A workload: rigid jobs in submit order with exact integer times, from a trace (papers.md section 6) or a model, and its offered load.
+
+What a model draws comes from named streams of random numbers (`stream`): one seed drives one stream per purpose, so that changing one part
+never changes another's draws.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -241,3 +247,13 @@ def _stem(path: str | Path) -> str:
     for suffix in (".gz", ".swf", ".txt"):
         name = name.removesuffix(suffix)
     return name or "trace"
+
+
+def stream(seed: int, purpose: str) -> random.Random:
+    """The stream of `purpose` ("arrivals", "sizes", ...) under `seed`.
+
+    The same seed and purpose give the same numbers on every machine and Python (Mersenne Twister, seeded with 256 bits of SHA-256);
+    two purposes share nothing. Compared policies are thus given the same workload: common random numbers.
+    """
+    digest = hashlib.sha256(f"rmgr/{seed}/{purpose}".encode()).digest()
+    return random.Random(int.from_bytes(digest, "big"))

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from rmgr.bench.calls import ROWS
-from rmgr.bench.calls_model import as_live
+from rmgr.bench.calls import ROWS, as_live
 from rmgr.cli.main import run
-from rmgr.sched.pipeline.catalogue import call_policy_named
+from rmgr.sched.catalogue import call_policy_named
 from rmgr.sim.calls.scenario import scenario_named
 from rmgr.sim.calls.world import replicate
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from rmgr.bench import gang as bench_gang
-from rmgr.bench import gang_model
 from rmgr.bench.load import turns
 from rmgr.bench.load.live_workload import Played
 from rmgr.cli.main import run
@@ -39,14 +38,14 @@ def test_stamps_of_too_few_turns_are_no_figure(tmp_path: Path) -> None:
 
 
 def test_use_and_shares_are_those_of_the_jobs_that_were_played() -> None:
-    jobs = gang_model.coming(24, 8)
+    jobs = bench_gang.coming(24, 8)
     asked = sum(job.processes * job.run_us for job in jobs.jobs[:-1]) / 8
-    assert asked / jobs.jobs[-1].submit_us == pytest.approx(gang_model.LOAD, abs=0.001)
+    assert asked / jobs.jobs[-1].submit_us == pytest.approx(bench_gang.LOAD, abs=0.001)
     ends = [Played(number=job.number, start_us=0, end_us=10_000_000 + job.number, attempts=1) for job in jobs.jobs]
     used = sum(job.processes * job.run_us for job in jobs.jobs) / 8
-    assert gang_model.utilisation(jobs, ends) == pytest.approx(used / 10_000_024)
+    assert bench_gang.utilisation(jobs, ends) == pytest.approx(used / 10_000_024)
     live, virtual = ([Played(number=1, start_us=0, end_us=end, attempts=1) for end in stays] for stays in ((1000, 2500), (2000, 1000)))
-    assert gang_model.farthest(live, virtual) == pytest.approx(0.2)
+    assert bench_gang.farthest(live, virtual) == pytest.approx(0.2)
 
 
 def test_jobs_that_share_cores_are_measured_beside_bare_loops(
@@ -60,8 +59,8 @@ def test_jobs_that_share_cores_are_measured_beside_bare_loops(
     monkeypatch.setattr(bench_gang, "_IDLE_S", 2.0)
     monkeypatch.setattr(bench_gang, "_LEAVES", 16)
     monkeypatch.setattr(bench_gang, "_JOBS", 20)
-    monkeypatch.setattr(gang_model, "_JOBS", 3)
-    monkeypatch.setattr(gang_model, "_EQUALS", 2)
+    monkeypatch.setattr(bench_gang, "_MODEL_JOBS", 3)
+    monkeypatch.setattr(bench_gang, "_EQUALS", 2)
     assert run(["bench", "gang", "--json", "--repeat", "1"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["schema"], answer["bench"]) == ("rmgr/1", "gang")

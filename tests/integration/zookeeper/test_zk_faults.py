@@ -274,7 +274,7 @@ def test_missing_jars_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(Unavailable, match="RMGR_ZOOKEEPER_LIB"):
         ZooKeeperServer(tmp_path / "zk").start()
     monkeypatch.delenv("RMGR_ZOOKEEPER_LIB")
-    monkeypatch.setattr("rmgr.dev.zookeeper_jars._DEBIAN_DIR", tmp_path)
+    monkeypatch.setattr("rmgr.dev.zookeeper._DEBIAN_DIR", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(Unavailable) as missing:
         ZooKeeperServer(tmp_path / "zk").start()

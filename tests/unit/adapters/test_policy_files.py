@@ -14,8 +14,7 @@ from rmgr.errors import ConfigError
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Start
-from rmgr.sched.policies.ageing import Ageing
-from rmgr.sched.policies.sjf import Sjf
+from rmgr.sched.policies.orders import Ageing, Sjf
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 from tests.places import EXTRACTS

@@ -28,7 +28,7 @@ from rmgr.client.logs.live import OutputPiece
 from rmgr.client.logs.stored_logs import tail_of
 from rmgr.errors import ConfigError, UsageError
 from rmgr.sim.calls.scenario import SHIPPED, read_scenario
-from rmgr.sim.workload.events_file import read_events
+from rmgr.sim.workload.events import read_events
 from rmgr.sim.workload.swf import SwfReader
 
 MARK = codecs.BOM_UTF8

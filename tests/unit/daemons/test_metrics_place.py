@@ -24,8 +24,8 @@ from rmgr.daemons.service.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PE
 from rmgr.daemons.service.working import Working
 from rmgr.errors import ConfigError, Unavailable
 from rmgr.model.cluster.identity import Role
-from rmgr.runtime.advertise import advertised_metrics
-from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.secured import advertised_metrics
+from rmgr.runtime.supervision import StallGuard
 from tests.harness.bundles import Bundles, session_bundles
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rmgr.adapters.policy_files import load
 from rmgr.cli.main import run
-from rmgr.sched.pipeline.catalogue import POLICIES
+from rmgr.sched.catalogue import POLICIES
 from rmgr.sched.queue_class import HPC2500
 from rmgr.sched.records import Limits
 from rmgr.sim.models.hpc2500 import hpc2500

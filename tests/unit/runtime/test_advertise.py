@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from rmgr.runtime.advertise import address_towards, advertised
+from rmgr.runtime.secured import address_towards, advertised
 
 
 @pytest.mark.parametrize(

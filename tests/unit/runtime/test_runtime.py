@@ -20,9 +20,8 @@ from rmgr.runtime import lease as lease_module
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import FailpointError, Failpoints, FailpointTrigger
 from rmgr.runtime.lease import Lease
-from rmgr.runtime.notify import Notifier
-from rmgr.runtime.signals import SignalMessages
-from rmgr.runtime.stall import EXIT_CODE, StallGuard
+from rmgr.runtime.mailbox import SignalMessages
+from rmgr.runtime.supervision import EXIT_CODE, Notifier, StallGuard
 
 
 class Session:
@@ -168,7 +167,7 @@ def test_a_process_that_was_stopped_gets_time_to_turn_again() -> None:
 
 def test_a_stalled_process_ends_with_its_stacks_on_stderr() -> None:
     program = (
-        "import threading\nfrom rmgr.runtime.stall import StallGuard\n"
+        "import threading\nfrom rmgr.runtime.supervision import StallGuard\n"
         "def the_loop_that_hangs(): threading.Event().wait(60)\n"
         "StallGuard(0.2, name='leader').start()\nthe_loop_that_hangs()"
     )
@@ -183,7 +182,7 @@ def test_a_stalled_process_ends_with_its_stacks_on_stderr() -> None:
 
 def test_a_signal_becomes_a_message_and_the_second_ends_the_process() -> None:
     program = (
-        "import sys\nfrom rmgr.runtime.mailbox import Mailbox\nfrom rmgr.runtime.signals import SignalMessages\n"
+        "import sys\nfrom rmgr.runtime.mailbox import Mailbox\nfrom rmgr.runtime.mailbox import SignalMessages\n"
         "box = Mailbox()\nSignalMessages(box.put).install()\n"
         "print('ready', flush=True)\nprint(box.get(30).name, flush=True)\nbox.get(30)"
     )

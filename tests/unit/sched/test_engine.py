@@ -9,10 +9,10 @@ from typing import ClassVar
 import pytest
 
 from rmgr.errors import ConfigError, StateConflict
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Plan, Reserve, Start
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Stage

@@ -10,11 +10,11 @@ from typing import ClassVar
 import pytest
 
 from rmgr.errors import ConfigError
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline.catalogue import policy_named
-from rmgr.sched.pipeline.stages import pipeline_from
+from rmgr.sched.pipeline import pipeline_from
 from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState, Snapshot

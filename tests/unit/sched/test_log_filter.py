@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rmgr.sched.catalogue import call_policy_named, policy_named
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline.catalogue import call_policy_named, policy_named
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Limits, Server
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.event_log import Entry, Opening, decode
-from rmgr.sched.state.log_filter import only
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Entry, Opening, Recorder, decode, only
 from rmgr.sim.calls.replay import picks
-from rmgr.sim.replay.replay import verify
+from rmgr.sim.replay import verify
 
 BATCH, CALLS = (Stage(policy_named("fcfs"), ("default",)),), (Stage(call_policy_named("loth+l"), ("calls",)),)
 

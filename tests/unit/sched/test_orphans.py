@@ -10,15 +10,15 @@ from typing import ClassVar
 import pytest
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft.overlay import ABANDONED
+from rmgr.sched.draft.view import ABANDONED
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job, Node
-from rmgr.sched.pipeline.stages import configured
+from rmgr.sched.pipeline import configured
 from rmgr.sched.plan import Plan, Resume, Start, Why
-from rmgr.sched.policies.gangs.dqt import Dqt
+from rmgr.sched.policies.dqt import Dqt
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.laws.records import overcommitted
+from rmgr.sim.laws.trying import overcommitted
 
 WHY = Why("test", "because")
 S = 1_000_000

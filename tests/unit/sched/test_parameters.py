@@ -10,12 +10,11 @@ from typing import ClassVar
 import pytest
 
 from rmgr.errors import ConfigError
+from rmgr.sched.catalogue import POLICIES, built, policy_named
 from rmgr.sched.parameters import about, parameters_of, read_values
-from rmgr.sched.pipeline.catalogue import POLICIES, built, policy_named
-from rmgr.sched.policies.ageing import Ageing
 from rmgr.sched.policies.easy import Easy
 from rmgr.sched.policies.fcfs import Fcfs
-from rmgr.sched.policies.sjf import Sjf
+from rmgr.sched.policies.orders import Ageing, Sjf
 from rmgr.sched.policy import Order
 
 HOUR_US = 3_600_000_000

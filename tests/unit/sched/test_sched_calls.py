@@ -8,21 +8,17 @@ from typing import Any
 import pytest
 
 from rmgr.errors import ConfigError, NotFound, StateConflict
+from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named, policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named, policy_named
 from rmgr.sched.plan import Accepted, Infeasible, Plan, Send, Why
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.predictors.ewma import Ewma, smoothed
-from rmgr.sched.predictors.forecast import Added, throughput_of
-from rmgr.sched.predictors.last import Last
-from rmgr.sched.predictors.queueing import Queueing, waiting_s
-from rmgr.sched.predictors.window import InFlight, sends_now
+from rmgr.sched.predictors.forecast import Added, Ewma, InFlight, Last, Queueing, sends_now, smoothed, throughput_of, waiting_s
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
-from rmgr.sched.state.call_records import ANSWERED, LEARNT, MEASUREMENTS, CallRecords, power_of
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import AT_ONCE, Opening, decode, encode
+from rmgr.sched.state.partition import ANSWERED, LEARNT, MEASUREMENTS, CallRecords, power_of
 
 CAUSES = frozenset({Cause.CALL_SUBMITTED})
 LINPACK, BYTES = 144_720_000, 2_892_000

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Start, Why
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Stage

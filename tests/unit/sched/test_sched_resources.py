@@ -10,10 +10,10 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Submission, Work
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import PLAIN, Job, Node, Resources
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Accepted, Insufficient, Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState

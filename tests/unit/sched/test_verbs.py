@@ -14,13 +14,11 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Accepted, GangSet, Infeasible, Insufficient, Migrate, Noted, Plan, Start, WakeAt, Why
-from rmgr.sched.policies.first_fit import FirstFit
-from rmgr.sched.policies.head_blocking import HeadBlocking
+from rmgr.sched.policies.first_fit import FirstFit, HeadBlocking
 from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Call, Gang, Limits, Maintenance, Server, Used
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 
 WHY = Why("test", "because")
 

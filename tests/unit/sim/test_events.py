@@ -13,21 +13,19 @@ import pytest
 from rmgr.adapters.policy_files import load
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.states import State
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Limits
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import BySpeed, by_speed
-from rmgr.sim.engine.outcome import Result
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.validate import check, violations
 from rmgr.sim.runs.experiment import Experiment
-from rmgr.sim.runs.metrics import summary
-from rmgr.sim.runs.output import write_run
+from rmgr.sim.runs.output import summary, write_run
 from rmgr.sim.workload.events import (
     Cancel,
     Event,
@@ -39,8 +37,8 @@ from rmgr.sim.workload.events import (
     NodesRepaired,
     NodesUndrain,
     Window,
+    read_events,
 )
-from rmgr.sim.workload.events_file import read_events
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob, read_trace
 from tests.places import ROOT
 

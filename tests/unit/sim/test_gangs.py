@@ -6,10 +6,10 @@ import pytest
 
 from rmgr.model.base.states import State
 from rmgr.sched import job as sched_job
-from rmgr.sched.capacity.carousel import Carousel
+from rmgr.sched.capacity.gangs import Carousel
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Node
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import GangSet, Start, Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Gang, Limits, Maintenance
@@ -17,10 +17,9 @@ from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Passed, described, encode
 from rmgr.sched.tree.allocation import AllocationRule, choose
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.outcome import Result
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.validate import violations
-from rmgr.sim.runs.metrics import summary
+from rmgr.sim.runs.output import summary
 from rmgr.sim.workload.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 

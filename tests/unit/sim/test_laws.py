@@ -10,23 +10,20 @@ from typing import Any
 import pytest
 
 from rmgr.sched.capacity.pool_node import NodePool
-from rmgr.sched.capacity.pool_unit import UnitPool
+from rmgr.sched.capacity.units import UnitPool
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft.overlay import Overlay
 from rmgr.sched.draft.view import View
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policies.first_fit import FITS, FirstFit
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Maintenance
-from rmgr.sched.state import cluster as state
-from rmgr.sched.state import snapshot
+from rmgr.sched.state import cluster
 from rmgr.sched.state.partition import Partition
 from rmgr.sim.laws.check import Drawn, check, digest
-from rmgr.sim.laws.shrink import shrunk
 from rmgr.sim.laws.trying import tried
-from rmgr.sim.laws.world import LawsJob, Outage, Seeded, SmallWorld, smaller, world_of
+from rmgr.sim.laws.world import LawsJob, Outage, Seeded, SmallWorld, shrunk, smaller, world_of
 
 CLASSES = (QueueClass(name="large", max_cpus=8, max_processes=8, max_threads=2, max_reservations=2, head_trigger=True),)
 MOST = 400
@@ -36,8 +33,8 @@ def nothing(*_: object, **__: object) -> None:
     """In place of what matters."""
 
 
-def without_notes(snap: snapshot.Snapshot, *rest: Any) -> None:
-    snapshot.restore(replace(snap, notes=()), *rest)
+def without_notes(snap: cluster.Snapshot, *rest: Any) -> None:
+    RESTORE(replace(snap, notes=()), *rest)
 
 
 def opened_late(self: Partition, windows: dict[int, Maintenance]) -> None:
@@ -62,17 +59,18 @@ def plan_from_memory(self: FirstFit, draft: Draft, causes: object) -> None:
 CALLS = count()
 SET_WINDOWS = Partition.set_windows
 SET_NODE = Partition.set_node
+RESTORE = cluster.restore
 
 #: What is broken -> (where, name, what stands there instead, policy that stumbles, laws that may break).
 DEFECTS: dict[str, tuple[Any, str, Any, str, set[str]]] = {
     "nodes_are_given_twice": (NodePool, "_change", nothing, "first_fit", {"capacity"}),
     "ranges_are_never_taken": (UnitPool, "take", nothing, "first_fit", {"capacity", "applies"}),
-    "limits_are_forgotten": (View, "_over_limits", lambda *_: None, "first_fit", {"permission"}),
+    "limits_are_forgotten": (View, "over_limits", lambda *_: None, "first_fit", {"permission"}),
     "windows_open_late": (Partition, "set_windows", opened_late, "fcfs", {"permission"}),
     "jobs_begin_when_they_come": (Partition, "_never", lambda *_: None, "fcfs", {"served", "applies", "sound"}),
-    "dependencies_are_forgotten": (state.ClusterState, "_waits_on", lambda *_: None, "fcfs", {"permission"}),
-    "a_fork_leaves_starts_behind": (Overlay, "back", nothing, "first_fit", {"fork"}),
-    "notes_are_not_restored": (state, "restore", without_notes, "migration", {"stateless"}),
+    "dependencies_are_forgotten": (cluster.ClusterState, "_waits_on", lambda *_: None, "fcfs", {"permission"}),
+    "a_fork_leaves_starts_behind": (View, "back", nothing, "first_fit", {"fork"}),
+    "notes_are_not_restored": (cluster, "restore", without_notes, "migration", {"stateless"}),
     "held_cores_are_free_for_all": (NodePool, "take_share", nothing, "connection_reservation", {"capacity", "stateless", "applies"}),
     "a_policy_counts_its_calls": (FirstFit, "plan", plan_from_memory, "first_fit", {"pure", "stateless", "fork"}),
     "a_node_has_other_cores_and_nobody_counts": (Partition, "set_node", sized_unseen, "first_fit", {"stateless", "capacity", "applies"}),

@@ -18,12 +18,12 @@ from rmgr.cli.sim.paper import _check, parse_seed_count, tolerance
 from rmgr.errors import RmgrError, UsageError
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.models.feitelson96 import feitelson96
 from rmgr.sim.papers import catalogue
 from rmgr.sim.papers.paper001.runs import Paper001Run, measure
 from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Point, Table, Within, WithinBounds, is_selected, spread
-from rmgr.sim.runs.cells import measured
+from rmgr.sim.runs.parallel import measured
 from tests.harness.fair_time import FairTimer
 
 Captured = pytest.CaptureFixture[str]

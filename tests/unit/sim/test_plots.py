@@ -19,20 +19,12 @@ from rmgr.model.base.states import State
 from rmgr.sim.engine.outcome import JobOutcome, Parting, Result, Spell
 from rmgr.sim.papers import report
 from rmgr.sim.plots import pictures
-from rmgr.sim.plots.compare import compare_runs, compare_sweep
-from rmgr.sim.plots.gantt import gantt
-from rmgr.sim.plots.load import load
-from rmgr.sim.plots.parts.canvas import Figure, PolyCollection, encoded, styled
-from rmgr.sim.plots.parts.curves import Steps, bin_length, binned, busy, cut, waiting
-from rmgr.sim.plots.parts.labels import labels_of
-from rmgr.sim.plots.parts.occupancy import occupancy
-from rmgr.sim.plots.parts.reading import read_run
-from rmgr.sim.plots.parts.sweeps import read_sweep
-from rmgr.sim.plots.parts.timing import moment, unit_for
-from rmgr.sim.plots.parts.window import TimeWindow
-from rmgr.sim.plots.tables import draw_table, is_drawable
-from rmgr.sim.plots.utilisation import utilisation
-from rmgr.sim.plots.waits import distribution, waits
+from rmgr.sim.plots.canvas import Figure, PolyCollection, encoded, moment, styled, unit_for
+from rmgr.sim.plots.compare import compare_runs, compare_sweep, distribution, load, waits
+from rmgr.sim.plots.gantt import gantt, occupancy
+from rmgr.sim.plots.reading import TimeWindow, labels_of, read_run, read_sweep
+from rmgr.sim.plots.reports import draw_table, is_drawable
+from rmgr.sim.plots.utilisation import Steps, bin_length, binned, busy, cut, utilisation, waiting
 from rmgr.sim.runs.output import write_run
 from rmgr.sim.workload.jobs import SECOND, WorkloadJob
 

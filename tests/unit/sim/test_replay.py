@@ -13,16 +13,15 @@ import pytest
 from rmgr.cli.main import run
 from rmgr.errors import RmgrError, UsageError
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.pipeline.stages import configured
+from rmgr.sched.pipeline import configured
 from rmgr.sched.plan import Decision, GangSet, HoldCores, Migrate, Noted, Reserve, Route, Start, Why
 from rmgr.sched.records import Gang, Hold, Limits, Maintenance, Share, Suspended
+from rmgr.sched.state.cluster import Snapshot
 from rmgr.sched.state.event_log import AS_TOLD, End, Fact, LogError, Opening, Passed, decision, decode, described, encode
-from rmgr.sched.state.snapshot import Snapshot
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.replay.record import new_log, read_log
-from rmgr.sim.replay.replay import verify
-from rmgr.sim.replay.world import recorded, under
-from rmgr.sim.runs.metrics import reproducible, summary
+from rmgr.sim.log_files import new_log, read_log
+from rmgr.sim.replay import recorded, under, verify
+from rmgr.sim.runs.output import reproducible, summary
 
 Captured = pytest.CaptureFixture[str]
 WORDS = ["sim", "run", "lublin99", "--count", "300", "--nodes", "32", "--load", "1.1", "--mtbf", "3d", "--mttr", "3h", "--seed", "4"]

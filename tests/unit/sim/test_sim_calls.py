@@ -16,18 +16,16 @@ import pytest
 
 from rmgr.cli.main import run
 from rmgr.errors import UsageError
+from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.draft import Draft
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Server
 from rmgr.sim.calls import laws
-from rmgr.sim.calls.many import wants_next
-from rmgr.sim.calls.request import CallRequest
-from rmgr.sim.calls.results import half_width, student_t, summed
+from rmgr.sim.calls.runs import half_width, student_t, summed
 from rmgr.sim.calls.scenario import SHIPPED, read_scenario, scenario_named
 from rmgr.sim.calls.stations import Background, FcfsStation, SharedStation, Station
-from rmgr.sim.calls.world import replicate
+from rmgr.sim.calls.world import CallRequest, replicate, wants_next
 
 Captured = pytest.CaptureFixture[str]
 SMALL = """
@@ -374,7 +372,7 @@ SETS = """min(
 
 
 def test_a_policy_of_one_s_own_for_calls_is_simulated_and_replayed(small: Path, tmp_path: Path, capsys: Captured) -> None:
-    mine, other, log = tmp_path / "last.py", tmp_path / "jobs.py", tmp_path / "log.gz"
+    mine, other, log = tmp_path / "forecast.py", tmp_path / "jobs.py", tmp_path / "log.gz"
     mine.write_text(LAST.replace("FOR_CALLS", "True"))
     other.write_text(LAST.replace("FOR_CALLS", "False"))
     argv = ["sim", "calls", str(small), "--seeds", "2", "--jobs", "2"]

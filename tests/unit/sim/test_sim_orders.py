@@ -19,18 +19,14 @@ from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Share
-from rmgr.sched.state.event_log import decode
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Recorder, decode
 from rmgr.sim.engine import driver
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.execution import Execution, Recorded, by_speed
-from rmgr.sim.engine.grid import UNIT, Grid
-from rmgr.sim.engine.outcome import JobOutcome, Result
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.execution import UNIT, Execution, Grid, Recorded, by_speed
+from rmgr.sim.engine.outcome import JobOutcome, Result, Setting
 from rmgr.sim.engine.validate import check
-from rmgr.sim.replay.replay import verify
-from rmgr.sim.runs.metrics import summary
-from rmgr.sim.runs.output import write_run
+from rmgr.sim.replay import verify
+from rmgr.sim.runs.output import summary, write_run
 from rmgr.sim.workload.events import Cancel, Event, FailOver, NodesFail
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 

@@ -18,9 +18,8 @@ from rmgr.sim.engine.machine import Machine
 from rmgr.sim.engine.outcome import JobOutcome, Result, Spell
 from rmgr.sim.engine.validate import check, violations
 from rmgr.sim.runs import output
-from rmgr.sim.runs.metrics import seconds, summary
-from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.runs.output import seconds, summary
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob, stream
 
 
 def a_job(number: int, submit: int, run: int, processors: int, estimate: int | None = None) -> WorkloadJob:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import RmgrError
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Timer
 
 T = TypeVar("T")
 Thunk: TypeAlias = Callable[[], None]

@@ -20,8 +20,7 @@ from rmgr.coord.protocol.ports import Coordinator, MomentReader
 from rmgr.daemons.leader.core.doors import Failed, Thunk
 from rmgr.daemons.leader.core.term import Term
 from rmgr.errors import RequestTooLarge, RmgrError
-from rmgr.runtime.mailbox import Mailbox
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Mailbox, Timer
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.daemons.leader.core.doors import LeaderReads, Thunk
 from rmgr.runtime import machine
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Timer
 
 T = TypeVar("T", Stamped, list[str])
 

@@ -27,7 +27,7 @@ from rmgr.errors import WrongCluster
 from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, StarterEntry, Trouble
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Timer
 
 _RETRY_S = 1.0
 #: A long list is read again no sooner than after this for each of its names beyond the first ones: 0.1 s with 2,000 Starters.

@@ -22,13 +22,12 @@ from rmgr.model.tasks.amendments import as_started
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation, job_id
 from rmgr.model.tasks.submission import Submission
-from rmgr.sched.capacity.carousel import leaves_of
+from rmgr.sched.capacity.gangs import leaves_of
 from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.job import Job, Node, Running, nodes_of
 from rmgr.sched.records import Gang, Suspended
-from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sched.state.partition import Partition
-from rmgr.sched.state.snapshot import Snapshot
 
 #: So many names or jobs lie between two yields.
 SOME = 50

@@ -18,7 +18,7 @@ from rmgr.daemons.leader.records.view import label
 from rmgr.model.views import ClassView, PromiseView, QueueView
 from rmgr.procedures.queue_classes import class_view, state_of
 from rmgr.sched.policies.connection_reservation import ConnectionReservation, Trigger, fired_in
-from rmgr.sched.policies.queue_select import QueueSelect
+from rmgr.sched.policies.queue_first_fit import QueueSelect
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Cores

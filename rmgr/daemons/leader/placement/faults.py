@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rmgr.daemons.leader.core.doors import LoopTimers
 from rmgr.daemons.leader.core.term import Term
 from rmgr.model.base.units import utc
-from rmgr.sched.pipeline.catalogue import policy_named
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 
 #: After so long the configured pipeline of a partition is tried again.

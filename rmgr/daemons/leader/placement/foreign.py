@@ -16,11 +16,10 @@ from rmgr.daemons.leader.placement.faults import Faults
 from rmgr.daemons.leader.plugins.process import LIMIT_S, PolicyFailed, PolicyProcess
 from rmgr.runtime import machine
 from rmgr.sched.plan import Fault, WakeAt
-from rmgr.sched.plan_text import ForeignPlan, OutOfDate, Repeats, decode_plan
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.cluster import ClusterState, records_of
 from rmgr.sched.state.event_log import LogError
-from rmgr.sched.state.snapshot import records_of
+from rmgr.sched.vetting import ForeignPlan, OutOfDate, Repeats, decode_plan
 
 #: So many plans in a row that the draft refuses: the policy decides what nobody accepts.
 _MOST_REFUSED = 10

@@ -28,7 +28,7 @@ from rmgr.model.views import GangSummary
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReading
 from rmgr.runtime.logger import Log
-from rmgr.sched.capacity.carousel import Carousel
+from rmgr.sched.capacity.gangs import Carousel
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
 

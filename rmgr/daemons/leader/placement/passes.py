@@ -11,7 +11,7 @@ from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.placement.faults import Faults
 from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Timer
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Fault, Plan
 from rmgr.sched.policy import Cause, Stage

@@ -44,7 +44,7 @@ from rmgr.daemons.leader.records.view import jobs_view, ledger_view, partitions_
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.placing import task_of
 from rmgr.model.views import PlacingView, QueueView
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Timer
 from rmgr.sched.plan import Plan, WakeAt
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState

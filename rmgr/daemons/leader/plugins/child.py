@@ -19,11 +19,10 @@ from typing import Any, BinaryIO
 from rmgr.adapters import policy_files
 from rmgr.errors import RmgrError
 from rmgr.sched.engine import run_pass
-from rmgr.sched.pipeline.stages import Configuration, served
-from rmgr.sched.plan_text import encode_plan
+from rmgr.sched.pipeline import Configuration, served
 from rmgr.sched.policy import Stage
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.vetting import Vetted
+from rmgr.sched.vetting import Vetted, encode_plan
 
 LENGTH = struct.Struct(">Q")
 

@@ -13,7 +13,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.core.facts import Names
 from rmgr.model.base.units import spanned
 from rmgr.model.cluster.gang import GangClock, GangRecord
-from rmgr.sched.capacity.carousel import Carousel
+from rmgr.sched.capacity.gangs import Carousel
 from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.capacity.timetable import numbered
 from rmgr.sched.job import Node, Running, nodes_of

@@ -17,10 +17,10 @@ from rmgr.errors import ConfigError
 from rmgr.model.cluster.gang import LEAST_QUANTUM_US, MOST_QUANTUM_US
 from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, Dispatch, PipelineSpec
 from rmgr.model.cluster.servers import CALLS
+from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, heeds_priority, policy_named, takes_orders
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, heeds_priority, policy_named, takes_orders
-from rmgr.sched.pipeline.stages import Configuration, Find, Make, refuse_unobeyed, served, stage_for_calls
+from rmgr.sched.pipeline import Configuration, Find, Make, refuse_unobeyed, served, stage_for_calls
 from rmgr.sched.policy import Cause, Policy, sends_calls
 from rmgr.sched.queue_class import QueueClass
 

@@ -17,12 +17,11 @@ from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.records.pipeline import named, pipeline_of
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Timer
 from rmgr.sched.plan import Plan
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.event_log import Entry, encode
-from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.event_log import Entry, Recorder, encode
 
 #: Lines are written after so long, or when there are so many bytes of them.
 EVERY_S, PIECE_BYTES = 2.0, 256 * 1024

@@ -12,9 +12,8 @@ from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.sched.job import Placement, Reservation, spans_of
 from rmgr.sched.records import Hold, Note, Share, Usage
-from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.cluster import ClusterState, notes_of
 from rmgr.sched.state.partition import Partition
-from rmgr.sched.state.snapshot import notes_of
 
 #: (node, how many), one entry a node.
 _Where: TypeAlias = tuple[tuple[str, int], ...]

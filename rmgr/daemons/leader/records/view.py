@@ -22,7 +22,7 @@ from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import GangSummary, HeldView, PartitionView, PlacedView
 from rmgr.sched.capacity.holds import by_node
 from rmgr.sched.job import UNLIMITED_US, Job
-from rmgr.sched.pipeline.stages import fair_share_of
+from rmgr.sched.pipeline import fair_share_of
 from rmgr.sched.plan import Plan, Reserve, Why
 from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policy import Stage

@@ -24,8 +24,7 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job
 from rmgr.sched.plan import Plan, Reject, Route, Start, WakeAt, Why
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 
 #: The longest that a trial may take, and the most passes that it makes.
 LIMIT_S, PASSES = 2.0, 2000

@@ -26,7 +26,7 @@ from rmgr.daemons.leader.submissions.fragments import FragmentSizes, apply, reac
 from rmgr.errors import InvalidRecord, RmgrError
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Timer
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.commits import Committer
     from rmgr.model.tasks.block import BlockKey
-    from rmgr.runtime.timers import Timer
+    from rmgr.runtime.mailbox import Timer
 
 
 class TreeAccess(Protocol):

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from rmgr.coord.protocol.multi import Stat
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Timer
 
 V = TypeVar("V")
 

@@ -36,16 +36,15 @@ from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached,
 from rmgr.model.cluster.limits import CappedUse
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch
 from rmgr.procedures.bootstrap import check_same, read_meta
-from rmgr.runtime import loop, machine
+from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.logger import Log
-from rmgr.runtime.mailbox import Mailbox
-from rmgr.runtime.notify import Notifier
+from rmgr.runtime.mailbox import Mailbox, run_loop
 from rmgr.runtime.release import check_release
-from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.supervision import Notifier, StallGuard
 
 T = TypeVar("T")
 Call = Callable[[], None]
@@ -163,12 +162,12 @@ class Starter:
     def serve(self, guard: StallGuard, notifier: Notifier | None = None) -> None:
         """Runs until it is stopped, until another Starter has the name, or until the cluster is another one."""
         self.begin(guard, notifier)
-        loop.run(self)
+        run_loop(self)
         if self.failure is None and self._committer.may_commit:
             self._registry.leave([name for name, agent in self.agents.items() if agent.is_empty])
 
     def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
-        """Listens to its session; from now on `turn` may be called (see `runtime.loop`)."""
+        """Listens to its session; from now on `turn` may be called (see `LoopOwner`)."""
         self._guard, self._notifier = guard, notifier
         self._coordinator.listen(lambda state: self.mailbox.put(partial(self._on_session, state)))
         if notifier is not None:
@@ -176,7 +175,7 @@ class Starter:
         self._come_round()
 
     def turn(self, message: Call | None) -> bool:
-        """See `runtime.loop.Owner`. Handles the message and those behind it, then the nodes settle."""
+        """See `LoopOwner`. Handles the message and those behind it, then the nodes settle."""
         self._was_quiet = message is None
         started_s = machine.perf_counter()
         is_quiet = False
@@ -219,7 +218,7 @@ class Starter:
         self._aside.attempt(message)  # loop boundary: one bad message must not end the node's work
 
     def wait_s(self) -> float:
-        """See `runtime.loop.Owner`."""
+        """See `LoopOwner`."""
         now_s = machine.monotonic()
         until_s = now_s + min(self._round_s, _QUIET_ROUND_S if self._is_quiet else _ROUND_S)
         if self._was_acting:

@@ -36,7 +36,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReader
 from rmgr.runtime.logger import Log
-from rmgr.runtime.timers import Timer
+from rmgr.runtime.mailbox import Timer
 
 
 @dataclass(slots=True, kw_only=True)

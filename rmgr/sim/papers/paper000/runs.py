@@ -12,13 +12,11 @@ from typing import ClassVar
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.policies.connection_reservation import ConnectionReservation
-from rmgr.sched.policies.queue_first_fit import QueueFirstFit
-from rmgr.sched.policies.queue_select import QueueSelect
+from rmgr.sched.policies.queue_first_fit import QueueFirstFit, QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HPC2500, Ladder
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.outcome import JobOutcome
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import JobOutcome, Setting
 from rmgr.sim.models.hpc2500 import CPUS_PER_NODE, NODES, hpc2500
 from rmgr.sim.workload.jobs import SECOND
 

@@ -10,14 +10,13 @@ from typing import Any
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node, Placement
 from rmgr.sched.plan import HoldCores, Plan, Reject, Route
-from rmgr.sched.policies.connection_reservation import ConnectionReservation
-from rmgr.sched.policies.individual_priority import constant
-from rmgr.sched.policies.queue_select import QueueSelect
+from rmgr.sched.policies.connection_reservation import ConnectionReservation, constant
+from rmgr.sched.policies.queue_first_fit import QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HOUR_US, HPC2500, QueueClass
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.papers.report import PaperCheck, Within, WithinBounds
 from rmgr.sim.workload import jobs as sim
 from rmgr.sim.workload.jobs import SECOND, Workload

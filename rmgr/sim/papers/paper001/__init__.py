@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rmgr.sim.papers.paper001.asked import LEAST_SEEDS, Paper001Runs
 from rmgr.sim.papers.paper001.checks import CHECKS as _CHECKS
-from rmgr.sim.papers.paper001.runs import JOBS, measure
+from rmgr.sim.papers.paper001.runs import JOBS, LEAST_SEEDS, Paper001Runs, measure
 from rmgr.sim.papers.paper001.tables import figures, tables
 from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Table
-from rmgr.sim.runs.cells import measured
+from rmgr.sim.runs.parallel import measured
 
 CHECKS = tuple(_CHECKS)
 SEEDS = 6

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rmgr.sched.pipeline.catalogue import policy_named
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.grid import MINUTE_US, NODES, UNIT, Grid
-from rmgr.sim.engine.outcome import JobOutcome
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.execution import MINUTE_US, NODES, UNIT, Grid
+from rmgr.sim.engine.outcome import JobOutcome, Setting
 from rmgr.sim.papers.paper001.runs import TICK_US
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 

@@ -8,8 +8,7 @@ from itertools import pairwise, product
 from typing import NamedTuple
 
 from rmgr.sim.papers.paper001 import case as paper001_case
-from rmgr.sim.papers.paper001.asked import INTERVALS, PENALTIES, Paper001Runs, differences, ratio, ratio_spread
-from rmgr.sim.papers.paper001.runs import ALGORITHMS
+from rmgr.sim.papers.paper001.runs import ALGORITHMS, INTERVALS, PENALTIES, Paper001Runs, differences, ratio, ratio_spread
 from rmgr.sim.papers.report import PaperCheck, Within, WithinBounds, mean, spread
 
 BUSY, LESS_BUSY = 500, 600

@@ -1,29 +1,44 @@
-"""Paper 001, one run: an algorithm of its table 1 on the grid, and the measures of its section 4."""
+"""Paper 001, its runs: one algorithm of its table 1 on the grid, with the measures of its section 4; and which ones checks and tables need.
+
+The same functions first say which runs they need, then read what was measured (`Paper001Runs`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import fsum
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rmgr.errors import RmgrError
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Placement
-from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.engine.grid import FASTEST, MINUTE_US, SLOWEST, UNIT, Grid, drawn
-from rmgr.sim.engine.outcome import JobOutcome, Parting
-from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.execution import FASTEST, MINUTE_US, SLOWEST, UNIT, Grid, drawn
+from rmgr.sim.engine.outcome import JobOutcome, Parting, Setting
 from rmgr.sim.models.feitelson96 import Constants, feitelson96
+from rmgr.sim.papers.report import mean, spread
 from rmgr.sim.papers.starvation import PLACES, judged_by_condition_1, passed_at_the_head, starved
 from rmgr.sim.workload.jobs import Workload
 
 TICK_US = 10 * MINUTE_US
 JOBS = 10_000
+#: Fields of a run that only the migrating algorithms have.
+READINGS = ("followers", "suspend", "returns")
+#: By name. Penalty 60 is called 20 mean run times of the paper, so its mean run time is 1,024 x 60 / 20 = 3,072 min.
+ANCHORED = "3,072 min"
+#: Fewer say nothing (papers.md 2.5).
+LEAST_SEEDS = 3
+#: Mean gaps between arrivals in minutes, from the paper's lowest to its highest.
+INTERVALS = (500, 600, 800, 1000, 1250, 1500, 2000)
+QUICK_INTERVALS = (500, 600, 2000)
+#: Minutes a node, figure 4.
+PENALTIES = (1, 10, 20, 30, 40, 50, 60)
 
 
 class Algorithm(NamedTuple):
@@ -43,8 +58,6 @@ ALGORITHMS: dict[str, Algorithm] = {
     "FCFS/FF+mig": Algorithm("migration", "fcfs", migrates=True),
     "LJF/FF+mig": Algorithm("ljf_migration", "ljf", migrates=True),
 }
-#: Fields of a run that only the migrating algorithms have.
-READINGS = ("followers", "suspend", "returns")
 
 
 class Calibration(NamedTuple):
@@ -54,8 +67,6 @@ class Calibration(NamedTuple):
     speeds: tuple[int, int] = (SLOWEST, FASTEST)
 
 
-#: By name. Penalty 60 is called 20 mean run times of the paper, so its mean run time is 1,024 x 60 / 20 = 3,072 min.
-ANCHORED = "3,072 min"
 CALIBRATIONS: dict[str, Calibration] = {
     ANCHORED: Calibration(),  # one factor on CalcTime, 0.475, so that (2) and (3) included it is 3,072 min
     "3,072 min, equal nodes": Calibration(Constants(long_mean_min=9_700.0, middle_mean_min=730.0, short_mean_min=48.5), (UNIT, UNIT)),
@@ -198,3 +209,71 @@ def _stretched(grid: Grid, outcome: JobOutcome) -> float:
     """Spec_ave / Spec_min of its last stretch, (2)."""
     placement: Placement = tuple((first, last, 1) for first, last in outcome.spells[-1].cores)
     return grid.total_spec / len(grid.specs) / grid.slowest(placement)
+
+
+class Paper001Runs:
+    """Measures of runs by what was run. Before anything was measured (`measures` None) it takes down what is asked, and answers 1."""
+
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        measures: Mapping[Paper001Run, Paper001Measures] | None = None,
+        jobs: int = JOBS,
+        *,
+        quick: bool = False,
+    ) -> None:
+        self.seeds = tuple(seeds)
+        self.quick = quick
+        self.intervals = QUICK_INTERVALS if quick else INTERVALS
+        self.penalties = (PENALTIES[0], PENALTIES[-1]) if quick else PENALTIES
+        self.fields: dict[str, Any] = {}
+        self.asked: dict[Paper001Run, None] = {}
+        self._measures = measures
+        self._jobs = jobs
+
+    def having(self, **fields: Any) -> Paper001Runs:
+        """The same runs with these fields of `Paper001Run`; how to migrate is said to the migrating algorithms only."""
+        other = copy(self)
+        other.fields = self.fields | fields
+        return other
+
+    def with_least_seeds(self) -> Paper001Runs:
+        """The same runs of the first three seeds, for what is shown and not judged."""
+        other = copy(self)
+        other.seeds = self.seeds[:LEAST_SEEDS]
+        return other
+
+    def of(self, measure: str, algorithm: str, interval: int, *, least_seeds: int = LEAST_SEEDS, **other: Any) -> list[float]:
+        """One value a seed. least_seeds: if fewer are run, the next ones are added. other: fields of `Paper001Run`."""
+        seeds = list(self.seeds)
+        while len(seeds) < least_seeds:
+            seeds.append(max(seeds) + 1)
+        fields = self.fields | other
+        if not ALGORITHMS[algorithm].migrates:
+            fields = {name: value for name, value in fields.items() if name not in READINGS}
+        cells = [Paper001Run(algorithm=algorithm, interval=interval, seed=seed, jobs=self._jobs, **fields) for seed in seeds]
+        if self._measures is None:
+            self.asked.update(dict.fromkeys(cells))
+            return [1.0] * len(cells)
+        return [float(getattr(self._measures[cell], measure)) for cell in cells]
+
+    def mean(self, measure: str, algorithm: str, interval: int, **other: Any) -> float:
+        return mean(self.of(measure, algorithm, interval, **other))
+
+    def spread(self, measure: str, algorithm: str, interval: int, **other: Any) -> float:
+        return spread(self.of(measure, algorithm, interval, **other))
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Of the means over the seeds."""
+    return mean(above) / mean(below)
+
+
+def ratio_spread(above: Sequence[float], below: Sequence[float]) -> float:
+    """Standard deviation of the seeds' own ratios."""
+    return spread([a / b for a, b in zip(above, below, strict=True)])
+
+
+def differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    """left - right, seed by seed: the seeds share their workload."""
+    return [a - b for a, b in zip(left, right, strict=True)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rmgr.sim.papers.paper001.asked import PENALTIES, Paper001Runs
 from rmgr.sim.papers.paper001.checks import (
     BUSY,
     LESS_BUSY,
@@ -17,7 +16,7 @@ from rmgr.sim.papers.paper001.checks import (
     growth,
     readings,
 )
-from rmgr.sim.papers.paper001.runs import ALGORITHMS, CALIBRATIONS
+from rmgr.sim.papers.paper001.runs import ALGORITHMS, CALIBRATIONS, PENALTIES, Paper001Runs
 from rmgr.sim.papers.report import Cell, Figure, Point, Table, mean
 
 _CALLED = {SR: "SR", "utilisation": "utilisation", RUN: "mean run [min]", "starved": "starved (6)", "migrations": "migrations"}

@@ -1,6 +1,6 @@
 """Paper 002 again: gang time-sharing with the distributed queue tree (Hori, Ishikawa, Konaka, Maeda, Tomokiyo; papers.md section 3).
 
-This room holds what is run (`cells.py`), what the statements ask for (`asked.py`), the statements (`checks.py`, `exact.py`) and the tables
+This room holds what is run and asked for (`cells.py`), the statements (`checks.py`, `exact.py`), and the tables
 and figures (`tables.py`). It measures with `rmgr.sim.gangs` and decides nothing itself: every verdict is computed from the numbers.
 """
 
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rmgr.sim.gangs.workloads import SLOTS
-from rmgr.sim.papers.paper002.asked import HEIGHTS, Paper002Runs
-from rmgr.sim.papers.paper002.cells import measure
+from rmgr.sim.gangs import SLOTS
+from rmgr.sim.papers.paper002.cells import HEIGHTS, Paper002Runs, measure
 from rmgr.sim.papers.paper002.checks import CHECKS as _CHECKS
 from rmgr.sim.papers.paper002.tables import figures, of_figures, tables
 from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Table
-from rmgr.sim.runs.cells import measured
+from rmgr.sim.runs.parallel import measured
 
 CHECKS = tuple(_CHECKS)
 SEEDS = 5

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rmgr.sched.tree.allocation import AllocationRule
-from rmgr.sched.tree.queue import Newcomers
-from rmgr.sim.papers.paper002.asked import Paper002Runs
+from rmgr.sched.tree.rotation import Newcomers
+from rmgr.sim.papers.paper002.cells import Paper002Runs
 from rmgr.sim.papers.paper002.exact import WEIGHTS
 from rmgr.sim.papers.report import PaperCheck, Within, WithinBounds, spread
 

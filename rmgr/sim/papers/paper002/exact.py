@@ -7,15 +7,11 @@ from random import Random
 from typing import TypeAlias
 
 from rmgr.sched.tree.allocation import AllocationRule
-from rmgr.sched.tree.quantities import is_balanced, is_fulfilled
-from rmgr.sched.tree.queue import Newcomers
-from rmgr.sched.tree.rotation import Rotation
-from rmgr.sched.tree.shape import Tree
+from rmgr.sched.tree.rotation import Newcomers, Rotation
+from rmgr.sched.tree.shape import Tree, is_balanced, is_fulfilled
 from rmgr.sched.tree.stepped import Stepped
-from rmgr.sim.gangs.slots import Sharing, run
-from rmgr.sim.gangs.stepping import stepped
-from rmgr.sim.gangs.workloads import Task
-from rmgr.sim.workload.streams import stream
+from rmgr.sim.gangs import Sharing, Task, run, stepped
+from rmgr.sim.workload.jobs import stream
 
 #: (violations, (weight, quanta over those of weight 1))
 Found: TypeAlias = tuple[int, tuple[tuple[int, float], ...]]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rmgr.sched.tree.queue import Newcomers
-from rmgr.sim.papers.paper002.asked import Paper002Runs
-from rmgr.sim.papers.paper002.cells import LARGEST, Measures
+from rmgr.sched.tree.rotation import Newcomers
+from rmgr.sim.papers.paper002.cells import LARGEST, Measures, Paper002Runs
 from rmgr.sim.papers.paper002.checks import BUSY, LOADS, NAMES, PAPER, PAPER_BATCH, QUIET
 from rmgr.sim.papers.paper002.exact import FIGURE_1, TABLE_1, table_1
 from rmgr.sim.papers.report import Cell, Figure, Point, Table, mean

@@ -19,7 +19,7 @@ from rmgr.adapters.rpc.server import RpcServer
 from rmgr.daemons.service.self_check import VoiceCheck, check_voice, telling
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
-from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.supervision import StallGuard
 from tests.harness.bundles import session_bundles
 from tests.harness.waiting import eventually
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.cli.main import run
-from rmgr.sched.pipeline.catalogue import POLICIES
+from rmgr.sched.catalogue import POLICIES
 
 Captured = pytest.CaptureFixture[str]
 

@@ -12,7 +12,7 @@ from rmgr.cli.policy import commands
 from rmgr.daemons.leader.records import pipeline
 from rmgr.daemons.leader.records.pipeline import configuration
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.sched.policies.servers.loth import Loth
+from rmgr.sched.policies.servers import Loth
 
 Captured = pytest.CaptureFixture[str]
 

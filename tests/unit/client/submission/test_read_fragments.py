@@ -1,4 +1,4 @@
-"""Fragments between their reading and their delivery: none waits for another fragment when nobody could say at first whose key signed it."""
+"""Fragments between their reading and their delivery: none waits for another one when nobody could say at first whose key signed it."""
 
 from __future__ import annotations
 

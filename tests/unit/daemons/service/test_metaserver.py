@@ -27,11 +27,11 @@ from rmgr.model.cluster.servers import (
     ServerReport,
     ServerView,
 )
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
-from rmgr.sched.policies.servers.loth import Loth
+from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
+from rmgr.sched.policies.servers import Loth
 from rmgr.sched.policy import Stage
 from rmgr.sched.state.event_log import Entry, Opening, decode
-from rmgr.sim.replay.replay import verify
+from rmgr.sim.replay import verify
 
 S = 1_000_000
 G, H = "g:1", "h:1"

@@ -21,10 +21,10 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.request import StopKind, StopRequest
-from rmgr.sched.pipeline.stages import configured
+from rmgr.sched.pipeline import configured
 from rmgr.sched.policy import Stage
-from rmgr.sim.replay.record import read_log
-from rmgr.sim.replay.replay import verify
+from rmgr.sim.log_files import read_log
+from rmgr.sim.replay import verify
 from tests.harness.leader_bench import Bench, committed
 from tests.property.test_leader_killed import Mortal
 from tests.property.test_placing_failover import stop

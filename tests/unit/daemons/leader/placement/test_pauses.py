@@ -12,7 +12,7 @@ from rmgr.daemons.leader.records.pipeline import configuration
 from rmgr.model.cluster.node import OrderKind
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.sched.draft import Draft
-from rmgr.sched.pipeline.stages import Configuration
+from rmgr.sched.pipeline import Configuration
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState

@@ -22,15 +22,15 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import Rigid, job_id
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
-from rmgr.sched.pipeline.stages import Configuration
+from rmgr.sched.pipeline import Configuration
 from rmgr.sched.plan import Accepted, Decision, GangSet, HoldCores, Migrate, Noted, Plan, Reserve, Start, WakeAt, Why
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Opening
-from rmgr.sim.replay.record import read_log
-from rmgr.sim.replay.replay import verify
+from rmgr.sim.log_files import read_log
+from rmgr.sim.replay import verify
 from tests.harness.leader_bench import Bench
 
 WHY = Why("test", "because")

@@ -30,14 +30,14 @@ from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.model.views import GangSummary
 from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine
-from rmgr.sched.capacity.carousel import Carousel
+from rmgr.sched.capacity.gangs import Carousel
 from rmgr.sched.capacity.timetable import Timetable
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Opening
-from rmgr.sim.replay.record import read_log
-from rmgr.sim.replay.replay import verify
+from rmgr.sim.log_files import read_log
+from rmgr.sim.replay import verify
 from tests.harness.leader_bench import Bench, Starter, committed
 from tests.property.test_placing_failover import stop
 

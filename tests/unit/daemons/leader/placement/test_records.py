@@ -16,8 +16,7 @@ from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Submission, Work
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Hold, Share
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 
 
 def test_since_when_cores_are_held_is_recorded_with_the_hold() -> None:

@@ -18,8 +18,8 @@ from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.model.views import ShareView
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.pipeline.stages import configured, pipeline_from
-from rmgr.sched.state.snapshot import Snapshot
+from rmgr.sched.pipeline import configured, pipeline_from
+from rmgr.sched.state.cluster import Snapshot
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 

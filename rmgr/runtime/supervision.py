@@ -1,0 +1,187 @@
+"""Watches over a daemon from outside its loop: the stall guard ends a process that stands still; the service manager is told how it is.
+
+A heartbeat thread alone proves nothing: kazoo pings from a thread of its own, and a process whose main loop is dead keeps its session, its
+leadership and its nodes for ever (reliability.md rule 25). So the guard is a thread that ends the process when its main loop makes no
+progress, with all stacks on stderr. Exit, and let the supervisor restart. The supervisor's own beats come from here too (`on_progress`), so
+that they stop with the loop, not with the process.
+
+sd_notify tells the service manager that a daemon is ready, alive, what it does, and that it ends; nothing without NOTIFY_SOCKET. One
+datagram a message to the socket that systemd names (a path, or `@name` in the abstract name space). The beats (WATCHDOG=1) are sent from
+the daemon's own loop, through `StallGuard.progress`: a loop that stands still sends none, and systemd restarts the service even when the
+stall guard itself cannot run any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import math
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, MutableMapping
+from typing import Self
+
+from rmgr.runtime import machine
+
+EXIT_CODE = 70  # EX_SOFTWARE
+#: systemd shows one line.
+_MAX_STATUS = 200
+
+
+def _exit(what: str) -> None:
+    try:
+        sys.stderr.write(f"{what}; all stacks follow\n")
+        sys.stderr.flush()
+        faulthandler.dump_traceback(all_threads=True)
+    finally:
+        os._exit(EXIT_CODE)  # no clean-up: whatever hangs would hang it too
+
+
+class StallGuard:
+    """Args:
+    limit_s: longest time between two calls of `progress`; longer than any pass of the loop may take.
+    name: of the process, for the message.
+    on_stall: instead of the exit (tests).
+    on_progress: is called by the loop's thread each time it comes round (the beats for systemd).
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        *,
+        name: str = "main loop",
+        on_stall: Callable[[str], None] = _exit,
+        on_progress: Callable[[], None] | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._limit_s = limit_s
+        self._name = name
+        self._on_stall = on_stall
+        self._on_progress = on_progress
+        self._clock = clock or machine.monotonic
+        self._last_s = self._clock()
+        self._checked_s = self._clock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def progress(self) -> None:
+        """The loop has come round. Cost: about 0.1 us."""
+        self._last_s = self._clock()
+        if self._on_progress is not None:
+            self._on_progress()
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago the loop came round. From any thread."""
+        return self._clock() - self._last_s
+
+    def start(self) -> Self:
+        """Starts the guard's thread."""
+        self.progress()
+        self._checked_s = self._clock()
+        self._thread = threading.Thread(target=self._run, name="stall-guard", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends the guard. Idempotent."""
+        self._stopped.set()
+
+    def check(self) -> None:
+        """One look, about every quarter of the limit; calls `on_stall` when the loop stands still.
+
+        When this thread itself was not run (SIGSTOP, a suspended host, a starved machine), the loop gets a new limit.
+        """
+        now = self._clock()
+        if now - self._checked_s > self._limit_s / 2:
+            self._last_s = max(self._last_s, now - self._limit_s / 2)
+        self._checked_s = now
+        stalled_s = now - self._last_s
+        if stalled_s > self._limit_s:
+            self._on_stall(f"{self._name}: no progress for {stalled_s:.1f} s (limit {self._limit_s:g} s)")
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._limit_s / 4):
+            self.check()
+
+
+class Notifier:
+    """The line to the service manager. One thread uses it; sending never blocks and never fails the daemon.
+
+    Args:
+        address: of the socket; "" = there is none, and every call does nothing.
+        beat_s: longest time between two beats; None = nobody waits for beats.
+    """
+
+    def __init__(self, address: str = "", *, beat_s: float | None = None, clock: Callable[[], float] | None = None) -> None:
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._beat_s = beat_s
+        self._clock = clock or machine.monotonic
+        self._socket: socket.socket | None = None
+        self._due_s = -math.inf
+        self._ready = self._stopping = False
+        self._status = ""
+        if address:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | getattr(socket, "SOCK_CLOEXEC", 0))
+            self._socket.setblocking(False)
+
+    @classmethod
+    def from_environment(cls, environ: MutableMapping[str, str] | None = None) -> Self:
+        """As systemd told this process. The variables are taken out: work that it starts must not speak in its name."""
+        variables = os.environ if environ is None else environ
+        address, microseconds, pid = (variables.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
+        if address[:1] not in {"/", "@"}:
+            return cls()
+        wanted = microseconds.isdigit() and int(microseconds) > 0 and pid in {"", str(os.getpid())}
+        return cls(address, beat_s=int(microseconds) / 4e6 if wanted else None)
+
+    @property
+    def is_on(self) -> bool:
+        """Somebody listens: a status is worth making."""
+        return self._socket is not None
+
+    def round_s(self, usual_s: float) -> float:
+        """How long a loop may sleep: half of the limit for beats, or what is usual."""
+        return usual_s if self._beat_s is None else min(usual_s, self._beat_s * 2)
+
+    def beat(self) -> None:
+        """The loop has come round: WATCHDOG=1, at most four times in the limit. Cost otherwise: about 0.1 us."""
+        if self._beat_s is None:
+            return
+        now_s = self._clock()
+        if now_s >= self._due_s:
+            self._due_s = now_s + self._beat_s
+            self._send("WATCHDOG=1")
+
+    def ready(self) -> None:
+        """It serves (registered, in the line of candidates, listening). Only the first call counts."""
+        if not self._ready:
+            self._ready = True
+            self._send("READY=1")
+
+    def tell(self, status: str) -> None:
+        """One line for `systemctl status`; sent when it changes."""
+        if status != self._status:
+            self._status = status
+            self._send("STATUS=" + " ".join(status.split())[:_MAX_STATUS])
+
+    def stopping(self, *, within_s: float = 0.0) -> None:
+        """It was told to end, and may need `within_s` for it: systemd waits that long, whatever TimeoutStopSec says."""
+        if self._stopping:
+            return
+        self._stopping = True
+        more = f"\nEXTEND_TIMEOUT_USEC={int(within_s * 1e6)}" if within_s > 0 else ""
+        self._send("STOPPING=1" + more)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, message: str) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # a full or vanished socket: the service manager's own affair
+                self._socket.sendto(message.encode(), self._address)

@@ -1,0 +1,177 @@
+"""First come, first served over binary buddies: the batch comparison of paper 002.
+
+Algorithm: 1. the cores of the partition are blocks of width^k cores that are split on demand, and merged with their buddies when all of
+them are free; 2. jobs start in order of arrival; a job takes the smallest free block that holds it, split leftmost; 3. the first that
+finds none holds up those behind it.
+Parameters: width. Source: papers.md 3.4; section 5.3 of the paper. Differs from it in: other numbers of cores than powers of the width.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rmgr.sched.capacity.gangs import leaves_of, placed_in
+from rmgr.sched.draft import Draft
+from rmgr.sched.job import PLAIN, Job, Running
+from rmgr.sched.parameters import about
+from rmgr.sched.plan import Accepted, Why
+from rmgr.sched.policy import Cause
+from rmgr.sched.records import Cores
+
+FITS = Why("buddy_fcfs", "starts on the first cores of a free block of its size")
+BLOCKED = Why("buddy_fcfs", "no free block is large enough")
+BEHIND = Why("buddy_fcfs", "waits behind a job that came earlier")
+NEVER = Why("buddy_fcfs", "no block can hold its processes")
+
+
+@dataclass(frozen=True, slots=True)
+class BuddyFcfs:
+    name: ClassVar[str] = "buddy_fcfs"
+    width: int = field(default=2, metadata=about("blocks into which one is split", least=2, most=64))
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - what is there decides
+        head = next(draft.by_arrival(), None)
+        if head is None:
+            return
+        leaves = leaves_of(draft.nodes)
+        total = sum((last - first + 1) * cores for first, last, cores in leaves)
+        free = Buddies(self.width, total)
+        starts = _starts(leaves)
+        blocks = draft.notes("block")
+        for run in draft.running():
+            _occupy(free, run, blocks.get(run.job.id), starts)
+        for job in draft.by_arrival():
+            why = self._start(draft, job, free, leaves, total)
+            if why is not None:
+                if why is NEVER:
+                    draft.reject(job.id, why)
+                    continue
+                draft.leave_pending(job.id, why)
+                draft.leave_rest(BEHIND)
+                return
+
+    def _start(self, draft: Draft, job: Job, free: Buddies, leaves: Cores, total: int) -> Why | None:
+        """Starts it on the first free block where its processes fit; else why not."""
+        size, tried = self._size(draft, job, leaves, total), list[int]()
+        found = None
+        while (first := free.take(size)) is not None:
+            span = first, min(first + self.width ** free.order(size), total)
+            placement = placed_in(job, leaves, span, draft.nodes)
+            if placement is not None and isinstance(draft.start(job.id, FITS, placement), Accepted):
+                found = first
+                break
+            tried.append(first)
+        for first in tried:
+            free.give(first, size)
+        if found is None:
+            is_open = not any(node.closed for node in draft.nodes.values())
+            return NEVER if is_open and placed_in(job, leaves, (0, total), draft.nodes) is None else BLOCKED
+        draft.note("block", job.id, (found, size))
+        return None
+
+    def _size(self, draft: Draft, job: Job, leaves: Cores, total: int) -> int:
+        """Cores of the smallest kind of block of which one could hold the job: more than it needs where threads or features want it."""
+        size = job.cpus
+        while job.shape is not PLAIN and size < total:
+            wide = 1
+            while wide < size:
+                wide *= self.width
+            if any(placed_in(job, leaves, (at, min(at + wide, total)), draft.nodes) is not None for at in range(0, total, wide)):
+                break
+            size = min(wide + 1, total)
+        return size
+
+
+def _starts(leaves: Cores) -> dict[int, int]:
+    """Node -> its first leaf."""
+    found, at = {}, 0
+    for first, last, cores in leaves:
+        for node in range(first, last + 1):
+            found[node] = at
+            at += cores
+    return found
+
+
+def _occupy(free: Buddies, run: Running, block: tuple[int, ...] | None, starts: dict[int, int]) -> None:
+    """The run's block is not free; one that this policy did not start takes every core of its nodes' used part, one by one."""
+    if block is not None and free.take_at(*block):
+        return
+    for first, last, count in run.placement:
+        for node in range(first, last + 1):
+            for at in range(count * run.job.threads):
+                if node in starts:
+                    free.take_at(starts[node] + at, 1)
+
+
+class Buddies:
+    """Free blocks of a machine of `width ** height` processors, of which the first `leaves` are real. Cost: O(height x width + blocks)."""
+
+    __slots__ = ("_free", "height", "leaves", "width")
+
+    def __init__(self, width: int, leaves: int) -> None:
+        self.width, self.leaves, self.height = width, leaves, 0
+        while width**self.height < leaves:
+            self.height += 1
+        self._free: list[list[int]] = [[] for _ in range(self.height + 1)]  # by k: first processors of free blocks, ascending
+        self._free[self.height].append(0)
+
+    def order(self, size: int) -> int:
+        """k of the smallest block for this size."""
+        k = 0
+        while self.width**k < size:
+            k += 1
+        return k
+
+    def take(self, size: int) -> int | None:
+        """First processor of a block for this size; None where no free block has so many real processors."""
+        k = self.order(size)
+        for found in range(k, self.height + 1):
+            first = next((block for block in self._free[found] if min(self.width**k, self.leaves - block) >= size), None)
+            if first is not None:
+                self._free[found].remove(first)
+                for j in range(found - 1, k - 1, -1):
+                    for at in range(1, self.width):
+                        insort(self._free[j], first + at * self.width**j)
+                return first
+        return None
+
+    def take_at(self, first: int, size: int) -> bool:
+        """Takes exactly this block, split out of the free block around it; False where it is not free."""
+        k = self.order(size)
+        if first % self.width**k:
+            return False
+        for j in range(k, self.height + 1):
+            start = first - first % self.width**j
+            at = bisect_left(self._free[j], start)
+            if at < len(self._free[j]) and self._free[j][at] == start:
+                del self._free[j][at]
+                for i in range(j - 1, k - 1, -1):
+                    mine = first - first % self.width**i
+                    for other in range(start, start + self.width ** (i + 1), self.width**i):
+                        if other != mine:
+                            insort(self._free[i], other)
+                    start = mine
+                return True
+        return False
+
+    def give(self, first: int, size: int) -> None:
+        """The block is free again, and merges."""
+        k = self.order(size)
+        while k < self.height:
+            step = self.width**k
+            start = first - first % (step * self.width)
+            buddies = [start + at * step for at in range(self.width) if start + at * step != first]
+            free = self._free[k]
+            places = [bisect_left(free, buddy) for buddy in buddies]
+            if not all(at < len(free) and free[at] == buddy for at, buddy in zip(places, buddies, strict=True)):
+                break
+            for at in reversed(places):
+                del free[at]
+            first, k = start, k + 1
+        insort(self._free[k], first)
+
+    def free(self) -> list[tuple[int, int]]:
+        """(first processor, size) of every free block, ascending."""
+        return sorted((first, self.width**k) for k, blocks in enumerate(self._free) for first in blocks)

@@ -1,0 +1,365 @@
+"""Time-sharing on the virtual clock: the slot simulator of the queue tree, its workloads, its batch comparison, the messages it would send.
+
+Plain slots and tasks, not the ordinary driver: what paper 002 measured. It knows `rmgr.sched.tree` and streams of random numbers; it may
+not decide anything that the tree does not decide. Jobs under the policy `dqt` run in `rmgr.sim.engine.driver`, on the same tree.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from operator import mul
+from random import Random
+from statistics import fmean
+from typing import NamedTuple
+
+from rmgr.errors import RmgrError
+from rmgr.sched.policies.buddy_fcfs import Buddies
+from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
+from rmgr.sched.tree.rotation import Newcomers, Rotation, phases_below, round_lengths
+from rmgr.sched.tree.shape import Tree, retr, retr_bound
+from rmgr.sched.tree.stepped import Stepped
+from rmgr.sim.workload.jobs import stream
+
+#: Slots of one simulation, and the lengths of tasks (papers.md 3.4).
+SLOTS = 1_000_000
+SHORTEST, LONGEST = 500, 19_999
+#: A workload is drawn until its realised ratio is as near to the load.
+NEAR = 0.0005
+_MOST_DRAWS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Sharing of the machine. switch: part of every slot that switching takes: a task needs length / (1 - switch) quanta."""
+
+    allocation: AllocationRule = AllocationRule.BF_APA
+    newcomers: Newcomers = Newcomers.THIS_ROUND
+    switch: float = 0.0
+
+    def quanta(self, length: int) -> int:
+        """That a task of this length needs, rounded up."""
+        return length if not self.switch else -int(-length / (1 - self.switch) // 1)
+
+
+@dataclass(slots=True)
+class SlotsOutcome:
+    """Result of a run of `slots` slots.
+
+    ends: of each task, the slot after its last one, or -1. used: processor-slots of partitions that ran a task; useful: of the tasks' own
+    sizes. most_tqlb: the largest of any instant, without the root's queue as printed.
+    tqlb: with root -> slots for which that was the maximum of the tree. breaches: tasks whose RETR exceeds the bound of section 5.2.
+    """
+
+    slots: int
+    processors: int
+    ends: list[int]
+    used: int = 0
+    useful: int = 0
+    most_tqlb: int = 0
+    retr: list[float] = field(default_factory=list)
+    breaches: int = 0
+    tqlb: Counter[int] = field(default_factory=Counter)
+    messages: Messages | None = None
+
+    @property
+    def utilisation(self) -> float:
+        return self.used / (self.processors * self.slots)
+
+    @property
+    def useful_utilisation(self) -> float:
+        return self.useful / (self.processors * self.slots)
+
+    @property
+    def mean_retr(self) -> float:
+        """Over the tasks that have ended; 0 for none."""
+        return fmean(self.retr) if self.retr else 0.0
+
+
+def run(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing, *, count_messages: bool = False) -> SlotsOutcome:
+    """Runs the tasks for so many slots.
+
+    At one instant ends come first, then arrivals. Raises: ValueError for a task that is larger than the tree.
+    Cost: per event the path of its node and some of its neighbours; time without events costs nothing.
+    """
+    rotation, loads = Rotation(tree, sharing.newcomers), Loads(tree)
+    out = SlotsOutcome(slots, tree.processors, [-1] * len(tasks), messages=Messages(sharing.allocation) if count_messages else None)
+    cursors: dict[int, int] = {}
+    history = _History()
+    homes: dict[int, int] = {}
+    coming = 0
+    while rotation.now < slots:
+        while coming < len(tasks) and tasks[coming].arrival <= rotation.now:
+            task = tasks[coming]
+            node = choose(loads, task.size, sharing.allocation, cursors)
+            if node is None:
+                raise ValueError(f"task {coming} of size {task.size} is larger than the tree of {tree.processors} processors")
+            if out.messages is not None:
+                out.messages.change(loads, node, task.weight)
+            else:
+                loads.change(node, task.weight)
+            homes[coming] = node
+            rotation.add(coming, node, sharing.quanta(task.length), task.weight)
+            coming += 1
+        out.most_tqlb = max(out.most_tqlb, loads.longest[0] - loads.lengths[0])
+        history.note(rotation.now, loads.longest[0])
+        until = min(tasks[coming].arrival, slots) if coming < len(tasks) else slots
+        rotation.advance(rotation.next_end(until - rotation.now) or until - rotation.now)
+        for number in rotation.finish():
+            task, node = tasks[number], homes.pop(number)
+            out.ends[number] = rotation.now
+            out.useful += sharing.quanta(task.length) * task.size
+            if out.messages is not None:
+                out.messages.change(loads, node, -task.weight, came=False)
+            else:
+                loads.change(node, -task.weight)
+        if out.messages is not None and coming % 64 == 0:
+            out.messages.sample(tree, rotation.lengths())
+    history.note(slots, loads.longest[0])
+    rotation.settle()
+    out.used = sum(queue.turns * tree.sizes[node] for node, queue in enumerate(rotation.queues))
+    for number, node in homes.items():
+        left = rotation.queues[node].rest()
+        out.useful += (sharing.quanta(tasks[number].length) - left.get(number, sharing.quanta(tasks[number].length))) * tasks[number].size
+    _judge(out, tasks, history)
+    return out
+
+
+def _judge(out: SlotsOutcome, tasks: Sequence[Task], history: _History) -> None:
+    out.tqlb = history.lasting()
+    for task, end in zip(tasks, out.ends, strict=True):
+        if end >= 0:
+            ratio = retr(task.arrival, end, task.length)
+            mean, most = history.between(task.arrival, end)
+            out.retr.append(ratio)
+            out.breaches += ratio > retr_bound(mean, most, task.length) + 1e-9
+
+
+class _History:
+    """The maximum of TQLB over time: a value from each time on."""
+
+    def __init__(self) -> None:
+        self.times: list[int] = []
+        self.values: list[int] = []
+        self._sums: list[int] = []  # of value x slots before each time
+
+    def note(self, now: int, value: int) -> None:
+        if self.times and self.times[-1] == now:
+            self.values[-1] = value
+            return
+        self._sums.append(self._sums[-1] + self.values[-1] * (now - self.times[-1]) if self.times else 0)
+        self.times.append(now)
+        self.values.append(value)
+
+    def between(self, start: int, end: int) -> tuple[float, int]:
+        """Mean and maximum over [start, end)."""
+        first, last = bisect_right(self.times, start) - 1, bisect_right(self.times, end - 1) - 1
+        total = self._until(last, end) - self._until(first, start)
+        return total / (end - start), max(self.values[first : last + 1])
+
+    def lasting(self) -> Counter[int]:
+        found: Counter[int] = Counter()
+        for at in range(len(self.times) - 1):
+            found[self.values[at]] += self.times[at + 1] - self.times[at]
+        return found
+
+    def _until(self, at: int, time: int) -> int:
+        return self._sums[at] + self.values[at] * (time - self.times[at])
+
+
+def stepped(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing) -> tuple[list[int], int]:
+    """The end of each task (-1: none), and processor-slots used. Cost: O(nodes) a slot."""
+    front, loads = Stepped(tree, sharing.newcomers), Loads(tree)
+    ends, used, coming = [-1] * len(tasks), 0, 0
+    cursors: dict[int, int] = {}
+    homes: dict[int, int] = {}
+    for now in range(slots):
+        while coming < len(tasks) and tasks[coming].arrival <= now:
+            task = tasks[coming]
+            node = choose(loads, task.size, sharing.allocation, cursors)
+            assert node is not None
+            loads.change(node, task.weight)
+            homes[coming] = node
+            front.add(coming, node, sharing.quanta(task.length), task.weight)
+            coming += 1
+        for node, number in front.slot():
+            used += tree.sizes[node]
+            if number not in front.rest:
+                ends[number] = now + 1
+                loads.change(homes.pop(number), -tasks[number].weight)
+    return ends, used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchResult:
+    """utilisation: of blocks that run a task. longest_queue: tasks that waited at one instant, the most."""
+
+    utilisation: float
+    longest_queue: int
+
+
+def run_batch(tasks: Sequence[Task], processors: int, slots: int, *, width: int = 2) -> BatchResult:
+    """Ends come first at one instant, then arrivals, then starts. Cost: O(tasks x log)."""
+    free = Buddies(width, processors)
+    queue: deque[Task] = deque()
+    running: list[tuple[int, int, int]] = []  # (end, first processor, size)
+    used = longest = at = 0
+    now = 0
+    while now < slots:
+        while running and running[0][0] <= now:
+            _, first, size = heappop(running)
+            free.give(first, size)
+        while at < len(tasks) and tasks[at].arrival <= now:
+            queue.append(tasks[at])
+            at += 1
+        while queue:
+            found = free.take(queue[0].size)
+            if found is None:
+                break
+            task = queue.popleft()
+            heappush(running, (now + task.length, found, task.size))
+            used += width ** free.order(task.size) * (min(now + task.length, slots) - now)
+        longest = max(longest, len(queue))
+        now = min(running[0][0] if running else slots, tasks[at].arrival if at < len(tasks) else slots, slots)
+    return BatchResult(utilisation=used / (processors * slots), longest_queue=longest)
+
+
+class Task(NamedTuple):
+    """One task. weight: adjacent entries in its queue."""
+
+    arrival: int
+    size: int
+    length: int
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """Settings of a workload. largest: sizes are powers of two up to here; odd: instead every size from 1 on, P(s) ~ 1/s.
+
+    processors: of the machine that gives the load its meaning. weights: each task draws one of them.
+    """
+
+    processors: int
+    load: float
+    largest: int
+    seed: int
+    slots: int = SLOTS
+    odd: bool = False
+    weights: tuple[int, ...] = (1,)
+
+
+def drawn(spec: Spec) -> list[Task]:
+    """Tasks in order of arrival; the ratio sum(size x length) / (P x T) is within `NEAR` of the load.
+
+    Runs too short for that (a task is worth more) take the nearest of 200 draws. Raises: RmgrError for a load that cannot be drawn.
+    """
+    sizes, weights = _sizes(spec)
+    mean_size = sum(size * weight for size, weight in zip(sizes, weights, strict=True)) / sum(weights)
+    interval = mean_size * (SHORTEST + LONGEST) / 2 / (spec.load * spec.processors)
+    count = max(int(spec.slots / interval), 1)
+    capacity = spec.processors * spec.slots
+    chance = stream(spec.seed, "tasks")
+    coarse = spec.largest * LONGEST > NEAR * capacity
+    best: tuple[float, list[int], list[int]] | None = None
+    for draw in range(_MOST_DRAWS):
+        drawn_sizes = chance.choices(sizes, weights, k=count)
+        lengths = [SHORTEST + int(chance.random() * (LONGEST - SHORTEST + 1)) for _ in range(count)]
+        off = abs(sum(map(mul, drawn_sizes, lengths)) / capacity - spec.load)
+        if best is None or off < best[0]:
+            best = off, drawn_sizes, lengths
+        if best[0] <= NEAR or (coarse and draw >= 200 and best[0] <= 20 * NEAR):
+            break
+    if best is None or best[0] > 20 * NEAR:
+        raise RmgrError(f"no workload of load {spec.load} was drawn for {spec.processors} processors and {spec.slots} slots")
+    return [
+        Task(int(at * interval), size, length, weight)
+        for at, (size, length, weight) in enumerate(zip(best[1], best[2], _weights(spec, count), strict=True))
+    ]
+
+
+def _sizes(spec: Spec) -> tuple[list[int], list[float]]:
+    sizes = list(range(1, spec.largest + 1)) if spec.odd else [1 << k for k in range(spec.largest.bit_length())]
+    return sizes, [1 / size for size in sizes]
+
+
+def _weights(spec: Spec, count: int) -> list[int]:
+    if len(spec.weights) == 1:
+        return [spec.weights[0]] * count
+    chance: Random = stream(spec.seed, "weights")
+    return chance.choices(spec.weights, k=count)
+
+
+@dataclass(slots=True)
+class Messages:
+    """Counts of one run. news: reports of children to their parents after a task came or went."""
+
+    allocation: AllocationRule
+    tasks: int = 0
+    add_task: int = 0
+    news: int = 0
+    _turns: float = 0.0
+    _samples: int = 0
+
+    @property
+    def per_slot(self) -> float:
+        """next_turn messages and their answers, mean over the samples."""
+        return self._turns / self._samples if self._samples else 0.0
+
+    @property
+    def per_task(self) -> float:
+        """add_task and news of a task's coming and going."""
+        return (self.add_task + self.news) / self.tasks if self.tasks else 0.0
+
+    def change(self, loads: Loads, node: int, entries: int, *, came: bool = True) -> None:
+        """A task enters or leaves the queue of the node: changes the loads and counts."""
+        path = loads.tree.path(node)
+        before = [self._news(loads, at) for at in path]
+        loads.change(node, entries)
+        if came:
+            self.tasks += 1
+            self.add_task += len(path)  # one to the root, one along each edge
+        if self.allocation is not AllocationRule.RR:
+            changed = [self._news(loads, at) != old for at, old in zip(path, before, strict=True)]
+            self.news += sum(changed[1:])  # the root reports to nobody
+
+    def sample(self, tree: Tree, lengths: Mapping[int, int]) -> None:
+        """Counts the turns of one round of the tree as it stands. Cost: O(nodes)."""
+        self._samples += 1
+        if lengths:
+            self._turns += turns(tree, lengths)
+
+    def _news(self, loads: Loads, node: int) -> tuple[int, ...]:
+        """What a node tells its parent under this policy."""
+        match self.allocation:
+            case AllocationRule.RR:
+                return ()
+            case AllocationRule.MAX:
+                return (loads.longest[node],)
+            case AllocationRule.MIN:
+                return (loads.shortest[node],)
+            case AllocationRule.APA:
+                return (loads.apa[node],)
+            case AllocationRule.BF:
+                return loads.profile(node)
+            case AllocationRule.BF_APA:
+                return (*loads.profile(node), loads.apa[node])
+
+
+def turns(tree: Tree, lengths: Mapping[int, int]) -> float:
+    """next_turn messages and their answers per slot while the tree stays as it is: two for each phase of each non-empty child."""
+    rounds = round_lengths(tree, lengths)
+    phases: list[dict[int, int]] = [{} for _ in range(tree.nodes)]
+    phases[0] = {rounds[0]: 1}
+    sent = 0
+    for node in range(tree.nodes):
+        kids = [child for child in tree.children(node) if rounds[child]]
+        for slots, times in phases[node].items():
+            for phase, count in phases_below(slots, lengths.get(node, 0), rounds[node]):
+                sent += 2 * count * times * len(kids)
+                for child in kids:
+                    phases[child][phase] = phases[child].get(phase, 0) + count * times
+    return sent / rounds[0]

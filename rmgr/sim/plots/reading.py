@@ -1,0 +1,572 @@
+"""Results as they were written, read back for drawing: runs, sweeps, slots of a live cluster; an error names file, line and column.
+
+Of a run jobs.csv, spells.csv and schedule.json, of a sweep results.csv and its manifest, of a live cluster what
+`rmgr queues --tree --matrix N --json` tells. Pictures show a part of a run (`TimeWindow`) and tell runs apart (`labels_of`).
+Times become seconds as floating point numbers: exact enough for a picture, never written anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
+from rmgr.sched.parameters import parameters_of, read_values
+from rmgr.sched.policies.dqt import Dqt
+from rmgr.sim.plots.canvas import label_of, moment
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+JOBS, SPELLS, SCHEDULE, MANIFEST = "jobs.csv", "spells.csv", "schedule.json", "manifest.json"
+#: Beyond it a number is damage, not a time or a count.
+_LARGEST = 1e16
+#: What a manifest says beside policy and machine -> how titles say it.
+_DETAILS = {"load": "load", "interarrival": "inter-arrival factor", "seed": "seed", "sites": "sites"}
+_LIVE = "rmgr queues --tree --matrix 20 --json > slots.json"
+_CUT = "a file that was cut off ends like this; run the simulation again"
+RESULTS = "results.csv"
+#: Of a run, that pictures of sweeps and comparisons show.
+MEASURES = ("mean_waiting_time", "mean_bounded_slowdown", "utilisation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run. Arrays have a place a job, in job order; nan where a job never started.
+
+    Attributes:
+        directory, name: where it was read, and its last part. workload, policy: names, policy "" when nothing tells it.
+        processors: of the machine. details: what else decides it (load 0.7, seed 3), for titles.
+        numbers: of the jobs. submit, start, finish, ran, wait: seconds. size: processors. summary: schedule.json.
+        spells: of every stretch of running: place of its job, start, end, cores as text ("0-3 7").
+        turns: slots of a gang in which each job ran, 0 without one. quantum: of its slots (s), under dqt. trees: of each partition.
+    """
+
+    directory: Path
+    workload: str
+    policy: str
+    details: tuple[str, ...]
+    processors: int
+    numbers: Integers
+    submit: Floats
+    start: Floats
+    finish: Floats
+    ran: Floats
+    wait: Floats
+    size: Floats
+    summary: Mapping[str, Any]
+    spells: Spells
+    turns: Integers
+    quantum: float
+    trees: tuple[QueueTree, ...]
+
+    @property
+    def name(self) -> str:
+        return self.directory.absolute().name
+
+    @cached_property
+    def end(self) -> float:
+        """When the last job ended, or the last was submitted, in seconds."""
+        return max(float(np.nanmax(self.spells.end, initial=0.0)), float(self.submit.max()))
+
+    @property
+    def title(self) -> str:
+        return f"{self.workload} under {self.policy}" if self.policy else self.workload
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """For the second line of a title."""
+        return (counted(len(self.numbers), "job"), counted(self.processors, "processor"), *self.details)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTree:
+    """Shape of a partition's queue tree. cores: ranges of its leaves from the left. partition: its name, "" = the whole machine."""
+
+    width: int
+    cores: tuple[tuple[int, int], ...]
+    partition: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spells:
+    """Stretches of running, in the order of jobs and time. job: place of the job in the run's arrays; start, end: seconds; cores: text.
+
+    origins: the files they were read from; origin, line: which of them, and where there.
+    """
+
+    job: Integers
+    start: Floats
+    end: Floats
+    cores: Sequence[str]
+    origins: tuple[Path, ...]
+    origin: Integers
+    line: Integers
+
+    def rectangles(self, chosen: Integers) -> tuple[Integers, Integers, Integers]:
+        """Of the spells at these places: (place of the spell, first core, last core) a range. Raises: UsageError for damaged ranges."""
+        owners: list[int] = []
+        first: list[int] = []
+        last: list[int] = []
+        for at in chosen.tolist():
+            for part in self.cores[at].split():
+                low, dash, high = part.partition("-")
+                try:
+                    start, end = int(low), int(high if dash else low)
+                except ValueError:
+                    start, end = 0, -1
+                if not 0 <= start <= end <= _LARGEST:
+                    where = f"{self.origins[self.origin[at]]}, line {self.line[at]}, column allocated_resources"
+                    raise UsageError(f"{where}: {part!r} is not a range of processors, as 0-3", hint=_CUT)
+                owners.append(at)
+                first.append(start)
+                last.append(end)
+        return np.array(owners, dtype=np.int64), np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """start, end: seconds; end None = until everything has ended."""
+
+    start: float = 0.0
+    end: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.start and self.end is None
+
+    def of(self, run: Run) -> tuple[float, float]:
+        """(start, end) on this run's axis. Raises: UsageError when the run was over before it."""
+        end = run.end if self.end is None else self.end
+        if self.start >= run.end and run.end > 0:
+            told = f"{run.directory} ends {moment(run.end)} after its first submit"
+            raise UsageError(f"{told}, before the part that is to be drawn", hint=f"--from below {run.end:g}")
+        return self.start, max(end, self.start + 1e-6)
+
+    def spells(self, run: Run) -> Integers:
+        """Places of the spells that touch it."""
+        start, end = self.of(run)
+        return np.flatnonzero((run.spells.start < end) & (run.spells.end > start))
+
+    def told(self, run: Run) -> str:
+        """For titles."""
+        if self.is_whole:
+            return ""
+        start, end = self.of(run)
+        return f"from {moment(start)} to {moment(end)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResults:
+    """path: of results.csv. title: its workload. rows: one a run, numbers as floats; `load` is None where none was asked for."""
+
+    path: Path
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def loads(self) -> list[float | None]:
+        """In ascending order."""
+        return sorted({row["load"] for row in self.rows}, key=lambda load: -1.0 if load is None else load)
+
+    @property
+    def facts(self) -> list[str]:
+        """For the second line of a title."""
+        jobs = {int(row["jobs"]) for row in self.rows if "jobs" in row}
+        told = [counted(jobs.pop(), "job")] if len(jobs) == 1 else []
+        return [*told, counted(len({row["seed"] for row in self.rows}), "seed")]
+
+    def groups(self) -> dict[tuple[str, float | None], list[Mapping[str, Any]]]:
+        """(policy, load) -> its runs, one a seed; in the order of the file."""
+        found: dict[tuple[str, float | None], list[Mapping[str, Any]]] = {}
+        for row in self.rows:
+            found.setdefault((row["policy"], row["load"]), []).append(row)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSlots:
+    """Slots of a live partition.
+
+    quantum: of its slots (s). nodes: (name, cores), from the left. first: number of the first slot. rows: of
+    each slot the job of every core.
+    """
+
+    partition: str
+    policy: str
+    generation: int
+    quantum: float
+    nodes: tuple[tuple[str, int], ...]
+    first: int
+    rows: tuple[tuple[str | None, ...], ...]
+
+    @property
+    def cores(self) -> int:
+        return sum(cores for _, cores in self.nodes)
+
+
+def read_run(directory: Path) -> Run:
+    """The results that `rmgr sim run --out` wrote there.
+
+    Raises: UsageError for files that are missing, damaged (file, line and column are named) or do not fit together.
+    Cost: about 5 us a job.
+    """
+    summary = read_json(directory / SCHEDULE)
+    table = read_columns(directory / JOBS)
+    if not table.lines:
+        raise UsageError(f"{directory / JOBS} holds no job, so there is nothing to draw")
+    if summary.get("jobs", table.lines) != table.lines:
+        raise UsageError(f"{directory / JOBS} holds {table.lines} jobs, and {SCHEDULE} says {summary['jobs']}", hint=_CUT)
+    start, finish = table.numbers("starting_time", empty=True), table.numbers("finish_time", empty=True)
+    ran, size = table.numbers("execution_time", empty=True), table.numbers("requested_number_of_resources", least=1)
+    numbers = table.numbers("job_id", least=0).astype(np.int64)
+    _check_order(table, start, finish)
+    spells = _spells(directory, table, numbers, start, finish)
+    policy, details, processors = _described(directory)
+    turns = table.numbers("turns", least=0).astype(np.int64) if "turns" in table.by_name else np.zeros(len(numbers), dtype=np.int64)
+    processors = processors or _processors(summary, spells, size, ran)
+    quantum, trees = _slots(directory, processors)
+    return Run(
+        directory=directory,
+        workload=table.texts("workload_name")[0],
+        policy=policy,
+        details=details,
+        processors=processors,
+        numbers=numbers,
+        submit=table.numbers("submission_time", least=0),
+        start=start,
+        finish=finish,
+        ran=ran,
+        wait=table.numbers("waiting_time", empty=True, least=0),
+        size=size,
+        summary=summary,
+        spells=spells,
+        turns=turns,
+        quantum=quantum,
+        trees=trees,
+    )
+
+
+def read_sweep(directory: Path) -> SweepResults:
+    """Raises: UsageError for a sweep that has not ended, or damage (file, line and column are named)."""
+    path = directory / RESULTS
+    if not path.exists():
+        raise UsageError(
+            f"{directory} is a sweep that has not ended: {RESULTS} is not there", hint="the same rmgr sim sweep command goes on"
+        )
+    table = read_columns(path)
+    if not table.lines:
+        raise UsageError(f"{path} holds no run, so there is nothing to draw")
+    loads = table.numbers("load", empty=True, least=0).tolist()
+    columns: dict[str, Sequence[Any]] = {
+        "name": table.texts("name"),
+        "policy": [policy_name(policy) for policy in table.texts("policy")],
+        "load": [None if text == "" else load for text, load in zip(table.texts("load"), loads, strict=True)],
+    }
+    columns |= {name: table.numbers(name, least=0).tolist() for name in ("seed", *MEASURES)}
+    if "jobs" in table.by_name:
+        columns["jobs"] = table.numbers("jobs", least=0).tolist()
+    rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    return SweepResults(path=path, title=_source(directory), rows=rows)
+
+
+def read_live(path: Path) -> list[LiveSlots]:
+    """The trees that `rmgr queues --tree --matrix N --json` wrote there.
+
+    Raises: UsageError for a file that holds none, or no slots of one; it names the place in it that is damaged.
+    """
+    document = read_json(path, hint=_LIVE)
+    trees = document.get("trees")
+    if not isinstance(trees, list):
+        raise UsageError(f"{path} holds no slots: there is no list `trees`", hint=_LIVE)
+    if not trees:
+        raise UsageError(f"{path}: no partition shared its cores in time", hint="rmgr policy set dqt, submit jobs, then " + _LIVE)
+    return [_live(path, at, tree) for at, tree in enumerate(trees)]
+
+
+def read_json(path: Path, *, hint: str = _CUT) -> dict[str, Any]:
+    """A JSON object. Raises: UsageError when it cannot be read or is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: it is no text", hint=hint) from error
+    except UNREADABLE_TEXT as error:
+        raise UsageError(f"{path} cannot be read as JSON: {error}", hint=hint) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no JSON object", hint=hint)
+    return found
+
+
+def read_columns(path: Path) -> Columns:
+    """A csv file without quoted cells. Raises: UsageError when it cannot be read, has no header, or a line of another length."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}, line {line}: it is no text", hint="a directory that rmgr sim run --out wrote is meant") from error
+    lines = text.split("\n")
+    if not text:
+        raise UsageError(f"{path} is empty", hint=_CUT)
+    if lines.pop():
+        raise UsageError(f"{path}, line {len(lines) + 1}: it ends in the middle of the line", hint=_CUT)
+    header = lines[0].split(",")
+    rows = [line.split(",") for line in lines[1:]]
+    width = len(header)
+    wrong = next((at for at, row in enumerate(rows) if len(row) != width), None)
+    if wrong is not None:
+        row = rows[wrong]
+        told = f"column {header[len(row)]} is missing" if len(row) < width else f"the header names {width}"
+        raise UsageError(f"{path}, line {wrong + 2}: {len(row)} columns; {told}", hint=_CUT)
+    return Columns(path, len(rows), dict(zip(header, zip(*rows, strict=True) if rows else [()] * width, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A csv file: its columns as they stand there, line i + 2 at place i."""
+
+    path: Path
+    lines: int
+    by_name: Mapping[str, Sequence[str]]
+
+    def numbers(self, name: str, *, empty: bool = False, least: float = -np.inf) -> Floats:
+        """A column of numbers. empty: cells may be (nan). Raises: UsageError with line and column for anything else."""
+        cells = self.texts(name)
+        try:
+            found = np.array([float(cell) if cell else np.nan for cell in cells], dtype=np.float64)
+        except ValueError:
+            found = np.array([_number(cell) for cell in cells], dtype=np.float64)
+        good = np.isfinite(found) & (found >= least) & (found <= _LARGEST)
+        if empty:
+            good |= np.array([not cell for cell in cells], dtype=bool)
+        if not good.all():
+            at = int(np.argmin(good))
+            told = "is not a number" if not np.isfinite(found[at]) else f"is below {least:g}" if found[at] < least else "is too large"
+            raise UsageError(f"{self.path}, line {at + 2}, column {name}: {cells[at]!r} {told}", hint=_CUT)
+        return found
+
+    def texts(self, name: str) -> Sequence[str]:
+        """Raises: UsageError when there is no such column."""
+        if name not in self.by_name:
+            raise UsageError(f"{self.path}, line 1: there is no column {name}", hint=f"its columns are {', '.join(self.by_name)}")
+        return self.by_name[name]
+
+
+def policy_name(policy: str) -> str:
+    """As pictures name it: of a file its name without directory and ending."""
+    return Path(policy).stem if policy.endswith((".py", ".toml")) else policy
+
+
+def counted(count: int, what: str) -> str:
+    """`1 job`, `50,000 jobs`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def labels_of(runs: Sequence[Run]) -> list[str]:
+    """One a run, all different: the policy; with what differs beside it; at last the directory."""
+    policies = [run.policy or run.name for run in runs]
+    workloads = _unless_equal([run.workload for run in runs])
+    details = [", ".join(sorted(set(run.details) - _everyones(runs))) for run in runs]
+    tries = (
+        policies,
+        [_joined(policy, detail) for policy, detail in zip(policies, details, strict=True)],
+        [_joined(policy, workload) for policy, workload in zip(policies, workloads, strict=True)],
+        [_joined(*parts) for parts in zip(policies, workloads, details, strict=True)],
+        [run.name for run in runs],
+        [f"{run.directory.absolute().parent.name}/{run.name}" for run in runs],
+    )
+    different = next((names for names in tries if len(set(names)) == len(runs)), None)
+    return different if different is not None else [str(run.directory) for run in runs]
+
+
+def shared_facts(runs: Sequence[Run]) -> tuple[str, list[str]]:
+    """(workload, facts) that hold for all of them: for the title of a picture of several runs."""
+    workloads = list(dict.fromkeys(run.workload for run in runs))
+    if len(runs) == 1:
+        return runs[0].title, list(runs[0].facts)
+    title = workloads[0] if len(workloads) == 1 else f"{len(workloads)} workloads"
+    return title, [fact for fact in runs[0].facts if all(fact in run.facts for run in runs)]
+
+
+def _unless_equal(names: list[str]) -> list[str]:
+    return names if len(set(names)) > 1 else [""] * len(names)
+
+
+def _everyones(runs: Sequence[Run]) -> set[str]:
+    return set.intersection(*(set(run.details) for run in runs))
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _live(path: Path, at: int, tree: object) -> LiveSlots:
+    where = f"{path}, trees[{at}]"
+    try:
+        assert isinstance(tree, dict)
+        found = LiveSlots(
+            partition=str(tree["partition"]),
+            policy=str(tree["policy"]),
+            generation=int(tree["generation"]),
+            quantum=float(tree["quantum_seconds"]),
+            nodes=tuple((str(leaf["node"]), int(leaf["cores"])) for leaf in tree["leaves"]),
+            first=int(tree["matrix"][0]["slot"]) if tree["matrix"] else 0,
+            rows=tuple(tuple(None if job is None else str(job) for job in row["cores"]) for row in tree["matrix"]),
+        )
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        told = f"there is no {error}" if isinstance(error, KeyError) else "it is no queue tree"
+        raise UsageError(f"{where}: {told}", hint=_LIVE) from error
+    if not found.rows:
+        raise UsageError(f"{where}: partition {found.partition} has no slots in it: it was written without --matrix", hint=_LIVE)
+    wrong = next((row for row, cores in enumerate(found.rows) if len(cores) != found.cores), None)
+    if wrong is not None:
+        raise UsageError(f"{where}.matrix[{wrong}]: {len(found.rows[wrong])} cores, and the leaves have {found.cores}", hint=_LIVE)
+    return found
+
+
+# -- parts --------------------------------------------------------------------------------------------------------------------
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan
+
+
+def _check_order(table: Columns, start: Floats, finish: Floats) -> None:
+    wrong = finish < start
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise UsageError(f"{table.path}, line {at + 2}, column finish_time: the job ends before it starts", hint=_CUT)
+
+
+def _spells(directory: Path, table: Columns, numbers: Integers, start: Floats, finish: Floats) -> Spells:
+    """From spells.csv where there is one: the spells of jobs with several; else one a job that ran."""
+    one = np.flatnonzero(np.isfinite(start) & np.isfinite(finish))
+    cores = table.texts("allocated_resources")
+    path = directory / SPELLS
+    if not path.exists():
+        text = [cores[i] for i in one.tolist()]
+        origin = np.zeros(len(one), dtype=np.int64)
+        return Spells(job=one, start=start[one], end=finish[one], cores=text, origins=(table.path,), origin=origin, line=one + 2)
+    several = read_columns(path)
+    ids = several.numbers("job_id", least=0).astype(np.int64)
+    order = np.argsort(numbers, kind="stable")
+    at = order[np.minimum(np.searchsorted(numbers, ids, sorter=order), len(order) - 1)]
+    unknown = numbers[at] != ids
+    if unknown.any():
+        wrong = int(np.argmax(unknown))
+        raise UsageError(f"{path}, line {wrong + 2}, column job_id: {JOBS} has no job {ids[wrong]}", hint=_CUT)
+    one = one[~np.isin(one, at)]
+    job = np.concatenate([one, at])
+    begin = np.concatenate([start[one], several.numbers("starting_time", least=0)])
+    end = np.concatenate([finish[one], several.numbers("finish_time", least=0)])
+    text = [cores[i] for i in one.tolist()] + list(several.texts("allocated_resources"))
+    if (end < begin).any():
+        wrong = int(np.argmax(end < begin)) - len(one)
+        raise UsageError(f"{path}, line {wrong + 2}, column finish_time: the spell ends before it starts", hint=_CUT)
+    line = np.concatenate([one + 2, np.arange(len(at)) + 2])
+    origin = np.repeat([0, 1], [len(one), len(at)])
+    by_job = np.lexsort((begin, job))
+    return Spells(
+        job=job[by_job],
+        start=begin[by_job],
+        end=end[by_job],
+        cores=[text[i] for i in by_job.tolist()],
+        origins=(table.path, path),
+        origin=origin[by_job],
+        line=line[by_job],
+    )
+
+
+def _described(directory: Path) -> tuple[str, tuple[str, ...], int]:
+    """(policy, details, processors or 0) as a manifest tells them: the run's own, or that of the sweep it belongs to."""
+    own = directory / MANIFEST
+    sweep = directory.absolute().parent.parent / MANIFEST
+    found: Mapping[str, Any] = {}
+    if own.is_file():
+        document = read_json(own)
+        found = document.get("experiment") or document
+    elif directory.absolute().parent.name == "runs" and sweep.is_file():
+        runs = read_json(sweep).get("runs", [])
+        found = next((run for run in runs if isinstance(run, dict) and run.get("name") == directory.absolute().name), {})
+    found = found if isinstance(found, dict) else {}
+    params = found.get("params")
+    policy = policy_name(str(found.get("policy", "")))
+    if isinstance(params, dict):
+        policy = " ".join([policy, *(f"{name}={value}" for name, value in sorted(params.items()))]).strip()
+    told = ((name, found.get(key)) for key, name in _DETAILS.items())
+    details = [f"{name} {value:g}" for name, value in told if isinstance(value, int | float) and value]
+    details += [f"{key} {label_of(value)}" for key in ("mtbf", "mttr") if isinstance(value := found.get(f"{key}_seconds"), int | float)]
+    processors, nodes, cores = (found.get(key) for key in ("processors", "nodes", "cores"))
+    if not isinstance(processors, int):
+        processors = nodes * cores if isinstance(nodes, int) and isinstance(cores, int) else 0
+    return policy, tuple(details), processors
+
+
+def _slots(directory: Path, processors: int) -> tuple[float, tuple[QueueTree, ...]]:
+    """(quantum in seconds, trees) of dqt as the run's own manifest tells them; else the policy's defaults, one tree over the machine."""
+    policy = Dqt()
+    path = directory / MANIFEST
+    document = read_json(path) if path.is_file() else {}
+    found = document.get("experiment") or document
+    slots, params = found.get("slots"), found.get("params")
+    whole = ((0, processors - 1),)
+    if isinstance(slots, dict):  # also of a pipeline's file, whose parameters stand in it alone
+        quantum, width = slots.get("quantum_seconds"), slots.get("width")
+        if isinstance(quantum, int | float) and isinstance(width, int) and quantum > 0 and width >= 2:
+            return float(quantum), tuple(_trees(slots.get("trees"))) or (QueueTree(width, whole),)
+    if isinstance(params, dict):
+        known = {"quantum", "width"} & params.keys()
+        with suppress(ConfigError):  # the parameters of another policy
+            policy = Dqt(**read_values("dqt", parameters_of(Dqt), {name: params[name] for name in known}))
+    return policy.quantum_us / 1e6, (QueueTree(policy.width, whole),)
+
+
+def _trees(told: object) -> Iterator[QueueTree]:
+    """Of a manifest: those that can be read."""
+    for tree in told if isinstance(told, list) else ():
+        if not isinstance(tree, dict) or not isinstance(width := tree.get("width"), int):
+            continue
+        with suppress(ValueError):
+            parts = str(tree.get("cores", "")).split()
+            cores = tuple((int(low), int(high or low)) for low, _, high in (part.partition("-") for part in parts))
+            if width >= 2 and cores and all(0 <= low <= high <= _LARGEST for low, high in cores):
+                yield QueueTree(width, cores, str(tree.get("partition", "")))
+
+
+def _processors(summary: Mapping[str, Any], spells: Spells, size: Floats, ran: Floats) -> int:
+    """Of the machine: what its utilisation says, and at least one more than the highest number that a job used."""
+    _, _, last = spells.rectangles(np.arange(len(spells.start)))
+    seen = int(max(last.max(initial=0) + 1, np.max(size, where=np.isfinite(ran), initial=1)))
+    told = [summary.get(name) for name in ("utilisation", "makespan")]
+    if all(isinstance(value, int | float) and value > 0 for value in told):
+        work = float(np.nansum(size * ran))
+        machine = work / (float(told[0]) * float(told[1]))  # type: ignore[arg-type]  # numbers, as the line above says
+        if abs(machine - round(machine)) < 1e-6 * machine:
+            return max(seen, round(machine))
+    return seen
+
+
+def _source(directory: Path) -> str:
+    """The workload as the manifest names it, without directories and suffixes; the directory's name without one."""
+    manifest = directory / MANIFEST
+    runs = read_json(manifest).get("runs") if manifest.is_file() else None
+    source = runs[0].get("source", "") if isinstance(runs, list) and runs and isinstance(runs[0], dict) else ""
+    name = Path(str(source)).name
+    for suffix in (".gz", ".swf", ".txt"):
+        name = name.removesuffix(suffix)
+    return name or directory.absolute().name

@@ -1,0 +1,318 @@
+"""A recorded log again: the same passes under the same policy, decision by decision; or the recorded run as a world for another policy.
+
+`verify` tells the facts of the log to a state of its own, runs each of its passes, and compares decisions. What it sees meanwhile
+(`History`) is the recorded run. `recorded` makes a workload, a machine and events of it that another policy can be tried on, and a result
+to compare with. Jobs that had not ended when the log did are left out: nobody knows how long they run. A job that moved counts with all the
+work it kept. Nodes that were drained or failed, windows, limits and cancellations happen again at their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.base.states import State
+from rmgr.sched import job as sched
+from rmgr.sched.engine import run_pass
+from rmgr.sched.job import Node, Placement, Running
+from rmgr.sched.plan import Decision, GangSet, Migrate, Preempt, Reject, Resume, Start, Suspend
+from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.records import Limits, Maintenance
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.event_log import AT_ONCE, Entry, Fact, Opening, Passed, decision, described
+from rmgr.sim.engine.outcome import JobOutcome, Parting, Result, Setting, Spell
+from rmgr.sim.workload.events import Cancel, Event, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
+from rmgr.sim.workload.jobs import Workload, WorkloadJob
+
+#: Why a job has lost its nodes (`because` of a fact).
+_LOSSES = frozenset({"failed", "maintenance"})
+
+
+def verify(entries: Iterable[Entry], pipeline: tuple[Stage, ...] | None) -> History:
+    """Replays the log; the recorded run.
+
+    Args:
+        pipeline: the policies that made the log: each pass must decide what it decided then. None: the recorded decisions are followed.
+    Raises: RmgrError with the first pass whose decisions differ; UsageError as reading the entries does.
+    """
+    history: History | None = None
+    for entry in entries:
+        match entry:
+            case Opening():
+                history, state = History(entry), ClusterState.restored(entry.state, entry.half_life_us)
+            case Fact():
+                assert history is not None
+                try:
+                    answer = entry.tell(state)
+                except RmgrError as error:
+                    raise RmgrError(f"the log tells at {entry.at_us} us what cannot be: {entry.name}: {error.message}") from error
+                history.fact(entry, answer)
+            case Passed():
+                assert history is not None
+                _pass(entry, history, state, pipeline)
+    if history is None:
+        raise RmgrError("the log is empty")
+    return history
+
+
+def _pass(entry: Passed, history: History, state: ClusterState, pipeline: tuple[Stage, ...] | None) -> None:
+    history.passes += 1
+    history.decided += len(entry.decisions)
+    if pipeline is not None:
+        causes = frozenset(map(Cause, entry.causes))
+        plan = run_pass(state, causes, now=entry.at_us, seed=history.opening.seed, pipeline=pipeline)
+        ours = described(plan.decisions)
+        if ours != entry.decisions:
+            raise RmgrError(_told(entry, ours), hint="another release, another policy of this name, or a changed file of policies")
+        decisions = plan.decisions
+    elif history.opening.carried_out == AT_ONCE:
+        decisions = tuple(map(decision, entry.decisions))
+    if history.opening.carried_out == AT_ONCE:
+        for one in decisions:
+            history.decision(one, state.carried_out(one, entry.at_us), entry.at_us)
+
+
+def _told(entry: Passed, ours: tuple[Mapping[str, Any], ...]) -> str:
+    """The first difference of two passes."""
+    for number, (theirs, mine) in enumerate(zip(entry.decisions, ours, strict=False), 1):
+        if theirs != mine:
+            return f"pass {entry.number} at {entry.at_us} us: decision {number} was {dict(theirs)}, and is {dict(mine)}"
+    extra = (*entry.decisions[len(ours) :], *ours[len(entry.decisions) :])
+    which = "was, and is no more" if len(entry.decisions) > len(ours) else "is, and was not"
+    number = min(len(entry.decisions), len(ours)) + 1
+    return f"pass {entry.number} at {entry.at_us} us: decision {number}, {dict(extra[0])}, {which}"
+
+
+class History:
+    """Fates of the jobs of a log. Times as recorded.
+
+    jobs: every request, as it was first submitted. stretches: in order of their ends. ran_us: work of each job that completed: what
+    its last stay did, and what it had kept before. states: of jobs that are over. shared: jobs shared cores in time, as a gang.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self.opening = opening
+        self.jobs: dict[int, sched.Job] = {job.id: job for job in opening.state.waiting}
+        self.stretches: list[Stretch] = []
+        self.ran_us: dict[int, int] = {}
+        self.states: dict[int, State] = {}
+        self.facts: list[Fact] = []  #: that are about no job: nodes, windows, limits; and cancellations
+        self.passes = self.decided = self.told = 0
+        self.shared = bool(opening.state.gangs)
+        self._lost = {"job_preempted": 0, "job_ended": 0}  # jobs that lost a node, by what came of it
+        self._on: dict[int, Running] = {}
+        self._kept: dict[int, int] = {}
+        for run in opening.state.running:
+            self.jobs[run.job.id] = run.job
+            self._on[run.job.id] = run
+        for run in opening.state.stopping:
+            self.jobs[run.job.id] = run.job
+
+    @property
+    def requeued(self) -> bool:
+        """Jobs that lost a node waited again (one that lost too many has failed, whatever the setting)."""
+        return bool(self._lost["job_preempted"]) or not self._lost["job_ended"]
+
+    def fact(self, fact: Fact, answer: Any) -> None:
+        """The state was told this, and answered that."""
+        self.told += 1
+        job_id, at_us = fact.arguments.get("job_id", 0), fact.at_us
+        match fact.name:
+            case "job_submitted":
+                job = fact.arguments["job"]
+                self.jobs[job.id] = job
+            case "job_started" | "job_resumed" | "job_went_on":
+                self._on[job_id] = answer
+            case "job_stopping":
+                self._off(fact.arguments["run"].job.id, at_us, Parting.MIGRATED)
+            case "job_migrated":
+                self._off(job_id, at_us, Parting.MIGRATED)
+            case "job_preempted":
+                self._off(job_id, at_us, Parting.LOST if fact.because else Parting.PREEMPTED)
+            case "job_suspended":
+                self._off(job_id, at_us, Parting.SUSPENDED)
+            case "job_ended":
+                self._end(job_id, at_us, fact.because)
+            case "job_withdrawn":
+                self.states[job_id] = State.CANCELLED if fact.because == "cancelled" else State.FAILED
+        if fact.because in _LOSSES and fact.name in self._lost:
+            self._lost[fact.name] += 1
+        if not fact.name.startswith("job_") or fact.because == "cancelled":
+            self.facts.append(fact)
+
+    def decision(self, decision: Decision, run: Running | None, at_us: int) -> None:
+        """It was carried out at once."""
+        match decision:
+            case Start(job_id) | Resume(job_id) if run is not None:
+                self._on[job_id] = run
+            case Migrate(job_id):
+                self._off(job_id, at_us, Parting.MIGRATED)
+            case Preempt(job_id):
+                self._off(job_id, at_us, Parting.PREEMPTED)
+            case Suspend(job_id):
+                self._off(job_id, at_us, Parting.SUSPENDED)
+            case Reject(job_id):
+                self.states[job_id] = State.FAILED
+            case GangSet():
+                self.shared = True
+
+    def _end(self, job_id: int, at_us: int, because: str) -> None:
+        if not because:
+            self.states[job_id] = State.COMPLETED
+            self._off(job_id, at_us, Parting.ENDED)
+            self.ran_us[job_id] = self._kept.pop(job_id)
+        elif because == "cancelled":
+            self.states[job_id] = State.CANCELLED
+            self._off(job_id, at_us, Parting.CANCELLED)
+        else:
+            self.states[job_id] = State.FAILED
+            self._off(job_id, at_us, Parting.LOST)
+
+    def _off(self, job_id: int, at_us: int, parting: Parting) -> None:
+        run = self._on.pop(job_id, None)
+        if run is not None:
+            self.stretches.append(Stretch(job_id, run.start_us, at_us, run.placement, parting))
+        lost = parting in {Parting.LOST, Parting.PREEMPTED}
+        self._kept[job_id] = 0 if lost else self._kept.get(job_id, 0) + (at_us - run.start_us if run is not None else 0)
+
+
+class Stretch(NamedTuple):
+    """One stretch of running, by the scheduler's ids."""
+
+    job_id: int
+    start_us: int
+    end_us: int
+    placement: Placement
+    parting: Parting
+
+
+def recorded(history: History, *, name: str) -> _Recorded:
+    """Workload, machine, events and result of a log. name: of the workload.
+
+    Raises: UsageError when no job of it has ended, or when jobs shared cores in time: it does not say in which slots each ran.
+    """
+    opening = history.opening
+    if history.shared:
+        hint = "rmgr sim run with the same trace and another --policy; rmgr sim replay LOG alone checks the decisions"
+        raise UsageError(f"{name}: its jobs shared cores in time, and a log does not say how long each of them ran", hint=hint)
+    known = sorted((job for job in history.jobs.values() if job.id in history.states), key=lambda job: (job.submit_us, job.id))
+    if not known:
+        raise UsageError(f"{name}: no job of the log has ended", hint="nothing can be compared")
+    zero_us = 0 if opening.carried_out == AT_ONCE else known[0].submit_us
+    numbers = {job.id: number for number, job in enumerate(known, 1)}
+    nodes = _nodes(history)
+    spells: dict[int, list[Spell]] = {}
+    for stretch in history.stretches:
+        if stretch.end_us > stretch.start_us:
+            spell = Spell(stretch.start_us - zero_us, stretch.end_us - zero_us, (), stretch.parting)
+            spells.setdefault(stretch.job_id, []).append(spell)
+    jobs, outcomes = [], []
+    for job in known:
+        own = tuple(spells.get(job.id, ()))
+        ran_us = history.ran_us.get(job.id, 0) or max(sum(spell.end_us - spell.start_us for spell in own), job.limit_us, 1)
+        jobs.append(_as_drawn(job, numbers[job.id], job.submit_us - zero_us, ran_us))
+        outcomes.append(JobOutcome(job=jobs[-1], spells=own, state=history.states[job.id], queue=job.queue))
+    processors = sum(node.cores for node in nodes)
+    workload = Workload(name=name, jobs=tuple(jobs), processors=processors)
+    requests = {numbers[job.id]: replace(job, after=tuple(numbers[before] for before in job.after if before in numbers)) for job in known}
+    setting = Setting(
+        nodes=nodes,
+        pipeline=(),
+        policy=opening.policy,
+        seed=opening.seed,
+        tick_us=round(float(opening.about.get("tick_seconds", 0)) * 1_000_000),
+        events=tuple(_events(history, numbers, zero_us)),
+        requeue=history.requeued,
+        usage_half_life_us=opening.half_life_us,
+        requests=requests,
+    )
+    result = Result(
+        outcomes=tuple(outcomes),
+        processors=processors,
+        policy=opening.policy,
+        seed=opening.seed,
+        passes=history.passes,
+        wall_seconds=0.0,
+    )
+    return _Recorded(workload=workload, result=result, setting=setting, left_out=len(history.jobs) - len(known))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recorded:
+    """The recorded run. left_out: jobs whose end the log does not know."""
+
+    workload: Workload
+    result: Result
+    setting: Setting
+    left_out: int
+
+
+def under(run: _Recorded, pipeline: tuple[Stage, ...], policy: str, usage_half_life_us: int) -> Setting:
+    """The same world under another policy."""
+    return replace(run.setting, pipeline=pipeline, policy=policy, usage_half_life_us=usage_half_life_us)
+
+
+def _as_drawn(job: sched.Job, number: int, submit_us: int, ran_us: int) -> WorkloadJob:
+    return WorkloadJob(
+        number=number,
+        submit_us=max(submit_us, 0),
+        run_us=ran_us,
+        estimate_us=max(job.limit_us, ran_us),
+        processors=job.cpus,
+        processes=job.processes,
+        threads=job.threads,
+        user=job.user,
+        account=job.account,
+        queue=job.queue,
+        source=job.id,
+        memory_bytes=job.memory_bytes,
+    )
+
+
+def _nodes(history: History) -> tuple[Node, ...]:
+    """Those of the beginning, and those that came later; all open: what closes them are events."""
+    nodes = {node.id: node for node in history.opening.state.nodes}
+    for fact in history.facts:
+        if fact.name == "node_changed":
+            nodes.setdefault(fact.arguments["node"].id, fact.arguments["node"])
+    return tuple(replace(nodes[node], closed=False) for node in sorted(nodes))
+
+
+def _events(history: History, numbers: Mapping[int, int], zero_us: int) -> Iterator[Event]:
+    """What happened beside the jobs, in order of time."""
+    first = {node.id: node for node in history.opening.state.nodes}
+    late = {fact.arguments["node"].id for fact in history.facts if fact.name == "node_changed"} - set(first)
+    for node in sorted(late | {node.id for node in first.values() if node.closed}):
+        yield NodesDrain(0, ((node, node),))
+    for partition, limits in history.opening.state.limits:
+        yield LimitsChange(0, partition, limits)
+    for window in history.opening.state.windows:
+        yield _window(0, window, zero_us)
+    for fact in history.facts:
+        yield from _event(fact, numbers, zero_us)
+
+
+def _event(fact: Fact, numbers: Mapping[int, int], zero_us: int) -> Iterator[Event]:
+    at_us, given = max(fact.at_us - zero_us, 0), fact.arguments
+    match fact.name:
+        case "node_changed":
+            node: Node = given["node"]
+            failed = fact.because in {"failed", "repaired"}
+            kind: Any = (NodesFail if failed else NodesDrain) if node.closed else (NodesRepaired if failed else NodesUndrain)
+            yield kind(at_us, ((node.id, node.id),))
+        case "node_removed":
+            yield NodesDrain(at_us, ((given["node_id"], given["node_id"]),))
+        case "limits_changed":
+            yield LimitsChange(at_us, given["partition"], given["limits"] or Limits())
+        case "maintenance_planned":
+            yield _window(at_us, given["window"], zero_us)
+        case "job_ended" | "job_withdrawn" if given["job_id"] in numbers:
+            yield Cancel(at_us, numbers[given["job_id"]])
+
+
+def _window(at_us: int, window: Maintenance, zero_us: int) -> Window:
+    nodes = tuple((node, node) for node in window.nodes)
+    start_us = max(window.start_us - zero_us, at_us)
+    return Window(at_us, start_us, max(window.end_us - zero_us, start_us + 1), nodes, window.name)

@@ -1,4 +1,0 @@
-"""Recorded logs again: the same passes under the same policy, or the same work under another one.
-
-It reads logs that `rmgr.sched.state.recorder` made, and compares decision by decision.
-"""
