@@ -39,7 +39,7 @@ from rmgr.client.calls import Caller, CallFuture
 from rmgr.client.connection import connect
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitter.engine import Engine
+from rmgr.client.submission.engine import Engine
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord.protocol import paths

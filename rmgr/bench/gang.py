@@ -38,7 +38,7 @@ from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row,
 from rmgr.bench.reality import compare, simulated
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitter.engine import Engine
+from rmgr.client.submission.engine import Engine
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.coord.validity import records as validity

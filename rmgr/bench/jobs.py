@@ -37,7 +37,7 @@ from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
 from rmgr.client.ports import FirstTasks, HandlePort, TaskSpec
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitter.engine import Engine
+from rmgr.client.submission.engine import Engine
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster

@@ -22,7 +22,7 @@ from rmgr.bench.losses import silent
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitter.engine import Engine
+from rmgr.client.submission.engine import Engine
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record

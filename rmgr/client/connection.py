@@ -189,7 +189,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.stores import open_store
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.client.identity.secured import engine_options
-    from rmgr.client.submitter.engine import engine_here
+    from rmgr.client.submission.engine import engine_here
     from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of, zookeeper_options
@@ -221,7 +221,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.gateway.store import GatewayStore
     from rmgr.adapters.store_rules import remembered
     from rmgr.client.identity.secured import engine_options
-    from rmgr.client.submitter.engine import engine_through
+    from rmgr.client.submission.engine import engine_through
     from rmgr.procedures.bootstrap import check_found
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of

@@ -17,7 +17,7 @@ from rmgr.client.echo import LiveEcho, LongEcho
 from rmgr.client.futures import Future
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of, python_environment
-from rmgr.client.submitter.opening import SubmissionOpening
+from rmgr.client.submission.opening import SubmissionOpening
 from rmgr.client.tasks import HELD_BYTES, Tasks
 from rmgr.client.throttle import OutgoingTask, Throttle
 from rmgr.client.values import content

@@ -28,7 +28,7 @@ from rmgr.client.output import FollowsOutput
 from rmgr.client.ports import HandlePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
 from rmgr.client.specs import Duration, Options, Size, bytes_of, draft_of, launch_of, python_environment, us_of
-from rmgr.client.submitter.opening import SubmissionOpening
+from rmgr.client.submission.opening import SubmissionOpening
 from rmgr.client.task_keys import TaskKeys, check_names
 from rmgr.client.tasks import Tasks, Waited
 from rmgr.client.values.modules import ship

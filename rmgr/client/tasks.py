@@ -13,7 +13,7 @@ from rmgr.client.connection import Connection
 from rmgr.client.futures import Future, settle
 from rmgr.client.ports import FirstTasks, HandlePort, TaskSpec
 from rmgr.client.progress import Counts
-from rmgr.client.submitter.opening import SubmissionOpening
+from rmgr.client.submission.opening import SubmissionOpening
 from rmgr.client.values import content
 from rmgr.client.values.results import Settled, error_of
 from rmgr.client.values.scattered import Payload

@@ -67,7 +67,7 @@ def main() -> None:
     from rmgr.cli import main as rmgr
     from rmgr.cli.session.context import Session
     from rmgr.cli.submit import afterwards
-    from rmgr.client.submitter import submitting
+    from rmgr.client.submission import submitting
 
     made = submitting.ops.submit
 

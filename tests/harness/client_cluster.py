@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rmgr.client.connection import Connection
-from rmgr.client.submitter.engine import engine_here
+from rmgr.client.submission.engine import engine_here
 from rmgr.config import Config
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths

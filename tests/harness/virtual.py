@@ -23,7 +23,7 @@ import structlog
 
 from rmgr.bench.load.virtual_starters import VirtualRunner
 from rmgr.client.connection import Connection
-from rmgr.client.submitter.engine import engine_here
+from rmgr.client.submission.engine import engine_here
 from rmgr.config import ClusterConfig, Config, StarterConfig
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.daemons.leader.core.metrics import LeaderMetrics

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from rmgr.client.connection import Connection
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
+from rmgr.client.submission.engine import Engine
 from rmgr.client.submission.packing import Buffer, block_of
-from rmgr.client.submitter.engine import Engine
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import State

@@ -10,7 +10,7 @@ from rmgr.runtime import machine
 if TYPE_CHECKING:
     from rmgr.cli.session.context import Session
     from rmgr.client.identity.signing import Signer
-    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.submission.engine import Engine
     from rmgr.client.values.values import Values
     from rmgr.coord.protocol.ports import Store
     from rmgr.submitter.port import Order, Submitted
@@ -82,7 +82,7 @@ class SessionHost:
 def engine_of(session: Session) -> Engine:
     """A Submitter of this process, on the session's own connections; ends with the command."""
     from rmgr.client.identity.secured import engine_options
-    from rmgr.client.submitter.engine import engine_here, engine_through
+    from rmgr.client.submission.engine import engine_here, engine_through
 
     asks, credentials, config = session.asks(), session.credentials(), session.config()
     cluster_id = session.cluster_id() if credentials is not None else ""

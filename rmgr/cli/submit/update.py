@@ -107,7 +107,7 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
     """(what differs now, why nothing does). Raises as `UpdateSubmission`."""
     from rmgr.cli.control.operate import read_settings
     from rmgr.cli.sending.host import SessionHost
-    from rmgr.client.commands.amending import update
+    from rmgr.client.submission.amending import update
     from rmgr.daemons.leader.records.pipeline import idle_priority
 
     signer = SessionHost(session).signer()

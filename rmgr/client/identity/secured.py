@@ -21,8 +21,8 @@ def engine_options(
     if credentials is None:
         return {}
     from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
-    from rmgr.client.identity.authentic import Authenticity
     from rmgr.client.identity.signing import Signer
+    from rmgr.procedures.authentic import Authenticity
     from rmgr.procedures.deeds import Deeds
     from rmgr.submitter.keys import AskedKeys
 

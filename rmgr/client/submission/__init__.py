@@ -1,6 +1,6 @@
-"""One submission of the Submitter: what callers may do with it, and the parts that send it, follow it and repair it.
+"""Submissions of this process: `engine` looks after all of them, `handle` joins the parts of one.
 
-`handle` joins the parts. `waits` are those of callers; `sender` commits blocks; `follower` reads outcomes; `repair` resubmits;
-`takeover` makes a dead owner's submission this Submitter's own. They live on the Submitter's thread, which they know through
-`doors`, and handle tasks as bytes. This room must not know the engine, futures, queues or executors, nor run code of the user.
+`sender` packs, stores and signs what callers add, and gives it to the Submitter; `read_fragments` verifies what comes back; `waits` are those
+of callers. They live on the Submitter's thread, and handle tasks as bytes. This room must not know futures, queues or executors, nor run
+code of the user.
 """

@@ -28,7 +28,7 @@ from rmgr.runtime.story import Stories
 from rmgr.submitter.port import Kept, Read, Stored
 
 if TYPE_CHECKING:
-    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.submission.engine import Engine
 
 _LOG = logging.getLogger("rmgr.submitter")
 

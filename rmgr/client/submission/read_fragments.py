@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from rmgr.client.identity.authentic import LOST, Authenticity, disbelief, doubted
 from rmgr.coord.decisions.ends import stated
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes
@@ -20,6 +19,7 @@ from rmgr.coord.seal.work import named_digest
 from rmgr.errors import DataLost, RmgrError, Unavailable
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
+from rmgr.procedures.authentic import LOST, Authenticity, disbelief, doubted
 from rmgr.procedures.bounded import MOST_OUTCOMES_BYTES, row_of
 from rmgr.submitter.port import PAGED, Read
 from rmgr.submitter.thread import SubmitterThread

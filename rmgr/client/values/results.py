@@ -9,12 +9,12 @@ from typing import Protocol
 
 import msgspec
 
-from rmgr.client.identity.authentic import LOST
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import DataLost, PickleFailed, TaskFailed
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Outcome
+from rmgr.procedures.authentic import LOST
 
 #: Lines of a failed task's output that its error shows.
 TAIL_LINES = 10

@@ -36,7 +36,6 @@ from rmgr.adapters.terminals.tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.root import QuotaLook
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.client.identity.authentic import Authenticity
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import paths
@@ -75,6 +74,7 @@ from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
 from rmgr.procedures.admission import check_admitted, check_changed
+from rmgr.procedures.authentic import Authenticity
 from rmgr.procedures.bootstrap import check_same, read_meta, read_settings
 from rmgr.procedures.deeds import Deeds
 from rmgr.procedures.fresh_settings import FreshSettings

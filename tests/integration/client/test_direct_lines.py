@@ -21,7 +21,7 @@ from rmgr.adapters.identity.tls import context_of
 from rmgr.adapters.rpc.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, DirectLine, LineServer, dial
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.ports import TaskSpec
-from rmgr.client.submitter.engine import engine_here
+from rmgr.client.submission.engine import engine_here
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed

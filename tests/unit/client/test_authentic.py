@@ -12,7 +12,6 @@ import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
-from rmgr.client.identity.authentic import Authenticity, doubted
 from rmgr.coord.ops import join as join_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Stamped
@@ -23,6 +22,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import Revocation
 from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.procedures.authentic import Authenticity, doubted
 from rmgr.submitter.port import PAGED
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator

@@ -2,7 +2,7 @@
 
 A task counts as ended only once all that it left is stored (`Ends`): a COMPLETE names nothing else. Rows of a block that is not
 the node's any more are not written; those that were written before stay unread, and go once their attempt has failed (`delete_outputs`
-in client/submission/repair.py), at the latest with their submission.
+in submitter/repair.py), at the latest with their submission.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rmgr.client.identity.authentic import Authenticity
 from rmgr.client.identity.signing import Signer
 from rmgr.client.ports import FirstTasks, Listener
 from rmgr.client.submission.handle import SubmissionHandle
@@ -29,6 +28,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import MOST_TASKS
 from rmgr.model.tasks.request import indices_of, ranges_of
 from rmgr.model.tasks.submission import Phase, Submission, Terms
+from rmgr.procedures.authentic import Authenticity
 from rmgr.procedures.bootstrap import require_store
 from rmgr.procedures.fates import Fates, FatesPort
 from rmgr.runtime import machine
@@ -166,7 +166,7 @@ class Engine:
 
     def update(self, number: int, terms: Terms, *, timeout_s: float) -> str:
         """See `ports.SubmitterPort`."""
-        from rmgr.client.commands.amending import update
+        from rmgr.client.submission.amending import update
 
         self.check_usable()
         return update(self.asks, number, terms, signer=self.signer, timeout_s=timeout_s).unchanged
