@@ -43,7 +43,7 @@ _CLOCKS_US = 600_000_000
 def _doer(on: Answers, timeout_s: float, *, decides: bool = True) -> Doer:
     """Who asks. decides: it matters whether he is an operator."""
     who = on.who
-    proven = who.name in {"", "root"} if who.is_open else who.is_operator
+    proven = who.name == "root" if who.is_open else who.is_operator
     is_operator = decides and (proven or who.name in on.operators(timeout_s))
     return Doer(name=who.name, is_operator=is_operator, now_us=machine.wall_us())
 
@@ -153,6 +153,8 @@ def _by_state(wanted: TaskRanges, progress: Progress) -> Iterator[tuple[int, int
 def _kill_running(on: Answers, question: q.KillRunning, timeout_s: float) -> int:
     number = question.number
     record = read_submission(on.coordinator, number, timeout_s=timeout_s)
+    if record.phase is Phase.CLOSED:
+        return 0
     if record.phase is not Phase.CANCELLED:
         raise StateConflict(f"{number} is not cancelled: it is {record.phase}", hint=f"rmgr cancel {number}")
     claimed = read_claimed(on.coordinator, on.children(paths.NODES, timeout_s), submission=number, timeout_s=timeout_s)

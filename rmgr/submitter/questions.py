@@ -33,15 +33,17 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TASKS)]
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?\Z")]
 Guid = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9]{8,64}\Z")]
 User = Annotated[str, msgspec.Meta(max_length=255)]
-#: Characters of what somebody says.
-MOST_WORDS = 4000
+#: Characters of what somebody says; what is kept of it is cut, or refused, where it is carried out.
+MOST_WORDS = 200_000
 Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 Span = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 #: Pointers of one question.
 MOST_POINTERS = 1000
 Pem = Annotated[bytes, msgspec.Meta(max_length=16 * 1024)]
-Numbers = Annotated[tuple[Number, ...], msgspec.Meta(max_length=10_000)]
-Ranges = Annotated[tuple[tuple[Position, Count], ...], msgspec.Meta(max_length=100_000)]
+Numbers = Annotated[tuple[Number, ...], msgspec.Meta(max_length=100_000)]
+#: Ranges of one question.
+MOST_RANGES = 100_000
+Ranges = Annotated[tuple[tuple[Position, Count], ...], msgspec.Meta(max_length=MOST_RANGES)]
 
 
 class Question(msgspec.Struct, Generic[A], tag=True, tag_field="ask"):

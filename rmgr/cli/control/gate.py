@@ -18,6 +18,7 @@ from rmgr.cli.words.selectors import Changes, Filter, Target, parse, resolve, ta
 from rmgr.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
+    from rmgr.model.base.states import State
     from rmgr.submitter.questions import Question, RecordChange
 
 _EXITS = """\
@@ -126,18 +127,23 @@ def _change(session: Session, number: int, order: Order) -> str:
 def _cancel_tasks(session: Session, target: Target, reason: str, changes: Changes) -> None:
     from rmgr.model.tasks.block import MOST_TASKS
     from rmgr.model.tasks.request import TaskRanges, ranges_of
-    from rmgr.submitter.questions import CancelTasks, ReadRecord
+    from rmgr.submitter.questions import MOST_RANGES, CancelTasks, ReadRecord
 
     number = target.submission
     total = session.ask(ReadRecord(number=number)).tail.next
     positions = positions_of(session, number, target.tasks, total=total)
-    told = session.ask(CancelTasks(number=number, ranges=ranges_of(positions), detail=reason), 30.0)
-    ended = TaskRanges(told.ended, MOST_TASKS)
-    firsts = [first for first, _, _ in told.before]
+    ranges = ranges_of(positions)
+    ended: list[tuple[int, int]] = []
+    before: list[tuple[int, int, State]] = []
+    for at in range(0, len(ranges), MOST_RANGES):
+        told = session.ask(CancelTasks(number=number, ranges=ranges[at : at + MOST_RANGES], detail=reason), 30.0)
+        ended += told.ended
+        before += told.before
+    gone, firsts = TaskRanges(ended, MOST_TASKS), [first for first, _, _ in before]
     for id_, position in zip(target.ids, positions, strict=True):
-        first, count, state = told.before[at - 1] if (at := bisect_right(firsts, position)) else (0, 0, None)
+        first, count, state = before[at - 1] if (at := bisect_right(firsts, position)) else (0, 0, None)
         state = state if position < first + count else None
-        late = "" if ended.covers(position, position + 1) else "it has ended meanwhile"
+        late = "" if gone.covers(position, position + 1) else "it has ended meanwhile"
         changes.add([id_], _always(f"it has ended {state}" if state else late))
 
 

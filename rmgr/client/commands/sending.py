@@ -221,7 +221,7 @@ def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
 def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
     """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
     from rmgr.client.ports import TaskSpec
-    from rmgr.submitter.questions import MOST_WORDS, CancelSubmission
+    from rmgr.submitter.questions import CancelSubmission
 
     if not draft.request.options.token:  # a token of the user's may stand for a submission that is in already
         check_room(host, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
@@ -240,7 +240,7 @@ def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submis
         raise
     except RmgrError as error:
         handle.complete()  # all or nothing: what is in does not run on without the rest
-        host.ask(CancelSubmission(number=handle.view.number, detail=error.message[:MOST_WORDS]), 30.0)
+        host.ask(CancelSubmission(number=handle.view.number, detail=error.message), 30.0)
         raise
     return Sent(submission=handle.view.submission, tasks=draft.tasks, created=True)
 

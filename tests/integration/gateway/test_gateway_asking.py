@@ -1,0 +1,171 @@
+"""Questions over gRPC: answers and errors arrive as they were, long ones in pieces; a gateway that dies is left for the next one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.rpc.work import WorkAnswers, WorkClient, handler_of
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
+from rmgr.coord.protocol.records import encode_record
+from rmgr.daemons.gateway.asking import Asking
+from rmgr.daemons.gateway.loose import Loose
+from rmgr.daemons.gateway.owners import Owners
+from rmgr.errors import CoordinationUnavailable, NotFound, RequestTooLarge, StateConflict, Throttled, Unavailable, UsageError
+from rmgr.model.base.resources import Capacity
+from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.procedures.bootstrap import bootstrap
+from rmgr.submitter import questions as q
+from rmgr.submitter.remote import RemoteAnswers
+from rmgr.submitter.wire import MAX_QUESTION_BYTES
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
+from tests.harness.memory_tree import MemoryTree
+
+
+class Place:
+    """A cluster in memory, and gateways of it in this process."""
+
+    def __init__(self) -> None:
+        self.coordinator = MemoryCoordinator(MemoryTree())
+        self.store = MemoryStore()
+        bootstrap(self.coordinator)
+        self.bounds = Bounds()
+        self.asking = Asking(
+            self.coordinator,
+            self.store,
+            self.bounds,
+            None,
+            owner_of=Owners(self.coordinator, self.store),
+            loose=Loose(self.coordinator),
+        )
+        self.servers: list[RpcServer] = []
+        self.clients: list[RemoteAnswers] = []
+
+    def gateway(self, answers: WorkAnswers | None = None) -> RpcServer:
+        server = RpcServer("127.0.0.1:0")
+        server.add_generic(handler_of(answers or self.asking))
+        server.start()
+        self.servers.append(server)
+        return server
+
+    def client(self, *endpoints: str) -> RemoteAnswers:
+        made = RemoteAnswers(",".join(endpoints), credentials=None, user="ann")
+        self.clients.append(made)
+        return made
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        for server in self.servers:
+            server.stop(0)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place()
+    yield made
+    made.close()
+
+
+def test_answers_and_errors_arrive_as_they_were(place: Place) -> None:
+    client = place.client(place.gateway().endpoint)
+    meta = client.ask(q.ReadMeta(), timeout_s=60)
+    assert meta is not None
+    assert meta.cluster_id
+    read = client.ask(q.ReadSettings(), timeout_s=60)
+    assert read.settings == ClusterSettings()
+    with pytest.raises(NotFound, match="there is no submission 42") as told:
+        client.ask(q.ReadRecord(number=42), timeout_s=60)
+    assert told.value.hint.startswith("rmgr jobs -a")
+    client.ask(q.ApplySettings(settings=read.settings, version=read.version), timeout_s=60)
+    with pytest.raises(StateConflict, match="somebody else has changed"):
+        client.ask(q.ApplySettings(settings=read.settings, version=read.version), timeout_s=60)
+
+
+def test_a_long_answer_comes_in_pieces(place: Place) -> None:
+    for at in range(6000):
+        name, has = f"n{at}", Capacity(cores=4, memory_bytes=0)
+        node = NodeRecord(node=name, incarnation=1, state=NodeState.UP, guid="g" * 32, capacity=has, reason="x" * 700)
+        multi = Multi(name="TEST", ops=(Create(paths.node(name), encode_record(node)),), proof=Exists(paths.node(name)))
+        assert isinstance(place.coordinator.commit(multi).result(60), Committed)
+    nodes = place.client(place.gateway().endpoint).ask(q.ReadNodes(), timeout_s=60)
+    assert len(nodes) == 6000  # 5 MiB, above what one message of gRPC holds
+    assert {node.reason for node in nodes} == {"x" * 700}
+
+
+def test_what_is_no_question_is_refused_with_words(place: Place) -> None:
+    client = WorkClient(place.gateway().endpoint, None)
+    for data in (b"", b"\xc1", b"\x80", b"\x81\xa3ask\xa4What", b"\xdd\xff\xff\xff\xff", b"\x91" * 5000):
+        with pytest.raises(UsageError, match="a question"):
+            client.ask(data, timeout_s=60)
+    with pytest.raises(RequestTooLarge):
+        client.ask(b"x" * (MAX_QUESTION_BYTES + 1), timeout_s=60)
+    client.close()
+
+
+def test_who_asks_too_much_is_refused(place: Place) -> None:
+    place.bounds.limits = UserLimits(requests_per_s=5)
+    client = place.client(place.gateway().endpoint)
+    with pytest.raises(Throttled, match="requests_per_s"):
+        for _ in range(100):
+            client.ask(q.WhoLeads(), timeout_s=0.0)
+    client.ask(q.WhoLeads(), timeout_s=60)  # it is tried again until it is his turn
+
+
+def test_a_gateway_that_dies_is_left_for_the_next_one(place: Place) -> None:
+    first, second = place.gateway(), place.gateway()
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        deaf = f"127.0.0.1:{nobody.getsockname()[1]}"
+    client = place.client(deaf, first.endpoint, second.endpoint)
+    for server in (first, None):
+        for _ in range(5):
+            assert client.ask(q.WhoLeads(), timeout_s=60) == q.Leadership()
+        if server is not None:
+            server.stop(0)
+    second.stop(0)
+    with pytest.raises(Unavailable):
+        client.ask(q.WhoLeads(), timeout_s=0.5)
+
+
+class Breaking:
+    """Ends the call after it has carried out what was asked, as a gateway that dies does."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.server: RpcServer | None = None
+        self.asked = threading.Event()
+
+    def answer(self, data: bytes, caller: object, timeout_s: float) -> bytes:
+        self.place.asking.answer(data, caller, timeout_s)  # type: ignore[arg-type]
+        self.asked.set()
+        assert self.server is not None
+        self.server.stop(0)
+        raise grpc.RpcError
+
+
+def test_an_order_whose_answer_was_lost_is_given_again_but_for_new_settings(place: Place) -> None:
+    for question in (q.DrainNode(node="n1", reason="fan"), q.ApplySettings(settings=ClusterSettings(), version=0)):
+        breaking = Breaking(place)
+        breaking.server = place.gateway(breaking)
+        client = place.client(breaking.server.endpoint)
+        client._client._gateways._at = 0
+        client._client._gateways.endpoints = (breaking.server.endpoint, place.gateway().endpoint)
+        if question.repeats:
+            client.ask(question, timeout_s=60)
+        else:
+            with pytest.raises(CoordinationUnavailable, match="it is not known whether ApplySettings was carried out"):
+                client.ask(question, timeout_s=60)
+        assert breaking.asked.is_set()
+    drain = place.client(place.gateway().endpoint).ask(q.ReadDrain(node="n1"), timeout_s=60)
+    assert drain is not None
+    assert (drain.reason, drain.user) == ("fan", "ann")
