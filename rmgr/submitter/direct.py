@@ -11,6 +11,7 @@ from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Phase
 from rmgr.model.wire.line import Ahead, Told
+from rmgr.procedures.bootstrap import require_store
 from rmgr.procedures.caps import check_jobs
 from rmgr.runtime import machine
 from rmgr.submitter import submitting
@@ -143,6 +144,7 @@ class DirectWork:
             return submitting.submit(
                 submitter.coordinator, order, owner="", deadline_s=deadline_s, numbers=submitter.numbers, is_repeat=is_repeat
             )
+        require_store(submitter.store)
         if not order.draft.token and is_connected:
             check_jobs(submitter.coordinator, self.settings().limits, order.draft.user)
         submitter.post(self._entry.want)

@@ -29,7 +29,6 @@ from rmgr.model.tasks.block import MOST_TASKS
 from rmgr.model.tasks.request import indices_of, ranges_of
 from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.procedures.authentic import Authenticity
-from rmgr.procedures.bootstrap import require_store
 from rmgr.procedures.fates import Fates, FatesPort
 from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter
@@ -116,7 +115,6 @@ class Engine:
     def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> SubmissionHandle:
         """See `ports.SubmitterPort`."""
         self.check_usable()
-        require_store(self.store)
         order = Order(draft=draft, is_owned=True)
         if first is not None and not draft.max_running and draft.phase is Phase.OPEN:
             blocks = first_blocks(draft, first.spec, first.payloads) or []

@@ -25,11 +25,11 @@ from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Multi
 from rmgr.coord.protocol.quotas import Quota
-from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
 from rmgr.daemons.gateway.room import NOTHING, QuotaRoom
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.cluster.limits import CORES, JOBS
 from rmgr.runtime import machine
+from rmgr.submitter.messages import Grow, Place
 from rmgr.submitter.port import Growth, Order
 
 #: Between two questions to the leader, and how long after the last submission they go on.
@@ -40,6 +40,8 @@ SETTLE_S, FRESH_S = 2.0, 0.5
 _ADDING = frozenset({"SUBMIT", "ENQUEUE", "HAND"})
 #: What ZooKeeper keeps of a znode beside its data (bytes).
 _ZNODE_BYTES = 200
+#: Znodes of a submission beside its blocks.
+_ZNODES = 6
 _CLUSTER = (JOBS, "open_submissions", "unfinished_tasks", "zookeeper_bytes")
 
 
@@ -81,9 +83,9 @@ def added(multi: Multi) -> MultiCost | None:
     return MultiCost(submissions, sum(count for count, _ in sizes), size, tuple(sizes), znodes)
 
 
-def _sizes_of(blocks: Sequence[Block]) -> tuple[tuple[int, int], ...]:
-    """(tasks, bytes) of each."""
-    return tuple((key.count, len(encode_block(data)) + _ZNODE_BYTES) for key, data in blocks)
+def _sizes_of(blocks: Sequence[Block], written: Sequence[tuple[str, bytes]]) -> tuple[tuple[int, int], ...]:
+    """(tasks, bytes) of each; written: as they came."""
+    return tuple((key.count, len(data) + _ZNODE_BYTES) for (key, _), (_, data) in zip(blocks, written, strict=True))
 
 
 class _Ledger:
@@ -159,16 +161,16 @@ class ClusterUse:
         if new is not None:
             self._check(user, new)
 
-    def check_order(self, user: str, order: Order) -> None:
-        """`user` submits this. Raises LimitReached. Cost: 3 us a block."""
-        size = len(encode_record(order.draft)) + 6 * _ZNODE_BYTES
-        self._check(user, MultiCost(1, order.tasks, size, _sizes_of(order.blocks), 6))
+    def check_order(self, user: str, place: Place, order: Order) -> None:
+        """`user` submits this; place: as it came. Raises LimitReached. Cost: 1 us a block."""
+        size = len(place.record) + _ZNODES * _ZNODE_BYTES
+        self._check(user, MultiCost(1, order.tasks, size, _sizes_of(order.blocks, place.blocks), _ZNODES))
 
-    def check_growth(self, user: str, growth: Growth) -> None:
-        """`user` adds this. Raises LimitReached. Cost: as `check_order`."""
-        sizes = _sizes_of(growth.blocks)
-        ended = sum(len(encode_fragment(one)) + _ZNODE_BYTES for one in growth.ended)
-        self._check(user, MultiCost(0, sum(count for count, _ in sizes), ended, sizes, len(growth.ended)))
+    def check_growth(self, user: str, grow: Grow, growth: Growth) -> None:
+        """`user` adds this; grow: as it came. Raises LimitReached. Cost: as `check_order`."""
+        sizes = _sizes_of(growth.blocks, grow.blocks)
+        ended = sum(len(data) + _ZNODE_BYTES for data in grow.ended)
+        self._check(user, MultiCost(0, sum(count for count, _ in sizes), ended, sizes, len(grow.ended)))
 
     def _check(self, user: str, new: MultiCost) -> None:
         name = self._exceeded(user, new)

@@ -245,7 +245,7 @@ class ClientTalk:
                 check_order(order, self._person)
                 check_admitted(order.draft, self._work.settings(), tasks=order.tasks)
             if self._desk.use is not None:
-                self._desk.use.check_order(self._caller.user, order)
+                self._desk.use.check_order(self._caller.user, place, order)
             made = self._work.submit(order, timeout_s=min(_LONGEST_S, place.timeout_ms / 1000), is_repeat=place.is_repeat)
         except RmgrError as error:
             self._refuse(place.id, error)
@@ -265,7 +265,7 @@ class ClientTalk:
         try:
             growth = messages.growth_of(grow)
             if self._desk.use is not None and not grow.is_announced:
-                self._desk.use.check_growth(self._caller.user, growth)
+                self._desk.use.check_growth(self._caller.user, grow, growth)
         except RmgrError as error:
             refusal = error
             return lambda kept: kept.die(refusal)
