@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.errors import CoordinationUnavailable
@@ -65,9 +64,9 @@ class ConnectionAsks:
         return RemoteAnswers(cluster.gateway, credentials=self._credentials, user=user, session_timeout_s=timeout_s)
 
     def _here(self) -> Asks:
-        from rmgr.adapters.identity.pki import signing_certificate
         from rmgr.coord.decisions.rights import ANYBODY, Person
         from rmgr.model.cluster.identity import Role
+        from rmgr.runtime.secured import certifier
         from rmgr.submitter.answers import Answers
 
         if self._coordinator is None:
@@ -76,5 +75,5 @@ class ConnectionAsks:
         if self._credentials is not None:
             mine = self._credentials.identity
             who = Person(name=mine.name, role=str(mine.role), is_operator=mine.role in {Role.OPERATOR, Role.ADMIN})
-            certify = partial(signing_certificate, ca_pem=self._credentials.ca_pem)
+            certify = certifier(self._credentials)
         return Answers(self._coordinator, lambda: self._store, who, certify=certify)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError
@@ -135,6 +136,19 @@ def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str
             hint="serve them on 127.0.0.1, name credentials with [security] dir (then TLS is spoken, and a certificate asked for), "
             "or type --insecure where everybody on the network may read the names of nodes and queues",
         )
+
+
+def certifier(credentials: Credentials) -> Callable[[bytes], tuple[str, bytes]]:
+    """Key id and canonical form of a signing key's certificate of this cluster. What reads certificates is not loaded for one's own."""
+
+    def certify(pem: bytes) -> tuple[str, bytes]:
+        if pem == credentials.certificate_pem:
+            return credentials.identity.key_id, pem
+        from rmgr.adapters.identity.pki import signing_certificate
+
+        return signing_certificate(pem, ca_pem=credentials.ca_pem)
+
+    return certify
 
 
 def is_loopback(address: str) -> bool:

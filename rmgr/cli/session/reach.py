@@ -93,11 +93,9 @@ def open_asks(session: ConnectedInvocation) -> Answers | RemoteAnswers:
     """Whoever answers what users ask, of the right cluster. Waits, and raises, as `open_coordinator`."""
     if session.config().cluster.uses_gateway:
         return _ask_gateway(session)
-    from functools import partial
-
-    from rmgr.adapters.identity.pki import signing_certificate
     from rmgr.coord.decisions.rights import Person
     from rmgr.model.cluster.identity import Role
+    from rmgr.runtime.secured import certifier
     from rmgr.submitter.answers import Answers
 
     coordinator, credentials = session.coordinator(), session.shown_credentials()
@@ -105,7 +103,7 @@ def open_asks(session: ConnectedInvocation) -> Answers | RemoteAnswers:
         return Answers(coordinator, session.store_or_none, Person(name=session.me, is_open=True))
     identity = credentials.identity
     who = Person(name=identity.name, role=str(identity.role), is_operator=identity.role in {Role.OPERATOR, Role.ADMIN})
-    return Answers(coordinator, session.store_or_none, who, certify=partial(signing_certificate, ca_pem=credentials.ca_pem))
+    return Answers(coordinator, session.store_or_none, who, certify=certifier(credentials))
 
 
 def _ask_gateway(session: ConnectedInvocation) -> RemoteAnswers:
