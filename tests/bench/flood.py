@@ -78,7 +78,7 @@ def attack(way: str, gateway: str, leader: str, credentials: Credentials, end_s:
                 me = credentials.identity.name
                 draft = Submission(id=0, name="flood", user=me, queue="default", work=Work.COMMAND, command=command)
                 draft = replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)
-                submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 5, blocks=_blocks, tasks=50, complete=True)
+                submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 5, blocks=_blocks(), tasks=50, complete=True)
             else:
                 flying = _asked(turn, coordinator)
         except (RmgrError, TimeoutError):
@@ -102,8 +102,8 @@ def _asked(turn: str, coordinator: GatewayCoordinator) -> list[Future[Any]]:
 def _nothing() -> None: ...
 
 
-def _blocks(number: int) -> list[tuple[BlockKey, BlockData]]:
-    key = BlockKey(priority=0, seq=NO_SEQ, submission=number, first=0, count=50, attempt=1, cores=1, memory_mib=0)
+def _blocks() -> list[tuple[BlockKey, BlockData]]:
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=50, attempt=1, cores=1, memory_mib=0)
     return [(key, BlockData(payloads=(b"x" * 200,) * 50))]
 
 

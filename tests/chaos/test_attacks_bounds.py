@@ -142,11 +142,8 @@ def held(world: Flooded, mine: GatewayCoordinator, tasks: int, size: int = 20) -
     command = Command(argv=("true",))
     draft = Submission(id=0, name="flood", user="mallory", queue="default", work=Work.COMMAND, command=command)
     draft = replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)
-
-    def blocks(number: int) -> list[tuple[BlockKey, BlockData]]:
-        key = BlockKey(priority=0, seq=NO_SEQ, submission=number, first=0, count=tasks, attempt=1, cores=1, memory_mib=0)
-        return [(key, BlockData(payloads=(b"x" * size,) * tasks))]
-
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=tasks, attempt=1, cores=1, memory_mib=0)
+    blocks = [(key, BlockData(payloads=(b"x" * size,) * tasks))]
     signer = world.signer(world.mallory)
     end_s = time.monotonic() + 30
     return submit(mine, draft, owner="", deadline_s=end_s, blocks=blocks, tasks=tasks, complete=True, signer=signer).submission.id

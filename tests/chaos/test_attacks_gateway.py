@@ -217,7 +217,8 @@ def test_a_crooked_blocks_data_do_not_pass(mallory: Client, data: dict[str, Any]
 @pytest.mark.parametrize(
     "record", [{"spec_sha256": "../../x"}, {"user": "ann"}, {"name": "\0"}, {"closed_us": 5}, {"phase": "CLOSED"}, {"phase": "CANCELLED"},
                {"max_running": -1}, {"retries": -5}, {"owner": "x/../.."}, {"request": Request(cores=0)}, {"request": Request(cores=-1)},
-               {"format": 2}, {"priority": 1 << 70}, {"grace_us": -1}, {"command": None}, {"token": ""}]
+               {"format": 2}, {"priority": 1 << 70}, {"grace_us": -1}, {"command": None}, {"nonce": ""},
+               {"nonce": "x" * 32}, {"signed_s": -1}, {"signed_s": 1}, {"signed_s": int(time.time()) + 7200}]
 )  # fmt: skip
 def test_a_crooked_record_does_not_pass(mallory: Client, record: dict[str, Any]) -> None:
     refused(mallory, mallory.made(lambda made: replace(made, **record)), RmgrError)

@@ -21,6 +21,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_fragment, encode_record
 from rmgr.coord.seal import nonces
+from rmgr.daemons.leader.submissions.subs import LISTS_S
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
@@ -28,7 +29,7 @@ from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Tail
 from rmgr.procedures.bootstrap import read_settings
 from tests.harness import forgeries
-from tests.harness.attacker import Person, Scene, changed, unique
+from tests.harness.attacker import DEADLINE_S, Person, Scene, changed, unique
 from tests.harness.waiting import eventually
 
 RETENTION_US = 5_000_000  # who looks at how a task has ended comes that late on a busy machine
@@ -84,29 +85,29 @@ def _ran(scene: Scene, *, count: int = 1) -> Kept:
 
 def _collected(scene: Scene, number: int) -> None:
     eventually(lambda: scene.mallory.zk.stat(paths.sub(number)).result(60) is None, f"{number} is collected")
+    time.sleep(20 * LISTS_S)  # the leader has noticed it, too, or it would collect what is put back
 
 
-def _put_back(scene: Scene, kept: Kept) -> None:
-    """Everything as it was before anything of it ran."""
+def _put_back(scene: Scene, kept: Kept, *, answered: bool = True) -> None:
+    """Everything as it was before anything of it ran. answered: there is a node that says something to it."""
     number, record, key, data = kept
     tail = encode_record(Tail(next=key.count, complete=True))
     places = (Create(paths.sub(number), record), Create(paths.tail(number), tail), Create(paths.done(number)), Create(paths.failed(number)))
     for _ in range(5):
         scene.plant(key, data, more=places)
-        if not _is_taken_along(scene, number):
+        if not _is_taken_along(scene, number, answered=answered):
             return
     raise AssertionError(f"{number} is collected again whenever it is put back")
 
 
-def _is_taken_along(scene: Scene, number: int) -> bool:
-    """The leader was not done with collecting the submission, and took what was put back along; the node has not answered."""
+def _is_taken_along(scene: Scene, number: int, *, answered: bool) -> bool:
+    """The leader had not noticed yet that the submission was gone, and took what was put back along; the node has not answered."""
 
     def there(path: str) -> bool:
         return scene.mallory.zk.stat(path).result(60) is not None
 
-    for _ in range(20):
-        if there(paths.fragment(number, 0)):
-            return False
+    end_s = time.monotonic() + (DEADLINE_S if answered else 1.0)
+    while time.monotonic() < end_s and not there(paths.fragment(number, 0)):
         if not there(paths.sub(number)):
             return True
         time.sleep(0.01)
@@ -258,7 +259,7 @@ def test_nor_does_it_run_on_a_node_that_has_never_seen_it(scene: Scene) -> None:
     kept = _ran(scene)
     _collected(scene, kept[0])
     scene.cluster.kill("n1")
-    _put_back(scene, kept)
+    _put_back(scene, kept, answered=False)
     scene.cluster.start_starter("n1")
     _refused(scene, kept[0])
 

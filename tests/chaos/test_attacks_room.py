@@ -45,16 +45,14 @@ def fill(world: Flooded, user: str, blocks: int, size: int, most: int) -> int:
     signer = Signer(mine, world.cluster_id, ttl_s=600.0)
     draft = Submission(id=0, name="fill", user=user, queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
     draft = replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)
-
-    def of(number: int) -> list[tuple[BlockKey, BlockData]]:
-        key = BlockKey(priority=0, seq=NO_SEQ, submission=number, first=0, count=1, attempt=1, cores=1, memory_mib=0)
-        return [(replace(key, first=at), BlockData(base=at, payloads=(b"x" * size,))) for at in range(blocks)]
-
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=1, attempt=1, cores=1, memory_mib=0)
+    sent = [(replace(key, first=at), BlockData(base=at, payloads=(b"x" * size,))) for at in range(blocks)]
     session = GatewayCoordinator.connect(world.gateway.endpoint, connect_timeout_s=30, credentials=mine)
     with session, pytest.raises(LimitReached, match=f"is for users who have less in it than {user}: "):
         made = 0
         while made < most:
-            submit(session, draft, owner="", deadline_s=time.monotonic() + 30, blocks=of, tasks=blocks, complete=blocks > 0, signer=signer)
+            end_s = time.monotonic() + 30
+            submit(session, draft, owner="", deadline_s=end_s, blocks=sent, tasks=blocks, complete=blocks > 0, signer=signer)
             made += 1
     world.people[user] = mine
     return made

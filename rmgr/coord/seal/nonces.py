@@ -26,7 +26,7 @@ from rmgr.model.tasks.submission import Submission
 
 #: So long after the signing, or before it (a clock may be wrong), SUBMIT counts.
 WINDOW_S = 3600
-#: How long after the signing the znode stands, whatever became of its submission: clocks of ZooKeeper's servers differ, too.
+#: How long after the signing the znode stands, whatever became of its submission: the clocks of ZooKeeper's servers differ by less.
 KEPT_S = WINDOW_S + 600
 
 

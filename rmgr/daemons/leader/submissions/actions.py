@@ -265,7 +265,11 @@ class ReconcileActions:
         """
         submission = followed.submission
         assert submission is not None
-        self._tree.get(nonces.place_of(submission), partial(self._on_nonce, followed, submission, done), failed=partial(done, False))
+        path, then = nonces.place_of(submission), partial(self._on_nonce, followed, submission, done)
+        if followed.nonce[0] == path and not nonces.fault(submission, followed.made, followed.nonce[1]):
+            then(followed.nonce[1])
+        else:
+            self._tree.get(path, then, failed=partial(done, False))
 
     def _on_nonce(self, followed: EndingSubmission, submission: Submission, done: Done, found: Stamped | None) -> None:
         if why := nonces.fault(submission, followed.made, found):

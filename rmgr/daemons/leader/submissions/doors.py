@@ -6,6 +6,7 @@ from typing import Protocol
 
 from rmgr.coord.decisions.keeping import FailedSeen
 from rmgr.coord.decisions.view import Progress
+from rmgr.coord.protocol.multi import Stamped
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Paged, Submission, Tail
 
@@ -44,10 +45,14 @@ class ChangingRecord(KnownSubmission, Protocol):
 
 
 class EndingSubmission(ChangingRecord, Protocol):
-    """Is about to be closed. rows: fragments whose outcomes lie in rows of the store. made: transaction that made its record."""
+    """Is about to be closed. rows: fragments whose outcomes lie in rows of the store.
+
+    made: transaction that made its record. nonce: a path, and what was found there.
+    """
 
     rows: list[Fragment]
     made: int
+    nonce: tuple[str, Stamped | None]
 
     def will_change(self) -> None:
         """A commit of ours is on its way: its answer says more than the watch."""

@@ -18,6 +18,7 @@ from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import read_fragment
+from rmgr.coord.seal.nonces import place_of
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderReads, StoreCalls, Thunk
 from rmgr.daemons.leader.core.term import Term
@@ -61,6 +62,7 @@ class Followed:
         self.submission: Submission | None = None
         self.version = -1
         self.made = 0  #: transaction that created the record
+        self.nonce: tuple[str, Stamped | None] = "", None  #: a path, and what a glance has found there
         self.tail_version = -1
         self.paged = Paged()
         self.done_version = -1
@@ -115,9 +117,11 @@ class Followed:
 
     def load(self) -> None:
         """Reads tail, fragments and failed ranges; of a closed submission once and without watches: they do not change."""
-        if self.is_brief:
+        if self.is_brief and self.submission is not None:
             self.is_brief, self._reading = False, True
-            self._tree.get_all([paths.tail(self.number), paths.done(self.number)], self._on_glance, failed=self._load_all)
+            nonce = place_of(self.submission)
+            wanted = [paths.tail(self.number), paths.done(self.number), nonce]
+            self._tree.get_all(wanted, partial(self._on_glance, nonce), failed=self._load_all)
             return
         self._is_reading_on = True
         self._tail.is_watched = self._failed.is_watched = not self.is_closed
@@ -126,8 +130,9 @@ class Followed:
         self._failed.refresh()
         self._look()
 
-    def _on_glance(self, found: list[Stamped | None]) -> None:
-        tail, done = found
+    def _on_glance(self, nonce: str, found: list[Stamped | None]) -> None:
+        tail, done, there = found
+        self.nonce = nonce, there
         if self._stopped or tail is None or done is None:
             self._load_all()
             return

@@ -31,6 +31,7 @@ from rmgr.coord.decisions.view import overall_state
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.protocol.ports import Store
+from rmgr.coord.seal.nonces import place_of
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
@@ -94,7 +95,7 @@ class SubmissionKeeper:
         self._settings = settings
         self._actions = ReconcileActions(tree, term, calls, settings)
         self._sweeper = Sweeper(tree, term, nodes, self._is_known, amended)
-        self._nonces = NonceSweeper(tree, term, self._is_gone)
+        self._nonces = NonceSweeper(tree, term, self._used_nonces)
         self._revoked = RevokedKeeper(tree, term.log, self.followed, self._mark, nodes)
         self._collector = Collector(tree, term, calls, self._is_known)
         self._bucket_names = names_below(tree, paths.SUBS, self._on_buckets)
@@ -210,9 +211,10 @@ class SubmissionKeeper:
     def _is_known(self, number: int) -> bool:
         return number in self.followed
 
-    def _is_gone(self, number: int) -> bool:
-        """There is no such submission any more, as far as this leader has read."""
-        return self.is_loaded and number not in self.followed
+    def _used_nonces(self) -> set[str] | None:
+        """Of all submissions that are there; None: not all were read yet."""
+        known = (followed.submission for followed in self.followed.values())
+        return {place_of(submission) for submission in known if submission is not None} if self.is_loaded else None
 
     def _shed_watches(self) -> None:
         """Every submission leaves one watch behind, on the fragment that never came; only a new connection is without them."""

@@ -7,7 +7,6 @@ after it. So a submission costs one reading and one watch, which its end fires.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,13 +15,10 @@ from functools import partial
 
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.errors import RmgrError
-from rmgr.runtime import machine
+from rmgr.errors import PermissionDenied, RmgrError
 
 #: Nonces kept, as many as records.
 _KEEP = 4096
-#: What was asked for this lately is read again as soon as it changes (s): longer than what was claimed waits for its turn.
-_LATELY_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +30,6 @@ class Nonce:
     is_known: bool = False
     is_asking: bool = False
     has_fired: bool = False
-    used_s: float = -math.inf  #: when it was asked for last
 
     @property
     def has_ended(self) -> bool:
@@ -61,59 +56,51 @@ class Nonces:
         nonce = self._nonces.get(path)
         if nonce is None or not (nonce.has_ended or (nonce.is_known and not nonce.has_fired)):
             return None
-        nonce.used_s = machine.monotonic()
         return nonce
 
-    def last(self, path: str) -> Nonce | None:
-        """What was seen there last, if anything was."""
-        return self._nonces.get(path)
+    def has_ended(self, path: str) -> bool:
+        """It is known that the submission has ended; where that may have changed, it is looked at again."""
+        nonce = self._nonces.get(path)
+        if nonce is not None and nonce.has_fired:
+            self.ask(path)
+        return nonce is not None and nonce.has_ended
 
     def ask(self, path: str) -> None:
         """Reads it, unless it is known or on its way; `wake` follows. After the record was read that names it."""
         if self.look(path) is None:
             nonce = self._nonces.setdefault(path, Nonce(path))
             self._nonces.move_to_end(path)
-            nonce.used_s = machine.monotonic()
             self._read(nonce)
             while len(self._nonces) > _KEEP:
                 self._nonces.popitem(last=False)
 
     # -- inside
 
-    def _read(self, nonce: Nonce, *, is_watched: bool = True) -> None:
+    def _read(self, nonce: Nonce) -> None:
         if nonce.is_asking:
             return
-        nonce.is_asking, nonce.is_known = True, False
-        if is_watched:
-            nonce.has_fired = False
-        asked = self._coordinator.get(nonce.path, watch=partial(self._fired, nonce) if is_watched else None)
-        asked.add_done_callback(lambda done: self._post(partial(self._arrived, nonce, is_watched, done)))
+        nonce.is_asking, nonce.is_known, nonce.has_fired = True, False, False
+        asked = self._coordinator.get(nonce.path, watch=partial(self._fired, nonce))
+        asked.add_done_callback(lambda done: self._post(partial(self._arrived, nonce, done)))
 
     def _fired(self, nonce: Nonce) -> None:
-        """On the thread of the connection: from here on nothing is believed of it but that it has ended."""
+        """On the thread of the connection: from here on nothing is believed of it but that it has ended. Most often that is what it has."""
         nonce.has_fired = True
-        self._post(partial(self._changed, nonce))
+        self._post(self._changed)
 
-    def _changed(self, nonce: Nonce) -> None:
-        """Most often that was its end, after which no watch is left behind."""
-        is_kept = self._nonces.get(nonce.path) is nonce
-        if is_kept and nonce.has_fired and not nonce.has_ended and machine.monotonic() - nonce.used_s < _LATELY_S:
-            self._read(nonce, is_watched=False)
+    def _changed(self) -> None:
+        """Who still has something of it asks (`has_ended`): most often nobody has, and nothing is read."""
+        self.generation += 1
 
-    def _arrived(self, nonce: Nonce, is_watched: bool, done: Future[Stamped | None]) -> None:
+    def _arrived(self, nonce: Nonce, done: Future[Stamped | None]) -> None:
         nonce.is_asking = False
         try:
             found = done.result(0)
+        except PermissionDenied:
+            found = None  # who has made it keeps it from nodes: it lets nothing run
         except (RmgrError, TimeoutError):
             return  # asked again at the next use
-        before, nonce.found, nonce.is_known = nonce.found, found, is_watched
+        before, nonce.found, nonce.is_known = nonce.found, found, True
         if before is not None and before != found:
             self.generation += 1
-        if nonce.has_ended:
-            self._wake()
-        elif not is_watched:  # the connection was lost
-            self._read(nonce)
-        else:
-            if nonce.has_fired:
-                self._changed(nonce)
-            self._wake()
+        self._wake()

@@ -68,8 +68,7 @@ class Gate:
 
     def has_ended(self, block: ClaimedBlock) -> bool:
         """Its submission has ended since it was verified."""
-        nonce = self._nonces.last(block.info.nonce)
-        return nonce is not None and nonce.has_ended
+        return self._nonces.has_ended(block.info.nonce)
 
     def refusal(self, block: ClaimedBlock) -> FetchFailure | Literal[False] | None:
         """False: the block may be fetched and run. Else why not; None: not known yet, or barred.

@@ -62,8 +62,7 @@ def test_an_end_is_said_together_with_close(bench: Bench) -> None:
 def test_a_nonce_stays_behind_its_submission_until_nothing_can_be_submitted_under_it(bench: Bench) -> None:
     bench.lead()
     starter = bench.starter("n1")
-    now_s = int(bench.now_s)
-    number = bench.submitter.submit(1, signed_s=now_s)
+    number = bench.submitter.submit(1)
     record = record_of(bench, number)
     bench.run_all(starter)
     bench.advance(RETENTION_S + 60)
@@ -88,9 +87,32 @@ def test_a_nonce_stays_while_its_submission_lasts_and_goes_after_it(bench: Bench
     assert nonce_of(bench, record) is None
 
 
+def test_one_that_cannot_be_deleted_keeps_no_other(bench: Bench) -> None:
+    """Its maker has put something below it."""
+    bench.lead()
+    there = [paths.nonce("u", f"{number:032x}", 1) for number in range(400)]
+    kept = (there[0], there[200], there[399])
+    for path in (*there, *(f"{path}/x" for path in kept)):
+        committed(bench.outside, Multi(name="X", ops=(Create(path),), proof=Exists(path)))
+    bench.advance(6000.0)
+    assert bench.look.names(paths.NONCES) == sorted(path.rpartition("/")[2] for path in kept)
+
+
+def test_what_time_it_is_says_zookeeper(bench: Bench) -> None:
+    """The clock of a WatchDog that is hours ahead deletes nothing too early."""
+    bench.now_s += 1e6
+    bench.lead()
+    number = bench.submitter.submit(1)
+    record = record_of(bench, number)
+    bench.run_all(bench.starter("n1"))
+    bench.advance(3600.0)
+    assert bench.look.sub(number) is None
+    assert nonce_of(bench, record) is not None
+
+
 def test_what_nobody_may_have_written_among_nonces_goes(bench: Bench) -> None:
     bench.lead()
-    ahead = paths.nonce("u", "f" * 32, int(bench.now_s) + 10**9)
+    ahead = paths.nonce("u", "f" * 32, 10**9)
     for path, data in ((f"{paths.NONCES}/x", b"\xff"), (paths.nonce("u", "e" * 32, 1), b"77"), (ahead, b"1e9")):
         committed(bench.outside, Multi(name="X", ops=(Create(path, data),), proof=Exists(path)))
     bench.advance(5000.0)
@@ -101,7 +123,7 @@ def test_what_is_put_back_changes_no_history(bench: Bench) -> None:
     """Neither under the leader that has seen it end, nor under its successor."""
     bench.lead()
     starter = bench.starter("n1")
-    number = bench.submitter.submit(1, signed_s=int(bench.now_s))
+    number = bench.submitter.submit(1)
     found = bench.outside.get(paths.sub(number)).result(60)
     assert found is not None
     bench.run_all(starter)
@@ -126,12 +148,14 @@ def test_what_is_put_back_changes_no_history(bench: Bench) -> None:
 
 def test_nothing_is_closed_while_its_record_names_another_nonce(bench: Bench) -> None:
     """Its end could not be said where Starters look. Once the record is as it was, it is."""
-    bench.lead()
+    leader = bench.lead()
     starter = bench.starter("n1")
     number = bench.submitter.submit(1)
     other = bench.submitter.submit(1, phase=Phase.HELD, reason=Reason.USER_HOLD)
     found = bench.outside.get(paths.sub(number)).result(60)
     assert found is not None
+    bench.advance(1.0)
+    leader.submissions.followed[number].nonce = nonces.place_of(record_of(bench, number)), nonce_of(bench, record_of(bench, number))
     record, theirs = decode_record(found.data, Submission), record_of(bench, other)
     own = paths.nonce("u", "d" * 32, 0)
     committed(bench.outside, Multi(name="X", ops=(Create(own, encode_record(number)),), proof=Exists(own)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
+from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set, Stamped
 from rmgr.daemons.starter.core import nonces as starter_nonces
 from rmgr.daemons.starter.core.nonces import Nonces
 from tests.harness.memory import MemoryCoordinator
@@ -16,12 +18,22 @@ from tests.harness.memory_tree import MemoryTree
 A, B = (paths.nonce("ann", letter * 32, 1) for letter in "ab")
 
 
+class Reading(MemoryCoordinator):
+    """Counts what it reads."""
+
+    reads = 0
+
+    def get(self, path: str, **how: Any) -> Future[Stamped | None]:
+        self.reads += 1
+        return super().get(path, **how)
+
+
 class World:
     """A tree, one Starter's view of it, and its mailbox, which is emptied by hand."""
 
     def __init__(self) -> None:
         self.tree = MemoryTree()
-        self.leader, self.mine = (MemoryCoordinator(self.tree, session_timeout_s=10.0, guarded=False) for _ in range(2))
+        self.leader, self.mine = (Reading(self.tree, session_timeout_s=10.0, guarded=False) for _ in range(2))
         self.leader.ensure(["/", paths.NONCES])
         self.messages: list[Callable[[], None]] = []
         self.nonces = Nonces(self.mine, post=self.messages.append, wake=lambda: None)
@@ -38,6 +50,10 @@ class World:
     def commit(self, op: Op) -> None:
         proof = Gone(op.path) if isinstance(op, Delete) else Holds(op.path, op.data) if isinstance(op, Set) else Exists(op.path)
         assert isinstance(self.leader.commit(Multi(name="TEST", ops=(op,), proof=proof)).result(60), Committed)
+
+    @property
+    def reads(self) -> int:
+        return self.mine.reads
 
     @property
     def watches(self) -> int:
@@ -61,26 +77,34 @@ def test_what_goes_on_is_known_and_then_its_end(world: World) -> None:
     assert (known.found.data, known.found.version, known.has_ended) == (b"42", 0, False)
     world.commit(Set(A, b"42", 0))
     assert world.nonces.look(A) is None, "the watch has fired: nothing is believed although no message was opened"
-    world.run()
-    ended, last = world.nonces.look(A), world.nonces.last(A)
+    ended = world.known(A)
     assert ended is not None
     assert ended.has_ended
-    assert last is ended
 
 
-def test_an_end_is_a_change_is_known_for_ever_and_leaves_no_watch(world: World) -> None:
+def test_an_end_is_a_change_and_is_read_only_for_who_still_has_something_of_it(world: World) -> None:
     world.known(A)
-    before = world.nonces.generation
-    assert world.watches == 1
+    before, reads = world.nonces.generation, world.reads
+    assert not world.nonces.has_ended(A)
     world.commit(Set(A, b"42", 0))
     world.run()
-    assert (world.nonces.generation, world.watches) == (before + 1, 0)
+    assert (world.nonces.generation, world.reads, world.watches) == (before + 1, reads, 0)
+    assert not world.nonces.has_ended(A), "it is being read"
+    world.run()
+    assert (world.nonces.generation, world.reads) == (before + 2, reads + 1)
+    assert world.nonces.has_ended(A)
+
+
+def test_an_end_is_known_for_ever(world: World) -> None:
+    world.commit(Set(A, b"42", 0))
+    assert world.known(A) is not None
     world.mine.drop_link()
     world.commit(Delete(A))
     world.run()
     known = world.nonces.look(A)
     assert known is not None
     assert known.has_ended
+    assert world.nonces.has_ended(A)
 
 
 def test_what_is_not_there_is_known_until_it_comes(world: World) -> None:
@@ -99,7 +123,8 @@ def test_a_change_while_it_is_read_makes_it_be_read_again(world: World) -> None:
     world.commit(Set(A, b"42", 0))
     assert world.nonces.look(A) is None
     world.run()
-    known = world.nonces.look(A)
+    assert world.nonces.look(A) is None
+    known = world.known(A)
     assert known is not None
     assert known.has_ended
 
@@ -110,8 +135,7 @@ def test_a_lost_connection_ends_what_is_believed(world: World) -> None:
     assert world.nonces.look(A) is None
     assert world.known(A) is not None
     world.commit(Set(A, b"42", 0))
-    world.run()
-    known = world.nonces.look(A)
+    known = world.known(A)
     assert known is not None
     assert known.has_ended
 
