@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.adapters.rpc.work import WorkClient
-from rmgr.errors import CoordinationUnavailable, Throttled, Unavailable
+from rmgr.errors import CoordinationUnavailable, NotConnected, Throttled, Unavailable
 from rmgr.runtime import machine
 from rmgr.submitter.questions import Question
 from rmgr.submitter.wire import decode_answer, encode_question
@@ -47,7 +47,10 @@ class RemoteAnswers:
         return self._session_timeout_s
 
     def ask(self, question: Question[A], *, timeout_s: float) -> A:
-        """See `Asks`. Tried again, on other gateways too, until `timeout_s` is over. Raises Unavailable when none answers."""
+        """See `Asks`. Tried again, on other gateways too, until `timeout_s` is over.
+
+        Raises: Unavailable when none answers; NotConnected at once when this was closed, or is used after a fork.
+        """
         data = encode_question(question)
         end_s, pause_s = machine.monotonic() + timeout_s, _FIRST_PAUSE_S
         patience_s = _PATIENCE_S if question.repeats and self._client.has_others else timeout_s
@@ -55,6 +58,8 @@ class RemoteAnswers:
             endpoint = self._client.endpoint
             try:
                 answer = self._client.ask(data, timeout_s=max(0.1, min(patience_s, end_s - machine.monotonic())))
+            except NotConnected:  # closed, or of the parent process
+                raise
             except (Unavailable, Throttled) as error:
                 is_answer = isinstance(error, CoordinationUnavailable)  # of the gateway: it does not reach ZooKeeper
                 if not isinstance(error, Throttled):

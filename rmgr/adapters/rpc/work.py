@@ -12,7 +12,7 @@ from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of
 from rmgr.adapters.access.errors import fail, rebuild
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.gateways import Gateways
-from rmgr.errors import RmgrError, Unavailable
+from rmgr.errors import NotConnected, RmgrError, Unavailable
 from rmgr.v1 import work_pb2 as pb
 
 #: Bytes of one piece of an answer, and of an answer that a client takes.
@@ -48,7 +48,7 @@ class WorkClient:
         self._gateways.failed(endpoint)
 
     def ask(self, data: bytes, *, timeout_s: float) -> bytes:
-        """The answer. Raises what the gateway says; Unavailable when it says nothing."""
+        """The answer. Raises what the gateway says; Unavailable when it says nothing; NotConnected when nothing can be asked any more."""
         endpoint = self.endpoint
         try:
             call: Callable[..., Any] = self._gateways.channel(endpoint).unary_stream(
@@ -64,7 +64,7 @@ class WorkClient:
         except grpc.RpcError as error:
             raise rebuild(error, endpoint) from None
         except ValueError as error:  # closed by another thread
-            raise Unavailable("this connection was closed") from error
+            raise NotConnected("this connection was closed", hint="call rmgr.connect() again") from error
         return b"".join(pieces)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -18,7 +19,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.asking import Asking
 from rmgr.daemons.gateway.loose import Loose
 from rmgr.daemons.gateway.owners import Owners
-from rmgr.errors import CoordinationUnavailable, NotFound, RequestTooLarge, StateConflict, Throttled, Unavailable, UsageError
+from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, RequestTooLarge, StateConflict, Throttled, Unavailable, UsageError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.node import NodeRecord, NodeState
@@ -135,6 +136,16 @@ def test_a_gateway_that_dies_is_left_for_the_next_one(place: Place) -> None:
     second.stop(0)
     with pytest.raises(Unavailable):
         client.ask(q.WhoLeads(), timeout_s=0.5)
+
+
+def test_what_was_closed_says_so_at_once(place: Place) -> None:
+    client = place.client(place.gateway().endpoint)
+    client.ask(q.WhoLeads(), timeout_s=60)
+    client.close()
+    began = time.monotonic()
+    with pytest.raises(NotConnected, match="closed"):
+        client.ask(q.WhoLeads(), timeout_s=600)
+    assert time.monotonic() - began < 60
 
 
 class Breaking:
