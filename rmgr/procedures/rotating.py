@@ -27,8 +27,6 @@ from rmgr.model.cluster.joining import AclRecord, SealedSecret
 from rmgr.runtime import machine
 
 _TIMEOUT_S = 10.0
-#: Roles whose holders fetch a new secret by themselves.
-SELF_RENEWING = (Role.STARTER, Role.SUBMITTER)
 #: Those whose secret opens the others, or who has it written down: they get new bundles.
 _NOT_HERE = (Role.WATCHDOG, Role.ADMIN)
 #: Znodes made by somebody who had not heard yet are mended in further rounds.

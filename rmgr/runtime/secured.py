@@ -44,23 +44,24 @@ def credentials_of(config: Config, *roles: Role) -> Credentials | None:
 def zookeeper_security(config: Config, credentials: Credentials | None, *, insecure: bool = False) -> ZkSecurity | None:
     """How connections to ZooKeeper are protected, and as whom they speak; None in an open cluster.
 
-    Raises: ConfigError where the secret would travel in clear to another machine, unless `insecure`.
+    Raises: ConfigError for a bundle without the secret, and where it would travel in clear to another machine, unless `insecure`.
     """
     if credentials is None:
         return None
     from rmgr.adapters.zookeeper.link import ZkSecurity
 
+    if credentials.zookeeper_auth is None:
+        named = f"--zk {config.cluster.zk} names ZooKeeper itself" if config.cluster.zk else "no gateway is named"
+        raise ConfigError(
+            f"the credentials in {credentials.directory} are for gateways, and {named}",
+            hint="name a gateway: --gateway HOST:PORT or RMGR_GATEWAY",
+        )
     tls = config.security.zookeeper_tls
     hosts = config.cluster.hosts_and_chroot()[0]
     far = next((host for host in hosts.split(",") if not is_loopback(host)), "")
-    if credentials.zookeeper_auth is None:
-        raise ConfigError(
-            f"the credentials in {credentials.directory} are for a gateway only, and --zk {hosts} names ZooKeeper itself",
-            hint="name a gateway instead: --gateway HOST:PORT or RMGR_GATEWAY",
-        )
     if far and not tls and not insecure:
         raise ConfigError(
-            f"the secret of role {credentials.identity.role} would travel in clear to ZooKeeper at {far.strip()}",
+            f"the secret of role {credentials.identity.role.at_zookeeper} would travel in clear to ZooKeeper at {far.strip()}",
             hint="set zookeeper_tls = true in [security] (RMGR_SECURITY_ZOOKEEPER_TLS=true), and give ZooKeeper its certificates",
         )
     scheme, secret = credentials.zookeeper_auth
@@ -103,8 +104,8 @@ def open_zookeeper(config: Config, credentials: Credentials | None, *, insecure:
     """
     from rmgr.adapters.zookeeper.client import ZkCoordinator
 
-    hosts, chroot = config.cluster.hosts_and_chroot()
     options = zookeeper_options(config, credentials, insecure=insecure)
+    hosts, chroot = config.cluster.hosts_and_chroot()
     return ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
 
 

@@ -31,7 +31,7 @@ from rmgr.model.cluster.node import (
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload, PastAttempt, Seal
 from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
-from rmgr.model.tasks.placing import Allocation, NodeHold, PlacingSeal, Reserved, Rigid
+from rmgr.model.tasks.placing import Allocation, NodeHold, Reserved, Rigid
 from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
 from rmgr.model.tasks.submission import (
     Amendment,
@@ -56,8 +56,7 @@ _TERMS = Terms(
 _PAST = PastAttempt(attempt=1, node="n1", reason=Reason.NODE_LOST)
 _CALL = Call(function="a" * 64, payload=b"arguments", row=f"args/{7:010d}/{0:010d}/{'b' * 64}", at=1, keyed=True)
 _SEAL = Seal(key_id="0" * 32, first=0, count=1, not_after_s=4_000_000_000, signature=b"s" * 64)
-_PLACING_SEAL = PlacingSeal(key_id="0" * 32, epoch=1, serial=1, incarnation=1, signature=b"s" * 64)
-_ALLOCATION = Allocation(shares=(("n1", 1),), threads=1, seal=_PLACING_SEAL)
+_ALLOCATION = Allocation(shares=(("n1", 1),), threads=1)
 _DATA = BlockData(function=SHA, payloads=(b"x",), past=(_PAST,), seal=_SEAL, allocation=_ALLOCATION, story=("saved",))
 
 #: A record of each kind that has rules.
@@ -95,7 +94,6 @@ SAMPLES: tuple[Any, ...] = (
     BlockKey(priority=0, seq=0, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0),
     _PAST,
     _SEAL,
-    _PLACING_SEAL,
     _ALLOCATION,
     _DATA,
     KeyedPayload(inputs=("in/1",), outputs=("out/1",)),

@@ -27,7 +27,7 @@ _DURATIONS = TESTS / "durations.json"
 #: Files that share a cluster, by what they share.
 _TOGETHER = {
     "pair": ("bad_work", "descriptors", "keyed", "leaders", "starters", "zookeeper"),
-    "attacked": ("attacks", "attacks_placing", "attacks_replay", "attacks_revoked"),
+    "attacked": ("attacks", "attacks_replay", "attacks_revoked"),
     "flooded": ("attacks_bounds", "attacks_places"),
     "besieged": ("attacks_behind", "fuzz_behind"),
 }

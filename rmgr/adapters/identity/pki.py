@@ -37,7 +37,7 @@ SKEW_S = 300
 #: SAN URI of tls.crt that links it to the holder's Ed25519 key.
 KEY_SCHEME = "rmgr-key:"
 #: Roles that ZooKeeper tells apart; each has a digest credential.
-ZOOKEEPER_ROLES = (Role.ADMIN, Role.WATCHDOG, Role.STARTER, Role.SUBMITTER, Role.OPERATOR, Role.USER)
+ZOOKEEPER_ROLES = (Role.ADMIN, Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
 #: Roles that serve gRPC under the name `<role>.rmgr`.
 SERVING_ROLES = (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
 
@@ -122,7 +122,7 @@ def issue(
 
     Args:
         hosts: names and addresses of a daemon's machine, beside `<role>.rmgr`. days: 0 = what the role has.
-        zookeeper: with the role's own secret (a user who comes through a gateway only needs none).
+        zookeeper: with the secret of `Role.at_zookeeper`; who comes through a gateway needs none.
     Raises: UsageError for a name that cannot be one.
     """
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -145,8 +145,8 @@ def issue(
         "sign.key": _private_pem(sign_key),
         "roles.json": _json(authority.roles),
     }
-    if zookeeper and role.value in authority.secrets:
-        files["zookeeper.secret"] = credential(role, authority.secrets[role.value]).encode()
+    if zookeeper and role.at_zookeeper in authority.secrets:
+        files["zookeeper.secret"] = credential(role.at_zookeeper, authority.secrets[role.at_zookeeper]).encode()
     if role in (Role.WATCHDOG, Role.ADMIN):
         files["zookeeper.secrets"] = _json(authority.secrets)
     return files

@@ -166,8 +166,8 @@ def revoke(
         session.note(_TOLD[RevokedWork(told)])
     for name in sorted({one.name for one in made if one.others}):
         session.note(f"{name} has other keys: what only this one has signed is refused, other work of this user is as it was")
-    for person in sorted({one.role for one in made} & {Role.USER, Role.OPERATOR}):
-        session.note(f"who was made with --direct knows ZooKeeper's secret of role {person}: rmgr admin rotate --role {person}")
+    if any(one.role in (Role.USER, Role.OPERATOR) for one in made):
+        session.note("who was made with --direct knows ZooKeeper's secret of gateways: rmgr admin rotate --role submitter")
 
 
 def _state(one: KnownIdentity) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.pki import Authority
     from rmgr.adapters.zookeeper.client import ZkCoordinator
 
-_ROLES = ("starter", "submitter", "user", "operator")
+_ROLES = ("starter", "submitter")
 _EXITS = "0 done, 2 usage, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
 
 
@@ -42,9 +42,9 @@ _EXITS = "0 done, 2 usage, 4 not the admin's directory, 5 ZooKeeper cannot be re
 def rotate(session: Session, what: str, bundles: tuple[str, ...], role: str, grace_s: float, authority: str | None) -> None:
     """Gives a role a new secret for ZooKeeper, or a bundle new keys and certificates before the old ones end.
 
-    Roles with a secret that can be rotated: starter, submitter, user, operator.
+    Roles with a secret that can be rotated: starter, and submitter: of gateways, and of users who were made with --direct.
     Daemons fetch a new secret by themselves, unless their key was revoked; work goes on. After tls restart the daemon.
-    Bundles of the role beside the authority get the new secret at once.
+    Bundles beside the authority get the new secret at once; users with --direct elsewhere need theirs again.
     """
     if what == "tls":
         _renew_bundles(session, bundles, authority)
@@ -87,7 +87,7 @@ def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: 
     """Rotates, telling each step; says whose bundles have to be made anew. After `as_admin`."""
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.errors import NotConnected
-    from rmgr.procedures.rotating import SELF_RENEWING, rotate
+    from rmgr.procedures.rotating import rotate
 
     coordinator = session.zookeeper()
     if not isinstance(coordinator, ZkCoordinator):
@@ -96,12 +96,12 @@ def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: 
     renewed = rotate(coordinator, authority, where, role, grace_s=grace_s, report=session.note)
     for place in refresh_bundles(coordinator, renewed, where, role):
         session.note(f"{place} has the new secret")
-    if role not in SELF_RENEWING:
-        session.note(f"{role}s who reach ZooKeeper themselves need theirs again (from {where / 'bundles'}); those behind a gateway do not")
+    if role is Role.SUBMITTER:
+        session.note(f"users who were made with --direct need theirs again, from {where / 'bundles'}; those behind a gateway do not")
 
 
 def refresh_bundles(coordinator: ZkCoordinator, authority: Authority, where: Path, role: Role) -> list[Path]:
-    """Gives the bundles of a role that lie on this machine its new secret, but none whose key was revoked; returns them.
+    """Gives the bundles with a role's secret that lie on this machine the new one, but none whose key was revoked; returns them.
 
     A bundle whose daemon does not run, or never met a WatchDog, could not fetch it by itself.
     """
@@ -118,7 +118,7 @@ def refresh_bundles(coordinator: ZkCoordinator, authority: Authority, where: Pat
             continue
         with contextlib.suppress(OSError, ValueError, PermissionDenied):  # not a bundle, another cluster's, or out of date
             pem = (place / "sign.crt").read_bytes()
-            if named_in(pem).role == role and verify_certificate(pem, authority.cert_pem).identity.key_id not in revoked:
+            if named_in(pem).role.at_zookeeper == role and verify_certificate(pem, authority.cert_pem).identity.key_id not in revoked:
                 write_files(place, files, replace=True)
                 done.append(place)
     return done

@@ -10,13 +10,12 @@ import click
 from rmgr.cli.admin.authority import as_admin, authority_option, open_authority
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.errors import UsageError
 from rmgr.model.cluster.identity import Role, check_name
 
 #: What --direct means, in one sentence.
 _DIRECT = (
-    "{name} holds ZooKeeper's secret of role {role} now, reads everybody's submissions and can spoil their state (but not run "
-    "code as somebody else, nor forge results); SECURITY.md lists what"
+    "whoever has this bundle is trusted with everybody's state: it holds ZooKeeper's secret of role submitter, as a gateway does "
+    "(and runs no code as somebody else, nor forges results); SECURITY.md says more"
 )
 
 
@@ -25,31 +24,30 @@ _DIRECT = (
     examples="""\
     rmgr admin add-user ann
     rmgr admin add-user ann --days 90
-    rmgr admin add-user portal --direct       # an application that is trusted with everybody's work
+    rmgr admin add-user portal --direct       # trusted with everybody's state: an application, the admin
     rmgr admin add-user bob --operator --out /mnt/usb/bob""",
     exits="0 made, 2 a name that cannot be one, or a place that is taken, 4 not the admin's directory",
 )
 @click.argument("name")
 @click.option("--operator", is_flag=True, help="may act on everybody's work, drain nodes, change settings")
-@click.option("--direct", is_flag=True, help="with ZooKeeper's secret of the role: for applications that are trusted with everybody's work")
-@click.option("--gateway-only", is_flag=True, hidden=True, help="what everybody gets who is not --direct")
+@click.option("--direct", is_flag=True, help="with a gateway's secret of ZooKeeper: trusted with everybody's state")
 @click.option("--days", type=click.IntRange(1, 3650), default=365, metavar="N", help="how long they are valid  [365]")
 @click.option("--out", metavar="DIR", help="where they go  [AUTHORITY/bundles/NAME]")
 @authority_option
-def add_user(
-    session: Session, name: str, operator: bool, direct: bool, gateway_only: bool, days: int, out: str | None, authority: str | None
-) -> None:
+def add_user(session: Session, name: str, operator: bool, direct: bool, days: int, out: str | None, authority: str | None) -> None:
     """Makes credentials for a user: a directory to hand over, by which rmgr knows the user.
 
     The name is that of the user's account on the nodes: where Starters run as root, work runs as that user.
-    Users come through a gateway (rmgr submitter), which shows and changes their own work only; --direct is for those who are trusted.
+    Users come through a gateway (rmgr submitter), which shows and changes their own work only.
+
+    With --direct the bundle holds ZooKeeper's secret of role submitter, as a gateway's does, and works without one. Whoever has it
+    is trusted with everybody's state: reads all submissions, can spoil, cancel and hold them. It is for the admin, for one-user
+    clusters (rmgr dev) and for applications that are trusted. Revoke one with rmgr admin revoke, then rotate --role submitter.
     """
     from rmgr.adapters.identity.credentials import write_files
     from rmgr.adapters.identity.pki import issue
     from rmgr.cli.display.render import emit
 
-    if direct and gateway_only:
-        raise UsageError("--direct and --gateway-only are each other's opposite", hint="without either users come through gateways only")
     ca, where = open_authority(session, authority)
     role = Role.OPERATOR if operator else Role.USER
     place = Path(out).expanduser() if out else where / "bundles" / check_name(name)
@@ -58,7 +56,7 @@ def add_user(
         emit({"name": name, "role": role, "bundle": str(place), "direct": direct})
         return
     sys.stdout.write(f"{role} {name}: credentials in {place}\n")
-    session.note(_DIRECT.format(role=role, name=name) if direct else f"{name} comes through a gateway: --gateway HOST:PORT or RMGR_GATEWAY")
+    session.note(_DIRECT if direct else f"{name} comes through a gateway: --gateway HOST:PORT or RMGR_GATEWAY")
     session.note(f"hand it over as a secret (tar czf - -C {place} .); in ~/.config/rmgr/bundle of {name} rmgr finds it by itself")
 
 

@@ -3,12 +3,11 @@
 Derived from the multis of protocol.md (rule 39 of reliability.md): a role has what its operations need and READ elsewhere;
 nobody outside the cluster has anything. Remember of ZooKeeper that CREATE and DELETE are rights on the *parent*, that an
 access list is not inherited, and that a right holds for every child: a Starter's credential is that of all Starters, so a
-stolen one can spoil any claimed block (seals and signatures stop forged work and results, `coord/seal/work.py`), and users who
-reach ZooKeeper themselves can change the records of other users' submissions. Rights of single users hold at the gateway.
+stolen one can spoil any claimed block (signatures stop forged work and results, `coord/seal/work.py`).
 
 Who is who: ADMIN sets up, rotates and revokes. WATCHDOG leads: everything but the admin's places. STARTER claims and
-completes. USER and OPERATOR submit, follow, hold and cancel; an OPERATOR also drains and configures. SUBMITTER is a
-gateway: it acts for its users and operators, and checks whose work it is.
+completes. SUBMITTER is a gateway, which acts for its users and operators and checks whose work it is, or who was trusted
+with its secret (`rmgr admin add-user --direct`). Users and operators have no rights here.
 """
 
 from __future__ import annotations
@@ -37,19 +36,12 @@ R, W, C, D = Right.READ, Right.WRITE, Right.CREATE, Right.DELETE
 ALL = R | W | C | D | Right.ADMIN
 
 #: Roles that ZooKeeper tells apart, in the order of every access list.
-ROLES = (Role.ADMIN, Role.WATCHDOG, Role.STARTER, Role.SUBMITTER, Role.OPERATOR, Role.USER)
+ROLES = (Role.ADMIN, Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
 
 
-def _line(*, starter: Right = R, submitters: Right = R, operators: Right = Right.NONE, watchdog: Right = ALL) -> dict[Role, Right]:
-    """One line of the table. submitters: users, operators and gateways; operators: what operators and gateways have beside."""
-    return {
-        Role.ADMIN: ALL,
-        Role.WATCHDOG: watchdog,
-        Role.STARTER: starter,
-        Role.SUBMITTER: submitters | operators,
-        Role.OPERATOR: submitters | operators,
-        Role.USER: submitters,
-    }
+def _line(*, starter: Right = R, submitter: Right = R, watchdog: Right = ALL) -> dict[Role, Right]:
+    """One line of the table."""
+    return {Role.ADMIN: ALL, Role.WATCHDOG: watchdog, Role.STARTER: starter, Role.SUBMITTER: submitter}
 
 
 _READ = _line()
@@ -60,61 +52,61 @@ _ADMINS = _line(watchdog=R)
 TABLE: Mapping[str, Rights] = {
     "/": _READ,
     paths.META: _READ,
-    paths.CONFIG: _line(operators=W),  # SETTINGS
-    paths.IDS: _line(submitters=R | W),  # SUBMIT
+    paths.CONFIG: _line(submitter=R | W),  # SETTINGS
+    paths.IDS: _line(submitter=R | W),  # SUBMIT
     paths.EPOCH: _READ,
     paths.WATCHDOGS: _READ,
     paths.STARTERS: _line(starter=R | C | D),  # REGISTER, and the removal of an entry of one's own former life
-    paths.SUBMITTERS: _line(submitters=R | C),  # ENTER
+    paths.SUBMITTERS: _line(submitter=R | C),  # ENTER
     paths.NODES: _line(starter=R | C),  # REGISTER
     f"{paths.NODES}/*": _line(starter=R | W),
-    paths.DRAINS: _line(operators=C | D),  # DRAIN, RESUME
-    f"{paths.DRAINS}/*": _line(operators=W),
+    paths.DRAINS: _line(submitter=R | C | D),  # DRAIN, RESUME
+    f"{paths.DRAINS}/*": _line(submitter=R | W),
     paths.TROUBLES: _line(starter=R | C | D),  # TROUBLE
     f"{paths.TROUBLES}/*": _READ,
     paths.HOLDS: _READ,
-    paths.SUBS: _line(submitters=R | C),  # SUBMIT: the directory of a thousand
-    f"{paths.SUBS}/*": _line(submitters=R | C),
-    f"{paths.SUBS}/*/*": _line(submitters=R | W | C | D),  # GATE, UPDATE, TAKE_OWNERSHIP: the record; the gate below it comes and goes
-    f"{paths.SUBS}/*/*/gate": _line(submitters=R | W),  # UPDATE
-    f"{paths.SUBS}/*/*/tail": _line(submitters=R | W),  # ENQUEUE
-    f"{paths.SUBS}/*/*/done": _line(starter=R | C, submitters=R | C),  # COMPLETE; outcomes of what never ran
+    paths.SUBS: _line(submitter=R | C),  # SUBMIT: the directory of a thousand
+    f"{paths.SUBS}/*": _line(submitter=R | C),
+    f"{paths.SUBS}/*/*": _line(submitter=R | W | C | D),  # GATE, UPDATE, TAKE_OWNERSHIP: the record; the gate below it comes and goes
+    f"{paths.SUBS}/*/*/gate": _line(submitter=R | W),  # UPDATE
+    f"{paths.SUBS}/*/*/tail": _line(submitter=R | W),  # ENQUEUE
+    f"{paths.SUBS}/*/*/done": _line(starter=R | C, submitter=R | C),  # COMPLETE; outcomes of what never ran
     f"{paths.SUBS}/*/*/done/*": _READ,
-    f"{paths.SUBS}/*/*/failed": _line(starter=R | C, submitters=R | D),  # COMPLETE; RESUBMIT, GIVE_UP, CANCEL_FAILED
+    f"{paths.SUBS}/*/*/failed": _line(starter=R | C, submitter=R | D),  # COMPLETE; RESUBMIT, GIVE_UP, CANCEL_FAILED
     f"{paths.SUBS}/*/*/failed/*": _READ,
-    paths.NONCES: _line(submitters=R | C),  # SUBMIT; what was signed under it must stay refused: nobody else writes or deletes here
+    paths.NONCES: _line(submitter=R | C),  # SUBMIT; what was signed under it must stay refused: nobody else writes or deletes here
     f"{paths.NONCES}/*": _READ,
-    paths.TOKENS: _line(submitters=R | C),  # SUBMIT
+    paths.TOKENS: _line(submitter=R | C),  # SUBMIT
     f"{paths.TOKENS}/*": _READ,
-    paths.QUEUES: _line(operators=C),  # directories of a new queue
-    f"{paths.QUEUES}/*": _line(operators=C),
-    f"{paths.QUEUES}/*/pending": _line(starter=R | C | D, submitters=R | C, operators=D),  # CLAIM, SPLIT, RETURN; SUBMIT, ENQUEUE; TAKE_OUT
+    paths.QUEUES: _line(submitter=R | C),  # directories of a new queue
+    f"{paths.QUEUES}/*": _line(submitter=R | C),
+    f"{paths.QUEUES}/*/pending": _line(starter=R | C | D, submitter=R | C | D),  # CLAIM, SPLIT, RETURN; SUBMIT, ENQUEUE; TAKE_OUT
     f"{paths.QUEUES}/*/pending/*": _READ,
-    f"{paths.QUEUES}/*/held": _line(starter=R | C, submitters=R | C, operators=D),  # RETURN of held work; SUBMIT; TAKE_OUT
+    f"{paths.QUEUES}/*/held": _line(starter=R | C, submitter=R | C | D),  # RETURN of held work; SUBMIT; TAKE_OUT
     f"{paths.QUEUES}/*/held/*": _READ,
     paths.RUNNING: _line(starter=R | C),  # REGISTER
-    f"{paths.RUNNING}/*": _line(starter=R | C | D, submitters=R | C),  # CLAIM, COMPLETE; HAND
+    f"{paths.RUNNING}/*": _line(starter=R | C | D, submitter=R | C),  # CLAIM, COMPLETE; HAND
     f"{paths.RUNNING}/*/*": _line(starter=R | W),
     paths.INBOX: _line(starter=R | C),  # REGISTER
-    f"{paths.INBOX}/*": _line(starter=R | D, submitters=R | C),  # OBEY; ORDER
+    f"{paths.INBOX}/*": _line(starter=R | D, submitter=R | C),  # OBEY; ORDER
     f"{paths.INBOX}/*/*": _READ,
-    paths.IDLE: _line(starter=R | C | D, submitters=R | D),  # CLAIM, COMPLETE, IDLE; HAND
+    paths.IDLE: _line(starter=R | C | D, submitter=R | D),  # CLAIM, COMPLETE, IDLE; HAND
     f"{paths.IDLE}/*": _READ,
     paths.USAGE: _READ,
     paths.JOBS: _READ,
     paths.GANGS: _READ,
-    paths.REQUESTS: _line(submitters=R | C),  # ASK
+    paths.REQUESTS: _line(submitter=R | C),  # ASK
     f"{paths.REQUESTS}/*": _READ,
-    paths.IDENTITIES: _line(starter=R | C, submitters=R | C),  # a certificate is believed for its authority's signature
+    paths.IDENTITIES: _line(starter=R | C, submitter=R | C),  # a certificate is believed for its authority's signature
     f"{paths.IDENTITIES}/*": _READ,
     paths.REVOKED: _ADMINS,
     f"{paths.REVOKED}/*": _ADMINS,
     paths.ACL: _ADMINS,
     # What waits for a machine is encrypted; even so only those see it who hand it out.
-    paths.JOINS: _line(watchdog=R | D, starter=Right.NONE, submitters=Right.NONE, operators=Right.NONE) | {Role.SUBMITTER: R | D},
-    f"{paths.JOINS}/*": _line(watchdog=R | W, starter=Right.NONE, submitters=Right.NONE, operators=Right.NONE) | {Role.SUBMITTER: R | W},
-    paths.SECRETS: _line(watchdog=R, starter=Right.NONE, submitters=Right.NONE),
-    f"{paths.SECRETS}/*": _line(watchdog=R, starter=Right.NONE, submitters=Right.NONE),
+    paths.JOINS: _line(watchdog=R | D, starter=Right.NONE, submitter=R | D),
+    f"{paths.JOINS}/*": _line(watchdog=R | W, starter=Right.NONE, submitter=R | W),
+    paths.SECRETS: _line(watchdog=R, starter=Right.NONE, submitter=Right.NONE),
+    f"{paths.SECRETS}/*": _line(watchdog=R, starter=Right.NONE, submitter=Right.NONE),
 }
 
 #: Roots whose children differ by name and not only by depth: root -> depth at which the name counts.

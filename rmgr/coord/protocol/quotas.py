@@ -1,6 +1,6 @@
-"""Quotas of ZooKeeper's memory for znodes that users can make: a table by subtree, and limits for a heap; pure.
+"""Quotas of ZooKeeper's memory for znodes that users have gateways make: a table by subtree, and limits for a heap; pure.
 
-ZooKeeper holds every znode in its heap, and ends when that is full, with everybody's work. Below each root where users create,
+ZooKeeper holds every znode in its heap, and ends when that is full, with everybody's work. Below each root where they create,
 its own quotas end that before: what is too much is refused (`errors.QuotaReached`). Subtrees that only daemons write have none.
 A quota counts whatever is there, a Starter's outcomes below `/subs` too: it is the last wall, behind the bounds of gateways.
 
@@ -45,7 +45,7 @@ class Quota:
     data_bytes: int
 
 
-#: Root -> its share. Every root of `coord/protocol/acl.py` below which users create is here.
+#: Root -> its share. Every root of `coord/protocol/acl.py` below which gateways create is here.
 SHARES: Mapping[str, QuotaShare] = {
     paths.QUEUES: QuotaShare(45, 120),
     paths.SUBS: QuotaShare(11, 160),

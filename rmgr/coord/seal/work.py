@@ -80,7 +80,7 @@ BLOCK_UNSIGNED = {
     "past": "told to people only",
     "stamp": "random",
     "seal": "the signature itself",
-    "allocation": "written by the leader, who seals it (`coord/seal/placing.py`); its cores and memory are compared with the record",
+    "allocation": "written by the leader, as only daemons write there; its cores and memory are compared with the record",
     "stopping": "told to people and the leader only",
     "story": "told to people only",
     "awaits": "told to people only",

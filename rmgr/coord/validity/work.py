@@ -46,7 +46,7 @@ from rmgr.model.tasks.block import (
     Seal,
 )
 from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
-from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, PlacingSeal, Reserved, Rigid
+from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, Reserved, Rigid
 from rmgr.model.tasks.submission import (
     Amendment,
     Command,
@@ -343,7 +343,6 @@ BOOK.add(
     signature=blob(4096),
     proof=many(blob(64), 2 * MAX_TASKS),
 )
-BOOK.add(PlacingSeal, key_id=text(64, 1), epoch=SPAN, serial=SPAN, incarnation=SPAN, signature=blob(4096))
 BOOK.add(
     Allocation,
     _whole_nodes,
@@ -353,7 +352,6 @@ BOOK.add(
     started_us=SPAN,
     planned_us=SPAN,
     whole=many(whole(0, 1 << 31), LONG),
-    seal=optional(BOOK.of(PlacingSeal)),
     gang=optional(NAME, ""),
     generation=whole(0, 1 << 31),
     changes=whole(0, MOST_CHANGES),

@@ -29,7 +29,6 @@ from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
-from rmgr.daemons.leader.core.seals import Placings, placings_of
 from rmgr.daemons.leader.election import Candidacy
 from rmgr.daemons.leader.join import Joining
 from rmgr.daemons.leader.submissions.usage import CountedSubmission
@@ -81,7 +80,7 @@ class Watchdog:
         meta: the cluster that it belongs to.
         endpoint: where it answers gRPC.
         resync_s: mean time between two comparisons of memory and znodes while it leads.
-        placings, credentials: see `LeaderContext`.
+        credentials: see `LeaderContext`.
     """
 
     def __init__(
@@ -95,7 +94,6 @@ class Watchdog:
         log: Log,
         metrics: LeaderMetrics,
         metrics_at: str = "",
-        placings: Placings | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         self.guid = machine.guid()[:12]
@@ -107,7 +105,6 @@ class Watchdog:
         self._resync_s = resync_s
         self._log = log
         self._metrics = metrics
-        self._placings = placings
         self._credentials = credentials
         self.mailbox: Mailbox[Thunk] = Mailbox()
         self._io = machine.steady_pool(_IO_THREADS, "store")
@@ -283,7 +280,6 @@ class Watchdog:
             log=self._log,
             metrics=self._metrics,
             wall_us=machine.wall_us,
-            placings=self._placings,
             credentials=self._credentials,
         )
         self.leader = leader = Leader(context, record, resync_s=self._resync_s)
@@ -367,7 +363,6 @@ def _serve(
         log=log,
         metrics=metrics,
         metrics_at=advertised_metrics(measured.address, config.watchdog.advertise),
-        placings=placings_of(credentials, trust, meta),
         credentials=credentials,
     )
     reach = StarterReach(watchdog.living, log)

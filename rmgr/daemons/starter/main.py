@@ -26,7 +26,6 @@ from rmgr.adapters.terminals import terminal as rpc_terminal
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import MAX_NODES, Config, StarterConfig
 from rmgr.coord.protocol.ports import Coordinator, Store
-from rmgr.daemons.leader.core.seals import placings_of
 from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.opened import opened
@@ -333,7 +332,6 @@ def build(
         gate=Gate(credentials, trust, records, cluster_id=meta.cluster_id) if credentials is not None and trust is not None else None,
         seals=seals_of(credentials, trust, meta),
         credentials=credentials,
-        placings=placings_of(credentials, trust, meta),
     )
     if trust is not None:
         trust.listen(lambda: mailbox.put(nothing))

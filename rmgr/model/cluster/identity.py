@@ -23,6 +23,11 @@ class Role(StrEnum):
     USER = "user"
     JOIN = "join"  #: a machine that is about to become something
 
+    @property
+    def at_zookeeper(self) -> Role:
+        """As whom ZooKeeper knows a holder of this role whose bundle has a secret: users who are trusted with it are as gateways."""
+        return Role.SUBMITTER if self in (Role.USER, Role.OPERATOR) else self
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:

@@ -56,29 +56,15 @@ class Rigid:
         return self.restart != FROM_START and (self.checkpoint or self.checkpoint_every_us > 0 or answered)
 
 
-class PlacingSeal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Signature of an allocation by the leader who gave it (`coord/seal/placing.py` says of what).
-
-    key_id: of the signer. epoch, serial: no two placings of a cluster have the same, and later ones have greater. incarnation: of the head
-    for which it was placed: another one begins nothing of it. signature: as that of a block's `Seal`.
-    """
-
-    key_id: str
-    epoch: int
-    serial: int
-    incarnation: int
-    signature: bytes = b""
-
-
 class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Nodes of one attempt of a job. shares: (node, processes), the head first; on every node processes x threads cores.
 
     threads: cores of one process. memory_mib: of one process, 0 = not counted. started_us: when the leader placed it (its clock).
     planned_us: how long it was planned for, 0 = no limit. whole: of a job that has its nodes for itself: all cores of each node, in the
-    order of `shares`; it has their other resources, too, but of the memory what it asked for. seal: of the leader who gave it, None in
-    an open cluster. gang: it runs in the slots that `/gangs/<gang>` gives it, and stands still in others; "" = in none. generation: of
-    that record, by which it was placed: an earlier one may have the attempt on other cores. changes: amendments of its submission's
-    record, by which it was placed: its node reads that one, or a later one.
+    order of `shares`; it has their other resources, too, but of the memory what it asked for. gang: it runs in the slots that
+    `/gangs/<gang>` gives it, and stands still in others; "" = in none. generation: of that record, by which it was placed: an earlier
+    one may have the attempt on other cores. changes: amendments of its submission's record, by which it was placed: its node reads that
+    one, or a later one.
     """
 
     shares: tuple[tuple[str, int], ...]
@@ -87,7 +73,6 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     started_us: int = 0
     planned_us: int = 0
     whole: tuple[int, ...] = ()
-    seal: PlacingSeal | None = None
     gang: str = ""
     generation: int = 0
     changes: int = 0

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pickle
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
-from rmgr.daemons.leader.core.seals import Placings
-from rmgr.daemons.starter.core.records import Info, RecordCache
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
@@ -70,34 +67,6 @@ def test_a_placed_call_returns_its_result(rig: Rig) -> None:
     assert pickle.loads(outcome.value) == (42, "/hosts")
 
 
-def test_a_seal_is_looked_at_when_its_block_was_read_and_when_its_record_has_come(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = rig.start().agent().jobs._shared
-    rig.wait_registered()
-    has_come = threading.Event()
-    asked: list[int] = []
-    looked: list[str] = []
-    get, look = RecordCache.get, Placings.look
-
-    def slow_get(records: RecordCache, submission: int) -> Info | None:
-        asked.append(submission)
-        return get(records, submission) if has_come.is_set() else None
-
-    def counted(placings: Placings, node: str, name: str, *others: Any, **more: Any) -> str | None:
-        looked.append(name)
-        return look(placings, node, name, *others, **more)
-
-    monkeypatch.setattr(RecordCache, "get", slow_get)
-    monkeypatch.setattr(Placings, "look", counted)
-    number = rig.submit(Command(argv=("true",)), queue="batch")
-    put(rig, number)
-    eventually(lambda: shared.wake() or asked.count(number) >= 10, "turns of the loop in which its record is not there")
-    assert len(looked) == 1
-    has_come.set()
-    eventually(lambda: shared.wake() or len(looked) > 1, "its record")
-    assert rig.outcomes(number, 1)[0].state is State.COMPLETED
-    assert len(looked) == 2
-
-
 def test_an_order_whose_block_is_gone_or_of_an_older_incarnation_is_crossed_off(rig: Rig) -> None:
     first = rig.start()
     rig.wait_registered()
@@ -114,6 +83,19 @@ def test_an_order_whose_block_is_gone_or_of_an_older_incarnation_is_crossed_off(
     for guid, written in (("a" * 32, stale), ("b" * 32, nonsense)):
         rig.write(paths.inbox("n1", guid), written)
         crossed_off(rig, guid)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", b"{}"], ids=["nothing", "no-message", "json"])
+def test_what_is_no_block_is_deleted_and_not_looked_at_again(rig: Rig, garbage: bytes) -> None:
+    rig.start()
+    rig.wait_registered()
+    name = "0000001.0000000042.0000000000.001.000001.00001.000000000-0000000007"
+    path = f"{paths.running_node('n1')}/{name}"
+    outcome = rig.zk.commit(Multi(name="TEST", ops=(Create(path, garbage),), proof=Exists(path))).result(60)
+    assert isinstance(outcome, Committed), outcome
+    rig.write(paths.inbox("n1", "a" * 32), InboxOrder(order=OrderKind.START, submission=42, index=0, extra={"block": name}))
+    eventually(lambda: rig.zk.stat(path).result(60) is None, "it is gone")
+    crossed_off(rig, "a" * 32)
 
 
 def test_nothing_is_pulled_while_an_assigned_job_waits_for_room(rig: Rig, tmp_path: Path) -> None:

@@ -105,11 +105,11 @@ def test_everything_made_has_its_list_and_the_check_finds_what_has_not(tree: ZkC
     assert report.checked >= len(TABLE)
     admin = opened(Role.ADMIN)
     admin.set_access("/queues", (*admin.lists.above,)).result(60)
-    for role in (Role.USER, Role.WATCHDOG):  # who may not change it is not shown the whole list, and sees it nevertheless
+    for role in (Role.SUBMITTER, Role.WATCHDOG):  # who may not change it is not shown the whole list, and sees it nevertheless
         seen = check_tree(opened(role))
         assert [item.path for item in seen.deviations] == ["/queues"]
         assert "world" in {entry.scheme for entry in seen.deviations[0].found}
-    assert check_tree(opened(Role.USER)).hidden == ["/joins", "/secrets"]
+    assert check_tree(opened(Role.STARTER)).hidden == ["/joins", "/secrets"]
     assert check_tree(admin, mend=True).mended == 1
     assert check_tree(tree).deviations == []
 
@@ -150,8 +150,8 @@ def test_a_tree_made_in_the_open_is_taken_over_by_the_first_watchdog(opened: Ope
 
 
 def test_a_wrong_secret_is_told_what_to_mend_and_nothing_hangs(tree: ZkCoordinator, opened: Opened, zookeeper: ZooKeeperServer) -> None:
-    with pytest.raises(PermissionDenied, match="secret of role user") as told:
-        verify(opened(Role.USER, secret="user:guessed"))
+    with pytest.raises(PermissionDenied, match="secret of role submitter") as told:
+        verify(opened(Role.USER, secret="submitter:guessed"))
     assert "rotated" in told.value.hint
     assert "guessed" not in f"{told.value.message}{told.value.hint}"
     # An identity that the server does not take at all: it closes the connection, kazoo's thread ends, and we say so at once.

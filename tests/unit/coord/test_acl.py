@@ -12,7 +12,6 @@ from rmgr.model.cluster.identity import Role
 from tests.places import ROOT
 
 S, W = Role.STARTER, Role.WATCHDOG
-USERS = (Role.USER, Role.OPERATOR, Role.SUBMITTER)
 K = "0000001.0000000042.0000000000.001.000001.00001.000000000-0000000007"
 SUB = paths.sub(42)
 
@@ -87,21 +86,14 @@ def test_gateways_may_do_every_operation_of_their_clients(name: str) -> None:
             assert allowed(Role.SUBMITTER, kind, AT[place]), f"{name}: {kind.__name__} {place.name}"
 
 
-def test_users_may_do_what_submits_and_follows_and_nothing_of_operators() -> None:
-    clients = ("SUBMIT", "ENQUEUE", "HAND", "RESUBMIT", "GIVE_UP", "CANCEL_FAILED", "ENTER", "TAKE_OWNERSHIP", "GATE", "ORDER")
-    for name in clients:
-        for kind, place in OPERATIONS[name]:
-            if place in AT:
-                assert allowed(Role.USER, kind, AT[place]), f"{name}: {kind.__name__} {place.name}"
-    for name in ("DRAIN", "RESUME", "SETTINGS"):
-        for kind, place in OPERATIONS[name]:
-            assert not allowed(Role.USER, kind, AT[place])
-            assert allowed(Role.OPERATOR, kind, AT[place])
-    assert allowed(Role.USER, Create, paths.request("g"))
+def test_users_and_operators_have_no_rights_at_all() -> None:
+    assert allowed(Role.SUBMITTER, Create, paths.request("g"))
+    for place in (*TABLE, f"{paths.JOBS}/0/42"):
+        assert set(rights(place)) == {Role.ADMIN, W, S, Role.SUBMITTER}, place
 
 
-@pytest.mark.parametrize("role", USERS)
-def test_who_submits_neither_fences_nor_leads_nor_claims(role: Role) -> None:
+def test_a_gateway_neither_fences_nor_leads_nor_claims() -> None:
+    role = Role.SUBMITTER
     for path in (paths.EPOCH, paths.META, paths.node("n"), f"{paths.running_node('n')}/{K}", paths.ACL, paths.revoked("k")):
         assert not rights(path)[role] & (ALL & ~Right.READ), path
     assert rights(paths.running_node("n"))[role] == Right.READ | Right.CREATE, "HAND, to which a mark belongs"
@@ -110,9 +102,7 @@ def test_who_submits_neither_fences_nor_leads_nor_claims(role: Role) -> None:
         assert not rights(path).get(role, Right.NONE) & (Right.CREATE | Right.DELETE), path
 
 
-def test_only_daemons_operators_and_gateways_take_anything_out_of_a_queue() -> None:
-    for path in (paths.pending("q"), paths.held("q")):
-        assert not may(Role.USER, Right.DELETE, path)
+def test_a_starter_takes_nothing_out_of_what_is_held() -> None:
     assert not may(S, Right.DELETE, paths.held("q"))
 
 
@@ -129,7 +119,7 @@ def test_every_directory_of_the_tree_has_a_line_and_what_has_none_is_only_read()
     for path in (SUB, paths.gate(42), paths.fragment_prefix(42), f"{paths.pending('q')}/{K}", paths.idle("n"), paths.request("g")):
         assert place_of(path) in TABLE
     unknown = rights(f"{paths.JOBS}/0/42")
-    assert {role: right for role, right in unknown.items() if role not in {Role.ADMIN, W}} == dict.fromkeys((S, *USERS), Right.READ)
+    assert {role: right for role, right in unknown.items() if role not in {Role.ADMIN, W}} == dict.fromkeys((S, Role.SUBMITTER), Right.READ)
 
 
 LETTERS = {Right.READ: "r", Right.WRITE: "w", Right.CREATE: "c", Right.DELETE: "d", Right.ADMIN: "a"}

@@ -13,7 +13,6 @@ from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.leader.core.calls import WaitingCalls
 from rmgr.daemons.leader.core.doors import Thunk
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
-from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.tree import LeaderTree
 from rmgr.runtime import machine
@@ -50,7 +49,6 @@ class LeaderContext:
         metrics: LeaderMetrics,
         clock: Callable[[], float] | None = None,
         wall_us: Callable[[], int] | None = None,
-        placings: Placings | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         self.coordinator = coordinator
@@ -59,4 +57,3 @@ class LeaderContext:
         self.term = Term(epoch, epoch_version, log, metrics, wall_us or machine.wall_us, aside)
         self.tree = LeaderTree(coordinator, mailbox, self.term, deposed=deposed, may_act=may_act, clock=clock or machine.monotonic)
         self.calls = WaitingCalls(coordinator, store, io, self.tree.soon, self.term)
-        self.placings = placings or Placings()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import place as place_ops
@@ -20,7 +20,6 @@ from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Check,
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.facts import Names, allocation_of
-from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.placement.gangs import GangKeeper
 from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, Stops, stop_order
@@ -33,7 +32,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.gang import LEAD_US
 from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind
 from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.placing import Allocation, task_of
+from rmgr.model.tasks.placing import task_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.sched.job import Running
@@ -80,18 +79,6 @@ class FencedNodes(Protocol):
         ...
 
 
-class _Chosen(NamedTuple):
-    """A job that starts, before its allocation is sealed. name: of its block where it will run."""
-
-    waiting: Waiting
-    data: BlockData
-    version: int
-    allocation: Allocation
-    fences: tuple[tuple[str, int], ...]
-    incarnation: int
-    name: str
-
-
 class PlanExecution:
     """Carries out one plan at a time."""
 
@@ -99,7 +86,6 @@ class PlanExecution:
         self,
         tree: LeaderCommits,
         term: Term,
-        placings: Placings,
         job_table: JobTable,
         names: Names,
         nodes: FencedNodes,
@@ -116,7 +102,6 @@ class PlanExecution:
         self._stops = stops
         self._tree = tree
         self._term = term
-        self._placings = placings
         self._job_table = job_table
         self._names = names
         self._nodes = nodes
@@ -334,7 +319,8 @@ class PlanExecution:
         self._job_table.odd[waiting.name] = f"{type(error).__name__}: {error}"
         self._problem = self._problem or f"job {job} cannot be started"
 
-    def _chosen(self, start: Start, found: Stamped, now_us: int, gang: Gang | None) -> _Chosen | None:
+    def _assigned(self, start: Start, found: Stamped, now_us: int, gang: Gang | None) -> Assigned | None:
+        """None: it is not there any more, or one of its nodes is not."""
         waiting = self._job_table.waiting.get(start.job_id)
         number, _ = task_of(start.job_id)
         submission = self._job_table.submissions.get(number)
@@ -352,12 +338,23 @@ class PlanExecution:
         )
         running = place_ops.running_key(waiting.key, allocation)
         name = waiting.name if running is waiting.key else paths.block_name(running)
-        return _Chosen(waiting, data, found.version, allocation, fences, self._nodes.records[allocation.head].incarnation, name)
+        chance = machine.random_hex(12)
+        return Assigned(
+            queue=waiting.queue,
+            key=waiting.key,
+            data=data,
+            version=found.version,
+            allocation=allocation,
+            fences=fences,
+            incarnation=self._nodes.records[allocation.head].incarnation,
+            guid=paths.start_order(chance[:12], name),
+            stamp=chance[12:],
+            reserved=self._promises.taken_over(start.job_id),
+        )
 
     def _starts(self, decisions: Sequence[Decision], now_us: int) -> dict[int, Assigned | Exception | None]:
-        """What starts, job by job, sealed together; None: it is not there any more, or what was wrong with it."""
+        """What starts, job by job; None: it is not there any more, or what was wrong with it."""
         made: dict[int, Assigned | Exception | None] = {}
-        chosen: dict[int, _Chosen] = {}
         gangs = {job: one.gang for one in decisions if type(one) is GangSet for job in one.gang.homes}
         for decision in decisions:
             if type(decision) is not Start or decision.job_id not in self._blocks:  # one that moves was not read
@@ -365,28 +362,9 @@ class PlanExecution:
             self._at, found, job = decision, self._blocks[decision.job_id], decision.job_id
             made[job] = None
             try:
-                one = None if found is None else self._chosen(decision, found, now_us, gangs.get(job))
+                made[job] = None if found is None else self._assigned(decision, found, now_us, gangs.get(job))
             except Exception as error:  # noqa: BLE001 - the boundary of one job: its block or record is to blame, not the policy
                 made[job] = error
-            else:
-                if one is not None:
-                    chosen[job] = one
-        told = [(one.name, one.allocation, one.incarnation) for one in chosen.values()]
-        sealed = self._placings.seal(told, epoch=self._term.epoch_version)
-        for (job, one), allocation in zip(chosen.items(), sealed, strict=True):
-            chance = machine.random_hex(12)
-            made[job] = Assigned(
-                queue=one.waiting.queue,
-                key=one.waiting.key,
-                data=one.data,
-                version=one.version,
-                allocation=allocation,
-                fences=one.fences,
-                incarnation=one.incarnation,
-                guid=paths.start_order(chance[:12], one.name),
-                stamp=chance[12:],
-                reserved=self._promises.taken_over(job),
-            )
         return made
 
     def _multis(

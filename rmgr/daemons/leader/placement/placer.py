@@ -13,7 +13,6 @@ from functools import partial
 
 from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.core.calls import WaitingCalls
-from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.tree import LeaderTree
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
@@ -68,7 +67,6 @@ class Placer:
         tree: LeaderTree,
         term: Term,
         calls: WaitingCalls,
-        placings: Placings,
         settings: Callable[[], ClusterSettings],
         nodes: NodeKeeper,
         *,
@@ -80,7 +78,6 @@ class Placer:
         self.passes, self.last_pass_s = 0, 0.0
         self._tree = tree
         self._term = term
-        self._placings = placings
         self._known_nodes = nodes
         self._is_other_log = False  # another pipeline places somewhere since the log began
         self._nodes_changed = False
@@ -118,7 +115,7 @@ class Placer:
         self._promises = Promises(tree, table, names, self.rebuild)
         self._holds = PlacedHolds(tree, calls, table, self._promises, nodes.records)
         self._orders = PlanExecution(
-            tree, term, placings, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises, self.gangs
+            tree, term, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises, self.gangs
         )
         self.user_requests = UserRequests(
             tree, term, calls, table, self._stops, self._next_starts, self._orders, nodes.drains,
@@ -418,7 +415,7 @@ class Placer:
             self._stops.forget()
             self._look_at_nodes()
             self._rebuild_of = Rebuild(
-                self._tree, self._term, self._placings,
+                self._tree, self._term,
                 self.job_table, self._lists, self._records, self.served, self._building, self._updates, self.gangs,
             )  # fmt: skip
         if not self._known_nodes.hurry():

@@ -18,7 +18,6 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.core.doors import LeaderReads
-from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
 from rmgr.daemons.leader.placement.building import SOME, StandingJob, StateBuilding
@@ -30,12 +29,10 @@ from rmgr.daemons.leader.records.reserved import Standing
 from rmgr.daemons.leader.records.served import ServedPartitions
 from rmgr.daemons.leader.records.updates import StateUpdates
 from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import MAX_INDEX, Allocation
+from rmgr.model.tasks.placing import MAX_INDEX
 from rmgr.sched.state.cluster import ClusterState
 
 _RETRY_S = 0.5
-#: Until it is asked again whose key it is that an allocation names.
-_LOOK_S = 0.02
 #: Blocks that are read by one request, and decoded in one message.
 _TOGETHER = 64
 #: So long the loop is kept at a time.
@@ -59,7 +56,6 @@ class Rebuild:
         self,
         tree: LeaderReads,
         term: Term,
-        placings: Placings,
         job_table: JobTable,
         lists: ListedJobs,
         submissions: SubmissionRecords,
@@ -71,7 +67,6 @@ class Rebuild:
         self._keeper = gangs
         self._tree = tree
         self._term = term
-        self._placings = placings
         self._job_table = job_table
         self._pending, self._running = lists.pending, lists.running
         self._submissions = submissions
@@ -199,27 +194,9 @@ class Rebuild:
             if data is not None and (data.answered or data.moves):
                 self._told[path] = (data.answered, data.moves)
             self._blocks[path] = None if data is None or allocation is None else StandingJob(allocation, data.answered, data.moves)
-            if found is not None and allocation is not None and path.startswith(f"{paths.RUNNING}/"):
-                self._look(path, allocation, found.stat.czxid)
         except msgspec.DecodeError as error:
             self._term.log.error("block_unreadable", path=path, error=str(error))
             self._blocks[path] = None
-
-    def _look(self, path: str, allocation: Allocation, zxid: int) -> None:
-        """Whether a leader has placed it there: what somebody else has put there takes nothing from anybody."""
-        node, _, name = path.removeprefix(f"{paths.RUNNING}/").partition("/")
-        why = self._placings.look(node, name, allocation, zxid=zxid)
-        if why is None:
-            self._reading += 1
-            self._tree.after(_LOOK_S, partial(self._look_again, path, allocation, zxid))
-        elif why:
-            self._term.log.warning("block_not_placed", path=path, why=why)
-            self._blocks[path] = None
-
-    def _look_again(self, path: str, allocation: Allocation, zxid: int) -> None:
-        self._reading -= 1
-        self._look(path, allocation, zxid)
-        self._updates.wake()
 
     def _remembered(self) -> dict[str, Records]:
         """By partition; what cannot be read is told, and forgotten."""

@@ -71,7 +71,7 @@ class Leader:
         window_s = 2 * context.coordinator.session_timeout_s
         self.nodes = NodeKeeper(tree, term, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
         self.placer = Placer(
-            tree, term, calls, context.placings, lambda: self.settings, self.nodes,
+            tree, term, calls, lambda: self.settings, self.nodes,
             open_clock=open_clock or partial(ClockReader, context.credentials), inline=inline_passes,
         )  # fmt: skip
         self._release = ReleaseKeeper(tree, term, calls, self.living, lambda: self._watchdogs.value or ())

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rmgr.adapters.rpc.ranks import Peers
-    from rmgr.daemons.leader.core.seals import Placings
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.doors import NodeOrders
     from rmgr.daemons.starter.core.home import Home
@@ -47,13 +46,12 @@ class JobsNode(Protocol):
 
 
 class JobServices(Protocol):
-    """Directories, the store, records, seals of placements, other Starters and settings, as jobs need them."""
+    """Directories, the store, records, other Starters and settings, as jobs need them."""
 
     home: Home
     io: StoreIO
     metrics: StarterMetrics
     peers: Peers | None
-    placings: Placings
     records: RecordCache
 
     def open_clock(self, told: Callable[[], None]) -> ClockReader:

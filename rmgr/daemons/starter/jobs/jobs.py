@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import UNREADABLE, cut, decode_block, decode_record
-from rmgr.daemons.leader.core.seals import AGAIN, Begun
 from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
 from rmgr.daemons.starter.checkpoint.helping import HelperParts
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
@@ -31,12 +31,12 @@ from rmgr.daemons.starter.execution.reservations import Reservations
 from rmgr.daemons.starter.jobs.barrier import Barriers
 from rmgr.daemons.starter.jobs.furnish import clear, furnish
 from rmgr.daemons.starter.jobs.ranks import Door
-from rmgr.daemons.starter.jobs.unplaced import Unplaced
 from rmgr.daemons.starter.jobs.verdict import Verdicts
 from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
 from rmgr.daemons.starter.staging.directory_pool import DirectoryPool
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import CoordinationUnavailable, RmgrError
+from rmgr.log import audit
 from rmgr.model.base.resources import share_variable
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import NodeRecord
@@ -51,7 +51,6 @@ from rmgr.runtime.logger import Log
 if TYPE_CHECKING:
     from rmgr.daemons.starter.checkpoint.doors import CheckpointServices
     from rmgr.daemons.starter.core.doors import TreeCommits
-    from rmgr.daemons.starter.core.records import Info
     from rmgr.daemons.starter.jobs.doors import JobServices, JobsNode
 
 #: How long a node is tried to be reached with an order to suspend.
@@ -71,14 +70,12 @@ class _Coming:
     """A START order whose block is not the node's own yet."""
 
     key: BlockKey
-    name: str  #: of the block, as its seal says it
+    name: str  #: of the block
     is_reading: bool = False
     retry_s: float = -math.inf
     data: BlockData | None = None
     version: int = 0
-    zxid: int = 0  #: that made the block
     is_renewed: bool = False  #: the record of its submission was read again, because it was older than its placing
-    is_judged: bool = False  #: its seal was looked at; once more when its record has come, for keys are revoked meanwhile
 
 
 class Jobs:
@@ -127,8 +124,6 @@ class Jobs:
             on_unstartable=lambda block, failure: on_unstartable(block, block.take_ready(), failure),
         )
         self.helped = HelperParts(self.holds, shared.io.store, node.name, saving.seals, saving.charge_of)
-        self._unplaced = Unplaced(node, tree, log)
-        self._begun = Begun()
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
         self._pool = DirectoryPool(tree.after, Path.unlink)
@@ -145,7 +140,6 @@ class Jobs:
         """A new registration: the inbox is read again."""
         self._generation += 1
         self._coming.clear()
-        self._begun = Begun()  # what was placed before is for another incarnation
         self.checkpoints.reset()
         self.gangs.reset()
 
@@ -178,52 +172,23 @@ class Jobs:
                     again.append(guid)
             elif coming.key in self._node.blocks:
                 del self._coming[guid]
-            elif (coming.is_judged and not self._is_read(coming.key)) or (why := self._unseen(coming, coming.data)) is None:
-                continue
-            elif (info := self._shared.records.get(coming.key.submission)) is not None or (why and self._is_nobodys(coming.key)):
+            elif (info := self._shared.records.get(coming.key.submission)) is not None:
                 allocation = coming.data.allocation
-                if info is not None and allocation is not None and len(info.record.changes) < allocation.changes and not coming.is_renewed:
+                if allocation is not None and len(info.record.changes) < allocation.changes and not coming.is_renewed:
                     coming.is_renewed = True
                     self._shared.records.forget(coming.key.submission)  # its terms were changed since it was read
                     self._shared.records.get(coming.key.submission)
                     continue
                 del self._coming[guid]
-                if not why and allocation is not None:
-                    why = self._begun.take(allocation.seal)
-                if why or info is None:
-                    self._refuse(coming, coming.data, None if why is AGAIN else info, why)
-                    continue
                 block = ClaimedBlock.claimed(self._node.name, info.record.queue, coming.key, coming.data, coming.version)
                 block.info = info
                 failpoint("starter.job_taken")
                 self._node.claimed(block)
                 taken.append(block)
-            else:
-                coming.is_judged = True
         if again:
             self._read(again)
         if taken:
             self._took(taken)
-
-    def _unseen(self, coming: _Coming, data: BlockData) -> str | None:
-        """Why it is none that a leader has placed here, "" when it is; None: not known yet."""
-        assert data.allocation is not None
-        seal = data.allocation.seal
-        why = self._shared.placings.look(self._node.name, coming.name, data.allocation, zxid=coming.zxid)
-        if not why and seal is not None and seal.incarnation != self._node.incarnation and why is not None:
-            return "it was placed for another incarnation of this node"
-        return why
-
-    def _is_read(self, key: BlockKey) -> bool:
-        """The record of its submission has come, or there is none for it."""
-        return self._shared.records.get(key.submission) is not None or self._is_nobodys(key)
-
-    def _is_nobodys(self, key: BlockKey) -> bool:
-        return self._shared.records.is_refused(key.submission)
-
-    def _refuse(self, coming: _Coming, data: BlockData, info: Info | None, why: str) -> None:
-        self._unplaced.refuse(coming.key, data, coming.version, info, why)
-        self._node.orders.left(coming.key)
 
     def _took(self, taken: Sequence[ClaimedBlock]) -> None:
         """Its own now, before all that was pulled, after the jobs that came before them."""
@@ -269,9 +234,9 @@ class Jobs:
         coming.is_reading = False
         try:
             data = decode_block(found.data) if found is not None else None
-        except (RmgrError, *UNREADABLE) as error:  # what stands there is no block, now and later, and no leader has placed it
+        except (RmgrError, *UNREADABLE) as error:  # what stands there is no block, now and later
             del self._coming[guid]
-            self._refuse(coming, BlockData(), None, f"what stands there is no block: {cut(error)}")
+            self._discard(coming.key, f"what stands there is no block: {cut(error)}")
             return
         allocation = data.allocation if data is not None else None
         if found is None or data is None or allocation is None or not allocation.shares or data.incarnation != self._node.incarnation:
@@ -280,7 +245,14 @@ class Jobs:
             del self._coming[guid]
             self._node.orders.left(coming.key)
         else:
-            coming.data, coming.version, coming.zxid = data, found.version, found.stat.czxid
+            coming.data, coming.version = data, found.version
+
+    def _discard(self, key: BlockKey, why: str) -> None:
+        """What is placed here and cannot be read is deleted: it would be read again and again."""
+        audit(self._log, who="ZooKeeper", role="", what="start", target=f"{key.submission}_{key.first}", allowed=False, why=why)
+        if self._tree.committer.may_commit:
+            self._tree.committer.commit(ops.discard(self._node.name, self._tree.committer.fence(self._node.name), key), lambda _: None)
+        self._node.orders.left(key)
 
     def _not_read(self, coming: _Coming, error: Exception) -> None:
         coming.is_reading = False

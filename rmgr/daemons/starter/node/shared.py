@@ -11,7 +11,6 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.ranks import Peers
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.estimate import TaskTimes
@@ -66,7 +65,6 @@ class Shared:
     credentials: Credentials | None = None  #: None in an open cluster
     gate: Gate | None = None  #: of a secured cluster
     seals: Seals = OPEN  #: of checkpoints
-    placings: Placings = field(default_factory=Placings)  #: of leaders
     deeds: Deeds | None = None  #: of a secured cluster: whose values are
     users: AccountsPolicy | None = None  #: work runs as its users; None: as the Starter
     processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: that are a node's own, none: work is not bound

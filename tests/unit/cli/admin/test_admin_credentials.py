@@ -47,13 +47,12 @@ def test_a_direct_user_is_told_in_one_sentence_what_that_means(authority: Path, 
     place = str(authority / "app")
     assert run(["admin", "add-user", "portal", "--direct", "--out", place, "--authority", str(authority)]) == 0
     told = capsys.readouterr().err
-    assert "portal holds ZooKeeper's secret of role user" in told
+    assert "trusted with everybody's state" in told
     assert "SECURITY.md" in told
     portal = Credentials.load(place)
     assert portal.zookeeper_auth is not None
-    assert portal.zookeeper_auth[1].startswith("user:")
-    assert run(["admin", "add-user", "eve", "--direct", "--gateway-only", "--authority", str(authority)]) == 2
-    assert "opposite" in capsys.readouterr().err
+    assert portal.zookeeper_auth[1].startswith("submitter:")
+    assert portal.zookeeper_auth == Credentials.load(authority / "bundles" / "submitter").zookeeper_auth
 
 
 def test_a_bundle_gets_new_keys_in_its_place_and_stays_who_it_is(authority: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,13 +75,13 @@ def test_bundles_of_a_rotated_role_beside_the_authority_get_the_new_secret(autho
     gone = Credentials.load(authority / "bundles" / "mallory").identity
     known = [SimpleNamespace(identity=gone, is_revoked=True), SimpleNamespace(identity=SimpleNamespace(key_id=""), is_revoked=False)]
     monkeypatch.setattr("rmgr.procedures.securing.identities", lambda *_: known)
-    for role, name in ((Role.STARTER, "starter"), (Role.USER, "bob")):
+    for role, names in ((Role.STARTER, ["starter"]), (Role.SUBMITTER, ["bob", "submitter"])):
         fresh = type(ca)(cluster=ca.cluster, cert_pem=ca.cert_pem, key_pem=ca.key_pem, secrets={**ca.secrets, role.value: "fresh"})
         nobody: Any = None
-        assert admin_rotate.refresh_bundles(nobody, fresh, authority, role) == [authority / "bundles" / name]
-        assert (authority / "bundles" / name / "zookeeper.secret").read_bytes() == f"{role}:fresh".encode()
-        Credentials.load(authority / "bundles" / name)  # and it is whole
-    assert (authority / "bundles" / "submitter" / "zookeeper.secret").read_bytes() == before["submitter"]
+        assert admin_rotate.refresh_bundles(nobody, fresh, authority, role) == [authority / "bundles" / name for name in names]
+        for name in names:
+            assert (authority / "bundles" / name / "zookeeper.secret").read_bytes() == f"{role}:fresh".encode() != before[name]
+            Credentials.load(authority / "bundles" / name)  # and it is whole
     assert not (authority / "bundles" / "eve" / "zookeeper.secret").exists()  # behind a gateway: he never had one
     assert b"fresh" not in (authority / "bundles" / "mallory" / "zookeeper.secret").read_bytes()
 
