@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from rmgr.adapters.gateway.talk import Outbox, TalkLink
+from rmgr.adapters.gateway.talk import LOOK_S, Outbox, TalkLink
 from rmgr.adapters.rpc.gateways import Gateways
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import read_fragment
@@ -73,7 +73,9 @@ class RemoteWork:
             heard=lambda words: loop.post(lambda: self._heard(words)),
             down=lambda: loop.post(self._down),
         )
+        self._is_closed = False
         self._link.start()
+        loop.post(self._look)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until a gateway has said that ZooKeeper answers.
@@ -159,6 +161,7 @@ class RemoteWork:
         """See `port.WorkPort`. On the Submitter's thread, or once that has ended."""
         for kept in list(self._kept.values()):
             kept.leave()
+        self._is_closed = True
         self.say(messages.Bye())
         self._link.close(timeout_s)
 
@@ -205,6 +208,11 @@ class RemoteWork:
             raise submit_unknown("the gateway went away meanwhile", token) from None
 
     # -- the stream
+
+    def _look(self) -> None:
+        if not self._is_closed:
+            self._link.check()
+            self._loop.after(LOOK_S, self._look)
 
     def _up(self, outbox: Outbox) -> None:
         self._outbox = outbox

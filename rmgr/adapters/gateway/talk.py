@@ -35,7 +35,7 @@ GONE_S = 10.0
 _SLOWEST_S = 0.5
 #: Words (bytes) that wait for one client: above it nothing of its submissions is read until it has taken some; so long it may take (s).
 MOST_UNSENT, STALLED_S = 8 * 1024 * 1024, 20.0
-_LOOK_S = 0.25
+LOOK_S = 0.25
 _END = None
 
 
@@ -111,12 +111,10 @@ class TalkLink:
         self._outbox: Outbox | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmgr-gateway", daemon=True)
-        self._watch = threading.Thread(target=self._look, name="rmgr-gateway-look", daemon=True)
 
     def start(self) -> None:
         """Begins to connect."""
         self._thread.start()
-        self._watch.start()
 
     def close(self, timeout_s: float) -> None:
         """Says what was said before, and ends. Idempotent."""
@@ -135,14 +133,13 @@ class TalkLink:
         if call is not None:
             call.cancel()
 
-    def _look(self) -> None:
-        """Leaves a gateway that says nothing."""
+    def check(self) -> None:
+        """Leaves a gateway that says nothing. To be called every `LOOK_S`."""
         limit_s = SILENCE_S if len(self._gateways.endpoints) > 1 else ALONE_S
-        while not self._closing.wait(_LOOK_S):
-            if self._call is not None and self._clock() - self._heard_s > limit_s:
-                self.last_error = f"the gateway at {self.endpoint} says nothing"
-                self._heard_s = self._clock()
-                self._cancel()
+        if self._call is not None and self._clock() - self._heard_s > limit_s:
+            self.last_error = f"the gateway at {self.endpoint} says nothing"
+            self._heard_s = self._clock()
+            self._cancel()
 
     def _run(self) -> None:
         tries = 0
@@ -295,7 +292,7 @@ class Talks:
             self._places.give_back(caller.user)
 
     def _look(self) -> None:
-        while not self._stopping.wait(_LOOK_S):
+        while not self._stopping.wait(LOOK_S):
             with self._lock:
                 live = list(self._live)
             for talk in live:
