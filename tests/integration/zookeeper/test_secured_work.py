@@ -157,7 +157,7 @@ def test_a_gateways_secret_neither_fences_nor_leads(secured: DevCluster) -> None
     assert check_tree(secured.coordinator).deviations == []
 
 
-def test_a_user_cancels_single_waiting_tasks_by_asking_the_leader(secured: DevCluster) -> None:
+def test_a_user_cancels_single_waiting_tasks(secured: DevCluster) -> None:
     bob = environment_of(secured, Role.USER, "bob")
     number = run(bob, "submit", "--parsable", "--array", "0-99", "--", "sleep", "3").stdout.strip()
     done = run(bob, "cancel", f"{number}_90-99")
