@@ -21,7 +21,7 @@ from rmgr.model.cluster.identity import Role
 HOME = Path("/etc/rmgr")
 #: Renewed at the first `docker compose up` within so many days of its end.
 RENEW_DAYS = 60.0
-#: Directory -> (name, role). The user of `docker compose exec submitter rmgr ...` may do what an operator may.
+#: Directory -> (name, role). The user of `docker compose exec submitter rmgr ...` may do what an operator may, and has a gateway's secret.
 BUNDLES = {
     "admin": ("admin", Role.ADMIN),
     "watchdog": ("watchdog", Role.WATCHDOG),

@@ -467,7 +467,7 @@ class DevSecurity:
 
     @property
     def owner(self) -> Path:
-        """The bundle of who runs the cluster: he may act on everybody's work."""
+        """The bundle of who runs the cluster: he may act on everybody's work, and has a gateway's secret of ZooKeeper."""
         return self.bundle(Role.OPERATOR, getpass.getuser())
 
     @property

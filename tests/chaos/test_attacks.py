@@ -1,7 +1,7 @@
 """Row 39: whoever writes into ZooKeeper or into the data store what he should not is refused, told of, and nothing of it runs.
 
-The attacker has a user's own session in ZooKeeper (he is mallory, and works here himself), and the file of the data store. The
-victim is ann. A canary file says whether anything ran.
+The attacker has what a stolen gateway has: its session in ZooKeeper (he is mallory, and works here himself), and the file of the data
+store. The victim is ann. A canary file says whether anything ran.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ def test_garbage_among_the_outcomes_stops_nobody(scene: Scene) -> None:
     eventually(lambda: forgeries.record(scene, queue.id).phase == "CLOSED", "the leader closes it")
 
 
-def test_a_user_may_not_touch_what_a_node_has_claimed_nor_its_records(scene: Scene) -> None:
+def test_a_gateway_may_not_touch_what_a_node_has_claimed_nor_its_records(scene: Scene) -> None:
     nodes_own = (paths.node("other"), f"{paths.STARTERS}/s-x-0", paths.inbox_node("x"), paths.running_node("x"))
     for path in (*nodes_own, paths.revoked("2" * 32)):
         with pytest.raises(RmgrError):

@@ -1,16 +1,12 @@
-"""What strangers, direct users and holders of tokens can do to ZooKeeper and to the door of a secured cluster: tried for real.
+"""What strangers, a stolen gateway and holders of tokens can do to ZooKeeper and to the door of a secured cluster: tried for real.
 
-mallory has ZooKeeper's secret of role user (`rmgr admin add-user --direct`); a stranger has nothing but the address.
+mallory has ZooKeeper's secret of role submitter; a stranger has nothing but the address.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import uuid
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +16,14 @@ import pytest
 from rmgr.adapters.identity.invitation import decode, tls_pair
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.zookeeper.client import Acl, ZkCoordinator, four_letter
-from rmgr.adapters.zookeeper.root import look_at_root
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord.ops.leader import no_outcome
-from rmgr.coord.ops.operator import set_settings
 from rmgr.coord.protocol import paths, quotas
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Multi, Op, Set
-from rmgr.coord.protocol.records import decode_record, encode_fragment, encode_record
 from rmgr.dev.cluster import CHROOT
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, QuotaReached
-from rmgr.model.base.states import Reason, State
+from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.limits import UserLimits
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Work
 from rmgr.procedures import securing
 from tests.harness.attacker import Person, Scene, unique
 from tests.harness.live_files import below
@@ -111,7 +99,7 @@ def test_znodes_transactions_and_logs_are_nobody_elses_to_read(scene: Scene) -> 
     assert all(where in path.parents for path in (_server(scene).log_file, *kept))
 
 
-# -- by a direct user ---------------------------------------------------------------------------------------------------------
+# -- by a stolen gateway -------------------------------------------------------------------------------------------------------
 
 
 def fill(person: Person, root: str, *, size: int) -> list[str]:
@@ -170,87 +158,6 @@ def test_what_ends_while_submissions_are_full_is_kept_and_told_afterwards(scene:
         assert future.result(60) == "done"
     [outcome] = scene.outcomes(scene.submit())
     assert outcome.state is State.COMPLETED
-
-
-# -- what a direct user can still do: shown, so that nobody takes it for impossible --------------------------------------------
-
-
-def test_a_direct_user_reads_others_records_and_waiting_work(scene: Scene) -> None:
-    number, key, data = scene.intercepted((b"hers",))
-    scene.plant(key, data)
-    found = scene.mallory.zk.get(paths.sub(number)).result(60)
-    assert found is not None
-    assert b"ann" in found.data
-    [outcome] = scene.outcomes(number)
-    assert outcome.state is State.COMPLETED
-
-
-def test_a_direct_user_says_that_others_tasks_were_cancelled(scene: Scene) -> None:
-    number, _, _ = scene.intercepted(work=Work.PYTHON, command=None, python=PythonEnvironment())
-    told = encode_fragment(no_outcome(State.CANCELLED, Reason.USER_CANCEL, [0]))
-    assert isinstance(scene.mallory.commit(Create(paths.fragment_prefix(number), told, sequence=True)), Committed)
-    with scene.ann.connection() as connection, pytest.raises(CancelledError):
-        TaskQueue.attach(number, connection=connection).future(0).result(60)
-
-
-def test_a_direct_user_cancels_what_others_run_by_an_order(scene: Scene) -> None:
-    number = scene.submit(command=Command(argv=("/bin/sleep", "600")))
-    eventually(lambda: any(f"{number}" in name for name in scene.ann.zk.children(f"{paths.RUNNING}/n1").result(60) or []), "it runs")
-    what = InboxOrder(order=OrderKind.CANCEL, submission=number, reason=Reason.USER_CANCEL)
-    assert isinstance(scene.mallory.commit(Create(paths.inbox("n1", uuid.uuid4().hex), encode_record(what))), Committed)
-    assert scene.outcomes(number)[0].state is State.CANCELLED
-
-
-def test_a_direct_user_makes_the_numbers_of_submissions_jump(scene: Scene) -> None:
-    before = scene.mallory.zk.get(paths.IDS).result(60)
-    assert before is not None
-    far = decode_record(before.data, int, paths.IDS) + 1_000_000
-    assert isinstance(scene.mallory.commit(Set(paths.IDS, encode_record(far), -1)), Committed)
-    number = scene.submit()
-    assert number == far
-    assert scene.outcomes(number)[0].state is State.COMPLETED
-
-
-def test_a_direct_user_submits_more_than_the_limits(scene: Scene) -> None:
-    """Limits are the gateways': who comes past them has the quotas of ZooKeeper alone."""
-    admin = Person(scene.cluster, Role.ADMIN, "admin")
-    try:
-        found = admin.zk.get(paths.CONFIG).result(60)
-        assert found is not None
-        settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
-        tight = replace(settings, limits=UserLimits(open_submissions=1, unfinished_tasks=1))
-        assert isinstance(admin.zk.commit(set_settings(tight, found.version)).result(60), Committed)
-        for _ in range(3):
-            scene.intercepted()  # stays open
-        assert [outcome.state for outcome in scene.outcomes(scene.submit(payloads=(b"a", b"b")), 2)] == [State.COMPLETED] * 2
-        assert isinstance(admin.zk.commit(set_settings(settings, found.version + 1)).result(60), Committed)
-    finally:
-        admin.zk.close()
-
-
-def test_a_direct_user_gives_a_znode_access_lists_that_no_quota_counts(scene: Scene) -> None:
-    assert scene.mallory.credentials.zookeeper_auth is not None
-    security = _as(*scene.mallory.credentials.zookeeper_auth)
-    hosts = scene.cluster.zookeeper.hosts
-    entries = tuple(Acl(perms=1, scheme="ip", id=f"10.0.{number // 250}.{number % 250}") for number in range(5000))
-    before = look_at_root(hosts, CHROOT, security).used[paths.TOKENS][0].data_bytes
-    with ZkCoordinator.connect(hosts, CHROOT, security=security, acl=entries) as mallory:
-        assert isinstance(mallory.commit(attempt(Create(f"{paths.TOKENS}/{unique()}", b"x"))).result(60), Committed)
-    assert look_at_root(hosts, CHROOT, security).used[paths.TOKENS][0].data_bytes == before + 1
-
-
-def test_a_direct_user_sets_watches_and_opens_sessions_that_nobody_counts(scene: Scene) -> None:
-    assert scene.mallory.credentials.zookeeper_auth is not None
-    security = _as(*scene.mallory.credentials.zookeeper_auth)
-    with contextlib.ExitStack() as his:
-        for session in range(12):
-            one = his.enter_context(ZkCoordinator.connect(scene.cluster.zookeeper.hosts, CHROOT, security=security))
-            asked = [one.stat(f"{paths.NODES}/never-{session}-{at}", watch=_nothing) for at in range(500)]
-            assert {answer.result(60) for answer in asked} == {None}
-        scene.outcomes(scene.submit())
-
-
-def _nothing() -> None: ...
 
 
 # -- with a token -------------------------------------------------------------------------------------------------------------

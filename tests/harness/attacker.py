@@ -62,7 +62,7 @@ class Person:
 
 
 class Scene:
-    """One node, one leader; ann works, mallory attacks with the session of a user and with the file of the data store."""
+    """One node, one leader; ann works, mallory attacks with what a stolen gateway has: its session in ZooKeeper, and the data store."""
 
     def __init__(self, directory: Path, *, heap_mb: int = 256) -> None:
         self.directory = directory

@@ -2,7 +2,7 @@
 
     ca.crt            the cluster's authority                    tls.crt, tls.key     connections
     sign.crt/.key     signatures                                 roles.json           ZooKeeper's digest ids, public
-    zookeeper.secret  `role:secret`; absent for users that come through gateways only
+    zookeeper.secret  `role:secret`; of a gateway's role for users who are trusted with it, else they have none
     zookeeper.secrets all roles' secrets; WatchDogs and the admin
     watchdogs.json    where WatchDogs answered last; daemons that have met one
 

@@ -139,7 +139,10 @@ def configuration(session: Session) -> Checks:
         yield CheckResult(name="configuration", ok=True, detail=f"gateway {cluster.gateway}; from {where}")
         return
     if not cluster.zk:
+        from rmgr.runtime.secured import zookeeper_security
+
         try:
+            zookeeper_security(config, session.shown_credentials())  # a bundle for gateways wants one
             cluster.hosts_and_chroot()
         except RmgrError as error:
             yield CheckResult(name="configuration", ok=False, detail=error.message, fix=error.hint)

@@ -39,7 +39,16 @@ def credentials(session: Session) -> Iterator[CheckResult]:
         left = f"in {counted(int(left_days), 'day')}" if left_days >= 1 else "within a day"
         fix = f"they end {left}: ask the cluster's admin for new ones ({command})"
     detail = f"{who.role} {who.name} of the cluster {who.cluster}, until {clock(round(mine.not_after_s * 1e6))}; {mine.directory}"
+    if mine.zookeeper_auth is None:
+        detail += "; for gateways"
     yield CheckResult(name="credentials", ok=True, detail=detail, fix=fix)
+    if not session.config().cluster.uses_gateway:
+        from rmgr.runtime.secured import zookeeper_security
+
+        try:
+            zookeeper_security(session.config(), mine)
+        except RmgrError as error:
+            yield CheckResult(name="credentials", ok=False, detail=error.message, fix=error.hint)
 
 
 def talkative(name: str, words: set[str]) -> Iterator[CheckResult]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import ssl
 import subprocess
 import sys
@@ -233,3 +234,25 @@ def test_an_open_cluster_is_still_there_for_who_asks_for_it(zookeeper_parts: Non
         for words in (["submit", "--", "true"], ["starter", "--work-dir", str(tmp_path / "work")]):  # its work would be stuck there
             refused = mine(*words)
             assert refused.code in {2, 5}, refused
+
+
+def test_gateways_go_on_with_a_new_secret_and_a_direct_user_needs_it_again(zookeeper_parts: None, tmp_path: Path) -> None:
+    with DevCluster(tmp_path / "rotated", nodes=1, cores=1, watchdogs=1, heap_mb=96, secured=True) as cluster:
+        assert cluster.security is not None
+        portal = cluster.security.bundle(Role.USER, "portal")
+        gone = Path(shutil.copytree(portal, tmp_path / "gone"))
+        direct, elsewhere = shell(cluster, tmp_path, portal), shell(cluster, tmp_path, gone)
+        with GatewayProcess(cluster.daemon_environment("submitter", "g1"), tmp_path) as gateway:
+            bundle = str(cluster.security.bundle(Role.USER, "ann"))
+            ann = Shell(tmp_path / "ann", {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": bundle})
+            for user in (ann, direct, elsewhere):
+                assert user.ok("submit", "--wait", "--", "echo", "before").out.startswith("before")
+            admin = shell(cluster, tmp_path, cluster.security.admin)
+            told = admin.ok("admin", "rotate", "--role", "submitter", "--grace", "5s").err
+            assert "users who were made with --direct need theirs again" in told
+            for user in (ann, direct):
+                assert user.ok("submit", "--wait", "--", "echo", "after").out.startswith("after")
+            refused = elsewhere("submit", "--json", "--", "true")
+            assert (refused.code, refused.error["code"]) == (4, "PERMISSION")
+            assert "secret of role submitter" in refused.error["message"]
+            assert "was the secret rotated" in refused.error["hint"]

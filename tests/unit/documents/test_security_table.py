@@ -10,7 +10,7 @@ from tests.harness.run_stages import long_tests
 from tests.places import TESTS
 
 HEAD = "| who | could try | what stops it | test |"
-WHO = {"nobody", "user", "direct", "task", "Starter", "WatchDog", "store", "ZooKeeper", "gateway", "server"}
+WHO = {"nobody", "user", "task", "Starter", "WatchDog", "store", "ZooKeeper", "gateway", "server"}
 _NAMED = re.compile(r"`([a-z]+/[\w/]*\btest_\w+\.py)::(test_\w+)`")
 
 

@@ -86,6 +86,17 @@ def test_bundles_of_a_rotated_role_beside_the_authority_get_the_new_secret(autho
     assert b"fresh" not in (authority / "bundles" / "mallory" / "zookeeper.secret").read_bytes()
 
 
+@pytest.mark.parametrize("words", [["jobs"], ["submit", "--", "true"], ["status"], ["doctor"], ["jobs", "--zk", "h:1"]], ids=" ".join)
+def test_a_bundle_for_gateways_and_no_gateway_is_told_what_to_type(
+    authority: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RMGR_SECURITY_DIR", str(authority / "bundles" / "eve"))
+    assert run(words) == (1 if words == ["doctor"] else 2)
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert f"{authority / 'bundles' / 'eve'} are for gateways, and " in told
+    assert "name a gateway: --gateway HOST:PORT or RMGR_GATEWAY" in told
+
+
 def test_what_is_for_operators_is_said_in_words(authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RMGR_SECURITY_DIR", str(authority / "bundles" / "bob"))
     monkeypatch.setattr("rmgr.cli.control.operate.read_drain", lambda *_: object())

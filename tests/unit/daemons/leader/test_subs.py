@@ -165,21 +165,6 @@ def test_an_entry_in_another_users_name_is_not_that_of_the_owner(bench: Bench, i
     assert bench.phase(number) is Phase.CLOSED
 
 
-def test_who_writes_entries_himself_lets_the_submitter_of_another_live_on(bench: Bench) -> None:
-    """A direct user says whose an entry is as he likes."""
-    owner, mallory = (bench.submitter.__class__(bench.connect()) for _ in range(2))
-    owner.enter("u")
-    bench.lead()
-    starter = bench.starter("n1")
-    number = owner.submit(2, owner=owner.guid, complete=False)
-    bench.run_all(starter)
-    mallory.guid = owner.guid
-    owner.coordinator.close()
-    mallory.enter("u")
-    bench.advance(RETENTION_S + 10)
-    assert bench.phase(number) is Phase.OPEN
-
-
 def test_entries_that_no_submission_names_are_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     get = bench.leader_coordinator.get
