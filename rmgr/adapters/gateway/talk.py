@@ -223,7 +223,7 @@ class Talks:
 
     Args:
         talker: makes who answers a client. most: streams at once. is_revoked: told the key id of a client now and then.
-        bounds: what each user may have of this gateway. count: as `GatewayPort.count`.
+        bounds: what each user may have of this gateway. count: as `GatewayMetrics.count`.
     """
 
     def __init__(
@@ -406,7 +406,7 @@ class _Talk:
                 if message.ping:
                     self._out.put(message.ping)
                 for word in self._holds.begin(message.words):
-                    late = self._holds.wait_turn("word", len(word), self._over, self._pause)
+                    late = self._holds.wait_turn(len(word), self._over, self._pause)
                     if self._draining or self._over.is_set():
                         return
                     try:
@@ -416,7 +416,7 @@ class _Talk:
                         self._talker.heard(word)
                     finally:
                         self._pause(False)
-                        self._holds.end(0)
+                        self._holds.end()
         except RmgrError as error:
             self.end(error)
         except grpc.RpcError:
