@@ -28,6 +28,7 @@ from rmgr.errors import (
 from rmgr.model.cluster.limits import UserLimits
 from rmgr.v1 import work_pb2 as pb
 from rmgr.v1 import work_pb2_grpc
+from tests.harness.fair_time import FairTimer
 from tests.harness.talks import TalkClient, TalkServer, refusing
 from tests.harness.waiting import eventually
 
@@ -298,3 +299,44 @@ def test_a_silent_client_is_cut_off(town: Town, monkeypatch: pytest.MonkeyPatch)
     eventually(lambda: server.talkers[0].is_over)
     assert len(server.talks) == 1
     assert lives.downs == 0
+
+
+def test_a_client_that_reads_nothing_is_not_read_either_and_hurts_nobody(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte is said again to it, of which it takes nothing, and it goes on."""
+    monkeypatch.setattr(talk, "STALLED_S", 3.0)
+    server = town.gateway()
+    stuck = town.raw(server, "mallory")
+    word = bytes(64 * 1024)
+    for _ in range(2000):
+        stuck.say(*[word] * 8)
+    other = town.client(server)
+    other.reaches(b"one")
+    slowest, number = 0.0, 0
+    end_s = time.monotonic() + 60
+    most = 0
+    with FairTimer() as timer:
+        while not server.counts["cut", "stalled"]:
+            assert time.monotonic() < end_s
+            most = max(most, server.bounds.used("mallory").get("held_bytes", 0))
+            began_s, number = timer.elapsed_s, number + 1
+            other.outbox.say(b"%d" % number)
+            eventually(lambda number=number: b"%d" % number in other.heard)
+            slowest = max(slowest, timer.elapsed_s - began_s)
+    assert slowest < 1.5
+    assert most < talk.MOST_UNSENT + (2 << 20)
+    eventually(lambda: len(server.talks) == 1)
+    assert server.bounds.used("mallory").get("held_bytes", 0) == 0
+
+
+def test_a_client_that_reads_late_gets_everything(town: Town) -> None:
+    server = town.gateway()
+    late = town.raw(server)
+    words = [b"%6d" % at * 10_000 for at in range(400)]  # 24 MB
+    for word in words:
+        late.say(word)
+    time.sleep(1.0)
+    heard: list[bytes] = []
+    while len(heard) < len(words):
+        heard += late.heard()
+    assert heard == words
+    eventually(lambda: server.talkers[0].taken_again > 0)
