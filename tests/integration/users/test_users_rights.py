@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,17 +18,14 @@ from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.decisions import amending, gating
-from rmgr.coord.ops import leader as leader_ops
-from rmgr.coord.ops import work as ops
-from rmgr.coord.protocol import keys, paths
-from rmgr.coord.protocol.multi import Committed
-from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.protocol import keys
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.submission import Phase, Submission, Terms
+from rmgr.model.tasks.submission import Phase, Terms
+from rmgr.runtime import machine
+from rmgr.submitter import questions as q
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, wait_line
@@ -230,26 +228,17 @@ def _shared(connection: Connection) -> object:
 
 
 def test_a_client_that_says_something_else_is_refused(connections: dict[str, Connection], running: str) -> None:
-    """Bare multis and rows, as no client of ours makes them."""
+    """Questions, orders and rows, as no command of ours says them."""
     ben, olga = connections["ben"], connections["olga"]
-    number = int(running)
-    coordinator, store = ben.coordinator, ben.submitter.store
-    assert coordinator is not None
-    with pytest.raises(PermissionDenied, match="belongs to anna"):
-        coordinator.get(paths.sub(number)).result(60)
-    with pytest.raises(PermissionDenied, match="belongs to anna"):
-        coordinator.get(paths.fragment(number, 0)).result(60)
-    assert olga.coordinator is not None
-    found = olga.coordinator.get(paths.sub(number)).result(60)
-    assert found is not None
-    record = decode_record(found.data, Submission)
-    order = leader_ops.order("n1", "f" * 32, InboxOrder(order=OrderKind.CANCEL, submission=number, index=-1, reason=Reason.USER_CANCEL))
-    hold = gating.held(record, "")
-    assert isinstance(hold, gating.Change)
-    gate = ops.set_record(hold.record, version=found.version, gate=hold.gate)
-    for multi in (gate, order):
+    number, guid = int(running), "f" * 32
+    store = ben.submitter.store
+    asked = (q.ReadRecord(number=number), q.ReadTasks(number=number), q.ReadFragments(number=number), q.ReadNonce(number=number))
+    orders = (q.HoldSubmission(number=number), q.CancelSubmission(number=number), q.CancelTasks(number=number, ranges=((0, 1),)))
+    others = (q.UpdateSubmission(number=number, terms=Terms(name="mine")), q.MoveTask(number=number, guid=guid))
+    for question in (*asked, *orders, *others):
         with pytest.raises(PermissionDenied, match="belongs to anna"):
-            coordinator.commit(multi).result(60)
+            ben.asks.ask(question, timeout_s=30)
+    assert olga.asks.ask(asked[0], timeout_s=30).record.phase is Phase.OPEN
     for row in (keys.output(number, 0, 1), keys.log(number, 0, 1, "stdout", 0), keys.history_of_user("anna", number)):
         with pytest.raises(PermissionDenied, match="anna"):
             store.get(row)
@@ -262,15 +251,6 @@ def test_a_client_that_says_something_else_is_refused(connections: dict[str, Con
     assert [
         key for key in store.keys("") if key.startswith(("hist", "out/", "log/", "fn/")) and "ben" not in key and not _of_ben(store, key)
     ] == []
-    assert isinstance(olga.coordinator.commit(gate).result(60), Committed)
-    again = olga.coordinator.get(paths.sub(number)).result(60)
-    assert again is not None
-    assert decode_record(again.data, Submission).phase is Phase.HELD
-    crooked = ops.set_record(hold.record, version=again.version, gate=True)  # an operator's, too, is a hold or none
-    with pytest.raises(PermissionDenied, match="GATE: operation 0"):
-        olga.coordinator.commit(crooked).result(60)
-    open_again = ops.set_record(record, version=again.version, gate=True)
-    assert isinstance(olga.coordinator.commit(open_again).result(60), Committed)
 
 
 def _of_ben(store: object, key: str) -> bool:
@@ -332,20 +312,12 @@ def test_a_gateway_lets_no_client_release_what_an_operator_holds_and_believes_no
 ) -> None:
     number = anna.submit("--hold", "--", "true")
     olga.ok("hold", number)
-    coordinator, path = connections["anna"].coordinator, paths.sub(int(number))
-    assert coordinator is not None
-    found = coordinator.get(path, timeout_s=10.0).result(15.0)
-    assert found is not None
-    record = decode_record(found.data, Submission, path)
-    assert (record.reason, record.by) == (Reason.OPERATOR_HOLD, "olga")
-    change = gating.released(record, gating.Doer(name="olga", is_operator=True))
-    assert isinstance(change, gating.Change)
-    with pytest.raises(PermissionDenied, match="operators alone release it"):
-        coordinator.commit(ops.set_record(change.record, version=found.version, gate=change.gate), timeout_s=10.0).result(15.0)
-    gone = gating.cancelled(record, "", gating.Doer(name="olga"))
-    assert isinstance(gone, gating.Change)
-    multi = ops.set_record(gone.record, version=found.version, gate=gone.gate)
-    assert isinstance(coordinator.commit(multi, timeout_s=10.0).result(15.0), Committed)  # his own work, so in his own name
+    asks = connections["anna"].asks
+    told = asks.ask(q.ReleaseSubmission(number=int(number)), timeout_s=30)
+    assert "held by olga" in told.unchanged
+    assert (told.after.reason, told.after.by) == (Reason.OPERATOR_HOLD, "olga")
+    gone = asks.ask(q.CancelSubmission(number=int(number), detail="by olga: enough"), timeout_s=30)  # her own work, so in her own name
+    assert (gone.after.phase, gone.after.reason) == (Phase.CANCELLED, Reason.USER_CANCEL)
     assert anna.ok("show", number, "--json").json["reason"] == "USER_CANCEL"
 
 
@@ -379,21 +351,19 @@ def test_others_work_is_not_updated_and_an_operator_updates_priority_and_time_al
     first, second = anna.ok("show", number, "--json").json["changes"]
     assert (first["by"], first["operator"], sorted(first["changed"])) == ("olga", True, ["priority", "time_limit"])
     assert (second["by"], second["operator"], second["changed"]) == ("anna", False, {"name": {"old": "true", "new": "hers"}})
-    # A client of his own making gets no further: no other name, no right, nothing of an older record.
-    coordinator, path = connections["anna"].coordinator, paths.sub(int(number))
-    assert coordinator is not None
-    found = coordinator.get(path, timeout_s=10.0).result(15.0)
-    assert found is not None
-    record = decode_record(found.data, Submission, path)
+    # A client of her own making gets no further: no other name, no right.
+    asks = connections["anna"].asks
+    record = asks.ask(q.ReadRecord(number=int(number)), timeout_s=30).record
     for terms, doer in (
         (Terms(priority=9), gating.Doer(name="olga", is_operator=True)),
         (Terms(priority=9), gating.Doer(name="anna", is_operator=True)),
         (Terms(priority=1), gating.Doer(name="olga", is_operator=True)),
     ):
-        change = amending.amended(record, terms, doer)
+        change = amending.amended(record, terms, replace(doer, now_us=machine.wall_us()))
         assert isinstance(change, gating.Change)
-        with pytest.raises(PermissionDenied, match="UPDATE: operation 0"):
-            coordinator.commit(ops.update(change.record, version=found.version, gate=change.gate), timeout_s=10.0).result(15.0)
+        forged = replace(change.record.changes[-1], signature=record.changes[0].signature)
+        asks.ask(q.UpdateSubmission(number=int(number), terms=terms, amendment=forged), timeout_s=30)
+        assert asks.ask(q.ReadRecord(number=int(number)), timeout_s=30).record == record
     olga.ok("release", number)
     anna.ok("wait", number)
     assert anna.ok("show", number, "--json").json["state"] == "COMPLETED", "Starters believe all of it"
