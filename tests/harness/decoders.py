@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,6 @@ from rmgr.cli.control.settings import parse_settings
 from rmgr.cli.sending import jobs_file
 from rmgr.coord.decisions import ownership
 from rmgr.coord.protocol import keys, records
-from rmgr.coord.protocol.multi import Holds, Multi, Set
-from rmgr.coord.rebuild.parts import compared
 from rmgr.coord.seal.tree import NotSealed
 from rmgr.coord.views import closing
 from rmgr.daemons.leader.records import records as placing
@@ -36,7 +36,7 @@ from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.core import arguments
 from rmgr.daemons.starter.jobs import ranks as starter_ranks
 from rmgr.dev import keeper, record
-from rmgr.errors import ConfigError, DataLost, NotFound, PermissionDenied, UsageError, WrongCluster
+from rmgr.errors import ConfigError, DataLost, InvalidRecord, NotFound, RequestTooLarge, UsageError, WrongCluster
 from rmgr.errors import Unavailable as Unreachable
 from rmgr.model.calls import arrays, interface
 from rmgr.model.cluster.node import Drain, InboxOrder, Meta, NodeRecord, StarterEntry, SubmitterEntry
@@ -53,6 +53,8 @@ from rmgr.sched.state import event_log
 from rmgr.sim.calls import scenario
 from rmgr.sim.plots import reading
 from rmgr.sim.workload import events
+from rmgr.submitter import messages, questions, wire
+from rmgr.submitter.rights import RIGHTS
 from rmgr.v1 import views_pb2
 from tests.harness.records_of_0_1_0 import RECORDS
 
@@ -121,13 +123,6 @@ def _asked(text: str) -> object:
     message = views_pb2.JobView(state="RUNNING")
     message.asked_json = text
     return from_message(JobView, message)
-
-
-def _changed(data: bytes) -> object:
-    def multi(written: bytes) -> Multi:
-        return Multi(name="GATE", ops=(Set("/subs/0/42", written, 3),), proof=Holds("/subs/0/42", written))
-
-    return compared(multi(records.encode_record(_SUBMISSION)), multi(data))
 
 
 def _names(data: bytes) -> object:
@@ -225,13 +220,31 @@ DECODERS = (
         form=Form.JSON,
         sample=ownership.encode_share(_SHARE),
     ),
+    *(
+        Decoder(name=name, module="submitter/messages.py", decode=decode, raises=(InvalidRecord,), form=Form.MSGPACK, kind=kind)
+        for name, decode, kind in (
+            ("word of a client", messages.read_client, messages.FromClient),
+            ("word of a gateway", messages.read_gateway, messages.FromGateway),
+        )
+    ),
     Decoder(
-        name="change of a client",
-        module="coord/rebuild/parts.py",
-        decode=_changed,
-        raises=(PermissionDenied,),
-        form=Form.JSON,
-        kind=Submission,
+        name="question",
+        module="submitter/wire.py",
+        decode=wire.decode_question,
+        raises=(UsageError, RequestTooLarge),
+        form=Form.MSGPACK,
+        kind=reduce(or_, RIGHTS),
+    ),
+    *(
+        Decoder(
+            name=f"answer: {type(question).__name__}",
+            module="submitter/wire.py",
+            decode=partial(wire.decode_answer, question),
+            raises=(Unreachable,),
+            form=Form.MSGPACK,
+            kind=wire.answer_type(type(question)),
+        )
+        for question in (questions.ReadTasks(number=1), questions.DeriveJobs(), questions.ReadSettings())
     ),
     Decoder(
         name="history",

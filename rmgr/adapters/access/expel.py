@@ -1,7 +1,7 @@
 """Streams that are under way end when the key of whoever opened them is revoked: logs, terminals, tunnels, large values.
 
-A call alone is looked at when it begins. A stream lasts as long as its caller likes, so it is looked at again twice a second; sessions
-of a gateway look by themselves (`gateway/server.py`), and tell why.
+A call alone is looked at when it begins. A stream lasts as long as its caller likes, so it is looked at again twice a second; those on
+which clients speak of work look by themselves (`gateway/talk.py`), and tell why.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rmgr.model.cluster.identity import Identity
 #: What a client whose key was revoked is told.
 _WHY, _HINT = "your key was revoked", "ask the cluster's admin for a new one"
 #: Streams that end themselves, with a reason.
-_OWN = frozenset({"/rmgr.v1.Gateway/Session", "/rmgr.v1.Work/Talk"})
+_OWN = frozenset({"/rmgr.v1.Work/Talk"})
 _LOOK_S = 0.5
 #: A thread that has nothing to look at ends after so many looks.
 _IDLE_LOOKS = 20
@@ -74,7 +74,7 @@ class Expeller:
 
 
 def expel(drain: Callable[[], bool], say: Callable[[RmgrError], None], cut: Callable[[str], None]) -> None:
-    """Ends a session: nothing more is taken from it, and its client is told why; who has not taken that by the next call is cut off.
+    """Ends a stream: nothing more is taken from it, and its client is told why; who has not taken that by the next call is cut off.
 
     Args: drain: returns whether that was so before.
     """

@@ -3,7 +3,7 @@
 Requests go through a bucket. While the server has room, it fills at the rate of the settings, or of the user's part of what the
 server can bear. When so many ask that a part is less than what one busy person needs (`FLOOR_PER_S`), who asks for no more than that
 goes on as before, and who asks for more gets little for some seconds: that is what tells somebody at work from a flood. A client's
-session is slowed down (it is not read from, and TCP tells it so) before anything is refused; single calls are refused at once
+stream is slowed down (it is not read from, and TCP tells it so) before anything is refused; single calls are refused at once
 and tried again by clients.
 
 A server that is overloaded answers so late that nobody asks for much: then who asks for many things at once floods, too, whatever
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from rmgr.adapters.access.shares import Shares
-from rmgr.errors import LimitReached, QueueFull, Throttled
+from rmgr.errors import LimitReached, PermissionDenied, QueueFull, Throttled
 from rmgr.model.cluster.limits import BOUND, UserLimits
 
 #: Requests a second that one server answers for all users together, while there are several.
@@ -35,7 +35,7 @@ EARLY_S, IDLE_PART, _SLOWER, _FASTER, _LEAST_EASE = 0.002, 0.45, 0.7, 1.15, 0.2
 DEEP = 16
 #: Who has waited so long, beyond this part of the time, asks for more than he gets.
 _LATE_S, _LATE_PART = 0.3, 0.1
-#: A session waits for its turn at most so long; how much of its rate a user may ask for at once (s).
+#: A stream waits for its turn at most so long; how much of its rate a user may ask for at once (s).
 PATIENCE_S, BURST_S = 1.0, 2.0
 _CROWD_S = 0.5  # among so many that nobody has more than `FLOOR_PER_S`: a crowd that comes at once must not be a flood
 #: After its threads had their turn late a server is strained for so long.
@@ -47,10 +47,12 @@ _COUNT_S = 0.25
 _WEIGHT_BYTES = 32 * 1024
 #: What writing into the store costs beside the call: a sync of a disk, and one more for so many bytes.
 _STORED_COST, _STORED_BYTES = 4.0, 16 * 1024
-#: What opening a session costs: a session of ZooKeeper and four threads.
+#: What a request beside its own cost is taken for that its client, unless it is hostile, never makes.
+_FORBIDDEN_COST = 5.0
+#: What opening a stream costs: two threads.
 SESSION_COST = 25.0
 #: What all users of one server may hold together; beyond it who holds less than his part of it is served.
-TOTALS = {"watches": 400_000, "held_bytes": 192 * 1024 * 1024}
+TOTALS = {"followed": 100_000, "held_bytes": 192 * 1024 * 1024}
 _HOUR_S, _HOURS = 3600.0, 24
 #: Bounds that let go by themselves.
 _SOON = frozenset({"requests_per_s", "calls", "held_bytes"})
@@ -144,11 +146,6 @@ class Bounds:
         with known.lock:
             known.under_way = max(0, known.under_way - count)
 
-    def under_way(self, user: str) -> int:
-        """How many requests of his are."""
-        known = self._users.get(user)
-        return known.under_way if known is not None else 0
-
     def spend(self, user: str, cost: float = 1.0) -> None:
         """A call that does not wait. Raises Throttled."""
         self._spend(user, cost, 0.0)
@@ -185,6 +182,11 @@ class Bounds:
         """He writes so many bytes into the store, for which others wait in a crowd."""
         if self.is_crowded:
             self.charge(user, _STORED_COST + size / _STORED_BYTES)
+
+    def failed(self, user: str, error: Exception) -> None:
+        """He was refused something: who is honest asks but seldom for what is not his to ask for."""
+        if isinstance(error, PermissionDenied):
+            self.charge(user, _FORBIDDEN_COST)
 
     def charge(self, user: str, cost: float) -> None:
         """What he has asked for was more than it seemed."""
@@ -319,12 +321,6 @@ class Bounds:
         """Counts a refusal, and is the error of it."""
         self._refused(name, user)
         return _error(name, user, limit)
-
-    def refuse_room(self, user: str, why: str) -> LimitReached:
-        """The same where ZooKeeper has room, and what is left of it is for others."""
-        self._refused("zookeeper_bytes", user)
-        words = f"what is left of ZooKeeper's room is for users who have less in it than {user or 'this user'}: {why}"
-        return LimitReached(words, hint=f"{BOUND['zookeeper_bytes'].advice}; rmgr limits; rmgr doctor tells how full it is")
 
     def used(self, user: str) -> dict[str, int]:
         """What he holds now, by bound."""

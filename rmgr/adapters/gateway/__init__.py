@@ -1,6 +1,6 @@
-"""The gateway: the Coordinator and Store ports over gRPC, for clients that cannot reach ZooKeeper or the store.
+"""The gateway's own services over gRPC: streams on which clients speak of work, rows of the store, and calls that it passes on.
 
-`coordinator`, `link`, `dial` and `store` are the client's side; `server`, `rows` and `forward` are that of `rmgr submitter`.
-The room may use `rpc`, `access`, `identity`, `zookeeper` (the session) and `store_rules`.
-It must not decide what is committed: it passes multis and values on, within each user's bounds.
+`store` and `TalkLink` in `talk` are the client's side; `Talks`, `rows` and `forward` are that of `rmgr submitter`.
+The room may use `rpc`, `access`, `identity` and `store_rules`.
+It knows nothing of what is said: it passes words and values on, within each user's bounds.
 """

@@ -1,4 +1,4 @@
-"""Counts what one session of a gateway holds of its user's limits; a full gateway makes room for the user who holds less."""
+"""Counts what one stream of a gateway holds of its user's limits; a full gateway makes room for the user who holds less."""
 
 from __future__ import annotations
 
@@ -9,33 +9,24 @@ from typing import Protocol, TypeVar
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.shares import Shares
-from rmgr.errors import PermissionDenied, Throttled
+from rmgr.errors import Throttled
 
 T = TypeVar("T")
 
-#: How long a session that makes room for another user's may take for it.
+#: How long a stream that makes room for another user's may take for it.
 _ROOM_S = 3.0
 #: A request that is refused because there are too many of them takes so long, at least; and at most, where the process is strained.
 _REFUSED_S, _REFUSED_MOST_S = 0.5, 2.0
-#: How long a session that is refused for its number waits, and how many do at once.
+#: How long a stream that is refused for its number waits, and how many do at once.
 _SLOW_S, _MOST_SLOW = 1.0, 32
-#: What an answer is taken for until it is there (bytes): many long ones must not be under way at once.
-ANSWER_BYTES = {"get": 4 * 1024, "children": 256 * 1024}
-#: How often a session that may hold no more looks whether its user's other ones have given room.
-ROOM_LOOK_S = 0.2
-#: What requests cost, by kind or by the name of the change, and any other change: it is taken apart, built anew and voted on. A new
-#: submission is six znodes, and work for the leader; others who submit at that moment try again. A session that only lives is no flood.
-COSTS, CHANGE_COST = {"get": 1.0, "stat": 1.0, "children": 1.0, "sync": 1.0, "ping": 0.1, "SUBMIT": 8.0}, 3.0
-#: What a request beside its own cost is taken for that its client, unless it is hostile, never makes.
-_FORBIDDEN_COST = 5.0
-#: A list of so many names costs as much as a request.
-_NAMES = 100
+#: What a word costs, in reads: it is decoded and, mostly, a change. A client that only lives says none.
+WORD_COST = 3.0
 #: Messages that are smaller are bounded by their number alone.
 SMALL_BYTES = 256
 
 
 class Guest(Protocol):
-    """A session, as far as it makes room for others."""
+    """A stream, as far as it makes room for others."""
 
     user: str
 
@@ -45,7 +36,7 @@ class Guest(Protocol):
 def take_place(bounds: Bounds, places: Shares, caller: Caller, live: Callable[[], list[Guest]]) -> None:
     """Where all are taken, whoever has the most gives one up, if he has more than the caller then.
 
-    live: sessions, in any order. Raises: QueueFull, LimitReached. May wait.
+    live: streams, in any order. Raises: QueueFull, LimitReached. May wait.
     """
     user = caller.user
     is_operator = not caller.is_open and caller.is_operator()
@@ -61,7 +52,7 @@ def take_place(bounds: Bounds, places: Shares, caller: Caller, live: Callable[[]
 
 
 class Tarpit:
-    """Delays the refusal of a client that opens sessions too often, some at once: each try costs a handshake."""
+    """Delays the refusal of a client that opens streams too often, some at once: each try costs a handshake."""
 
     def __init__(self) -> None:
         self._places = threading.BoundedSemaphore(_MOST_SLOW)
@@ -74,7 +65,7 @@ class Tarpit:
 
 
 class Booking:
-    """Bytes and watches of one session. Thread-safe; nothing is held after `close`."""
+    """Bytes of one stream, and words under way. Thread-safe; nothing is held after `close`."""
 
     def __init__(self, bounds: Bounds, user: str) -> None:
         self.user = user
@@ -82,7 +73,6 @@ class Booking:
         self._lock = threading.RLock()
         self._bytes = 0
         self._under_way = 0
-        self._watches: set[int] = set()
         self._closed = False
 
     def has_room(self) -> bool:
@@ -106,62 +96,34 @@ class Booking:
                     self._bounds.give_back("held_bytes", self.user, size)
 
     def begin(self, asks: Sequence[T]) -> Sequence[T]:
-        """He has asked so many things, which are returned."""
+        """He has said so many things, which are returned."""
         with self._lock:
             if asks and not self._closed:
                 self._under_way += len(asks)
                 self._bounds.begin(self.user, len(asks))
         return asks
 
-    def end(self, size: int) -> None:
-        """One of them has its answer, and so many bytes of it are held no more."""
-        self.release(size)
+    def end(self) -> None:
+        """One of them is done."""
         with self._lock:
             if not self._closed:
                 self._under_way -= 1
                 self._bounds.end(self.user, 1)
 
-    def charge(self, names: int) -> None:
-        """So many names are told."""
-        if names > _NAMES:
-            self._bounds.charge(self.user, names / _NAMES)
-
-    def failed(self, number: int, error: Exception) -> None:
-        """A request was refused, and its watch was never set: who is honest asks but seldom for what is not his to ask for."""
-        self.unwatch(number)
-        if isinstance(error, PermissionDenied):
-            self._bounds.charge(self.user, _FORBIDDEN_COST)
-
-    def watch(self, number: int) -> int:
-        """One more watch; how many the session has. Raises LimitReached."""
-        with self._lock:
-            if not self._closed:
-                self._bounds.take("watches", self.user)
-                self._watches.add(number)
-            return len(self._watches)
-
-    def unwatch(self, number: int) -> None:
-        """It has fired, or was never set. Idempotent."""
-        with self._lock:
-            if number in self._watches:
-                self._watches.remove(number)
-                self._bounds.give_back("watches", self.user)
-
     def close(self) -> None:
         """Gives everything back. Idempotent."""
         with self._lock:
             self._closed = True
-            for name, amount in (("held_bytes", self._bytes), ("watches", len(self._watches))):
-                if amount:
-                    self._bounds.give_back(name, self.user, amount)
+            if self._bytes:
+                self._bounds.give_back("held_bytes", self.user, self._bytes)
             self._bounds.end(self.user, self._under_way)
-            self._bytes, self._under_way, self._watches = 0, 0, set()
+            self._bytes = self._under_way = 0
 
-    def wait_turn(self, kind: str, size: int, over: threading.Event, pause: Callable[[bool], None]) -> Throttled | None:
-        """Waits until the user may ask again, or `over`; why he may not, when that is too long. pause: told True before, False after."""
+    def wait_turn(self, size: int, over: threading.Event, pause: Callable[[bool], None]) -> Throttled | None:
+        """Waits until the user may say more, or `over`; why he may not, when that is too long. pause: told True before, False after."""
         late = None
         try:
-            wait_s = self._bounds.wait_s(self.user, size, cost=COSTS.get(kind, CHANGE_COST))
+            wait_s = self._bounds.wait_s(self.user, size, cost=WORD_COST)
         except Throttled as error:
             late, wait_s = error, min(_REFUSED_MOST_S, _REFUSED_S / self._bounds.ease)
         if wait_s > 0:

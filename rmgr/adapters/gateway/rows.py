@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, Self
 
 import grpc
 
-from rmgr.adapters.access.auth import caller_of
+from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.request import WaitingRoom
 from rmgr.adapters.access.shares import Shares
 from rmgr.adapters.access.stalls import Stalls
 from rmgr.adapters.gateway.parts import MESSAGE_BYTES
-from rmgr.adapters.gateway.server import GatewayPort
 from rmgr.adapters.gateway.store import PAGE_KEYS
 from rmgr.adapters.rpc.server import fail
 from rmgr.coord.protocol.keys import is_by_content
@@ -39,10 +38,29 @@ _DEFAULT_S = 30.0
 _LONGEST_S = 3600.0
 
 
+class StoreGate(Protocol):
+    """Decides for the daemon, and counts. Called on threads of the server. caller: who the client is, as its certificate says."""
+
+    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
+        """verb: GET, PUT, DELETE, SWEEP, BIND. May read itself, and so block. Raises PermissionDenied."""
+
+    def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
+        """A row that is put holds bytes of this hash. Raises PermissionDenied."""
+
+    def store_of(self, caller: Caller) -> Store:
+        """The store as he may use it. Its calls raise PermissionDenied, beside what `permit_store` refuses."""
+
+    def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
+        """Those of `keys` that he may know of."""
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """Something happened: `refused`, `cut`, `stored_bytes` of one kind."""
+
+
 class Rows:
     """The servicer of `rmgr.v1.Store`. bounds: what each user may have of this gateway."""
 
-    def __init__(self, gate: GatewayPort, *, bounds: Bounds | None = None) -> None:
+    def __init__(self, gate: StoreGate, *, bounds: Bounds | None = None) -> None:
         self._gate = gate
         self._bounds = bounds or Bounds()
         self._room = self._bounds.places("calls", MAX_CALLS)
@@ -267,7 +285,7 @@ class Rows:
 class _Call:
     """One call: who makes it, how much time is left; holds a place and turns errors into statuses."""
 
-    def __init__(self, gate: GatewayPort, room: Shares, bounds: Bounds, context: grpc.ServicerContext) -> None:
+    def __init__(self, gate: StoreGate, room: Shares, bounds: Bounds, context: grpc.ServicerContext) -> None:
         self._gate = gate
         self._room = room
         self._bounds = bounds

@@ -36,6 +36,8 @@ _SLOWEST_S = 0.5
 #: Words (bytes) that wait for one client: above it nothing of its submissions is read until it has taken some; so long it may take (s).
 MOST_UNSENT, STALLED_S = 8 * 1024 * 1024, 20.0
 LOOK_S = 0.25
+#: How often a client of which nothing is read is looked at.
+_ROOM_LOOK_S = 0.05
 _END = None
 
 
@@ -220,7 +222,7 @@ class Talks:
 
     Args:
         talker: makes who answers a client. most: streams at once. is_revoked: told the key id of a client now and then.
-        bounds: what each user may have of this gateway. count: as `GatewayPort.count`.
+        bounds: what each user may have of this gateway. count: as `GatewayMetrics.count`.
     """
 
     def __init__(
@@ -403,7 +405,8 @@ class _Talk:
                 if message.ping:
                     self._out.put(message.ping)
                 for word in self._holds.begin(message.words):
-                    late = self._holds.wait_turn("word", len(word), self._over, self._pause)
+                    self._wait_for_room()
+                    late = self._holds.wait_turn(len(word), self._over, self._pause)
                     if self._draining or self._over.is_set():
                         return
                     try:
@@ -413,13 +416,21 @@ class _Talk:
                         self._talker.heard(word)
                     finally:
                         self._pause(False)
-                        self._holds.end(0)
+                        self._holds.end()
         except RmgrError as error:
             self.end(error)
         except grpc.RpcError:
             pass  # the client has gone
         finally:
             self._out.put(_END)
+
+    def _wait_for_room(self) -> None:
+        """Nothing more is read from a client that has not taken what waits for it, until it has, or its user's other ones give room."""
+        if self._unsent and self.is_full:
+            self._pause(True)
+            while self._unsent and self.is_full and not self._over.wait(_ROOM_LOOK_S):
+                pass
+            self._pause(False)
 
     def _pause(self, begins: bool) -> None:
         """Nothing is read meanwhile, so a client's silence is none."""

@@ -1,4 +1,4 @@
-"""Operations under way: each is its request's destination and its caller's future; which thread runs what is in zk_session."""
+"""Operations under way: each is its request's destination and its caller's future; which thread runs what is in `session.py`."""
 
 from __future__ import annotations
 

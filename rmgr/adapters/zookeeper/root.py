@@ -75,30 +75,6 @@ def look_at_root(hosts: str, chroot: str, security: ZkSecurity | None) -> RootLo
     return RootLook(is_open=any(one.scheme == "world" and one.perms & int(Right.CREATE) for one in entries or ()), used=used)
 
 
-class QuotaLook:
-    """Asks again and again how much of some quotas is used, in a session of its own, which begins with the first question.
-
-    Args: places: subtrees. Calling it raises CoordinationUnavailable, NotConnected. Thread-safe as long as one asks at a time.
-    """
-
-    def __init__(self, hosts: str, chroot: str, security: ZkSecurity | None, places: Collection[str]) -> None:
-        self._hosts, self._chroot, self._security, self._places = hosts, chroot, security, places
-        self._root: ZkCoordinator | None = None
-
-    def __call__(self) -> dict[str, tuple[quotas.Quota, quotas.Quota]]:
-        """Subtree -> (what is there, what may be), for those that have a quota. Cost: two small reads each."""
-        if not self._chroot.strip("/"):
-            return {}
-        if self._root is None:
-            self._root = ZkCoordinator.connect(self._hosts, "", security=self._security)
-        return _used(self._root, self._chroot, self._places)
-
-    def close(self) -> None:
-        """Ends the session. Idempotent."""
-        if self._root is not None:
-            self._root.close()
-
-
 def _used(root: ZkCoordinator, chroot: str, places: Collection[str]) -> dict[str, tuple[quotas.Quota, quotas.Quota]]:
     asked = {
         place: [root.get(f"{_QUOTA}/{chroot.strip('/')}{place}/{name}", timeout_s=_TIMEOUT_S) for name in (_STATS, _LIMITS)]

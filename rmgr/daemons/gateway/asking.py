@@ -160,6 +160,7 @@ class Asking:
                 self._places.give_back(caller.user)
         except RmgrError as error:
             self._count("refused", type(error).__name__)
+            self._bounds.failed(caller.user, error)
             raise
 
     def _answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:

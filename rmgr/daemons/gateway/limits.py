@@ -5,8 +5,6 @@ what it has committed itself since. So a user can be over a limit by what he com
 them, within those seconds, and by no more. Before anybody is refused the leader is asked again, so that nobody is refused for
 what has ended meanwhile.
 
-Beside the limits of the settings there is what ZooKeeper has room for: `gateway/room.py`.
-
 Arguments that wait in ZooKeeper are not in the leader's memory: the gateway sorts the tasks that it has committed by their
 size. Of a user's N unfinished tasks the N largest are taken to be the ones that are left, which is never too few.
 """
@@ -22,11 +20,7 @@ from dataclasses import dataclass
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.coord.ops.work import Block
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Multi
-from rmgr.coord.protocol.quotas import Quota
-from rmgr.daemons.gateway.room import NOTHING, QuotaRoom
-from rmgr.errors import RmgrError, UsageError
+from rmgr.errors import RmgrError
 from rmgr.model.cluster.limits import CORES, JOBS
 from rmgr.runtime import machine
 from rmgr.submitter.messages import Grow, Place
@@ -36,8 +30,6 @@ from rmgr.submitter.port import Growth, Order
 ASK_S, BUSY_S = 3.0, 15.0
 #: How long the leader may take to see what was committed; how old an answer may be by which somebody is refused.
 SETTLE_S, FRESH_S = 2.0, 0.5
-#: Operations that bring new tasks.
-_ADDING = frozenset({"SUBMIT", "ENQUEUE", "HAND"})
 #: What ZooKeeper keeps of a znode beside its data (bytes).
 _ZNODE_BYTES = 200
 #: Znodes of a submission beside its blocks.
@@ -46,41 +38,13 @@ _CLUSTER = (JOBS, "open_submissions", "unfinished_tasks", "zookeeper_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class MultiCost:
-    """Additions of one multi: `sizes` are (tasks, bytes) of its blocks, `size` and `znodes` are of everything else."""
+class _Added:
+    """What a user adds: `sizes` are (tasks, bytes) of blocks, `size` is of everything else."""
 
     submissions: int
     tasks: int
     size: int
     sizes: tuple[tuple[int, int], ...]
-    znodes: int = 0
-
-    @property
-    def by_place(self) -> dict[str, Quota]:
-        """What it adds below each of the roots that quotas bound."""
-        blocks = Quota(len(self.sizes), sum(size for _, size in self.sizes))
-        return {paths.QUEUES: blocks, paths.SUBS: Quota(self.znodes, self.size)}
-
-
-def added(multi: Multi) -> MultiCost | None:
-    """None for what adds nothing. Cost: 3 us a block. Raises UsageError for a name that no block has."""
-    if multi.name not in _ADDING:
-        return None
-    submissions, size, sizes, znodes = 0, 0, [], 0
-    for op in multi.ops:
-        if not isinstance(op, Create):
-            continue
-        parts = op.path.split("/")
-        if parts[1] in {"queues", "running"}:
-            name = parts[-1] if parts[-1][-1:] != "-" else f"{parts[-1]}{0:010d}"
-            try:
-                sizes.append((paths.parse_block(name).count, len(op.data) + _ZNODE_BYTES))
-            except ValueError as error:
-                raise UsageError(str(error)) from None
-        else:
-            size, znodes = size + len(op.data) + _ZNODE_BYTES, znodes + 1
-            submissions += len(parts) == 4 and parts[1] == "subs"
-    return MultiCost(submissions, sum(count for count, _ in sizes), size, tuple(sizes), znodes)
 
 
 def _sizes_of(blocks: Sequence[Block], written: Sequence[tuple[str, bytes]]) -> tuple[tuple[int, int], ...]:
@@ -89,51 +53,45 @@ def _sizes_of(blocks: Sequence[Block], written: Sequence[tuple[str, bytes]]) -> 
 
 
 class _Ledger:
-    """Of one user: what was committed lately, and the sizes and blocks of his waiting tasks by powers of two."""
+    """Of one user: what was committed lately, and the sizes of his waiting tasks by powers of two."""
 
     def __init__(self) -> None:
-        self.recent: deque[tuple[float, int, int, int, int]] = deque()  # when, submissions, tasks, bytes, znodes
+        self.recent: deque[tuple[float, int, int, int]] = deque()  # when, submissions, tasks, bytes
         self.tasks = [0] * 32
         self.sizes = [0] * 32
-        self.blocks = [0.0] * 32
 
-    def add(self, now_s: float, new: MultiCost) -> None:
-        self.recent.append((now_s, new.submissions, new.tasks, new.size, new.znodes))
+    def add(self, now_s: float, new: _Added) -> None:
+        self.recent.append((now_s, new.submissions, new.tasks, new.size))
         for count, size in new.sizes:
             at = min(31, (size // max(1, count)).bit_length())
             self.tasks[at] += count
             self.sizes[at] += size
-            self.blocks[at] += 1
 
     def settle(self, before_s: float, unfinished: int) -> None:
         """The leader has seen what was committed before; so many tasks are left of it."""
         while self.recent and self.recent[0][0] < before_s:
             self.recent.popleft()
-        gone = sum(self.tasks) - unfinished - sum(tasks for _, _, tasks, _, _ in self.recent)
+        gone = sum(self.tasks) - unfinished - sum(tasks for _, _, tasks, _ in self.recent)
         for at, count in enumerate(self.tasks):
             if gone <= 0:
                 break
             some = min(gone, count)
             if some:
                 self.sizes[at] -= self.sizes[at] * some // count
-                self.blocks[at] -= self.blocks[at] * some / count
                 self.tasks[at] -= some
                 gone -= some
 
 
 class ClusterUse:
     """Args:
-    ask: the leader's numbers of everybody (fresh); raises RmgrError. clock: monotonic seconds. room: of ZooKeeper, None = not asked for.
+    ask: the leader's numbers of everybody (fresh); raises RmgrError. clock: monotonic seconds.
 
-    Thread-safe. `check` costs 5 us and 3 us a block, and may ask once when it refuses.
+    Thread-safe. A check may ask once when it refuses.
     """
 
-    def __init__(
-        self, bounds: Bounds, ask: Callable[[bool], UseAnswer], *, clock: Callable[[], float] | None = None, room: QuotaRoom | None = None
-    ) -> None:
+    def __init__(self, bounds: Bounds, ask: Callable[[bool], UseAnswer], *, clock: Callable[[], float] | None = None) -> None:
         self._bounds = bounds
         self._ask = ask
-        self._room = room
         self._clock = clock or machine.monotonic
         self._lock = threading.Lock()
         self._asking = threading.Lock()
@@ -155,38 +113,24 @@ class ClusterUse:
         self._ended = True
         self._wake.set()
 
-    def check(self, user: str, multi: Multi) -> None:
-        """`user` is about to commit it. Raises LimitReached."""
-        new = added(multi)
-        if new is not None:
-            self._check(user, new)
-
     def check_order(self, user: str, place: Place, order: Order) -> None:
         """`user` submits this; place: as it came. Raises LimitReached. Cost: 1 us a block."""
         size = len(place.record) + _ZNODES * _ZNODE_BYTES
-        self._check(user, MultiCost(1, order.tasks, size, _sizes_of(order.blocks, place.blocks), _ZNODES))
+        self._check(user, _Added(1, order.tasks, size, _sizes_of(order.blocks, place.blocks)))
 
     def check_growth(self, user: str, grow: Grow, growth: Growth) -> None:
         """`user` adds this; grow: as it came. Raises LimitReached. Cost: as `check_order`."""
         sizes = _sizes_of(growth.blocks, grow.blocks)
         ended = sum(len(data) + _ZNODE_BYTES for data in grow.ended)
-        self._check(user, MultiCost(0, sum(count for count, _ in sizes), ended, sizes, len(grow.ended)))
+        self._check(user, _Added(0, sum(count for count, _ in sizes), ended, sizes))
 
-    def _check(self, user: str, new: MultiCost) -> None:
+    def _check(self, user: str, new: _Added) -> None:
         name = self._exceeded(user, new)
         if name and self._clock() - self._asked_s > FRESH_S:
             self.refresh(fresh=True)
             name = self._exceeded(user, new)
         if name:
             raise self._bounds.refuse(name, user, self._bounds.limits.of(name, user))
-        if self._room is not None and self._lacks(user, new):
-            self._room.refresh(FRESH_S)
-            self.refresh(fresh=True)
-            if why := self._lacks(user, new):
-                raise self._bounds.refuse_room(user, why)
-        if self._room is not None:
-            for place, more in new.by_place.items():
-                self._room.add(place, more)
         now_s = self._clock()
         with self._lock:
             self._ledgers.setdefault(user, _Ledger()).add(now_s, new)
@@ -210,30 +154,13 @@ class ClusterUse:
         told["zookeeper_bytes"] += waiting + sum(one[3] for one in recent)
         return told
 
-    def _lacks(self, user: str, new: MultiCost) -> str:
-        """Why ZooKeeper has no room for more of him, "" when it has."""
-        assert self._room is not None
-        known = self._known.get(user)
-        told = known.used if known is not None else {}
-        with self._lock:
-            ledger = self._ledgers.get(user)
-            recent = list(ledger.recent) if ledger is not None else []
-            waiting = Quota(round(sum(ledger.blocks)), sum(ledger.sizes)) if ledger is not None else NOTHING
-        subs = Quota(
-            told.get("znodes", 0) + sum(one[4] for one in recent), told.get("zookeeper_bytes", 0) + sum(one[3] for one in recent)
-        )
-        mine = {paths.QUEUES: waiting, paths.SUBS: subs}
-        return next((why for place, more in new.by_place.items() if (why := self._room.lacks(place, mine[place], more))), "")
-
     def users(self) -> set[str]:
         """Of whom anything is known."""
         with self._lock:
             return {*self._ledgers, *self._known}
 
     def refresh(self, *, fresh: bool = False) -> None:
-        """Asks the leader; without an answer what was known stays, with `problem`. So with ZooKeeper's room."""
-        if self._room is not None:
-            self._room.refresh()
+        """Asks the leader; without an answer what was known stays, with `problem`."""
         with self._asking:
             began_s = self._clock()
             if began_s - self._asked_s <= (FRESH_S if fresh else ASK_S / 2):
@@ -254,7 +181,7 @@ class ClusterUse:
                         del self._ledgers[user]
             self._asked_s = began_s
 
-    def _exceeded(self, user: str, new: MultiCost) -> str:
+    def _exceeded(self, user: str, new: _Added) -> str:
         """The limit beyond which he would be, "" = none."""
         limits = self._bounds.limits
         amounts = (new.submissions, new.submissions, new.tasks, new.size + sum(size for _, size in new.sizes))
@@ -268,8 +195,6 @@ class ClusterUse:
         return ""
 
     def _run(self) -> None:
-        if self._room is not None:
-            self._room.refresh()
         while not self._ended:
             self._wake.wait()
             self._wake.clear()

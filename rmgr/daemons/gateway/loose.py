@@ -1,7 +1,7 @@
-"""Znodes that users leave beside their submissions: entries of Submitters, requests to the leader, orders to nodes. Each user has so many.
+"""Znodes that users leave beside their submissions: requests to the leader, orders to nodes. Each user has so many.
 
-What is submitted is counted by the leader (`gateway/limits.py`); these go by themselves within a moment, when somebody obeys, answers,
-or ends his session. So a gateway remembers what it has made for whom, and looks what is left of it only when that is much.
+What is submitted is counted by the leader (`gateway/limits.py`); these go by themselves within a moment, when somebody obeys or answers.
+So a gateway remembers what it has made for whom, and looks what is left of it only when that is much.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from rmgr.runtime import machine
 
 #: Root -> most of one user below one parent (of orders: below each node's), and bytes of their data; through one gateway.
 MOST: Mapping[str, tuple[int, int]] = {
-    paths.SUBMITTERS: (200, 1 << 18),
     paths.REQUESTS: (1000, 1 << 20),
     paths.INBOX: (500, 1 << 18),
 }
 _WHAT = {
-    paths.SUBMITTERS: ("clients that look after submissions", "end some clients"),
     paths.REQUESTS: ("requests to the leader within a minute", "wait a minute, or ask for more tasks at once"),
     paths.INBOX: ("orders that a node has not obeyed", "wait until it has, or is known to be dead; rmgr nodes"),
 }
-_OPERATIONS = {"ENTER", "ASK", "ORDER"}
+_OPERATIONS = {"ASK", "ORDER"}
 _TIMEOUT_S = 5.0
 #: How long a commit takes at most, about; how often it is looked for one who has too much.
 _ON_ITS_WAY_S, _LOOK_S = 2.0, 0.25
@@ -77,7 +75,7 @@ class Loose:
 
     def _settle(self, user: str, parent: str, names: list[str]) -> None:
         """Those are left, and what was made so lately that it may still be on its way."""
-        left = Counter(f"{name[:-10]}" if parent == paths.SUBMITTERS else name for name in names)
+        left = Counter(names)
         kept = []
         with self._lock:
             for name, size, at_s in self._made.get((user, parent), []):

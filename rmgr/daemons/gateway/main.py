@@ -1,32 +1,24 @@
-"""The Submitter gateway: the ports of ZooKeeper and the data store over gRPC, for clients that reach neither.
+"""The Submitter gateway, for clients that reach neither ZooKeeper nor the data store: they speak of work, ask, and use the store.
 
-Each client gets a ZooKeeper session of its own, so its ephemerals are its own. What it may change is decided from the
-change itself (`submitter_rights`), and committed is what the gateway has built anew (`coord/rebuild/multis.py`). Holds no state
-that matters: kill it, start another one, and clients go on.
+It has one Submitter (`submitter/direct.py`) for all of its clients. Holds no state that matters: kill it, start another one, and
+clients go on.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from rmgr import log as logs
-from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.strain import StrainMeter
 from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
-from rmgr.adapters.gateway.answers import RequestedCommit
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
 from rmgr.adapters.gateway.rows import MAX_CALLS, Rows
-from rmgr.adapters.gateway.server import Sessions
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.pki import signing_certificate
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc import use as rpc_use
 from rmgr.adapters.rpc import work as rpc_work
@@ -34,34 +26,25 @@ from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.terminals.tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.adapters.zookeeper.root import QuotaLook
 from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import Person
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Conflict, ConflictKind, Multi, Stamped
 from rmgr.coord.protocol.ports import SessionState, Store
-from rmgr.coord.rebuild.multis import rebuild
-from rmgr.coord.rebuild.parts import Moved
-from rmgr.daemons.gateway import rights as submitter_rights
-from rmgr.daemons.gateway import rows as submitter_rows
 from rmgr.daemons.gateway.asking import MAX_ASKED, Asking
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
-from rmgr.daemons.gateway.known import Cluster
 from rmgr.daemons.gateway.limits import ClusterUse
 from rmgr.daemons.gateway.loose import Loose
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.owners import Owners
-from rmgr.daemons.gateway.room import QuotaRoom
 from rmgr.daemons.gateway.routes import ClusterRoutes
-from rmgr.daemons.gateway.submit_turns import SubmitTurns
+from rmgr.daemons.gateway.rows import OwnerOf
 from rmgr.daemons.gateway.talking import Desk
 from rmgr.daemons.gateway.use import GatewayUse, LeaderAsk
-from rmgr.daemons.gateway.values import OwnedStore
+from rmgr.daemons.gateway.values import OwnedStore, UserStores
 from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.opened import opened
-from rmgr.daemons.service.people import audited, person_of
+from rmgr.daemons.service.people import audited
 from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, ending
 from rmgr.daemons.service.serving import open_server
@@ -69,16 +52,13 @@ from rmgr.daemons.service.working import Working
 from rmgr.daemons.service.written import WrittenKeeper
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import CoordinationUnavailable
-from rmgr.log import audit
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
-from rmgr.procedures.admission import check_admitted, check_changed
 from rmgr.procedures.authentic import Authenticity
 from rmgr.procedures.bootstrap import check_same, read_meta, read_settings
 from rmgr.procedures.deeds import Deeds
 from rmgr.procedures.fresh_settings import FreshSettings
-from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import SignalMessages
@@ -89,167 +69,14 @@ from rmgr.submitter.direct import Submitter
 from rmgr.submitter.lines import Lines
 from rmgr.submitter.thread import SubmitterThread
 
-#: Clients at once: each costs four threads and a session of ZooKeeper.
-MAX_SESSIONS = 200
-#: Streams at once: each costs two threads.
+#: Clients at once: each has a stream, which costs two threads.
 MAX_TALKS = 1000
 STALL_S = 30.0
 #: SIGTERM: how long what is under way may take.
 GRACE_S = 2.0
 _LOOK_S = 0.5
-#: Whoever has more requests under way does not wait for his turn to submit: pings come behind them.
-_FEW = 8
-#: A waiting thread gets the interpreter after this (default 5 ms): a request passes through four threads here.
+#: A waiting thread gets the interpreter after this (default 5 ms): a word passes through three threads here.
 _SWITCH_S = 0.0005
-
-
-class Gateway:
-    """Answers the servicers: `adapters.gateway.server.Gate` of one cluster."""
-
-    def __init__(
-        self,
-        hosts: str,
-        chroot: str,
-        store: Store,
-        metrics: GatewayMetrics,
-        log: Log,
-        options: dict[str, Any] | None = None,
-        *,
-        cluster: Cluster,
-        operators: Sequence[str] = (),
-        cluster_use: ClusterUse | None = None,
-        owned: Callable[[Person], OwnedStore] | None = None,
-        loose: Loose | None = None,
-        under_way: Callable[[str], int] = lambda _: 0,
-    ) -> None:
-        self._owned = owned
-        self._cluster_use = cluster_use
-        self._loose = loose
-        self._cluster = cluster
-        self._owner_of = cluster.owners
-        self._operators = tuple(operators)
-        self.endpoint = ""
-        self.store = store
-        self._hosts = hosts
-        self._chroot = chroot
-        self._options = options or {}
-        self._opened: weakref.WeakSet[ZkCoordinator] = weakref.WeakSet()
-        self._metrics = metrics
-        self._log = log
-        self._turns = SubmitTurns()
-        self._under_way = under_way
-
-    def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
-        """See `GatewayPort`."""
-        if logs.BOOK.admits(
-            f"{caller.user} (sessions)", lambda more: self._log.info("gateway_sessions_opened", user=caller.user, count=more)
-        ):
-            self._log.info("gateway_session_opened", user=caller.user, timeout_s=session_timeout_s)
-        made = ZkCoordinator(self._hosts, self._chroot, session_timeout_s=session_timeout_s, **self._options)
-        self._opened.add(made)
-        return made
-
-    def renew(self, options: dict[str, Any]) -> None:
-        """The role's secret was rotated: sessions show the new one, present and future."""
-        self._options = options
-        for coordinator in list(self._opened):
-            coordinator.renew(options["security"])
-
-    def permit_commit(self, caller: Caller, multi: Multi) -> RequestedCommit | Conflict:
-        """See `GatewayPort`."""
-        if multi.name != "SUBMIT":
-            return self._permitted(caller, multi)
-        if not self._turns.enter(caller.user, waits=self._under_way(caller.user) <= _FEW):
-            return Moved(paths.IDS, ConflictKind.BAD_VERSION).conflict(multi)
-        permitted = self._permitted(caller, multi)
-        if isinstance(permitted, Conflict):
-            self._too_late(caller.user, permitted)
-            return permitted
-        return replace(permitted, then=partial(self._submitted, caller.user, permitted.then), met=partial(self._too_late, caller.user))
-
-    def _submitted(self, user: str, then: Callable[[], None] | None) -> None:
-        if then is not None:
-            then()
-        self._turns.made(user)
-
-    def _too_late(self, user: str, conflict: Conflict) -> None:
-        if conflict.path == paths.IDS:
-            self._turns.lost(user)
-
-    def _permitted(self, caller: Caller, multi: Multi) -> RequestedCommit | Conflict:
-        person = person_of(caller, self._operators)
-        target = multi.ops[-1].path if multi.ops else ""
-        with audited(self._log, person, multi.name, target):
-            others: frozenset[str] = frozenset()
-            if multi.name != "SUBMIT":
-                others = submitter_rights.check_commit(person, multi, self._owner_of)
-            try:
-                built = rebuild(multi, self._cluster.asked_by(caller, is_operator=person.is_free))
-            except Moved as moved:
-                return moved.conflict(multi)
-            if built.record is not None:
-                submitter_rights.check_new(person, built.record)
-                submitter_rights.check_timely(person, built.record, machine.wall_s())
-                check_admitted(built.record, self._cluster.settings(), tasks=built.tail.next if built.tail is not None else 0)
-            if built.amended is not None:
-                check_changed(built.amended, built.amended.changes[-1].terms, self._cluster.settings())
-        if self._cluster_use is not None:
-            self._cluster_use.check(person.name, built.multi)
-        if self._loose is not None and not person.is_free:
-            self._loose.check(person.name, built.multi)
-        if not person.is_open and (others or multi.name in submitter_rights.OF_OPERATORS):
-            why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
-            audit(self._log, who=person.name, role=person.role, what=multi.name, target=multi.ops[0].path, allowed=True, why=why)
-        self._cluster.sends(built)
-        return RequestedCommit(built.multi, partial(self._cluster.committed, built) if built.tail is not None else None)
-
-    def permit_create(self, caller: Caller, path: str) -> None:
-        """See `GatewayPort`."""
-        person = person_of(caller, self._operators)
-        with audited(self._log, person, "MAKE", path):
-            submitter_rights.check_create(person, path)
-
-    def permit_read(self, caller: Caller, kind: str, path: str) -> None:
-        """See `GatewayPort`."""
-        person = person_of(caller, self._operators)
-        if not person.is_free:
-            with audited(self._log, person, "READ", path):
-                submitter_rights.check_read(person, kind, path, self._owner_of)
-
-    def permit_answer(self, caller: Caller, path: str, found: Stamped) -> None:
-        """See `GatewayPort`."""
-        if path == paths.IDS:
-            self._cluster.saw(found)
-        person = person_of(caller, self._operators)
-        if not person.is_free:
-            with audited(self._log, person, "READ", path):
-                submitter_rights.check_answer(person, path, found.data)
-
-    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
-        """See `GatewayPort`."""
-        person = person_of(caller, self._operators)
-        with audited(self._log, person, verb, keys[0] if keys else ""):
-            submitter_rows.check_rows(person, verb, keys, self._owner_of)
-
-    def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
-        """See `GatewayPort`."""
-        with audited(self._log, person_of(caller, self._operators), "PUT", key):
-            submitter_rows.check_content(key, sha256)
-
-    def store_of(self, caller: Caller) -> Store:
-        """See `GatewayPort`."""
-        person = person_of(caller, self._operators)
-        return self.store if person.is_open or self._owned is None else self._owned(person)
-
-    def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
-        """See `GatewayPort`."""
-        person = person_of(caller, self._operators)
-        rows = submitter_rows.visible(person, keys, self._owner_of)
-        return rows if person.is_open or self._owned is None else self._owned(person).listed(rows)
-
-    def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """See `GatewayPort`."""
-        self._metrics.count(what, kind, amount)
 
 
 class SessionWatch:
@@ -317,7 +144,7 @@ def _owned(
     log: Log,
     credentials: Credentials | None,
     trust: Trust | None,
-    owner_of: submitter_rights.OwnerOf,
+    owner_of: OwnerOf,
 ) -> Callable[[Person], OwnedStore] | None:
     """The store as one person may use it; None where values have no owners."""
     if credentials is None or trust is None:
@@ -362,37 +189,19 @@ def _serve(
     bounds = Bounds()
     routes = ClusterRoutes(coordinator, metrics.count)
     leader_use = LeaderAsk(routes, credentials)
-    quota_look = QuotaLook(hosts, chroot, options.get("security"), (paths.QUEUES, paths.SUBS))
-    cluster_use = ClusterUse(bounds, leader_use, room=QuotaRoom(quota_look)).start()
+    cluster_use = ClusterUse(bounds, leader_use).start()
     operators = config.security.operators
-    certify = partial(signing_certificate, ca_pem=credentials.ca_pem) if credentials is not None else None
-    cluster = Cluster(coordinator, Owners(coordinator, store), certify)
+    owners = Owners(coordinator, store)
     trust = open_trust(coordinator, credentials)
     if credentials is not None:
         publish(coordinator, credentials)  # it signs nothing; who looks finds whose key it is, and when its certificate ends
     check_key(trust, credentials, log)
-    owned = _owned(coordinator, store, meta, log, credentials, trust, cluster.owners)
-    loose = Loose(coordinator)
-    gateway = Gateway(
-        hosts,
-        chroot,
-        store,
-        metrics,
-        log,
-        options,
-        cluster=cluster,
-        operators=operators,
-        cluster_use=cluster_use,
-        owned=owned,
-        loose=loose,
-        under_way=bounds.under_way,
-    )
-    waiting = MAX_SESSIONS + MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + MAX_ASKED
+    owned = _owned(coordinator, store, meta, log, credentials, trust, owners)
+    stores = UserStores(store, log, owner_of=owners, owned=owned, operators=operators, count=metrics.count)
+    waiting = MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + MAX_ASKED
     threads = waiting + 3 * MAX_REMOTE_CALLS + 128
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
-    gateway.endpoint = server.endpoint
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
-    sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=is_revoked, bounds=bounds)
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
     calls = _calls(config, routes, metrics, log, credentials, bounds)
     # A session of its own: it is not closed when the gateway is told to stop, so owners who go on through another one are never missed.
@@ -416,27 +225,26 @@ def _serve(
     )
     submitter_thread.start()
     talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
-    server.add_generic(talks.handler)
     told = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
     asking = Asking(
         coordinator,
         store,
         bounds,
         log,
-        owner_of=cluster.owners,
-        loose=loose,
+        owner_of=owners,
+        loose=Loose(coordinator),
         operators=operators,
         ca_pem=credentials.ca_pem if credentials is not None else None,
         count=metrics.count,
     )
-    rows, tunnels = Rows(gateway, bounds=bounds), Tunnels(forwarder, bounds=bounds)
-    for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told, rpc_work.handler_of(asking)):
+    rows, tunnels = Rows(stores, bounds=bounds), Tunnels(forwarder, bounds=bounds)
+    for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, told, rpc_work.handler_of(asking)):
         server.add_generic(handler)
     if calls is not None:
         server.add_generic(calls.relay.handler)
     LimitsKeeper(coordinator, bounds, log).start()
     written = WrittenKeeper(store, server.endpoint, bounds, log).start() if credentials is not None else None
-    metrics.sessions.set_function(lambda: len(sessions))
+    metrics.sessions.set_function(lambda: len(talks))
     metrics.store_up.set_function(lambda: store.is_up)
     metrics.refused_connections.set_function(lambda: server.refused_connections)
     measured = MetricsPlace(config.submitter.metrics, Role.SUBMITTER)
@@ -455,7 +263,6 @@ def _serve(
     keeper = None
 
     def renew(fresh: Credentials) -> None:
-        gateway.renew(zookeeper_options(config, fresh, insecure=True))
         session.renew(zookeeper_options(config, fresh, insecure=True)["security"])
 
     if credentials is not None:
@@ -475,7 +282,7 @@ def _serve(
             failpoint("submitter.round")
             watch.look()
             notifier.ready()
-            told = f"serving {counted(len(sessions), 'client')}" if watch.is_there else "degraded: no contact with ZooKeeper"
+            told = f"serving {counted(len(talks), 'client')}" if watch.is_there else "degraded: no contact with ZooKeeper"
             notifier.tell(f"{told}; degraded: {store.note()}" if store.note() else told)
     finally:
         notifier.stopping()
@@ -487,12 +294,10 @@ def _serve(
         server.set_healthy(False)
         has_clients = len(talks) > 0
         talks.stop(GRACE_S)
-        sessions.stop(GRACE_S, abandon=True)
         server.stop(GRACE_S)
         if written is not None:
             written.close()
         cluster_use.close()
-        quota_look.close()
         leader_use.close()
         forwarder.close()
         if calls is not None:

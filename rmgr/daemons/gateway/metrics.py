@@ -17,14 +17,13 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
-        self.sessions = Gauge("rmgr_gateway_sessions", "sessions of clients", registry=registry)
+        self.sessions = Gauge("rmgr_gateway_sessions", "clients that have a stream", registry=registry)
         self.connected = Gauge("rmgr_gateway_zookeeper_connected", "1 while ZooKeeper answers this gateway", registry=registry)
         self.refused_connections = Gauge("rmgr_refused_connections", "connections refused to callers with too many", registry=registry)
         self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
         self._counters = {
-            "sessions": Counter("rmgr_gateway_sessions_events", "sessions by what became of them", ["kind"], registry=registry),
-            "asked": Counter("rmgr_gateway_requests", "requests to the coordination service by kind", ["kind"], registry=registry),
-            "committed": Counter("rmgr_gateway_commits", "commits by operation and outcome", ["kind"], registry=registry),
+            "asked": Counter("rmgr_gateway_requests", "what clients asked, and said of their work, by kind", ["kind"], registry=registry),
+            "committed": Counter("rmgr_gateway_commits", "what was committed for clients, by operation", ["kind"], registry=registry),
             "refused": Counter("rmgr_gateway_refusals", "requests refused, by error", ["kind"], registry=registry),
             "cut": Counter("rmgr_gateway_cuts", "clients cut off, by reason", ["kind"], registry=registry),
             "passed_on": Counter("rmgr_gateway_forwarded", "calls passed on to daemons, by method", ["kind"], registry=registry),
@@ -55,5 +54,5 @@ class GatewayMetrics:
                     gauge.remove(name)
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """See `rpc_gateway_server.Gate`."""
+        """Something happened: `asked`, `committed`, `refused`, `cut`, `stored_bytes`, `passed_on` of one kind."""
         self._counters[what].labels(kind).inc(amount)

@@ -22,7 +22,7 @@ _TIMEOUT_S = 3.0
 
 
 class ClusterRoutes:
-    """`rpc_gateway_forward.Routes` of one cluster. Thread-safe."""
+    """`adapters.gateway.forward.Routes` of one cluster. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator, count: Callable[[str, str, float], None]) -> None:
         self._coordinator = coordinator

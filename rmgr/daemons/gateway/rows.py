@@ -1,27 +1,34 @@
 """Rows of the data store that a client may read, write and list through a gateway: by family, and by whose submission they are.
 
-Values by name, outputs that are kept, and shares have owners: `submitter_values` asks for them. Whom values are shared with is told to all.
+Values by name, outputs that are kept, and shares have owners: `values.py` asks for them. Whom values are shared with is told to all.
 What is named by its content may be read by whoever knows the name, and holds what its name says.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rmgr.coord.decisions.rights import Person, check, check_operator, may
 from rmgr.coord.protocol import keys
-from rmgr.daemons.gateway.rights import OwnerOf, nobody_knows
 from rmgr.errors import PermissionDenied
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 #: Families of rows of one submission, and of those that clients never write.
 _OF_SUBMISSION = frozenset({"args", "ckpt", "frag", "out", "log", "page", "final"})
 _READ_ONLY = frozenset({"metric", "meta"})
-#: Families of which `submitter_values` decides.
+#: Families of which `values.py` decides.
 _OWNED = frozenset({"name", "share", "led"})
 _HISTORY, _HISTORY_OF_USER, _FINAL = "hist", "histu", "final"
 _EVENTS = frozenset({keys.EVENTS, keys.PICKS})
+
+#: Whose submission it is, None when that is not known (it is not there yet, or long gone). May read, and block.
+OwnerOf = Callable[[int], str | None]
+
+
+def nobody_knows(_submission: int) -> str | None:
+    """An `OwnerOf` that knows of no submission."""
+    return None
 
 
 def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf = nobody_knows) -> None:
@@ -56,7 +63,7 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) 
     if family in {_HISTORY, _HISTORY_OF_USER} and verb != "GET":
         raise PermissionDenied(f"{verb.lower()} {row!r}: the leader writes the history")
     if family == _FINAL and verb == "DELETE":
-        return  # goes with the name that points to it, and `submitter_values` asks whose it is
+        return  # goes with the name that points to it, and `values.py` asks whose it is
     if family in _EVENTS and verb == "GET":
         check_operator(person, "reading the scheduler's log")
         return

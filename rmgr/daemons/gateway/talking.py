@@ -22,7 +22,7 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.door import check_growth, check_order
 from rmgr.daemons.service.people import audited, person_of
-from rmgr.errors import InvalidRecord, LimitReached, PermissionDenied, RmgrError, VersionMismatch
+from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, VersionMismatch
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.procedures.admission import check_admitted
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 #: Threads for what may wait, and how many of them one user has; jobs of one user that wait for one.
 _THREADS, _OF_ONE, _MOST_WAITING = 16, 8, 128
-#: Submissions that one stream has kept at once.
-MOST_KEPT = 20_000
 #: How long the reading of a record may take, and the longest that a client may wait for an order.
 _READ_S, _LONGEST_S = 10.0, 120.0
 
@@ -153,7 +151,6 @@ class ClientTalk:
         self._work: DirectWork | None = None
         self._guid = ""
         self._kept: dict[int, _KeptHere] = {}  #: on the Submitter's thread
-        self._count = 0  #: of those, as the reader knows it
         self._said_bye = False
         self._is_over = False
 
@@ -171,15 +168,11 @@ class ClientTalk:
             self._desk.count("asked", "submit")
             self._desk.pool.run(self._caller.user, partial(self._place, message))
         elif isinstance(message, messages.Keep):
-            self._count += 1
-            if self._count > MOST_KEPT:
-                raise LimitReached(f"one stream follows {MOST_KEPT:,} submissions at most", hint="end some, or open another connection")
             post(partial(self._begin, message))
         elif isinstance(message, messages.Grow):
             self._desk.count("asked", "grow")
             post(partial(self._on_kept, message.id, self._growing(message)))
         elif isinstance(message, messages.Leave):
-            self._count -= 1
             post(partial(self._leave, message.id))
         elif isinstance(message, messages.Claiming):
             post(partial(self._on_kept, message.id, lambda kept: kept.claimed(message)))
@@ -222,9 +215,8 @@ class ClientTalk:
 
     def _end(self) -> None:
         self._is_over = True
-        kept, self._kept = self._kept, {}
-        for one in kept.values():
-            one.leave()
+        for kept_id in list(self._kept):
+            self._leave(kept_id)
         if self._work is not None:
             # A client that is on its way to another gateway owns its submissions still.
             self._work.end(0.0 if self._said_bye else self._work.session_timeout_s)
@@ -257,8 +249,12 @@ class ClientTalk:
             self._say(messages.placed_of(place.id, made))
 
     def _refuse(self, order_id: int, error: RmgrError) -> None:
-        self._desk.count("refused", type(error).__name__)
+        self._refused(error)
         self._say(messages.Refused(order_id, messages.Fault.of(error)))
+
+    def _refused(self, error: RmgrError) -> None:
+        self._desk.count("refused", type(error).__name__)
+        self._desk.bounds.failed(self._caller.user, error)
 
     def _growing(self, grow: messages.Grow) -> Callable[[_KeptHere], None]:
         """What is done with a growth; one that is refused ends its submission for this client."""
@@ -277,6 +273,12 @@ class ClientTalk:
         assert self._work is not None
         if self._is_over or keep.id in self._kept:
             return
+        try:
+            self._desk.bounds.take("followed", self._caller.user)
+        except RmgrError as error:
+            self._refused(error)
+            self._say(messages.Dead(keep.id, messages.Fault.of(error)))
+            return
         self._kept[keep.id] = kept = _KeptHere(self, keep, self._work)
         self._desk.pool.run_soon(self._caller.user, partial(self._read, kept))
 
@@ -288,6 +290,7 @@ class ClientTalk:
             stored = self._work.read(keep.number, timeout_s=_READ_S)
             self._check_owner(keep, stored.submission)
         except RmgrError as error:
+            self._refused(error)
             self._desk.submitter.post(partial(kept.failed, error))
         else:
             self._desk.submitter.post(partial(kept.begin, stored))
@@ -309,7 +312,7 @@ class ClientTalk:
             kept.when_ready(call)
 
     def _leave(self, kept_id: int) -> None:
-        kept = self._kept.pop(kept_id, None)
+        kept = self.forget(kept_id)
         if kept is not None:
             kept.leave()
 
@@ -328,9 +331,12 @@ class ClientTalk:
         """The client has so much to take that nothing more is read for it."""
         return self._stream.is_full
 
-    def forget(self, kept_id: int) -> None:
-        """It has died; the client is told."""
-        self._kept.pop(kept_id, None)
+    def forget(self, kept_id: int) -> _KeptHere | None:
+        """It was left, or has died; the client is told. Returns: what was kept."""
+        kept = self._kept.pop(kept_id, None)
+        if kept is not None:
+            self._desk.bounds.give_back("followed", self._caller.user)
+        return kept
 
 
 class _KeptHere:

@@ -1,6 +1,6 @@
 """The data store as one client of a gateway may use it: values by name have owners (`decisions/ownership.py`), whatever it does.
 
-Everything but `name/`, `share/`, `final/` and `led/` passes through: `submitter_rows` has said before what he may do there. What
+Everything but `name/`, `share/`, `final/` and `led/` passes through: `rows.py` has said before what he may do there. What
 he puts is his own and carries his own deed; a free name is taken in one step with the look whether it is free.
 """
 
@@ -11,16 +11,18 @@ from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any
 
+from rmgr.adapters.access.auth import Caller
 from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import Holder
 from rmgr.coord.decisions.rights import Person, check_operator
 from rmgr.coord.protocol import keys as names
 from rmgr.coord.protocol.ports import About, Encoding, Note, Store
-from rmgr.daemons.gateway.rights import OwnerOf
-from rmgr.daemons.gateway.rows import submission_of_row
+from rmgr.daemons.gateway.rows import OwnerOf, check_content, check_rows, submission_of_row, visible
+from rmgr.daemons.service.people import audited, person_of
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound, PermissionDenied
 from rmgr.procedures.deeds import Deeds
+from rmgr.runtime.logger import Log
 
 #: Writes a line of audit for what is refused: (verb, row).
 Audited = Callable[[str, str], AbstractContextManager[None]]
@@ -278,3 +280,55 @@ class OwnedStore(Store):
 
     def close(self) -> None:
         """The store is the gateway's."""
+
+
+class UserStores:
+    """`adapters.gateway.rows.StoreGate` of a gateway.
+
+    Args:
+        owned: the store as one person may use it; None where values have no owners. operators: of the gateway's configuration.
+        count: as `GatewayMetrics.count`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        log: Log,
+        *,
+        owner_of: OwnerOf,
+        owned: Callable[[Person], OwnedStore] | None,
+        operators: Sequence[str],
+        count: Callable[[str, str, float], None],
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._owner_of = owner_of
+        self._owned = owned
+        self._operators = tuple(operators)
+        self._count = count
+
+    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
+        """See `StoreGate`."""
+        person = person_of(caller, self._operators)
+        with audited(self._log, person, verb, keys[0] if keys else ""):
+            check_rows(person, verb, keys, self._owner_of)
+
+    def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
+        """See `StoreGate`."""
+        with audited(self._log, person_of(caller, self._operators), "PUT", key):
+            check_content(key, sha256)
+
+    def store_of(self, caller: Caller) -> Store:
+        """See `StoreGate`."""
+        person = person_of(caller, self._operators)
+        return self._store if person.is_open or self._owned is None else self._owned(person)
+
+    def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
+        """See `StoreGate`."""
+        person = person_of(caller, self._operators)
+        rows = visible(person, keys, self._owner_of)
+        return rows if person.is_open or self._owned is None else self._owned(person).listed(rows)
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """See `StoreGate`."""
+        self._count(what, kind, amount)

@@ -14,8 +14,8 @@ from rmgr.model.base.version import Newer, newer
 class UserLimits:
     """For each user; 0 = no limit. The defaults bear two million waiting tasks of one honest user.
 
-    Beside them ZooKeeper's quotas hold, of which gateways keep something for those who have little (`daemons/gateway/room.py`): with a
-    heap of 1000 MiB two million tasks of one user pass, with less as many less.
+    Beside them ZooKeeper's quotas hold (`coord/protocol/quotas.py`): with a heap of 1000 MiB two million waiting tasks pass, with less as
+    many less.
     Those of a gateway or daemon hold in each process of that kind; those of the cluster hold over all gateways.
 
     cores_of, jobs_of: caps of single users, in place of those of each (0 = no limit for them).
@@ -33,7 +33,7 @@ class UserLimits:
     calls: int = 48  #: questions and calls to the store at once, of one gateway or daemon
     remote_calls: int = 96  #: of named functions on servers, through one gateway at once; more wait in the client
     lines: int = 192  #: direct lines to one Starter
-    watches: int = 200_000  #: on znodes, of one gateway
+    followed: int = 50_000  #: submissions that clients follow, through one gateway
     held_bytes: int = 64 * 1024 * 1024  #: asked and not answered, answered and not read, of one gateway
     open_submissions: int = 50_000  #: not ended
     unfinished_tasks: int = 8_000_000  #: waiting or running
@@ -82,7 +82,7 @@ CORES, JOBS = "max_cores_per_user", "max_jobs_per_user"
 _RAISED = "an operator raises it: rmgr admin limit USER"
 _WAIT = "wait a moment, or ask for less at once"
 _SESSIONS = "end some, or name another gateway too: --gateway A:PORT,B:PORT"
-_WATCHES = "close queues that are done (TaskQueue.close), or end some clients"
+_FOLLOWED = "close queues that are done (TaskQueue.close), or end some clients"
 _ARGUMENTS = "wait for some; put large arguments into the store once (rmgr store put)"
 _AUDIT = "see why requests are refused: rmgr limits"
 #: In the order in which they are shown: name, where it holds, of what, what to do at it.
@@ -96,7 +96,7 @@ _TABLE = (
     ("calls", "gateway, daemon", "calls at once", _WAIT),
     ("remote_calls", "gateway", "calls of functions on servers at once", "wait for some; rmgr.call_async waits by itself"),
     ("lines", "Starter", "direct lines to one Starter at once", "none is needed: work goes the long way"),
-    ("watches", "gateway", "watches in one gateway", _WATCHES),
+    ("followed", "gateway", "submissions followed through one gateway", _FOLLOWED),
     ("held_bytes", "gateway", "bytes asked and not answered, or answered and not read", "read the answers"),
     ("open_submissions", "cluster", "submissions that have not ended", "wait for some (rmgr wait), cancel some, or use --array"),
     ("unfinished_tasks", "cluster", "tasks that wait or run", "wait for some (rmgr wait), or cancel some"),

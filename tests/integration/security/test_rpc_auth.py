@@ -18,11 +18,11 @@ from grpc_health.v1 import health_pb2
 import rmgr.v1
 from rmgr.adapters.access import auth as rpc_auth
 from rmgr.adapters.access.auth import METHODS, Caller, caller_of, open_channel, speaking_for
-from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway.forward import Forwarder
 from rmgr.adapters.gateway.rows import Rows
-from rmgr.adapters.gateway.server import Sessions
 from rmgr.adapters.gateway.store import GatewayStore
+from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.pki import issue, issue_server
 from rmgr.adapters.rpc import join as rpc_join
@@ -32,16 +32,16 @@ from rmgr.adapters.rpc.server import OPTIONS, LeaderClient, NodeClient, RpcServe
 from rmgr.adapters.rpc.use import handler_of as uses
 from rmgr.adapters.terminals.terminal import handler_of as terminals
 from rmgr.adapters.terminals.tunnel import Tunnels
-from rmgr.errors import NotConnected, NotFound, PermissionDenied, RmgrError, Unavailable
+from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.v1.calls_pb2_grpc import CallsServicer, add_CallsServicer_to_server
 from rmgr.v1.work_pb2_grpc import WorkServicer, add_WorkServicer_to_server
 from tests.harness.bundles import session_bundles
 from tests.harness.gateways import OpenGate
-from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
-from tests.harness.memory_tree import MemoryTree
 from tests.harness.proxy import Proxy
+from tests.harness.talks import Echo, TalkClient
+from tests.harness.waiting import eventually
 from tests.unit.adapters.rpc.test_rpc import Answers
 
 BUNDLES = session_bundles()
@@ -137,12 +137,11 @@ class Town:
             is_revoked=lambda key_id: key_id in self.revoked,
             refused=lambda *told: self.refused.append(told),
         )
-        tree = MemoryTree()
-        self.gate = OpenGate(lambda _: MemoryCoordinator(tree), MemoryStore(""))
-        self.sessions = Sessions(self.gate, is_revoked=lambda key_id: key_id in self.revoked)
+        self.gate = OpenGate(store=MemoryStore(""))
+        self.talks = Talks(Echo, most=200, is_revoked=lambda key_id: key_id in self.revoked, bounds=Bounds(), count=self.gate.count)
         tunnels = Tunnels(AnyForwarder())  # type: ignore[arg-type]
         own = (rpc_join.handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()), tunnels.handler, uses(AnyUse()))
-        for handler in (self.sessions.handler, Rows(self.gate).handler, *own, picks(AnyMetaserver())):
+        for handler in (self.talks.handler, Rows(self.gate).handler, *own, picks(AnyMetaserver())):
             self.server.add_generic(handler)
         Services(self.server)
         if not forward:
@@ -151,7 +150,7 @@ class Town:
         self.endpoint = self.server.endpoint
 
     def stop(self) -> None:
-        self.sessions.stop(0.1, abandon=False)
+        self.talks.stop(0.1)
         self.server.stop(0.1)
 
 
@@ -249,32 +248,32 @@ def test_an_expired_certificate_opens_nothing(town: Town, tmp_path: Any) -> None
         assert ask(channel, "/rmgr.v1.Leader/Jobs", every_method()["/rmgr.v1.Leader/Jobs"]) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_revoked_keys_are_refused_at_once_and_their_sessions_end(town: Town) -> None:
+def test_revoked_keys_are_refused_at_once_and_their_streams_end_with_words(town: Town) -> None:
     alice = BUNDLES.credentials(Role.USER, "alice")
     leader = LeaderClient(town.endpoint, credentials=alice)
-    session = None
+    stream = None
     gateway = Town(BUNDLES.credentials(Role.SUBMITTER))
     gateway.server.start()
     try:
         assert leader.jobs()
-        session = GatewayCoordinator.connect(gateway.endpoint, credentials=alice)
-        assert len(gateway.sessions) == 1
+        stream = TalkClient(gateway.endpoint, credentials=alice)
+        stream.reaches(b"hello")
+        assert len(gateway.talks) == 1
         for place in (town, gateway):
             place.revoked.add(alice.identity.key_id)
         with pytest.raises(PermissionDenied, match="key of user alice was revoked"):
             leader.jobs()
-        end_s = time.monotonic() + DEADLINE_S
-        while len(gateway.sessions) and time.monotonic() < end_s:
-            time.sleep(0.02)
-        assert len(gateway.sessions) == 0
-        with pytest.raises(PermissionDenied, match="revoked"):
-            GatewayCoordinator.connect(gateway.endpoint, credentials=alice, connect_timeout_s=DEADLINE_S)
+        eventually(lambda: not len(gateway.talks))
+        eventually(lambda: isinstance(stream.link.refusal, PermissionDenied) and "revoked" in stream.link.refusal.message)
+        ups = stream.ups
+        eventually(lambda: stream.ups > ups + 2)  # it tries again, in vain
+        assert not len(gateway.talks)
         with LeaderClient(town.endpoint, credentials=BUNDLES.credentials(Role.USER, "bob")) as other:
             assert other.jobs()
     finally:
         leader.close()
-        if session is not None:
-            session.close(timeout_s=1.0)
+        if stream is not None:
+            stream.close(1.0)
         gateway.stop()
         town.revoked.clear()
 
@@ -288,8 +287,9 @@ def test_a_daemon_must_be_what_it_is_taken_for(town: Town) -> None:
     with pytest.raises(RmgrError, match="no certificate of this cluster"):
         store.get("x", timeout_s=3.0)  # it looks for another gateway until then
     store.close()
-    with pytest.raises(RmgrError, match="no certificate of this cluster"):
-        GatewayCoordinator.connect(town.endpoint, credentials=admin, connect_timeout_s=DEADLINE_S)
+    stream = TalkClient(town.endpoint, credentials=admin)
+    eventually(lambda: "no certificate of this cluster" in stream.link.last_error)
+    stream.close()
 
 
 @pytest.mark.parametrize("role", [Role.USER, Role.OPERATOR, Role.JOIN, Role.ADMIN])
@@ -308,8 +308,9 @@ def test_open_and_secured_do_not_mix_unnoticed(town: Town) -> None:
     with LeaderClient(town.endpoint) as plain, pytest.raises(Unavailable) as told:
         plain.jobs()
     assert "RMGR_SECURITY_DIR" in told.value.hint
-    with pytest.raises(NotConnected, match="no gateway answers"):
-        GatewayCoordinator.connect(town.endpoint, connect_timeout_s=1.0)
+    stream = TalkClient(town.endpoint)
+    eventually(lambda: "does not talk to us" in stream.link.last_error)
+    stream.close()
     opened = Town()
     opened.server.start()
     try:

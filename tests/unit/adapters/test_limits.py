@@ -16,16 +16,19 @@ from rmgr.adapters.access.shares import Shares
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
 from rmgr.cli.control.settings import parse_settings, to_document, to_toml
+from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi, Set
-from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse, added
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi
+from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse
 from rmgr.daemons.gateway.loose import MOST, Loose
 from rmgr.daemons.service.written import WrittenKeeper
-from rmgr.errors import ConfigError, LimitReached, QueueFull, Unavailable, UsageError
+from rmgr.errors import ConfigError, LimitReached, QueueFull, Unavailable
 from rmgr.model.cluster.limits import BOUND, BOUNDS, UserLimits
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import NO_SEQ, BlockKey
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
+from rmgr.submitter.port import Growth, Order
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
@@ -70,25 +73,25 @@ def test_the_defaults_bear_two_million_waiting_tasks_of_one_user() -> None:
     assert limits.unfinished_tasks >= 4_000_000
     assert limits.open_submissions >= 2 * 2000
     assert limits.zookeeper_bytes >= 2 * 2_000_000 * 600
-    assert limits.watches >= 2 * 3 * 2000
+    assert limits.followed >= 2 * 2000
 
 
 # -- what is held
 
 
 def test_what_is_held_is_bounded_and_given_back() -> None:
-    made = bounds(watches=3)
+    made = bounds(followed=3)
     for _ in range(3):
-        made.take("watches", "ann")
-    with pytest.raises(LimitReached, match="watches = 3") as refused:
-        made.take("watches", "ann")
+        made.take("followed", "ann")
+    with pytest.raises(LimitReached, match="followed = 3") as refused:
+        made.take("followed", "ann")
     assert not isinstance(refused.value, QueueFull)
-    assert BOUND["watches"].advice in refused.value.hint
-    made.take("watches", "ben", 3)
-    made.give_back("watches", "ann", 2)
-    made.take("watches", "ann")
-    assert made.used("ann") == {"watches": 2}
-    assert made.refused("ann") == {"watches": 1}
+    assert BOUND["followed"].advice in refused.value.hint
+    made.take("followed", "ben", 3)
+    made.give_back("followed", "ann", 2)
+    made.take("followed", "ann")
+    assert made.used("ann") == {"followed": 2}
+    assert made.refused("ann") == {"followed": 1}
 
 
 def test_all_together_hold_no_more_than_a_total_and_who_holds_little_goes_on() -> None:
@@ -158,7 +161,7 @@ def test_what_was_written_is_recalled_by_the_gateway_that_follows(monkeypatch: p
     assert b'"ann"' in store.get("use/g:1")[0]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["ENTER", "ASK", "ORDER"])
+@pytest.mark.parametrize("name", ["ASK", "ORDER"])
 def test_what_a_user_leaves_beside_his_submissions_is_bounded(name: str) -> None:
     clock, tree = Clock(), MemoryCoordinator(MemoryTree())
     bootstrap(tree)
@@ -167,10 +170,10 @@ def test_what_a_user_leaves_beside_his_submissions_is_bounded(name: str) -> None
 
     def made(size: int = 10) -> Multi:
         guid = uuid.uuid4().hex
-        path = {"ENTER": paths.submitter(guid), "ASK": paths.request(guid), "ORDER": paths.inbox("n1", guid)}[name]
-        return Multi(name=name, ops=(Create(path, bytes(size), sequence=name == "ENTER"),), proof=Exists(path))
+        path = {"ASK": paths.request(guid), "ORDER": paths.inbox("n1", guid)}[name]
+        return Multi(name=name, ops=(Create(path, bytes(size)),), proof=Exists(path))
 
-    most, most_bytes = MOST[{"ENTER": paths.SUBMITTERS, "ASK": paths.REQUESTS, "ORDER": paths.INBOX}[name]]
+    most, most_bytes = MOST[{"ASK": paths.REQUESTS, "ORDER": paths.INBOX}[name]]
     for _ in range(most):
         multi = made()
         loose.check("mallory", multi)
@@ -214,7 +217,7 @@ def test_who_has_nothing_is_forgotten() -> None:
     made = bounds(clock)
     for at in range(1000):
         made.spend(f"u{at}")
-    made.hold("watches", "u1", 1)
+    made.hold("followed", "u1", 1)
     clock.now_s += 100
     made.spend("u0")
     assert made.users() == ["u0", "u1"]
@@ -251,18 +254,18 @@ def test_it_is_said_whether_he_has_all_his_places_or_all_are_taken() -> None:
 # -- the cluster, as a gateway knows it
 
 
-def block(number: int, count: int, data: int = 100) -> Create:
-    key = BlockKey(priority=0, seq=NO_SEQ, submission=number, first=0, count=count, attempt=1, cores=1, memory_mib=0)
-    return Create(f"{paths.pending('default')}/{paths.block_prefix(key)}", b"x" * data, sequence=True)
+def block(count: int, data: int = 100) -> Block:
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=count, attempt=1, cores=1, memory_mib=0)
+    return key, BlockData(payloads=(b"x" * (data // count),) * count)
 
 
-def submit(number: int, *blocks: Create) -> Multi:
-    ops = (Set(paths.IDS, b"1", 1), Create(paths.sub(number), b"r" * 300), Create(paths.tail(number), b""), *blocks)
-    return Multi(name="SUBMIT", ops=ops, proof=Exists(paths.sub(number)))
+def submit(*blocks: Block) -> Order:
+    record = Submission(id=0, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
+    return Order(draft=record, blocks=list(blocks), tasks=sum(key.count for key, _ in blocks))
 
 
-def enqueue(number: int, *blocks: Create) -> Multi:
-    return Multi(name="ENQUEUE", ops=(Set(paths.tail(number), b"t", 1), *blocks), proof=Exists(paths.tail(number)))
+def enqueue(*blocks: Block) -> Growth:
+    return Growth(tail=Tail(), blocks=list(blocks))
 
 
 class Cluster:
@@ -283,18 +286,6 @@ class Cluster:
         return UseAnswer(users={"ann": UserUse(used=self.used)} if self.used else {})
 
 
-def test_what_a_multi_adds() -> None:
-    found = added(submit(1, block(1, 256), block(1, 44, 50)))
-    assert found is not None
-    assert (found.submissions, found.tasks, [count for count, _ in found.sizes]) == (1, 300, [256, 44])
-    found = added(enqueue(1, block(1, 7)))
-    assert found is not None
-    assert (found.submissions, found.tasks) == (0, 7)
-    with pytest.raises(UsageError):
-        added(enqueue(1, Create(f"{paths.pending('default')}/{'9' * 5000}", b"")))
-    assert added(Multi(name="RESUBMIT", ops=(block(1, 7),), proof=Exists("/subs"))) is None
-
-
 @pytest.mark.parametrize(
     ("limits", "name"),
     [
@@ -305,29 +296,29 @@ def test_what_a_multi_adds() -> None:
 )
 def test_a_user_is_refused_beyond_a_limit_of_the_cluster_and_goes_on_when_work_has_ended(limits: dict[str, Any], name: str) -> None:
     world = Cluster(**limits)
-    for number in (1, 2, 7):
-        world.use.check("ann", submit(number, block(number, 10)))
+    for _ in range(3):
+        world.use.check_order("ann", submit(block(10)))
     with pytest.raises(LimitReached, match=f"ann has reached the limit {name} = "):
-        world.use.check("ann", submit(3, block(3, 10)))
+        world.use.check_order("ann", submit(block(10)))
     assert world.asked == 1  # before anybody is refused
-    world.use.check("ben", submit(4, block(4, 10)))
+    world.use.check_order("ben", submit(block(10)))
     used = world.used = {"max_jobs_per_user": 3, "open_submissions": 3, "unfinished_tasks": 30}
     world.clock.now_s += SETTLE_S + 1
     with pytest.raises(LimitReached):
-        world.use.check("ann", submit(5, block(5, 10)))
+        world.use.check_order("ann", submit(block(10)))
     assert world.use.used("ann")[name] == used[name]  # counted once
     world.used = {"max_jobs_per_user": 1, "open_submissions": 1, "unfinished_tasks": 10}
     world.clock.now_s += 1
-    world.use.check("ann", submit(6, block(6, 10)))
-    world.use.check("ann", enqueue(6, block(6, 1)))
+    world.use.check_order("ann", submit(block(10)))
+    world.use.check_growth("ann", enqueue(block(1)))
     assert world.bounds.refused("ann")[name] == 2
 
 
 def test_bytes_that_wait_are_never_thought_fewer_than_they_are() -> None:
     world = Cluster(zookeeper_bytes=100_000)
-    world.use.check("ann", submit(1, *(block(1, 10, 30_000) for _ in range(2)), block(1, 250, 500)))
+    world.use.check_order("ann", submit(*(block(10, 30_000) for _ in range(2)), block(250, 500)))
     with pytest.raises(LimitReached, match="zookeeper_bytes = 100000"):
-        world.use.check("ann", enqueue(1, block(1, 10, 40_000)))
+        world.use.check_growth("ann", enqueue(block(10, 40_000)))
     # 20 tasks are left: perhaps the small ones, perhaps the large ones
     world.used = {"open_submissions": 1, "unfinished_tasks": 20, "zookeeper_bytes": 500}
     world.clock.now_s += SETTLE_S + 1
@@ -337,7 +328,7 @@ def test_bytes_that_wait_are_never_thought_fewer_than_they_are() -> None:
     world.clock.now_s += ASK_S
     world.use.refresh()
     assert 30_000 < world.use.used("ann")["zookeeper_bytes"] < 32_000
-    world.use.check("ann", enqueue(1, block(1, 10, 40_000)))
+    world.use.check_growth("ann", enqueue(block(10, 40_000)))
     world.used = {}
     world.clock.now_s += SETTLE_S + 1
     world.use.refresh()
@@ -348,10 +339,10 @@ def test_bytes_that_wait_are_never_thought_fewer_than_they_are() -> None:
 def test_without_a_leader_what_is_known_decides() -> None:
     world = Cluster(open_submissions=2)
     world.is_away = True
-    world.use.check("ann", submit(1))
-    world.use.check("ann", submit(2))
+    world.use.check_order("ann", submit())
+    world.use.check_order("ann", submit())
     with pytest.raises(LimitReached):
-        world.use.check("ann", submit(3))
+        world.use.check_order("ann", submit())
     assert "nobody leads" in world.use.problem
 
 

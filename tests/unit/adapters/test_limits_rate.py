@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.adapters.access.limits import BURST_S, BUSY_PART, CAPACITY_PER_S, DEEP, EARLY_S, LATE_S, SESSION_COST, Bounds
 from rmgr.adapters.access.strain import StrainMeter
-from rmgr.adapters.gateway.bounds import CHANGE_COST, Booking
+from rmgr.adapters.gateway.bounds import WORD_COST, Booking
 from rmgr.errors import PermissionDenied, QueueFull, Throttled
 from rmgr.model.cluster.limits import UserLimits
 from tests.harness.waiting import eventually
@@ -123,7 +123,7 @@ def test_who_asks_for_much_at_once_floods_where_answers_are_late_and_nowhere_els
     with pytest.raises(Throttled):
         _waited(made, clock, "m0")
     assert _waited(made, clock, "m1") == 0.0  # one thing after the other
-    his.end(0)
+    his.end()
     clock.now_s += 20
     made.strained(2 * LATE_S)
     _crowd(made, clock)
@@ -166,7 +166,6 @@ def test_what_is_forbidden_costs_whoever_asks_for_it_again_and_again() -> None:
     clock = Clock()
     made = bounds(clock, requests_per_s=5000)
     _crowd(made, clock)
-    his, hers = Booking(made, "m0"), Booking(made, "m1")
     served = dict.fromkeys(("m0", "m1"), 0)
     for tick in range(300):
         clock.now_s += 0.025  # forty changes a second
@@ -174,9 +173,9 @@ def test_what_is_forbidden_costs_whoever_asks_for_it_again_and_again() -> None:
             made.spend("m99")
         for user in served:
             with contextlib.suppress(Throttled):
-                served[user] += made.wait_s(user, cost=CHANGE_COST) == 0.0
-        his.failed(tick, PermissionDenied("no"))
-    hers.failed(1, PermissionDenied("no"))
+                served[user] += made.wait_s(user, cost=WORD_COST) == 0.0
+        made.failed("m0", PermissionDenied("no"))
+    made.failed("m1", PermissionDenied("no"))
     assert made.wait_s("m1") == 0.0
     assert served["m0"] < 50 < 300 == served["m1"]
 
@@ -222,17 +221,17 @@ def test_a_request_of_many_bytes_counts_for_more_and_is_never_impossible() -> No
     assert made.wait_s("ann", 4 << 20) > 0
 
 
-def test_changes_and_values_cost_more_than_reads_in_a_crowd_and_nowhere_else() -> None:
+def test_words_and_values_cost_more_than_reads_in_a_crowd_and_nowhere_else() -> None:
     clock = Clock()
     made = bounds(clock, requests_per_s=100)
     for _ in range(int(100 * BURST_S)):
-        assert made.wait_s("m0", cost=CHANGE_COST) == 0.0
+        assert made.wait_s("m0", cost=WORD_COST) == 0.0
         made.charge_stored("m0", 100_000)
     assert made.wait_s("m0") > 0.0
     made = bounds(clock, requests_per_s=5000)
     _crowd(made, clock)
     assert sum(made.wait_s("m1") for _ in range(30)) == 0.0
-    assert sum(made.wait_s("m2", cost=CHANGE_COST) for _ in range(30)) > 0.0
+    assert sum(made.wait_s("m2", cost=WORD_COST) for _ in range(30)) > 0.0
     for _ in range(7):
         assert made.wait_s("m3") == 0.0
         made.charge_stored("m3", 100_000)
@@ -240,7 +239,7 @@ def test_changes_and_values_cost_more_than_reads_in_a_crowd_and_nowhere_else() -
 
 
 def test_no_limit_is_no_limit() -> None:
-    made = bounds(requests_per_s=0, watches=0)
+    made = bounds(requests_per_s=0, followed=0)
     for _ in range(20_000):
         made.wait_s("ann")
-    made.take("watches", "ann", 300_000)
+    made.take("followed", "ann", 300_000)

@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.adapters.gateway.dial import VERSION, check_version
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.owner import take_ownership, taken_over
 from rmgr.coord.ops.rules import GiveUp, rule
 from rmgr.coord.protocol import paths, records, skew
 from rmgr.coord.protocol.multi import Create, Multi, Set
-from rmgr.errors import VersionMismatch, WrongCluster
+from rmgr.errors import WrongCluster
 from rmgr.model.base.states import Reason
 from rmgr.model.base.version import PROTOCOL, SKEW, Release, raised, refusal
 from rmgr.model.cluster.node import Meta, NodeRecord
@@ -239,13 +238,3 @@ def test_the_cluster_speaks_what_all_its_daemons_speak_and_never_goes_back() -> 
     assert (raised(1, [2, 2, 3]), raised(1, [1, 2]), raised(2, [1]), raised(1, [])) == (2, 1, 2, 1)
     assert PROTOCOL >= 1
     assert SKEW == 1
-
-
-@pytest.mark.parametrize(("theirs", "told"), [(VERSION, ""), (VERSION + 1, ""), (VERSION + 2, "upgrade the gateway")])
-def test_a_gateway_serves_clients_one_release_away(theirs: int, told: str) -> None:
-    if not told:
-        check_version(theirs)
-        return
-    with pytest.raises(VersionMismatch, match=f"speaks version {theirs} .* gateway version {VERSION}") as caught:
-        check_version(theirs)
-    assert told in caught.value.hint

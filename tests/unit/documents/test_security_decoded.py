@@ -24,10 +24,11 @@ _BENCH = "a bench, and its own children"
 EXEMPT = {
     "adapters/calls/relay.py": _GRPC,
     "adapters/gateway/rows.py": _GRPC,
-    "adapters/gateway/server.py": _GRPC,
+    "adapters/gateway/talk.py": _GRPC,
     "adapters/rpc/join.py": _GRPC,
     "adapters/rpc/metaserver.py": _GRPC,
     "adapters/rpc/ranks.py": _GRPC,
+    "adapters/rpc/work.py": _GRPC,
     "adapters/terminals/terminal.py": _GRPC,
     "adapters/terminals/tunnel.py": _GRPC,
     "adapters/host/leftovers.py": "files of the Starter in its own directory (mode 0700); what cannot be read is as none",

@@ -6,24 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rmgr.coord.decisions.keeping import FailedSeen
 from rmgr.coord.decisions.view import Progress
-from rmgr.model.tasks.submission import Paged, Submission
+from rmgr.model.tasks.submission import Submission
 
 #: The other znodes of a submission, with what ZooKeeper keeps of each (bytes).
 _ZNODES_BYTES = 1000
-#: Znodes of a submission beside its outcomes and failed ranges: record, gate, tail, done, failed.
-_ZNODES = 5
 
 
 @dataclass(slots=True)
 class UserTotals:
-    """Use of one user: submissions that have not ended, their tasks that are not final, bytes and znodes below `/subs`."""
+    """Use of one user: submissions that have not ended, their tasks that are not final, bytes below `/subs`."""
 
     open_submissions: int = 0
     unfinished_tasks: int = 0
     zookeeper_bytes: int = 0
-    znodes: int = 0
 
 
 class CountedSubmission(Protocol):
@@ -31,8 +27,6 @@ class CountedSubmission(Protocol):
 
     submission: Submission | None
     progress: Progress
-    paged: Paged
-    failed: dict[str, FailedSeen]
     record_bytes: int
 
     @property
@@ -58,7 +52,6 @@ def usage(followed: Iterable[CountedSubmission]) -> dict[str, UserTotals]:
         use = found.get(submission.user)
         if use is None:
             use = found[submission.user] = UserTotals()
-        use.znodes += _ZNODES + item.progress.next_fragment - item.paged.base + len(item.failed)
         use.zookeeper_bytes += _ZNODES_BYTES + item.record_bytes + item.fragment_bytes
         if not (item.is_closed or item.is_ended):
             use.open_submissions += 1

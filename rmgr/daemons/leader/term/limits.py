@@ -76,7 +76,6 @@ class LeaderUse:
                 "open_submissions": one.open_submissions,
                 "unfinished_tasks": one.unfinished_tasks,
                 "zookeeper_bytes": one.zookeeper_bytes,
-                "znodes": one.znodes,
             }
             told[user] = UserUse(used=used, refused=self._bounds.refused(user))
         return UseAnswer(users=told, age_s=machine.monotonic() - read_s, limits=self._bounds.limits)

@@ -21,6 +21,7 @@ from rmgr.coord.protocol.records import decode_record, encode_block, encode_reco
 from rmgr.daemons.gateway.talking import ClientTalk, Desk
 from rmgr.errors import InvalidRecord, RmgrError, VersionMismatch
 from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Work
@@ -78,6 +79,10 @@ class Gateway:
         self.thread.start()
         eventually(lambda: self.desk.submitter.session_state is SessionState.CONNECTED, "the gateway is connected")
         self.talks: list[ClientTalk] = []
+
+    @property
+    def followed(self) -> int:
+        return self.desk.bounds.used("ann").get("followed", 0)
 
     def client(self, user: str = "ann", *, hello: bool = True, guid: str = GUID) -> tuple[ClientTalk, Told]:
         told = Told()
@@ -302,6 +307,26 @@ def test_outcomes_that_only_a_node_tells_are_refused(gateway: Gateway) -> None:
     ended = Fragment(attempt=0, outcomes=(Outcome(index=3, value=b"forged"),))
     say(talk, m.grow_of(5, Growth(tail=replace(tail, next=4, enqueued="s-1"), ended=[ended])))
     assert "end unsent" in told.one(m.Dead).fault.message
+
+
+def test_so_many_submissions_are_followed_and_all_are_given_back(gateway: Gateway) -> None:
+    gateway.desk.bounds.limits = UserLimits(followed=3)
+    talk, told = gateway.client()
+    number = submitted(talk, told).number
+    for at in range(5):
+        say(talk, m.Keep(at, number, 0, False, False, False))
+    eventually(lambda: len(told.of(m.Dead)) == 2, "it is told of both that were too many")
+    assert all("followed = 3" in one.fault.message for one in told.of(m.Dead))
+    say(talk, m.Leave(0))
+    say(talk, m.Leave(0))
+    gateway.settle()
+    assert gateway.followed == 2
+    say(talk, m.Keep(9, number + 77, 0, False, False, False))  # there is none
+    eventually(lambda: len(told.of(m.Dead)) == 3, "it is told")
+    assert gateway.followed == 2
+    talk.over()
+    gateway.settle()
+    assert gateway.followed == 0
 
 
 # -- hostile clients -----------------------------------------------------------------------------------------------------------------
