@@ -65,7 +65,7 @@ TABLE: Mapping[str, Rights] = {
     paths.EPOCH: _READ,
     paths.WATCHDOGS: _READ,
     paths.STARTERS: _line(starter=R | C | D),  # REGISTER, and the removal of an entry of one's own former life
-    paths.SUBMITTERS: _line(submitters=R | C),  # ENTER
+    paths.SUBMITTERS: _line(submitters=R | C) | {Role.SUBMITTER: R | C | D},  # ENTER; EXIT: clients of a gateway go, its session stays
     paths.NODES: _line(starter=R | C),  # REGISTER
     f"{paths.NODES}/*": _line(starter=R | W),
     paths.DRAINS: _line(operators=C | D),  # DRAIN, RESUME

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmgr.coord.ops.owner import leave
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.acl import ALL, ROLES, TABLE, Right, may, place_of, rights
 from rmgr.coord.protocol.multi import Check, Create, Delete, Op, Set
@@ -85,6 +86,13 @@ def test_gateways_may_do_every_operation_of_their_clients(name: str) -> None:
     for kind, place in OPERATIONS[name]:
         if place in AT:
             assert allowed(Role.SUBMITTER, kind, AT[place]), f"{name}: {kind.__name__} {place.name}"
+
+
+def test_gateways_let_go_of_clients_that_have_gone_and_nobody_else_does() -> None:
+    entry = f"{paths.SUBMITTERS}/s-g-0000000001"
+    for op in leave(entry).ops:
+        assert allowed(Role.SUBMITTER, type(op), entry)
+        assert not any(allowed(role, type(op), entry) for role in (Role.USER, Role.OPERATOR, Role.STARTER))
 
 
 def test_users_may_do_what_submits_and_follows_and_nothing_of_operators() -> None:
