@@ -18,7 +18,7 @@ import grpc
 from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.expel import expel
 from rmgr.adapters.access.limits import SESSION_COST, Bounds
-from rmgr.adapters.gateway.bounds import SMALL_BYTES, Booking, Tarpit, take_place
+from rmgr.adapters.gateway.bounds import ROOM_LOOK_S, SMALL_BYTES, Booking, Tarpit, take_place
 from rmgr.adapters.rpc.gateways import Gateways, user_metadata
 from rmgr.adapters.rpc.server import fail, rebuild
 from rmgr.errors import CoordinationUnavailable, RmgrError, Throttled, Unavailable
@@ -320,6 +320,7 @@ class _Talk:
         self._was_full = False
         self._draining = False
         self._held_up = False
+        self._ping = 0  #: the last one that has no answer yet: a client that takes none fills nothing with them
         self._over = threading.Event()
         self._heard_s = self._sent_s = time.monotonic()
 
@@ -403,9 +404,12 @@ class _Talk:
         try:
             for message in requests:
                 self._heard_s = time.monotonic()
+                if (late := self._holds.wait_turn("ping", 0, self._over, self._pause)) is not None:  # empty messages cost something, too
+                    raise late
                 if message.ping:
-                    self._out.put(message.ping)
+                    self._pong(message.ping)
                 for word in self._holds.begin(message.words):
+                    self._wait_room()
                     late = self._holds.wait_turn("word", len(word), self._over, self._pause)
                     if self._draining or self._over.is_set():
                         return
@@ -424,6 +428,19 @@ class _Talk:
         finally:
             self._out.put(_END)
 
+    def _pong(self, ping: int) -> None:
+        was, self._ping = self._ping, ping
+        if not was:
+            self._out.put(ping)
+
+    def _wait_room(self) -> None:
+        """Until the client has taken some of what waits for it."""
+        if self.is_full:
+            self._pause(True)
+            while self.is_full and not self._draining and not self._over.wait(ROOM_LOOK_S):
+                pass
+            self._pause(False)
+
     def _pause(self, begins: bool) -> None:
         """Nothing is read meanwhile, so a client's silence is none."""
         self._held_up, self._heard_s = begins, time.monotonic()
@@ -440,7 +457,7 @@ class _Talk:
                 if entry is _END or isinstance(entry, RmgrError):
                     break
                 if isinstance(entry, int):
-                    message.ping = entry
+                    message.ping, self._ping = self._ping, 0
                 else:
                     message.words.append(entry)
                     size += len(entry)
