@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,19 +18,26 @@ import rmgr
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord.decisions import amending, gating
-from rmgr.coord.ops import leader as leader_ops
-from rmgr.coord.ops import work as ops
-from rmgr.coord.protocol import keys, paths
-from rmgr.coord.protocol.multi import Committed
-from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.protocol import keys
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.submission import Phase, Submission, Terms
+from rmgr.model.tasks.submission import Phase, Terms
+from rmgr.submitter import messages as m
+from rmgr.submitter.questions import (
+    CancelSubmission,
+    CancelTasks,
+    HoldSubmission,
+    KillRunning,
+    Question,
+    ReadFragments,
+    ReadRecord,
+    ReleaseSubmission,
+    UpdateSubmission,
+)
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.handmade import Handmade
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, wait_line
 
@@ -229,27 +238,26 @@ def _shared(connection: Connection) -> object:
         return error
 
 
-def test_a_client_that_says_something_else_is_refused(connections: dict[str, Connection], running: str) -> None:
-    """Bare multis and rows, as no client of ours makes them."""
+def test_a_client_that_says_something_else_is_refused(connections: dict[str, Connection], running: str, gateway: GatewayProcess) -> None:
+    """Questions, words and rows, as no client of ours sends them."""
     ben, olga = connections["ben"], connections["olga"]
     number = int(running)
-    coordinator, store = ben.coordinator, ben.submitter.store
-    assert coordinator is not None
-    with pytest.raises(PermissionDenied, match="belongs to anna"):
-        coordinator.get(paths.sub(number)).result(60)
-    with pytest.raises(PermissionDenied, match="belongs to anna"):
-        coordinator.get(paths.fragment(number, 0)).result(60)
-    assert olga.coordinator is not None
-    found = olga.coordinator.get(paths.sub(number)).result(60)
-    assert found is not None
-    record = decode_record(found.data, Submission)
-    order = leader_ops.order("n1", "f" * 32, InboxOrder(order=OrderKind.CANCEL, submission=number, index=-1, reason=Reason.USER_CANCEL))
-    hold = gating.held(record, "")
-    assert isinstance(hold, gating.Change)
-    gate = ops.set_record(hold.record, version=found.version, gate=hold.gate)
-    for multi in (gate, order):
+    asks, store = ben.asks, ben.submitter.store
+    orders: tuple[Question[Any], ...] = (
+        ReadRecord(number=number),
+        ReadFragments(number=number),
+        HoldSubmission(number=number),
+        CancelTasks(number=number, ranges=((0, 1),)),
+        KillRunning(number=number),
+    )
+    for order in orders:
         with pytest.raises(PermissionDenied, match="belongs to anna"):
-            coordinator.commit(multi).result(60)
+            asks.ask(order, timeout_s=30)
+    assert ben.credentials is not None
+    with Handmade(gateway.endpoint, ben.credentials, "") as mine:
+        for owned, wants in ((False, False), (True, False), (False, True)):
+            kept = mine.keep(number, is_owned=owned, wants_ownership=wants)
+            assert "belongs to anna" in mine.wait(m.Dead, kept=kept).fault.message
     for row in (keys.output(number, 0, 1), keys.log(number, 0, 1, "stdout", 0), keys.history_of_user("anna", number)):
         with pytest.raises(PermissionDenied, match="anna"):
             store.get(row)
@@ -262,15 +270,11 @@ def test_a_client_that_says_something_else_is_refused(connections: dict[str, Con
     assert [
         key for key in store.keys("") if key.startswith(("hist", "out/", "log/", "fn/")) and "ben" not in key and not _of_ben(store, key)
     ] == []
-    assert isinstance(olga.coordinator.commit(gate).result(60), Committed)
-    again = olga.coordinator.get(paths.sub(number)).result(60)
-    assert again is not None
-    assert decode_record(again.data, Submission).phase is Phase.HELD
-    crooked = ops.set_record(hold.record, version=again.version, gate=True)  # an operator's, too, is a hold or none
-    with pytest.raises(PermissionDenied, match="GATE: operation 0"):
-        olga.coordinator.commit(crooked).result(60)
-    open_again = ops.set_record(record, version=again.version, gate=True)
-    assert isinstance(olga.coordinator.commit(open_again).result(60), Committed)
+    assert not olga.asks.ask(HoldSubmission(number=number), timeout_s=30).unchanged
+    held = olga.asks.ask(ReadRecord(number=number), timeout_s=30).record
+    assert (held.phase, held.by) == (Phase.HELD, "olga")
+    assert olga.asks.ask(HoldSubmission(number=number), timeout_s=30).unchanged
+    assert not olga.asks.ask(ReleaseSubmission(number=number), timeout_s=30).unchanged
 
 
 def _of_ben(store: object, key: str) -> bool:
@@ -332,20 +336,13 @@ def test_a_gateway_lets_no_client_release_what_an_operator_holds_and_believes_no
 ) -> None:
     number = anna.submit("--hold", "--", "true")
     olga.ok("hold", number)
-    coordinator, path = connections["anna"].coordinator, paths.sub(int(number))
-    assert coordinator is not None
-    found = coordinator.get(path, timeout_s=10.0).result(15.0)
-    assert found is not None
-    record = decode_record(found.data, Submission, path)
+    asks = connections["anna"].asks
+    record = asks.ask(ReadRecord(number=int(number)), timeout_s=30).record
     assert (record.reason, record.by) == (Reason.OPERATOR_HOLD, "olga")
-    change = gating.released(record, gating.Doer(name="olga", is_operator=True))
-    assert isinstance(change, gating.Change)
-    with pytest.raises(PermissionDenied, match="operators alone release it"):
-        coordinator.commit(ops.set_record(change.record, version=found.version, gate=change.gate), timeout_s=10.0).result(15.0)
-    gone = gating.cancelled(record, "", gating.Doer(name="olga"))
-    assert isinstance(gone, gating.Change)
-    multi = ops.set_record(gone.record, version=found.version, gate=gone.gate)
-    assert isinstance(coordinator.commit(multi, timeout_s=10.0).result(15.0), Committed)  # his own work, so in his own name
+    assert "operators alone release it" in asks.ask(ReleaseSubmission(number=int(number)), timeout_s=30).unchanged
+    asks.ask(HoldSubmission(number=int(number), detail="by olga: mine"), timeout_s=30)  # it stays an operator's
+    assert "operators alone release it" in asks.ask(ReleaseSubmission(number=int(number)), timeout_s=30).unchanged
+    assert not asks.ask(CancelSubmission(number=int(number)), timeout_s=30).unchanged  # his own work, so in his own name
     assert anna.ok("show", number, "--json").json["reason"] == "USER_CANCEL"
 
 
@@ -380,20 +377,13 @@ def test_others_work_is_not_updated_and_an_operator_updates_priority_and_time_al
     assert (first["by"], first["operator"], sorted(first["changed"])) == ("olga", True, ["priority", "time_limit"])
     assert (second["by"], second["operator"], second["changed"]) == ("anna", False, {"name": {"old": "true", "new": "hers"}})
     # A client of his own making gets no further: no other name, no right, nothing of an older record.
-    coordinator, path = connections["anna"].coordinator, paths.sub(int(number))
-    assert coordinator is not None
-    found = coordinator.get(path, timeout_s=10.0).result(15.0)
-    assert found is not None
-    record = decode_record(found.data, Submission, path)
-    for terms, doer in (
-        (Terms(priority=9), gating.Doer(name="olga", is_operator=True)),
-        (Terms(priority=9), gating.Doer(name="anna", is_operator=True)),
-        (Terms(priority=1), gating.Doer(name="olga", is_operator=True)),
-    ):
-        change = amending.amended(record, terms, doer)
-        assert isinstance(change, gating.Change)
-        with pytest.raises(PermissionDenied, match="UPDATE: operation 0"):
-            coordinator.commit(ops.update(change.record, version=found.version, gate=change.gate), timeout_s=10.0).result(15.0)
+    asks = connections["anna"].asks
+    before = asks.ask(ReadRecord(number=int(number)), timeout_s=30).record
+    for changes in ({}, {"by": "olga", "is_operators": True}, {"number": 9}, {"terms": Terms(priority=9)}):
+        forged = replace(before.changes[-1], **({"terms": Terms(name="x"), "signature": f"{'0' * 32}:{'1' * 128}"} | changes))
+        told = asks.ask(UpdateSubmission(number=int(number), terms=Terms(priority=9), amendment=forged), timeout_s=30)
+        assert told.unchanged or told.to_sign is not None, told
+    assert asks.ask(ReadRecord(number=int(number)), timeout_s=30).record == before
     olga.ok("release", number)
     anna.ok("wait", number)
     assert anna.ok("show", number, "--json").json["state"] == "COMPLETED", "Starters believe all of it"
