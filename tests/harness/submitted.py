@@ -1,9 +1,10 @@
-"""Makes submissions at ZooKeeper itself, or through a gateway's session, as tests want them: signed by whom, with which blocks."""
+"""Makes submissions at ZooKeeper itself, as tests want them: signed by whom, with which blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rmgr.adapters.identity.trust import publish
 from rmgr.client.identity.signing import Signer
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol.ports import Coordinator
@@ -27,7 +28,7 @@ def submit(
     """One submission."""
     sign: Sign = unsigned
     if signer is not None:
-        signer.publish(coordinator)
+        publish(coordinator, signer._credentials)
         sign = signer.sign
     order = prepared(Order(draft=draft, blocks=blocks, tasks=tasks, complete=complete, held=held), sign)
     return submitting.submit(coordinator, order, owner=owner, deadline_s=deadline_s)
