@@ -167,13 +167,13 @@ class Honest:
 
     def tell(self) -> None:
         """What each stage took: in the middle, and in the slowest submissions."""
-        print("  ms   " + "".join(f"{stage:>10}" for stage in (*STAGES, "all", "tries")))
+        print("  ms   " + "".join(f"{stage:>10}" for stage in (*STAGES, "all")))
         whole = [stages["printed"] - stages[""] for stages in self.stages]
         rows = [[(stages.get(b, 0) - stages.get(a, 0)) * 1e3 for a, b in pairwise(("", *STAGES))] for stages in self.stages]
-        rows = [[*row, all_s * 1e3, stages["tries"]] for row, all_s, stages in zip(rows, whole, self.stages, strict=True)]
+        rows = [[*row, all_s * 1e3] for row, all_s in zip(rows, whole, strict=True)]
         if rows:
             print("  p50  " + "".join(f"{statistics.median(column):>10.0f}" for column in zip(*rows, strict=True)))
-        for row in sorted(rows, key=lambda row: -row[-2])[:4]:
+        for row in sorted(rows, key=lambda row: -row[-1])[:4]:
             print("  slow " + "".join(f"{value:>10.0f}" for value in row))
         sys.stdout.flush()
 
