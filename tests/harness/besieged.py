@@ -40,7 +40,7 @@ from rmgr.model.base.resources import Request
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.outcome import Outcome
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Tail, Work
+from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.submitter import messages as m
 from tests.harness.canary import KINDS, Canary
 from tests.harness.flooded import run_command
@@ -162,12 +162,14 @@ class Besieged:
             each = [block.payloads[at : at + 1] for at in range(len(payloads))]
             blocks = [(replace(key, first=at), msgspec.structs.replace(block, base=at, payloads=mine)) for at, mine in enumerate(each)]
             return client.submit(draft, blocks, timeout_s=deadline_s).submission.id
-        made = client.submit(draft, complete=False, is_owned=True, timeout_s=deadline_s).submission
+        placed = client.submit(draft, complete=False, is_owned=True, timeout_s=deadline_s)
+        made = placed.submission
         where = keys.arguments(made.id, 0, hashlib.sha256(row).hexdigest())
         self.rows.put(where, row)
         one = replace(key, submission=made.id, count=len(payloads)), msgspec.structs.replace(block, row=where, payloads=())
         kept = client.keep(made.id, is_owned=True, is_fresh=True)
-        client.grow(kept, Tail(next=len(payloads), complete=True, enqueued="rows"), client.signer.sealer(made)([one]))
+        tail = replace(placed.tail, next=len(payloads), complete=True, enqueued="rows")
+        client.grow(kept, tail, client.signer.sealer(made)([one]))
         client.say(m.Leave(kept))
         return made.id
 

@@ -123,7 +123,7 @@ class Handmade:
     def of(self, *kinds: type, kept: int | None = None) -> list[Any]:
         """What was heard of these kinds so far, and of one order or kept submission."""
         with self._changed:
-            return [one for one in self.heard if isinstance(one, kinds) and (kept is None or one.id == kept)]
+            return [one for one in self.heard if isinstance(one, kinds) and kept in (None, getattr(one, "id", None))]
 
     def wait(self, *kinds: type, kept: int | None = None, timeout_s: float = DEADLINE_S, where: Any = lambda _: True) -> Any:
         """The first such word. Raises: why the stream has ended; TimeoutError."""
