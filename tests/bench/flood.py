@@ -6,9 +6,9 @@
 left. So what is slow is the gateway, and not that programs of the attackers take processors of the one machine on which all this runs.
 
 Hostile users are threads of a few processes with the lowest priority (in life they burn other machines), each with a certificate of
-his own. Each does what he can, again and again: reads and watches without end, submissions that are never done, values, questions to the
-leader, requests that are refused. `session` opens connections and sessions as fast as it can: a handshake costs the gateway 2-4 ms before
-anybody knows who it is, so it is not among the ways that are taken unasked.
+his own. Each does what he can, again and again: questions without end, submissions that are followed or never done, values, questions to
+the leader, requests that are refused. `session` opens connections and streams as fast as it can: a handshake costs the gateway 2-4 ms
+before anybody knows who it is, so it is not among the ways that are taken unasked.
 """
 
 from __future__ import annotations
@@ -25,86 +25,92 @@ import tempfile
 import threading
 import time
 import urllib.request
-import uuid
 from collections import Counter
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+import grpc
+
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.gateways import Gateways
 from rmgr.adapters.rpc.server import LeaderClient
-from rmgr.coord.protocol import keys, paths
-from rmgr.coord.protocol.multi import Delete, Exists, Multi
+from rmgr.coord.protocol import keys
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
+from rmgr.submitter import messages as m
+from rmgr.submitter import questions as q
+from rmgr.submitter.wire import encode_question
+from rmgr.v1 import work_pb2 as pb
+from rmgr.v1 import work_pb2_grpc
 from tests.bench.stages import STAGES, cluster_stages
 from tests.harness.gateway_process import GatewayProcess
-from tests.harness.submitted import submit
+from tests.harness.handmade import Handmade
 from tests.places import ROOT
 
 _CORES = os.sched_getaffinity(0)
-WAYS = ("read", "read", "watch", "submit", "value", "ask", "refused", "mixed", "mixed", "mixed")
+WAYS = ("read", "read", "follow", "submit", "value", "ask", "refused", "mixed", "mixed", "mixed")
 
 
 def attack(way: str, gateway: str, leader: str, credentials: Credentials, end_s: float, counts: Counter[str]) -> None:
     """Until `end_s`. counts: what was asked, and what was refused."""
     rng = random.Random(credentials.identity.name)
     while way == "session" and time.monotonic() < end_s:
-        with contextlib.suppress(RmgrError, TimeoutError), GatewayCoordinator.connect(gateway, credentials=credentials):
+        with contextlib.suppress(RmgrError, TimeoutError), Handmade(gateway, credentials, "", connect_timeout_s=5.0):
             counts["session"] += 1
-    coordinator = GatewayCoordinator(gateway, credentials=credentials)
     store = GatewayStore(gateway, credentials=credentials)
     client = LeaderClient(leader, via=gateway, credentials=credentials)
+    ask = work_pb2_grpc.WorkStub(Gateways(gateway, credentials).channel(gateway)).Ask
+    talk: Handmade | None = None
     while time.monotonic() < end_s:
-        turn = way if way != "mixed" else rng.choice(("read", "watch", "submit", "value", "ask", "refused"))
+        turn = way if way != "mixed" else rng.choice(("read", "follow", "submit", "value", "ask", "refused"))
         counts[turn] += 1
-        flying: list[Future[Any]] = []
         try:
+            if talk is None or talk.is_over:
+                counts["streams"] += 1
+                talk = Handmade(gateway, credentials, "", connect_timeout_s=5.0)
             if turn == "value":
                 data = os.urandom(100_000)
                 store.put(keys.upload(hashlib.sha256(data).hexdigest()), data, timeout_s=5.0)
             elif turn == "ask":
                 client.jobs(ended=True)
             elif turn == "submit":
-                command = Command(argv=("true",))
-                me = credentials.identity.name
-                draft = Submission(id=0, name="flood", user=me, queue="default", work=Work.COMMAND, command=command)
-                draft = replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)
-                submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 5, blocks=_blocks(), tasks=50, complete=True)
+                draft = Submission(id=0, name="flood", user=talk.name, queue="default", work=Work.COMMAND, command=_COMMAND)
+                talk.submit(replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD), _BLOCKS, timeout_s=5.0, signs=False)
+            elif turn == "follow":  # his own and others', and questions of each
+                kept = [talk.keep(rng.randrange(1, 300)) for _ in range(50)]
+                talk.say(*(m.AskTail(one, 1) for one in kept), *(m.Leave(one) for one in kept))
+                time.sleep(0.05)
+                del talk.heard[:]
             else:
-                flying = _asked(turn, coordinator)
+                _asked(turn, ask, counts)
         except (RmgrError, TimeoutError):
             counts["refused or late"] += 1
-        for future in flying:
-            with contextlib.suppress(Exception):
-                future.result(5)
+
+
+def _asked(turn: str, ask: Any, counts: Counter[str]) -> None:
+    """A hundred questions at once."""
+    read: list[q.Question[Any]] = [q.CountWaiting(queue="default")] * 10 + [q.ReadSettings()] * 90
+    asked = read if turn == "read" else [q.DrainNode(node="n1")] * 100
+    for call in [ask(pb.Packed(data=encode_question(one)), timeout=5.0) for one in asked]:
+        with contextlib.suppress(grpc.RpcError):
+            for _ in call:
                 counts["answered"] += 1
 
 
-def _asked(turn: str, coordinator: GatewayCoordinator) -> list[Future[Any]]:
-    """A hundred requests at once."""
-    if turn == "read":
-        return [*(coordinator.children(paths.pending("default")) for _ in range(10)), *(coordinator.get(paths.CONFIG) for _ in range(90))]
-    if turn == "watch":
-        return [coordinator.stat(f"/subs/0/{uuid.uuid4().int % 1000}/done/f-{at}", watch=_nothing) for at in range(100)]
-    refused = Multi(name="FENCE", ops=(Delete(paths.node("n1")),), proof=Exists(paths.node("n1")))
-    return [coordinator.commit(refused) for _ in range(100)]
-
-
-def _nothing() -> None: ...
-
-
-def _blocks() -> list[tuple[BlockKey, BlockData]]:
-    key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=50, attempt=1, cores=1, memory_mib=0)
-    return [(key, BlockData(payloads=(b"x" * 200,) * 50))]
+_COMMAND = Command(argv=("true",))
+_BLOCKS = [
+    (
+        BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=50, attempt=1, cores=1, memory_mib=0),
+        BlockData(payloads=(b"x" * 200,) * 50),
+    )
+]
 
 
 def hostile(gateway: str, leader: str, seconds: float, ways: tuple[str, ...], bundles: list[str]) -> None:
@@ -161,13 +167,13 @@ class Honest:
 
     def tell(self) -> None:
         """What each stage took: in the middle, and in the slowest submissions."""
-        print("  ms   " + "".join(f"{stage:>10}" for stage in (*STAGES, "all", "tries")))
+        print("  ms   " + "".join(f"{stage:>10}" for stage in (*STAGES, "all")))
         whole = [stages["printed"] - stages[""] for stages in self.stages]
         rows = [[(stages.get(b, 0) - stages.get(a, 0)) * 1e3 for a, b in pairwise(("", *STAGES))] for stages in self.stages]
-        rows = [[*row, all_s * 1e3, stages["tries"]] for row, all_s, stages in zip(rows, whole, self.stages, strict=True)]
+        rows = [[*row, all_s * 1e3] for row, all_s in zip(rows, whole, strict=True)]
         if rows:
             print("  p50  " + "".join(f"{statistics.median(column):>10.0f}" for column in zip(*rows, strict=True)))
-        for row in sorted(rows, key=lambda row: -row[-2])[:4]:
+        for row in sorted(rows, key=lambda row: -row[-1])[:4]:
             print("  slow " + "".join(f"{value:>10.0f}" for value in row))
         sys.stdout.flush()
 

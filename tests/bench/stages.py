@@ -2,8 +2,8 @@
 
     RMGR_STAGES=FILE python -m tests.bench.stages submit --wait -- true
 
-FILE gets one JSON object: stage -> seconds since 1970, and `tries`, how often SUBMIT was sent. What the cluster did (`cluster_stages`)
-is read afterwards: ZooKeeper notes when a znode was made (milliseconds), a Starter when the task began and how long it ran.
+FILE gets one JSON object: stage -> seconds since 1970. What the cluster did (`cluster_stages`) is read afterwards: ZooKeeper notes when a
+znode was made (milliseconds), a Starter when the task began and how long it ran.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rmgr.coord.protocol.ports import Coordinator
 
-#: In this order. loaded: the interpreter and this file. reached: a session through the gateway. checked: settings, nodes and the store
-#: were read. recorded: ZooKeeper has the submission, answered: the client knows. began, ran: the task. told: ZooKeeper has its end,
-#: heard: the client knows. printed: its output was fetched and the process has ended.
+#: In this order. loaded: the interpreter and this file. reached: the gateway has answered a first question. checked: settings, nodes and
+#: the store were read. recorded: ZooKeeper has the submission, answered: the client knows. began, ran: the task. told: ZooKeeper has its
+#: end, heard: the client knows. printed: its output was fetched and the process has ended.
 STAGES = ("loaded", "reached", "checked", "recorded", "answered", "began", "ran", "told", "heard", "printed")
 
 
@@ -63,21 +63,14 @@ def _timed(noted: dict[str, float], function: Callable[..., Any], *, before: str
 
 def main() -> None:
     """As `rmgr`."""
-    noted: dict[str, float] = {"loaded": time.time(), "tries": 0}
+    noted: dict[str, float] = {"loaded": time.time()}
     from rmgr.cli import main as rmgr
-    from rmgr.cli.session.context import Session
+    from rmgr.cli.sending.host import SessionHost
     from rmgr.cli.submit import afterwards
-    from rmgr.client.submission import submitting
+    from rmgr.submitter.remote import RemoteAnswers
 
-    made = submitting.ops.submit
-
-    def counted(*words: Any, **named: Any) -> Any:
-        noted["tries"] += 1
-        return made(*words, **named)
-
-    submitting.ops.submit = counted  # type: ignore[assignment]
-    Session.coordinator = _timed(noted, Session.coordinator, after="reached")  # type: ignore[method-assign]
-    submitting.submit = _timed(noted, submitting.submit, before="checked", after="answered")
+    RemoteAnswers.ask = _timed(noted, RemoteAnswers.ask, after="reached")  # type: ignore[method-assign]
+    SessionHost.submit = _timed(noted, SessionHost.submit, before="checked", after="answered")  # type: ignore[method-assign]
     ended = afterwards.until_ended
 
     def until_ended(*words: Any, **named: Any) -> Any:

@@ -26,13 +26,13 @@ from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.rpc.line import dial
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import encode_keyed
-from rmgr.errors import DeadlineExceeded, RmgrError, UsageError
+from rmgr.errors import InvalidRecord, RmgrError, UsageError
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.tasks.submission import Command, PythonEnvironment
 from rmgr.model.wire.line import Hint
-from rmgr.procedures.asking import ask_to_cancel
+from rmgr.submitter.questions import CancelTasks
 from tests.harness.besieged import CORES, NODES, Besieged
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -61,7 +61,7 @@ def bad_outputs(made: Besieged, *paths: str, script: str = "true", tasks: int = 
     """Files of these names are refused when they are asked for, or end their tasks BAD_OUTPUT."""
     numbers = []
     for path in paths:
-        with contextlib.suppress(UsageError):
+        with contextlib.suppress(InvalidRecord, UsageError):
             numbers.append(made.attack(sh(script, output_files=(("m/out", path),)), [b""] * tasks))
     for number in numbers:
         ended(made, number, Reason.BAD_OUTPUT, count=tasks)
@@ -304,8 +304,8 @@ def cancels_without_end(made: Besieged) -> None:
     number = int(made.rmgr("submit", "--hold", "--parsable", "--array", f"0-{tasks - 1}", "--", "true"))
 
     def ask() -> None:
-        with contextlib.suppress(DeadlineExceeded, RmgrError):
-            ask_to_cancel(made.zk, number, [(0, tasks)], detail="", deadline_s=time.monotonic() + 60)
+        with contextlib.suppress(RmgrError):
+            made.client.ask(CancelTasks(number=number, ranges=((0, tasks),)))
 
     threads = [threading.Thread(target=ask) for _ in range(times)]
     for thread in threads:

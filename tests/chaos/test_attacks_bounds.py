@@ -9,28 +9,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from rmgr.adapters.access.auth import open_channel
-from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.gateway.store import GatewayStore
-from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.coord.protocol import keys, paths
-from rmgr.coord.protocol.multi import Delete, Exists, Multi
+from rmgr.coord.protocol import keys
 from rmgr.errors import LimitReached, PermissionDenied, StoreUnavailable, Throttled, Unavailable
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.limits import BOUNDS, UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
+from rmgr.submitter import messages as m
+from rmgr.submitter import questions as q
 from tests.harness.flooded import Flooded, quietly, run_command, upload
-from tests.harness.submitted import submit
+from tests.harness.handmade import Handmade
 from tests.harness.waiting import eventually
+from tests.places import ROOT
 
 pytestmark = pytest.mark.xdist_group("attacks_bounds")
 
@@ -38,17 +38,25 @@ pytestmark = pytest.mark.xdist_group("attacks_bounds")
 # -- requests
 
 
+def questions(mine: Handmade, kept: int, first: int, count: int) -> None:
+    """So many words that the gateway reads a znode for."""
+    mine.say(*(m.AskTail(kept, first + at) for at in range(count)))
+
+
 def test_a_flood_is_slowed_down_and_refused_and_others_are_served(limited: Callable[..., Flooded]) -> None:
     world = limited(requests_per_s=60)
     store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
-    with world.session("mallory") as mine, contextlib.closing(store):
+    with world.client("mallory") as mine, contextlib.closing(store):
+        kept = mine.keep(held(mine, 1))
         began = time.monotonic()
         refused: list[str] = []
-        flood = [mine.get(paths.CONFIG, timeout_s=60) for _ in range(400)]
+        said = 400
+        questions(mine, kept, 1, said)
         while len(refused) < 10:
             assert time.monotonic() - began < 120, refused
-            if all(one.done() for one in flood):
-                flood += [mine.get(paths.CONFIG, timeout_s=60) for _ in range(400)]
+            if len(mine.of(m.TailIs)) >= said:
+                questions(mine, kept, said + 1, 400)
+                said += 400
             try:
                 store.head("name/any", timeout_s=0.2)
             except Throttled as error:
@@ -56,97 +64,73 @@ def test_a_flood_is_slowed_down_and_refused_and_others_are_served(limited: Calla
             except StoreUnavailable:  # no answer in 0.2 s: the machine is slow. Given more time it would try until it has its turn
                 continue
         assert all("mallory has reached the limit requests_per_s = 60" in text for text in refused)
-        assert all(one.exception(60) is None for one in flood)
+        eventually(lambda: len(mine.of(m.TailIs)) >= said, "all of them are answered")
+        assert not [one for one in mine.of(m.TailIs) if one.fault]
         assert time.monotonic() - began > 2.0
     assert world.told("mallory", fresh=False).users["mallory"].refused["requests_per_s"] >= 10
     world.set_limits(UserLimits())
+    world.rmgr("mallory", "cancel", "all")
     world.works()
 
 
 def test_refused_requests_are_counted_and_not_written(limited: Callable[..., Flooded]) -> None:
     world = limited(audit_lines=10, requests_per_s=0)
-    with world.session("mallory") as mine:
+    with world.client("ann") as hers:
+        number = held(hers, 1)
+    with world.client("mallory") as mine:
         size = len(world.gateway.log())
-        forbidden = Multi(name="FENCE", ops=(Delete(paths.node("n1")),), proof=Exists(paths.node("n1")))
         for _ in range(20):
-            tried = [mine.commit(forbidden, timeout_s=30) for _ in range(250)]
-            assert all(isinstance(one.exception(60), PermissionDenied) for one in tried)
+            before = len(mine.of(m.Dead))
+            for _ in range(250):
+                mine.keep(number)
+            eventually(lambda before=before: len(mine.of(m.Dead)) == before + 250, "all are refused")
+        with pytest.raises(PermissionDenied):
+            mine.ask(q.DrainNode(node="n1"))
         lines = [json.loads(line) for line in world.gateway.log()[size:].splitlines() if '"audit' in line]
+    assert all("belongs to ann" in one.fault.message for one in mine.of(m.Dead))
     written = [line for line in lines if line["event"] == "audit" and line["who"] == "mallory"]
     assert 1 <= len(written) <= 20  # two windows at most
     assert len(world.gateway.log()) - size < 20_000
+    world.rmgr("ann", "cancel", str(number))
 
 
-# -- what is held
+LOOPS, TIMES, WITHIN_S = 40, 6, 20.0
 
 
-def test_watches_are_bounded_and_given_back(limited: Callable[..., Flooded]) -> None:
-    world = limited(watches=300, requests_per_s=0)
-    for _ in range(2):
-        with world.session("mallory") as mine:
-            asked = [mine.stat(f"/nodes/never-{at}", watch=_nothing, timeout_s=30) for at in range(500)]
-            failed = [one.exception(60) for one in asked if one.exception(60) is not None]
-            assert len(failed) == 200
-            assert all(isinstance(error, LimitReached) and "watches = 300" in error.message for error in failed)
-            assert world.used("watches") == 300
-            world.works()
-        eventually(lambda: world.used("watches") == 0, "they are given back")
-
-
-def test_who_reads_nothing_is_not_read_from_and_gives_everything_back(limited: Callable[..., Flooded]) -> None:
-    from rmgr.v1 import gateway_pb2 as pb
-    from rmgr.v1 import gateway_pb2_grpc
-
-    world = limited(held_bytes=1 << 20, requests_per_s=0)
-    options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.http2.lookahead_bytes", 1 << 16))
-    with open_channel(world.gateway.endpoint, world.people["mallory"], Role.SUBMITTER, options) as channel:
-        session: list[int] = []
-
-        def asks() -> Iterator[Any]:
-            yield pb.Asks(hello=pb.Hello(version=1, session_timeout_ms=60_000, user="mallory"))
-            while not session:
-                time.sleep(0.01)
-            for message in range(400):
-                wanted = [pb.Ask(id=message * 100 + at + 1, session=session[0], timeout_ms=60_000, get=paths.CONFIG) for at in range(100)]
-                yield pb.Asks(asks=wanted)
-            time.sleep(600)
-
-        call = gateway_pb2_grpc.GatewayStub(channel).Session(asks(), timeout=120)
-        for tells in call:
-            session += [tell.session.session for tell in tells.tells if tell.WhichOneof("what") == "session"]
-            if session:
-                break  # and from now on he reads nothing
-        eventually(lambda: world.asked() >= 200, "much was asked")
-        eventually(lambda: _stands_still(world.asked), "no more is read from him")
-        assert world.asked() < 20_000
-        assert world.used("held_bytes") < 16 << 20
-        world.works()
-        call.cancel()
-    eventually(lambda: world.used("held_bytes") == 0, "it is given back")
-
-
-def _stands_still(value: Callable[[], int]) -> bool:
-    before = value()
-    time.sleep(1.0)
-    return value() == before
-
-
-def _nothing() -> None: ...
+def test_a_person_submits_beside_many_who_submit_in_loops(limited: Callable[..., Flooded]) -> None:
+    """Each of them is a user with a client of his own making."""
+    world = limited()
+    security = world.cluster.security
+    assert security is not None
+    bundles = [str(security.bundle(Role.USER, f"loop{at}")) for at in range(LOOPS)]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
+    words = [sys.executable, "-m", "tests.bench.flood", "hostile", world.gateway.endpoint, world.leader, "25", "submit", *bundles]
+    child = subprocess.Popen(words, env=kept, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        before = world.asked("submit")
+        eventually(lambda: world.asked("submit") > before + LOOPS, lambda: f"they submit: {world.gateway.autopsy()}")
+        with world.client("ann") as hers:
+            for _ in range(TIMES):
+                began = time.monotonic()
+                held(hers, 1)
+                assert time.monotonic() - began < WITHIN_S
+        assert child.poll() is None, "they went on to the end"
+    finally:
+        child.kill()
+        child.wait(60)
+    world.works()
+    world.rmgr("ann", "cancel", "all")
 
 
 # -- what is in the cluster
 
 
-def held(world: Flooded, mine: GatewayCoordinator, tasks: int, size: int = 20) -> int:
+def held(mine: Handmade, tasks: int, size: int = 20) -> int:
     """A submission that waits until it is released, with so much to each task."""
-    command = Command(argv=("true",))
-    draft = Submission(id=0, name="flood", user="mallory", queue="default", work=Work.COMMAND, command=command)
+    draft = Submission(id=0, name="flood", user=mine.name, queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
     draft = replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)
     key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=tasks, attempt=1, cores=1, memory_mib=0)
-    blocks = [(key, BlockData(payloads=(b"x" * size,) * tasks))]
-    signer = world.signer(world.mallory)
-    end_s = time.monotonic() + 30
-    return submit(mine, draft, owner="", deadline_s=end_s, blocks=blocks, tasks=tasks, complete=True, signer=signer).submission.id
+    return mine.submit(draft, [(key, BlockData(payloads=(b"x" * size,) * tasks))]).submission.id
 
 
 @pytest.mark.parametrize(
@@ -163,13 +147,13 @@ def test_what_waits_for_one_user_is_bounded(limited: Callable[..., Flooded], lim
     base = world.used("zookeeper_bytes")
     world = limited(**{key: value + (base if key == "zookeeper_bytes" else 0) for key, value in limits.items()})
     numbers: list[int] = []
-    with world.session("mallory") as mine:
+    with world.client("mallory") as mine:
         with pytest.raises(LimitReached, match=f"mallory has reached the limit {name} = "):
-            numbers += (held(world, mine, 100, 150) for _ in range(10))
+            numbers += (held(mine, 100, 150) for _ in range(10))
         assert 2 <= len(numbers) <= 3
         if name == "zookeeper_bytes":  # a small one may still fit
             with pytest.raises(LimitReached):
-                held(world, mine, 100, 150)
+                held(mine, 100, 150)
         else:
             done = world.rmgr("mallory", "submit", "--hold", "--array", "1-100", "--", "true")
             assert done.returncode == 7, done.stderr
@@ -181,7 +165,7 @@ def test_what_waits_for_one_user_is_bounded(limited: Callable[..., Flooded], lim
         assert row["used"] > 0
         world.works()
         assert world.rmgr("mallory", "cancel", *map(str, numbers)).returncode == 0
-        eventually(lambda: quietly(lambda: numbers.append(held(world, mine, 1)) or True), "he goes on")
+        eventually(lambda: quietly(lambda: numbers.append(held(mine, 1)) or True), "he goes on")
         world.rmgr("mallory", "cancel", str(numbers[-1]))
 
 

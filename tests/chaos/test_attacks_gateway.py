@@ -5,44 +5,55 @@ The attacker is mallory, a plain user with a certificate of the cluster; ann wor
 
 from __future__ import annotations
 
+import json
+import shlex
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from rmgr.adapters.identity.trust import publish
-from rmgr.client.connection import Connection, connect
-from rmgr.client.identity.signing import Signer
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.client.connection import connect
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.config import ClusterConfig, Config
+from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.decisions.keeping import PATIENCE_S
-from rmgr.coord.ops import join as join_ops
-from rmgr.coord.ops import leader as leader_ops
-from rmgr.coord.ops import operator as operator_ops
-from rmgr.coord.ops import owner as owner_ops
-from rmgr.coord.ops import request as request_ops
-from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Conflict, Create, Delete, Exists, Multi, Op, Set
-from rmgr.coord.protocol.records import decode_fragment, decode_record, encode_block, encode_record
-from rmgr.daemons.gateway.loose import MOST
+from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
 from rmgr.dev.cluster import DevCluster
-from rmgr.errors import Infeasible, InvalidRecord, PermissionDenied, RmgrError, StateConflict, UsageError
+from rmgr.errors import (
+    Infeasible,
+    InvalidRecord,
+    NotFound,
+    PermissionDenied,
+    RmgrError,
+    StateConflict,
+    Throttled,
+    UsageError,
+    VersionMismatch,
+)
 from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason
+from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind, SubmitterEntry
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.cluster.node import SubmitterEntry
+from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.placing import Allocation
-from rmgr.model.tasks.request import CancelRequest
-from rmgr.model.tasks.submission import Command, Submission, Tail, Work
+from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Terms, Work
+from rmgr.submitter import messages as m
+from rmgr.submitter import questions as q
+from rmgr.submitter.port import Growth
+from tests.harness import hostile
 from tests.harness.attacker import changed, unique
 from tests.harness.gateway_process import GatewayProcess
-from tests.harness.submitted import submit
+from tests.harness.handmade import Handmade
 from tests.harness.waiting import eventually
 
 REFUSED = (PermissionDenied, InvalidRecord)
@@ -52,60 +63,9 @@ QUEUES = (
     QueueSpec(name="small", max_cores=1, max_priority=5),
     QueueSpec(name="stopped", state="stopped"),
 )
-
-
-class Client:
-    """Somebody's way through the gateway, and what he makes by hand."""
-
-    def __init__(self, cluster: DevCluster, endpoint: str, role: Role, name: str) -> None:
-        assert cluster.security is not None
-        self.name = name
-        directory = str(cluster.security.bundle(role, name))
-        config = Config(cluster=ClusterConfig(gateway=endpoint))
-        self.connection: Connection = connect(config=replace(config, security=replace(config.security, dir=directory)))
-        coordinator = self.connection.coordinator
-        assert coordinator is not None
-        self.zk = coordinator
-        self.credentials = _credentials(directory)
-        self.cluster_id = cluster.snapshot().cluster_id
-
-    @property
-    def signer(self) -> Signer:
-        return Signer(self.credentials, self.cluster_id, ttl_s=600.0)
-
-    def commit(self, multi: Multi) -> Any:
-        return self.zk.commit(multi).result(60)
-
-    def get(self, path: str, kind: Any) -> tuple[Any, int]:
-        found = self.zk.get(path).result(60)
-        assert found is not None
-        return decode_record(found.data, kind, path), found.version
-
-    def submitted(self, **record: Any) -> Submission:
-        """An honest submission of his that has not ended: nothing was enqueued yet."""
-        made = submit(self.zk, draft(self.name, **record), owner="", deadline_s=time.monotonic() + 60, signer=self.signer)
-        return made.submission
-
-    def made(self, change: Callable[[Submission], Submission], *blocks: tuple[dict[str, Any], dict[str, Any]]) -> Multi:
-        """A SUBMIT of the number that is due, with whatever he likes in it."""
-        number, version = self.get(paths.IDS, int)
-        record = change(replace(draft(self.name), id=number, nonce=uuid.uuid4().hex, signed_s=int(time.time())))
-        plain = [block(record.id, **key) for key, _ in blocks] if blocks else [block(record.id)]
-        sealed = self.signer.sealer(record)(plain)
-        data = [(key, changed(made, **other)) for (key, made), (_, other) in zip(sealed, blocks or [({}, {})], strict=True)]
-        return ops.submit(
-            record,
-            ids_version=version,
-            tail=Tail(next=1, complete=True),
-            blocks=data,
-            make_bucket=False,
-        )
-
-
-def _credentials(directory: str) -> Any:
-    from rmgr.adapters.identity.credentials import Credentials
-
-    return Credentials.load(directory)
+SAMPLES = {type(record): record for record in hostile.SAMPLES}
+GUID = "0123456789abcdef" * 2
+Block = tuple[BlockKey, BlockData]
 
 
 def draft(user: str, **record: Any) -> Submission:
@@ -113,9 +73,20 @@ def draft(user: str, **record: Any) -> Submission:
     return Submission(user=user, **(told | record))
 
 
-def block(number: int, **key: Any) -> tuple[BlockKey, BlockData]:
+def block(number: int = 0, **key: Any) -> Block:
     told = {"priority": 0, "seq": NO_SEQ, "first": 0, "count": 1, "attempt": 1, "cores": 1, "memory_mib": 0}
     return BlockKey(submission=number, **(told | key)), BlockData()
+
+
+class Client(Handmade):
+    """Somebody's way through the gateway, and what he makes by hand."""
+
+    def open(self, **record: Any) -> m.Placed:
+        """An honest submission of his that has not ended: nothing was enqueued yet, and he looks after it."""
+        return self.order(self.place(draft(self.name, **record), complete=False, is_owned=True))
+
+    def record(self, number: int) -> Submission:
+        return self.ask(q.ReadRecord(number=number)).record
 
 
 @pytest.fixture(scope="module")
@@ -136,73 +107,87 @@ def gateway(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def people(cluster: DevCluster, gateway: GatewayProcess) -> Iterator[dict[str, Client]]:
+def bundles(cluster: DevCluster) -> dict[str, Path]:
+    assert cluster.security is not None
     roles = {"ann": Role.USER, "mallory": Role.USER, "olga": Role.OPERATOR}
-    made = {name: Client(cluster, gateway.endpoint, role, name) for name, role in roles.items()}
-    olga = made["olga"]
-    settings, version = olga.get(paths.CONFIG, ClusterSettings)
-    olga.zk.ensure([path for queue in QUEUES for path in (paths.pending(queue.name), paths.held(queue.name))], timeout_s=60)
-    done = olga.commit(operator_ops.set_settings(replace(settings, queues=(*settings.queues, *QUEUES)), version))
-    assert isinstance(done, Committed), done
-    made["ann"].submitted()  # the directory of the first thousand is there
+    return {name: cluster.security.bundle(role, name) for name, role in roles.items()}
+
+
+@pytest.fixture(scope="module")
+def people(cluster: DevCluster, gateway: GatewayProcess, bundles: dict[str, Path]) -> Iterator[dict[str, Client]]:
+    number = cluster.snapshot().cluster_id
+    made = {name: Client(gateway.endpoint, Credentials.load(bundle), number) for name, bundle in bundles.items()}
+    read = made["olga"].ask(q.ReadSettings())
+    made["olga"].ask(q.ApplySettings(settings=replace(read.settings, queues=(*read.settings.queues, *QUEUES)), version=read.version))
+    eventually(lambda: made["ann"].ask(q.ReadSettings()).settings.queue("small"), "the queues are there")
     try:
         yield made
     finally:
         for client in made.values():
-            client.connection.close()
+            client.close()
 
 
 @pytest.fixture(scope="module")
-def mallory(people: dict[str, Client]) -> Client:
-    publish(people["mallory"].zk, people["mallory"].credentials)
-    return people["mallory"]
+def anns(gateway: GatewayProcess, bundles: dict[str, Path]) -> Iterator[TaskQueue]:
+    """Ann's work with a client of rmgr."""
+    config = Config(cluster=ClusterConfig(gateway=gateway.endpoint), security=SecurityConfig(dir=str(bundles["ann"])))
+    with connect(config=config) as connection, TaskQueue(abs, connection=connection, name=unique()) as queue:
+        yield queue
 
 
 @pytest.fixture(autouse=True)
-def others_go_on(people: dict[str, Client], request: pytest.FixtureRequest) -> Iterator[None]:
+def others_go_on(people: dict[str, Client], anns: TaskQueue) -> Iterator[None]:
     """After each attack ann's work runs as before."""
     yield
-    with TaskQueue(abs, connection=people["ann"].connection, name=unique()) as queue:
-        assert queue.submit_call(-7).result(60) == 7
+    assert anns.submit_call(-7).result(60) == 7
 
 
-def refused(client: Client, multi: Multi, *kinds: type[RmgrError], match: str | None = None) -> None:
-    before = client.get(paths.IDS, int)
+@pytest.fixture
+def mallory(people: dict[str, Client], cluster: DevCluster, gateway: GatewayProcess, bundles: dict[str, Path]) -> Iterator[Client]:
+    """A stream of this test's own."""
+    with Client(gateway.endpoint, Credentials.load(bundles["mallory"]), cluster.snapshot().cluster_id) as made:
+        yield made
+
+
+def refused(client: Client, place: m.Place, *kinds: type[RmgrError], match: str | None = None) -> None:
+    """It is, and nothing of it is made."""
     with pytest.raises(kinds or REFUSED, match=match):
-        client.commit(multi)
-    if multi.name == "SUBMIT":
-        assert client.get(paths.IDS, int)[0] == before[0]
+        client.order(place)
+    nonce = json.loads(place.record).get("nonce", "")
+    assert not [one for one in client.of(m.Placed) if nonce and nonce in one.record.decode(errors="replace")]
 
 
-def bare(name: str, *given: Op) -> Multi:
-    return Multi(name=name, ops=given, proof=Exists(given[-1].path))
+def ends(cluster: DevCluster, number: int) -> list[str]:
+    return cluster.coordinator.children(paths.done(number)).result(60) or []
+
+
+def grown(client: Client, number: int, tail: Tail, blocks: list[Block], *, kept: int = 0, **more: Any) -> Tail:
+    """A growth of a submission of his, sealed by him, on a name of its own. Raises why it is refused."""
+    kept = kept or client.keep(number, is_owned=True)
+    sealed = client.signer.sealer(client.record(number))(blocks)
+    return client.grow(kept, tail, sealed, **more)
 
 
 # -- submitting ------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_he_submits_honestly_by_hand_runs(mallory: Client) -> None:
-    multi = mallory.made(lambda record: record)
-    done = mallory.commit(multi)
-    assert isinstance(done, Committed), done
-    number = int(multi.ops[2].path.rpartition("/")[2])
-    eventually(lambda: mallory.zk.get(paths.fragment(number, 0)).result(60), "it has ended")
-
-
-@pytest.mark.parametrize("number", [9_999_999_999, 9_999_999_998, 1, 10**12])
-def test_nobody_takes_a_number_that_is_not_due(mallory: Client, number: int) -> None:
-    refused(mallory, mallory.made(lambda record: replace(record, id=number)))
-    multi = mallory.made(lambda record: record)
-    skipped = replace(multi, ops=(replace(multi.ops[0], data=b"%d" % number), *multi.ops[1:]))  # type: ignore[call-arg]
-    refused(mallory, skipped)
+def test_what_he_submits_honestly_by_hand_runs(cluster: DevCluster, mallory: Client) -> None:
+    number = mallory.submit(draft("mallory"), [block()]).submission.id
+    eventually(lambda: ends(cluster, number), "it has ended")
+    kept = mallory.keep(number)
+    assert mallory.wait(m.Fragments, kept=kept).first == 0
 
 
 @pytest.mark.parametrize(
-    "key", [{"cores": 0}, {"count": 0}, {"cores": 99_999}, {"attempt": 0}, {"attempt": 999_999}, {"priority": 1_000_000},
+    "key", [{"cores": 0}, {"count": 0}, {"cores": 99_999}, {"attempt": 0}, {"attempt": 999_999}, {"priority": 999_999},
             {"first": 5_000_000_000}, {"count": 999}, {"memory_mib": 7}]
 )  # fmt: skip
 def test_a_crooked_block_does_not_pass(mallory: Client, key: dict[str, int]) -> None:
-    refused(mallory, mallory.made(lambda record: record, (key, {})))
+    refused(mallory, mallory.place(draft("mallory"), [block(**key)], tasks=1))
+    placed = mallory.open()
+    tail = m.submitted_of(placed).tail
+    with pytest.raises(REFUSED):
+        grown(mallory, placed.number, replace(tail, next=1, enqueued=unique()), [block(placed.number, **key)])
 
 
 @pytest.mark.parametrize(
@@ -211,30 +196,106 @@ def test_a_crooked_block_does_not_pass(mallory: Client, key: dict[str, int]) -> 
              {"past": ("x",)}, {"stamp": "x" * 9000}, {"function": "../x"}, {"started": 1 << 62}]
 )  # fmt: skip
 def test_a_crooked_blocks_data_do_not_pass(mallory: Client, data: dict[str, Any]) -> None:
-    refused(mallory, mallory.made(lambda record: record, ({}, data)))
+    def spoilt(place: m.Place | m.Grow) -> Any:
+        [(name, made)] = place.blocks
+        kept = msgspec.msgpack.decode(made, type=BlockData)
+        return msgspec.structs.replace(place, blocks=[(name, encode_block(changed(kept, **data)))])
+
+    refused(mallory, spoilt(mallory.place(draft("mallory"), [block()])))
+    placed = mallory.open()
+    kept = mallory.keep(placed.number, is_owned=True, is_fresh=True)
+    new = replace(m.submitted_of(placed).tail, next=1, enqueued=unique())
+    sealed = mallory.signer.sealer(m.submitted_of(placed).submission)([block(placed.number)])
+    mallory.say(spoilt(m.grow_of(kept, Growth(tail=new, blocks=sealed))))
+    mallory.wait(m.Dead, kept=kept)
+    assert mallory.ask(q.ReadRecord(number=placed.number)).tail.next == 0
 
 
 @pytest.mark.parametrize(
     "record", [{"spec_sha256": "../../x"}, {"user": "ann"}, {"name": "\0"}, {"closed_us": 5}, {"phase": "CLOSED"}, {"phase": "CANCELLED"},
-               {"max_running": -1}, {"retries": -5}, {"owner": "x/../.."}, {"request": Request(cores=0)}, {"request": Request(cores=-1)},
-               {"format": 2}, {"priority": 1 << 70}, {"grace_us": -1}, {"command": None}, {"nonce": ""},
-               {"nonce": "x" * 32}, {"signed_s": -1}, {"signed_s": 1}, {"signed_s": int(time.time()) + 7200}]
+               {"max_running": -1}, {"retries": -5}, {"owner": GUID}, {"request": Request(cores=0)}, {"request": Request(cores=-1)},
+               {"format": 2}, {"priority": 1 << 70}, {"grace_us": -1}, {"command": None}, {"by": "olga"}, {"reason": "OPERATOR_HOLD"},
+               {"phase": "HELD", "reason": "OPERATOR_HOLD"}, {"nonce": "x"},
+               {"nonce": ""}, {"nonce": "x" * 32}, {"signed_s": -1}, {"signed_s": 1}, {"signed_s": int(time.time()) + 7200}]
 )  # fmt: skip
 def test_a_crooked_record_does_not_pass(mallory: Client, record: dict[str, Any]) -> None:
-    refused(mallory, mallory.made(lambda made: replace(made, **record)), RmgrError)
+    place = mallory.place(draft("mallory"), [block()])
+    plain = json.loads(place.record) | json.loads(encode_record(record))
+    refused(mallory, msgspec.structs.replace(place, record=json.dumps(plain).encode()), RmgrError)
 
 
-def test_nothing_of_a_submission_is_missing_and_nothing_added(mallory: Client) -> None:
-    for left_out in (paths.done, paths.failed, paths.tail, paths.gate, paths.sub):
-        multi = mallory.made(lambda record: record)
-        number = int(multi.ops[2].path.rpartition("/")[2])
-        refused(mallory, replace(multi, ops=tuple(op for op in multi.ops if op.path != left_out(number))))
-    multi = mallory.made(lambda record: record)
-    refused(mallory, replace(multi, proof=Exists("/")))
-    refused(mallory, replace(multi, ops=(*multi.ops, multi.ops[-1])))
-    refused(mallory, replace(multi, ops=(*multi.ops, Create(f"{paths.SUBS}/9999999"))))
-    blind = replace(multi, ops=(replace(multi.ops[0], version=-1), *multi.ops[1:]))  # type: ignore[call-arg]
-    refused(mallory, blind)
+def test_every_field_of_records_and_blocks_with_every_hostile_value(cluster: DevCluster, mallory: Client, tmp_path: Path) -> None:
+    """Through the door: whatever is let in was signed otherwise, so it does not run."""
+    canary = tmp_path / "canary"
+    touch = Command(argv=("/bin/sh", "-c", f"echo ran >> {shlex.quote(str(canary))}"))
+    honest = mallory.place(draft("mallory", command=touch), [block()])
+    plain = json.loads(honest.record)
+    [(name, data)] = honest.blocks
+    orders: list[m.Place] = []
+
+    def say(**parts: Any) -> None:
+        orders.append(msgspec.structs.replace(honest, id=1000 + len(orders), **parts))
+
+    for field, label, _ in hostile.hostile(SAMPLES[Submission]):
+        # A nonce leads to one submission, whatever else is said with it: each has its own.
+        own = plain | {"nonce": uuid.uuid4().hex}
+        say(record=hostile.spoilt_json(own, field, hostile.VALUES[label]))
+    for _, _, spoilt in hostile.hostile(SAMPLES[BlockData]):
+        say(record=json.dumps(plain | {"nonce": uuid.uuid4().hex}).encode(), blocks=[(name, spoilt)])
+    for crooked in ("", "x", "9" * 67, name.replace("1", "\u0661"), f"../{name}", name + "1", name[:-1], "x" * 300):
+        say(record=json.dumps(plain | {"nonce": uuid.uuid4().hex}).encode(), blocks=[(crooked, data)])
+    # Frames of their own length: what a decoder of whole messages refuses would end the stream.
+    mallory.say(*orders)
+    answers = lambda: mallory.of(m.Placed, m.Refused)  # noqa: E731
+    eventually(lambda: mallory.is_over or len(answers()) >= len(orders), lambda: f"{len(answers())} of {len(orders)} are answered")
+    assert not mallory.is_over, mallory.error
+    taken = [one.number for one in mallory.of(m.Placed)]
+    assert len(mallory.of(m.Refused)) > len(orders) * 0.5
+    for number in taken:
+        with suppress(NotFound):
+            mallory.ask(q.CancelSubmission(number=number))
+    placed = mallory.open()
+    tails, told = mallory.of(m.Dead), 0
+    for _, _, spoilt in hostile.hostile(SAMPLES[Tail]):
+        kept = mallory.keep(placed.number, is_owned=True)
+        mallory.say(m.Grow(kept, spoilt, [(name, data)], [], False, False))
+        told += 1
+    for _, _, spoilt in hostile.hostile(SAMPLES[Fragment]):
+        kept = mallory.keep(placed.number, is_owned=True)
+        mallory.say(m.Grow(kept, encode_record(Tail(next=1, enqueued=unique())), [], [spoilt], False, False))
+        told += 1
+    dead = lambda: len(mallory.of(m.Dead)) - len(tails)  # noqa: E731
+    eventually(lambda: mallory.is_over or dead() >= told * 0.9, lambda: f"{dead()} of {told} are refused")
+    assert not mallory.is_over, mallory.error
+    assert mallory.ask(q.ReadRecord(number=placed.number)).tail.next <= 1
+    number = mallory.submit(draft("mallory"), [block()]).submission.id
+    eventually(lambda: ends(cluster, number), "his honest work runs")
+    # What was let in had a value that is as good as the honest one, and is signed as such; all else was never run.
+    ran = canary.read_text().count("ran") if canary.exists() else 0
+    assert ran <= len(taken)
+
+
+def test_a_stream_begins_with_a_hello_and_what_is_no_word_ends_it(
+    cluster: DevCluster, gateway: GatewayProcess, bundles: dict[str, Path]
+) -> None:
+    mine, number = Credentials.load(bundles["mallory"]), cluster.snapshot().cluster_id
+    hello = m.Hello(m.VERSION, GUID, "ann", "h", 1, 1)
+    for words, kind in (
+        ([m.Bye()], InvalidRecord),
+        ([b"\xc1"], InvalidRecord),
+        ([hello, hello], InvalidRecord),
+        ([hello, b"x" * (m.MAX_BYTES + 1)], InvalidRecord),
+        ([hello, b"\x91" * 100_000], InvalidRecord),
+        ([m.Hello(m.VERSION + 1, GUID, "ann", "h", 1, 1)], VersionMismatch),
+    ):
+
+        def told(words: list[Any] = words) -> RmgrError | None:
+            with Handmade(gateway.endpoint, mine, number, hello=False) as client:
+                client.say(*words)
+                error = client.ended()
+            return None if isinstance(error, Throttled) else error  # he has said too much in the tests before this one
+
+        assert isinstance(eventually(told, "the stream ends"), kind), words
 
 
 # -- admission -------------------------------------------------------------------------------------------------------------------
@@ -258,155 +319,213 @@ def test_the_settings_of_queues_hold_for_whoever_asks(
 ) -> None:
     made = replace(draft("mallory"), **record)
     key = {"cores": made.request.cores, "priority": made.priority}
-    refused(mallory, mallory.made(lambda new: replace(new, **record), (key, {})), error, match=match)
+    refused(mallory, mallory.place(made, [block(**key)]), error, match=match)
 
 
 def test_ann_submits_where_she_may(people: dict[str, Client]) -> None:
-    assert people["ann"].submitted(queue="anns").queue == "anns"
-    assert people["ann"].submitted(queue="small", priority=5).priority == 5
+    for record in ({"queue": "anns"}, {"queue": "small", "priority": 5}):
+        people["ann"].open(**record)
 
 
-def test_a_submission_grows_in_its_own_queue_and_by_what_it_asked_for(mallory: Client) -> None:
-    record = mallory.submitted()
-    _, version = mallory.get(paths.tail(record.id), Tail)
-
-    def grows(queue: str = "default", tail: dict[str, Any] | None = None, **key: Any) -> Multi:
-        blocks = mallory.signer.sealer(record)([block(record.id, **key)])
-        told = Tail(**({"next": 1, "enqueued": unique()} | (tail or {})))
-        return ops.enqueue(record.id, queue, tail=told, tail_version=version, blocks=blocks, held=False)
-
-    for multi in (
-        grows("anns"), grows("small"), grows(priority=1), grows(cores=2), grows(cores=0), grows(first=1), grows(tail={"next": 10**15}),
-        grows(tail={"next": 2}), grows(tail={"reigns": ((0, "x"),)}), grows(tail={"enqueued": "x" * 5000}),
+def test_a_submission_grows_in_its_own_queue_and_by_what_it_asked_for(cluster: DevCluster, mallory: Client) -> None:
+    placed = mallory.open()
+    number, tail = placed.number, m.submitted_of(placed).tail
+    for told, key in (
+        ({}, {"priority": 1}), ({}, {"cores": 2}), ({}, {"cores": 0}), ({}, {"first": 1}), ({"next": 10**9}, {}), ({"next": 2}, {}),
+        ({"reigns": ((0, "x"),)}, {}), ({"enqueued": "x" * 65}, {}),
     ):  # fmt: skip
-        refused(mallory, multi)
-    done = mallory.commit(grows())
-    assert isinstance(done, Committed), done
-    again = mallory.commit(grows())
-    assert isinstance(again, Conflict), again
+        with pytest.raises(REFUSED):
+            grown(mallory, number, replace(tail, **({"next": 1, "enqueued": unique()} | told)), [block(number, **key)])
+    assert mallory.ask(q.ReadRecord(number=number)).tail.next == 0
+    good = replace(tail, next=1, enqueued=unique())
+    kept = mallory.keep(number, is_owned=True)
+    assert grown(mallory, number, good, [block(number)], kept=kept).next == 1
+    # The same again is the same; the same with another stamp is a task that is there already.
+    assert mallory.grow(mallory.keep(number, is_owned=True), good, mallory.signer.sealer(mallory.record(number))([block(number)])).next == 1
+    with pytest.raises(InvalidRecord):
+        grown(mallory, number, replace(good, enqueued=unique()), [block(number)])
+    eventually(lambda: ends(cluster, number), "it runs")
+    assert len(ends(cluster, number)) == 1
 
 
 # -- placing, ordering -----------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_hands_over_what_only_the_leader_places(mallory: Client) -> None:
-    node, node_version = mallory.get(paths.node("n1"), NodeRecord)
+def test_nobody_hands_over_what_only_the_leader_places(cluster: DevCluster, mallory: Client) -> None:
+    """A block that would go straight to a node, if the client could say so."""
     for record, data in (
-        (mallory.submitted(), {"allocation": Allocation(shares=(("n1", 1),), threads=1)}),
-        (mallory.submitted(request=Request(resources={"gpu": 1})), {}),
-        (mallory.submitted(queue="stopped"), {}),
+        ({}, {"allocation": Allocation(shares=(("n1", 1),), threads=1)}),
+        ({"request": Request(resources={"gpu": 1})}, {}),
+        ({"queue": "stopped"}, {}),
     ):
-        key, made = mallory.signer.sealer(record)([block(record.id)])[0]
-        tail = Tail(next=1, enqueued=unique())
-        multi = ops.hand(
-            record.id, tail=tail, tail_version=0, key=key, data=changed(made, **data), node=node.node, node_version=node_version
-        )
-        refused(mallory, multi)
-        loose = replace(multi, ops=(*multi.ops[:2], replace(multi.ops[2], version=-1), *multi.ops[3:]))  # type: ignore[call-arg]
-        refused(mallory, loose)
-
-
-@pytest.mark.parametrize("order", list(OrderKind))
-def test_an_order_is_a_cancel_of_his_own_under_a_name_that_says_nothing(mallory: Client, order: OrderKind) -> None:
-    record = mallory.submitted()
-    key, _ = block(record.id)
-    what = InboxOrder(order=order, submission=record.id, reason=Reason.USER_CANCEL)
-    for guid in (paths.start_order("0" * 32, replace(key, seq=0)), paths.start_order("x", replace(key, seq=0)), "x", "../n1/x"):
-        refused(mallory, leader_ops.order("n1", guid, what), RmgrError)
-    if order is not OrderKind.CANCEL:
-        refused(mallory, leader_ops.order("n1", "0" * 32, what), match="leader alone")
-    refused(mallory, leader_ops.order("n1", "0" * 32, replace(what, extra={"block": "x"})))
-
-
-def test_what_stands_in_a_record_is_not_rewritten(mallory: Client) -> None:
-    record = mallory.submitted()
-    _, version = mallory.get(paths.sub(record.id), Submission)
-    for changes in ({"queue": "anns"}, {"priority": 9}, {"closed_us": 1}, {"name": "b"}):
-        for gate in (None, True, False):
-            refused(mallory, ops.set_record(replace(record, **changes), version=version, gate=gate))
-    refused(mallory, owner_ops.take_ownership(replace(record, owner="x"), version, Tail(next=10**15), 0))
-    refused(mallory, ops.set_record(replace(record, queue="anns", owner=""), version=version, gate=None))
+        placed = mallory.open(**record)
+        kept = mallory.keep(placed.number, is_owned=True, is_fresh=True)
+        [(key, made)] = mallory.signer.sealer(m.submitted_of(placed).submission)([block(placed.number)])
+        new = replace(m.submitted_of(placed).tail, next=1, enqueued=unique())
+        alone = {"is_alone": True, "leaves_keys": not data}
+        mallory.say(m.grow_of(kept, Growth(tail=new, blocks=[(key, changed(made, **data))], **alone)))
+        answer = mallory.wait(m.Dead, m.DidGrow, kept=kept)
+        assert isinstance(answer, m.Dead) or not answer.taken, answer
+        running = cluster.coordinator.children(paths.running_node("n1")).result(60) or []
+        assert not [name for name, key in paths.blocks_in(running) if key.submission == placed.number]
 
 
 def test_what_ran_is_told_by_nodes(mallory: Client) -> None:
-    record = mallory.submitted()
-    for path in (paths.fragment_prefix(record.id), paths.failed_range(record.id, 0, 1, 1)):
-        for name in ("ENQUEUE", "GIVE_UP", "CANCEL_FAILED", "TAKE_OUT", "RESUBMIT"):
-            with pytest.raises(REFUSED):
-                mallory.commit(bare(name, Create(path, b"x", sequence="r-" in path)))
+    placed = mallory.open()
+    tail = m.submitted_of(placed).tail
+    for fragment in (
+        Fragment(node="n1", attempt=0, outcomes=(Outcome(index=0, state=State.COMPLETED),)),
+        Fragment(attempt=0, outcomes=(Outcome(index=0, value=b"forged"),)),
+        Fragment(attempt=1, outcomes=(Outcome(index=0, state=State.CANCELLED, reason=Reason.USER_CANCEL),)),
+        Fragment(attempt=0, outcomes=(Outcome(index=0, state=State.CANCELLED, reason=Reason.OPERATOR_CANCEL),)),
+        Fragment(attempt=0, outcomes=(), ranges=((State.COMPLETED, 0, 1),), row="frag/x"),
+    ):
+        with pytest.raises(REFUSED):
+            grown(mallory, placed.number, replace(tail, next=1, enqueued=unique()), [], ended=[fragment])
+    assert mallory.ask(q.CountFragments(number=placed.number)) == 0
+
+
+# -- others' work ----------------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_follows_extends_or_takes_over_work_of_others(people: dict[str, Client], mallory: Client) -> None:
+    placed = people["ann"].open()
+    number, tail = placed.number, m.submitted_of(placed).tail
+    for owned, wants in ((False, False), (True, False), (False, True), (True, True)):
+        kept = mallory.keep(number, is_owned=owned, wants_ownership=wants)
+        new = replace(tail, next=1, enqueued=unique(), complete=True)
+        mallory.say(m.grow_of(kept, Growth(tail=new, blocks=[block(number)])), m.AskTail(kept, 1))
+        assert "belongs to ann" in mallory.wait(m.Dead, kept=kept).fault.message
+        assert not mallory.of(m.TailIs, m.RecordIs, m.Fragments, m.Owned, m.DidGrow, kept=kept)
+    before = people["ann"].ask(q.ReadRecord(number=number))
+    orders: list[Callable[[int], q.Question[Any]]] = [
+        lambda at: q.ReadRecord(number=at),
+        lambda at: q.ReadTasks(number=at),
+        lambda at: q.ReadFragments(number=at),
+        lambda at: q.ReadNonce(number=at),
+        lambda at: q.CancelSubmission(number=at),
+        lambda at: q.HoldSubmission(number=at),
+        lambda at: q.ReleaseSubmission(number=at),
+        lambda at: q.UpdateSubmission(number=at, terms=Terms(name="his")),
+        lambda at: q.CancelTasks(number=at, ranges=((0, 1),)),
+        lambda at: q.KillRunning(number=at),
+        lambda at: q.MoveTask(number=at, guid=uuid.uuid4().hex),
+        lambda at: q.ReadMoved(number=at, guid=uuid.uuid4().hex),
+    ]
+    for order in orders:
+        with pytest.raises(PermissionDenied, match="belongs to ann"):
+            mallory.ask(order(number))
+    assert people["ann"].ask(q.ReadRecord(number=number)) == before
+
+
+def test_work_that_was_taken_with_the_guid_of_its_owner_stays_hers(people: dict[str, Client], mallory: Client) -> None:
+    """He says hello with the guid under which ann's client looks after her work, and everything that she has said."""
+    ann = people["ann"]
+    place = ann.place(draft("ann"), [block()], complete=False, is_owned=True)
+    number = ann.order(place).number
+    with Client(mallory.endpoint, mallory.credentials, "", guid=ann.guid) as again:
+        with pytest.raises(PermissionDenied, match="cannot submit for ann"):
+            again.order(m.repeated(place))
+        kept = again.keep(number, is_owned=True)
+        assert "belongs to ann" in again.wait(m.Dead, kept=kept).fault.message
+        his = replace(draft("mallory"), nonce=json.loads(place.record)["nonce"])
+        assert again.submit(his, [block()], signs=False, is_owned=True).submission.id != number
+    assert ann.record(number).user == "ann"
+
+
+def test_what_an_operator_holds_stays_held_whoever_made_the_client(people: dict[str, Client], mallory: Client) -> None:
+    placed = mallory.open(phase=Phase.HELD, reason=Reason.USER_HOLD)
+    people["olga"].ask(q.HoldSubmission(number=placed.number, detail="disk"))
+    held = mallory.record(placed.number)
+    assert (held.phase, held.reason, held.by) == (Phase.HELD, "OPERATOR_HOLD", "olga")
+    assert "operators alone release it" in mallory.ask(q.ReleaseSubmission(number=placed.number)).unchanged
+    new = replace(m.submitted_of(placed).tail, next=1, enqueued=unique())
+    grown(mallory, placed.number, new, [block(placed.number)])
+    assert mallory.record(placed.number) == held
+    assert mallory.ask(q.CountFragments(number=placed.number)) == 0
+    people["olga"].ask(q.ReleaseSubmission(number=placed.number))
+    eventually(lambda: mallory.ask(q.CountFragments(number=placed.number)), "it runs then")
+
+
+def test_only_ones_own_certificate_is_published(cluster: DevCluster, people: dict[str, Client], mallory: Client) -> None:
+    pem = mallory.credentials.certificate_pem
+    mallory.publish()
+    before = cluster.coordinator.children(paths.IDENTITIES).result(60)
+    for crooked in (b"x" * 10_000, people["ann"].credentials.certificate_pem + pem, b"", b"\xff" * 99, b"x" * 20_000):
+        with pytest.raises(RmgrError):
+            mallory.ask(q.PublishCertificate(pem=crooked))
+    mallory.ask(q.PublishCertificate(pem=pem + b"\n" * 5000))  # what is published is what the gateway makes of it
+    with pytest.raises(PermissionDenied, match="not the certificate of your own key"):
+        mallory.ask(q.PublishCertificate(pem=people["ann"].credentials.certificate_pem))
+    assert cluster.coordinator.children(paths.IDENTITIES).result(60) == before
+    mallory.ask(q.PublishCertificate(pem=pem))  # it is there already
+
+
+def test_the_guid_of_anothers_dead_submitter_does_not_live_on(
+    cluster: DevCluster, people: dict[str, Client], mallory: Client, tmp_path: Path
+) -> None:
+    """Its owner is dead: the leader tries again what has failed, and does not wait until he has had the time to do it."""
+    cluster_id, ann = cluster.snapshot().cluster_id, people["ann"]
+    go = tmp_path / "go"
+    fails = Command(argv=("/bin/sh", "-c", f"until [ -e {shlex.quote(str(go))} ]; do sleep 0.1; done; exit 1"))
+    failing = draft("ann", command=fails, retries=1, backoff_us=0)
+
+    def users(guid: str) -> list[str]:
+        names = cluster.coordinator.children(paths.SUBMITTERS).result(60) or []
+        found = [cluster.coordinator.get(f"{paths.SUBMITTERS}/{name}").result(60) for name in names if paths.entry_guid(name) == guid]
+        return [decode_record(one.data, SubmitterEntry, guid).user for one in found if one is not None]
+
+    with Client(mallory.endpoint, ann.credentials, cluster_id) as dead:
+        number = dead.submit(failing, [(block()[0], BlockData(retries=1))], is_owned=True).submission.id
+        dead.bye()
+    with Client(mallory.endpoint, mallory.credentials, cluster_id, guid=dead.guid) as same:
+        same.open()
+        eventually(lambda: users(dead.guid) == ["mallory"], lambda: f"his entry alone is there, in his name: {users(dead.guid)}")
+        begun_s = time.monotonic()
+        go.touch()
+        eventually(lambda: ann.ask(q.CountFragments(number=number)), "it was tried twice", within_s=60)
+        assert ann.ask(q.ReadFragments(number=number)).fragments[0].attempt == 2
+        assert time.monotonic() - begun_s < PATIENCE_S
 
 
 # -- filling ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_only_ones_own_certificate_is_published(people: dict[str, Client], mallory: Client) -> None:
-    pem, mine = mallory.credentials.certificate_pem, mallory.credentials.identity.key_id
-    before = people["ann"].zk.children(paths.IDENTITIES).result(60)
-    for number in range(20):
-        refused(mallory, join_ops.identify(f"{number:032x}", b"x" * 10_000))
-    refused(mallory, join_ops.identify(mine, pem + b"\n" * 5000))
-    refused(mallory, join_ops.identify(mine, pem + pem))
-    refused(mallory, join_ops.identify("0" * 32, pem))
-    ann = people["ann"].credentials
-    refused(mallory, join_ops.identify(ann.identity.key_id, ann.certificate_pem), match="not the certificate of your own key")
-    assert people["ann"].zk.children(paths.IDENTITIES).result(60) == before
-    assert isinstance(mallory.commit(join_ops.identify(mine, pem)), Conflict)  # it is there already
+def test_one_user_leaves_room_for_the_requests_and_entries_of_others(
+    cluster: DevCluster, people: dict[str, Client], mallory: Client
+) -> None:
+    """He asks the leader for thousands of things, on many threads, and comes and goes; ann's requests are answered meanwhile."""
+    number = mallory.open().number
+    over = threading.Event()
+    told: list[RmgrError] = []
 
+    def asks() -> None:
+        while not over.is_set():
+            try:
+                mallory.ask(q.MoveTask(number=number, guid=uuid.uuid4().hex), timeout_s=5.0)
+            except RmgrError as error:
+                told.append(error)
 
-def test_the_guid_of_anothers_dead_submitter_does_not_live_on(people: dict[str, Client], mallory: Client) -> None:
-    ann, guid = people["ann"], uuid.uuid4().hex
-    entry = owner_ops.enter(SubmitterEntry(guid=guid, host="h", pid=1, since_us=1))
-    assert isinstance(mallory.commit(entry), Committed)
-    [name] = [name for name in ann.zk.children(paths.SUBMITTERS).result(60) or [] if paths.entry_guid(name) == guid]
-    assert ann.get(f"{paths.SUBMITTERS}/{name}", SubmitterEntry)[0].user == "mallory"
-    # Its owner is dead: the leader tries again what has failed, and does not wait until he has had the time to do it.
-    begun_s, record = time.monotonic(), draft("ann", command=Command(argv=("/bin/false",)), retries=1, backoff_us=0)
-    more: dict[str, Any] = {"deadline_s": begun_s + 60, "signer": ann.signer, "tasks": 1, "complete": True}
-    number = submit(ann.zk, record, owner=guid, blocks=[(block(0)[0], BlockData(retries=1))], **more).submission.id
-    told = eventually(lambda: ann.zk.get(paths.fragment(number, 0)).result(60), "it was tried twice")
-    assert decode_fragment(told.data).attempt == 2
-    assert time.monotonic() - begun_s < PATIENCE_S
+    def comes() -> None:
+        while not over.is_set():
+            with suppress(RmgrError, TimeoutError), Client(mallory.endpoint, mallory.credentials, "", connect_timeout_s=2.0) as client:
+                client.order(client.place(draft("mallory"), complete=False, is_owned=True, signs=False), timeout_s=5.0)
 
-
-@pytest.mark.parametrize("name", ["ASK", "ENTER"])
-def test_one_user_leaves_room_for_the_requests_and_entries_of_others(people: dict[str, Client], mallory: Client, name: str) -> None:
-    number = mallory.submitted().id
-    root, most = (paths.REQUESTS, MOST[paths.REQUESTS][0]) if name == "ASK" else (paths.SUBMITTERS, MOST[paths.SUBMITTERS][0])
-    full = f"mallory has {most}, or "
-
-    def one() -> Multi:
-        guid = uuid.uuid4().hex
-        if name == "ASK":
-            return request_ops.ask(guid, CancelRequest(submission=number, tasks=((0, 1),)))
-        return owner_ops.enter(SubmitterEntry(guid=guid, host="h", pid=1, since_us=1))
-
-    asked = [mallory.zk.commit(one()) for _ in range(most + 300)]
-    told = [str(error) for answer in asked if (error := answer.exception(60)) is not None]
-    assert told
-    assert all(full in words for words in told)
-    there = people["ann"].zk.children(root).result(60) or []
-    assert len(there) <= most + 100
-    guid = uuid.uuid4().hex
-    hers = request_ops.ask(guid, CancelRequest(submission=people["ann"].submitted().id, tasks=((0, 1),)))
-    assert isinstance(people["ann"].commit(hers), Committed)
-    eventually(lambda: people["ann"].get(paths.request(guid), CancelRequest)[0].answered, "hers is answered")
-
-
-def test_nothing_else_is_filled_either(mallory: Client) -> None:
-    crooked = [
-        bare("ENTER", Create(paths.submitter("0" * 32), b"x" * 10_000, ephemeral=True, sequence=True)),
-        owner_ops.enter(SubmitterEntry(guid="x", host="h", pid=1, since_us=1)),
-        owner_ops.enter(SubmitterEntry(guid="0" * 32, host="h" * 9000, pid=1, since_us=1)),
-        owner_ops.enter(SubmitterEntry(guid="0" * 32, host="h", pid=1, since_us=1, user="ann")),
-        bare("ASK", Create(paths.request("0" * 32), b"{}" + b" " * 10_000)),
-        bare("SUBMIT", Create(f"{paths.SUBS}/77")),
-        bare("SUBMIT", Create(paths.token("0" * 64), b"1")),
-        bare("SUBMIT", Create(paths.nonce("mallory", "0" * 32, 1), b"1")),
-        bare("SUBMIT", Set(paths.IDS, b"9999999999", -1)),
-        bare("GATE", Delete(paths.gate(1))),
-        bare("ENQUEUE", ops.enter("default", *block(1), held=False)),
-        bare("TAKE_OUT", Create(f"{paths.pending('default')}/x", encode_block(BlockData()))),
-        bare("DRAIN", Create(paths.drain("n1"), encode_record(0))),
-    ]
-    for multi in crooked:
-        refused(mallory, multi, RmgrError)
+    threads = [threading.Thread(target=one) for one in (*[asks] * 12, *[comes] * 4)]
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(4.0)
+        ann = people["ann"]
+        hers = ann.submit(draft("ann", phase=Phase.HELD, reason=Reason.USER_HOLD), [block(count=3)]).submission.id
+        for at in range(3):
+            begun_s = time.monotonic()
+            assert ann.ask(q.CancelTasks(number=hers, ranges=((at, 1),))).ended == ((at, 1),)
+            assert time.monotonic() - begun_s < 10.0
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(90)
+    assert all(isinstance(one, RmgrError) for one in told)
+    assert len(cluster.coordinator.children(paths.SUBMITTERS).result(60) or []) < 400
+    assert len(cluster.coordinator.children(paths.REQUESTS).result(60) or []) < 2000

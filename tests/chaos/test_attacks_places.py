@@ -28,6 +28,7 @@ from rmgr.adapters.rpc.server import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
 from rmgr.errors import LimitReached, RmgrError, Throttled
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.limits import UserLimits
+from rmgr.submitter import messages as m
 from tests.harness.flooded import Flooded, upload
 from tests.harness.waiting import eventually
 from tests.places import ROOT
@@ -76,13 +77,28 @@ def test_nobody_takes_all_sessions_of_a_gateway(limited: Callable[..., Flooded])
     world = limited(sessions=5)
     with contextlib.ExitStack() as mine:
         for _ in range(5):
-            mine.enter_context(world.session("mallory"))
+            mine.enter_context(world.client("mallory"))
         with pytest.raises(LimitReached, match="mallory has reached the limit sessions = 5"):
-            world.session("mallory")
+            world.client("mallory")
         assert world.used("sessions") == 5
         world.works()
     eventually(lambda: world.used("sessions") == 0, "they are given back")
-    world.session("mallory").close()
+    world.client("mallory").close()
+
+
+def test_a_hundred_streams_of_one_user_are_no_matter_to_others(limited: Callable[..., Flooded]) -> None:
+    """All of them follow what he has submitted."""
+    world = limited()
+    with contextlib.ExitStack() as opened:
+        mine = [opened.enter_context(world.client("mallory")) for _ in range(100)]
+        assert world.used("sessions") == 100
+        number = int(world.rmgr("mallory", "submit", "--parsable", "--array", "1-20", "--", "true").stdout)
+        for client in mine:
+            client.keep(number)
+        world.works()
+        for client in mine:
+            eventually(lambda client=client: sum(len(one.fragments) for one in client.of(m.Fragments)), "each is told")
+    eventually(lambda: world.used("sessions") == 0, "they are given back")
 
 
 def test_logs_that_are_followed_and_ways_to_nodes_are_bounded(limited: Callable[..., Flooded]) -> None:
@@ -199,7 +215,7 @@ def test_nobody_takes_all_calls_of_a_leader(limited: Callable[..., Flooded]) -> 
 ASKED = {
     "leader": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Leader/Status", "/rmgr.v1.Leader/Jobs"],
     "Starter": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Node/Stats", "/rmgr.v1.Node/Logs"],
-    "gateway": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Store/Get", "/rmgr.v1.Store/PutRows", "/rmgr.v1.Leader/Status"],
+    "gateway": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Store/Get", "/rmgr.v1.Store/PutRows", "/rmgr.v1.Work/Ask"],
 }
 
 

@@ -26,15 +26,19 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views import answers
+from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import RevokedWork
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Phase
 from rmgr.procedures.securing import revoke
+from rmgr.submitter import messages as m
+from rmgr.submitter.questions import ReadRecord
 from tests.harness import forgeries
 from tests.harness.attacker import Person, Scene, unique
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.handmade import Handmade
 from tests.harness.waiting import eventually
 
 #: Two seconds are promised; the rest is for machines that do eight other things.
@@ -127,7 +131,7 @@ def _follow(client: NodeClient, number: int) -> Callable[[Callable[[], None]], N
 
 
 def test_all_that_is_open_ends(scene: Scene, admin: Person, eve: Person, tmp_path: Path) -> None:
-    """Logs, tunnel and session through a gateway; logs, a watch of health and a line at the Starter itself."""
+    """Logs, tunnel, stream and questions through a gateway; logs, a watch of health and a line at the Starter itself."""
     security = scene.cluster.security
     assert security is not None
     daemons = scene.cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
@@ -147,16 +151,23 @@ def test_all_that_is_open_ends(scene: Scene, admin: Person, eve: Person, tmp_pat
             line_ended = threading.Event()
             heard = {"on_message": lambda *_: None, "on_end": lambda _: line_ended.set()}
             line = dial(node.line, credentials=mine, key_id=node.key_id, loop=loop, **heard)
-            assert connection.coordinator is not None
-            assert connection.coordinator.get(paths.sub(work.running)).result(60) is not None
+            talk = Handmade(gateway.endpoint, mine, scene.cluster_id)
+            kept = talk.keep(work.running)
+            ends.watch("stream", lambda begun: (begun(), talk.ended()))
+            assert connection.asks.ask(ReadRecord(number=work.running), timeout_s=30).record.user == eve.name
             _revoke(scene, admin, eve)
             revoked_s = time.monotonic()
             eventually(lambda: len(ends.at_s) == len(ends.begun), "all streams end")
             assert line_ended.wait(PROMISED_S + SLACK_S)
             assert not line.is_open
             assert all(at_s - revoked_s < PROMISED_S + SLACK_S for at_s in ends.at_s.values()), ends.at_s
-            with pytest.raises(Exception, match=r"(?i)revoked|ZooKeeper|gateway"):
-                connection.coordinator.get(paths.sub(work.running), timeout_s=3.0).result(60)
+            assert "your key was revoked" in str(talk.error), talk.error
+            assert not talk.of(m.Dead, kept=kept)
+            with pytest.raises(RmgrError, match=r"(?i)revoked"):
+                connection.asks.ask(ReadRecord(number=work.running), timeout_s=3.0)
+            with pytest.raises(RmgrError, match=r"(?i)revoked"):
+                Handmade(gateway.endpoint, mine, scene.cluster_id, connect_timeout_s=3.0)
+            talk.close()
             channel.close()
             through.close()
             tunnel.close()

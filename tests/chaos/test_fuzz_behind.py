@@ -15,8 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +36,19 @@ from rmgr.client.connection import connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import keys
-from rmgr.coord.protocol.multi import Committed, Conflict, Create, Multi, Set, Unknown
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import encode_keyed
 from rmgr.daemons.starter.checkpoint.files import Manifest
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import KeyedPayload
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
 from rmgr.model.tasks.outcome import Fragment, Outcome
-from rmgr.model.tasks.submission import Command, PythonEnvironment
+from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.model.wire import frames, line
 from rmgr.runner.host import home
-from rmgr.v1 import gateway_pb2, join_pb2, leader_pb2, limits_pb2, node_pb2, terminal_pb2, tunnel_pb2
+from rmgr.submitter import messages as m
+from rmgr.submitter.rights import RIGHTS
+from rmgr.v1 import gateway_pb2, join_pb2, leader_pb2, limits_pb2, node_pb2, terminal_pb2, tunnel_pb2, work_pb2, work_pb2_grpc
 from tests.harness import hostile_spawner
 from tests.harness.besieged import LONGEST_S, NODES, TIMES, Besieged
 from tests.harness.decoders import Form
@@ -192,33 +194,14 @@ def _deaf(*_: object) -> None:
 # -- a gateway -------------------------------------------------------------------------------------------------------------------
 
 
-_MODULES = (gateway_pb2, join_pb2, leader_pb2, limits_pb2, node_pb2, terminal_pb2, tunnel_pb2)
+_MODULES = (gateway_pb2, join_pb2, leader_pb2, limits_pb2, node_pb2, terminal_pb2, tunnel_pb2, work_pb2)
 _METHODS = [
     method for module in _MODULES for service in module.DESCRIPTOR.services_by_name.values() for method in service.methods
 ]  # fmt: skip
 
 
-class _Spoiler:
-    """Her session, which changes bytes of what is committed through it."""
-
-    def __init__(self, zk: Any, how: Sequence[Callable[[bytes], bytes]]) -> None:
-        self._zk, self._how, self.spoilt = zk, iter(how), 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._zk, name)
-
-    def commit(self, multi: Multi, **more: Any) -> Future[Committed | Conflict | Unknown]:
-        ops = list(multi.ops)
-        able = [at for at, op in enumerate(ops) if isinstance(op, Create | Set) and op.data]
-        if able and (how := next(self._how, None)) is not None:
-            at = able[self.spoilt % len(able)]
-            ops[at] = replace(ops[at], data=how(ops[at].data))
-            self.spoilt += 1
-        return self._zk.commit(replace(multi, ops=tuple(ops)), **more)
-
-
 def of_requests(made: Besieged, seed: int) -> int:
-    """Calls of every method, and real changes of the tree with other bytes in them."""
+    """Calls of every method, words and questions, and real orders with other bytes in them."""
     number = made.attack(Command(argv=("true",)), [b""] * 2)
     texts = (
         *_WORDS, f"/subs/0/{number:010d}", "/config/cluster", "/queues/default/pending", "/nodes/n1", "name/m/a", f"args/{number:010d}/",
@@ -242,17 +225,51 @@ def of_requests(made: Besieged, seed: int) -> int:
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda one: call(*one), batch))
+    spoken = _words(made, channel, number, texts, seed)
     channel.close()
+    return sum(len(messages) for _, messages in batch) + spoken
+
+
+def _words(made: Besieged, channel: grpc.Channel, number: int, texts: tuple[str, ...], seed: int) -> int:
+    """Words of its schema on streams that have begun, questions of theirs, and honest orders with other bytes in them."""
+    said = st.lists(written(Form.MSGPACK, m.FromClient, ints=(number, 1, 2, 0), texts=(*texts, "0" * 32)), min_size=1, max_size=8)
+    hello = m.encode(m.Hello(m.VERSION, "0123456789abcdef" * 2, made.mallory.name, "h", 1, 1))
+    keep = m.encode(m.Keep(1, number, 0, False, False, False))
+    stub = work_pb2_grpc.WorkStub(channel)
+    streams = drawn(said, seed=seed, count=120)
+    asked = drawn(written(Form.MSGPACK, reduce(or_, RIGHTS), ints=(number, 1), texts=texts), seed=seed, count=120)
+
+    def talk(words: list[bytes]) -> None:
+        over = threading.Event()
+
+        def messages() -> Iterator[Any]:
+            yield work_pb2.Words(words=[hello, keep])
+            yield from (work_pb2.Words(words=[word]) for word in words)
+            over.wait(0.2)
+
+        with contextlib.suppress(grpc.RpcError):
+            for count, _ in enumerate(stub.Talk(messages(), timeout=2.0)):
+                if count > 20:
+                    break
+        over.set()
+
+    def ask(data: bytes) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            list(stub.Ask(work_pb2.Packed(data=data), timeout=2.0))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(talk, streams))
+        list(pool.map(ask, asked))
+    draft = Submission(id=0, name="spoilt", user=made.mallory.name, queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=1, attempt=1, cores=1, memory_mib=0)
     how = drawn(spoils(HOSTILE[Form.JSON] + HOSTILE[Form.MSGPACK]), seed=seed, count=20)
-    plain, made.zk = made.zk, _Spoiler(made.zk, how)  # type: ignore[assignment]
-    try:
-        for at in range(len(how)):
-            with contextlib.suppress(RmgrError, ValueError, TypeError):
-                made.attack(Command(argv=("true",)), [b"x" * (at % 3)], deadline_s=3.0)
-        spoilt = made.zk.spoilt
-    finally:
-        made.zk = plain
-    return sum(len(messages) for _, messages in batch) + spoilt
+    for at, spoil in enumerate(how):
+        place = made.client.place(draft, [(key, BlockData(payloads=(b"x" * (at % 3),)))])
+        [(name, data)] = place.blocks
+        parts: dict[str, Any] = {"record": spoil(place.record)} if at % 2 else {"blocks": [(name, spoil(data))]}
+        with contextlib.suppress(RmgrError, TimeoutError):
+            made.client.order(msgspec.structs.replace(place, **parts), timeout_s=3.0)
+    return sum(map(len, streams)) + len(asked) + len(how)
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------------------

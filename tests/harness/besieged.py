@@ -4,7 +4,7 @@
         with made.siege("what is tried"):      # the canary answers meanwhile and afterwards, daemons live and keep their size
             made.attack(Command(...))
 
-mallory has a gateway bundle and clients of her own making: `attack` signs and commits whatever record she likes.
+mallory has a gateway bundle and clients of her own making: `attack` signs and sends whatever record she likes.
 """
 
 from __future__ import annotations
@@ -26,29 +26,28 @@ import cloudpickle
 import msgspec
 import psutil
 
-from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.stores import open_store
 from rmgr.client.connection import Connection, connect
-from rmgr.client.identity.signing import Signer
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.records import decode_fragment
 from rmgr.dev.cluster import DevCluster
-from rmgr.errors import LimitReached, PermissionDenied
+from rmgr.errors import LimitReached
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.outcome import Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
+from rmgr.submitter import messages as m
 from tests.harness.canary import KINDS, Canary
 from tests.harness.flooded import run_command
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.handmade import Handmade
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.submitted import submit
 from tests.harness.waiting import eventually
 
 NODES, CORES = ("n1", "n2", "n3"), 3
@@ -102,14 +101,12 @@ class Besieged:
         self.gateway = self._stack.enter_context(GatewayProcess(daemons, self.place))
         self.bundle = security.bundle(Role.USER, self.mallory.name)
         self.credentials = Credentials.load(self.bundle)
-        self.zk = self._stack.enter_context(
-            GatewayCoordinator.connect(self.gateway.endpoint, connect_timeout_s=30, credentials=self.credentials)
-        )
+        self._client = Handmade(self.gateway.endpoint, self.credentials, self.cluster.snapshot().cluster_id)
+        self._stack.callback(self._close_client)
         self.rows = GatewayStore(self.gateway.endpoint, credentials=self.credentials)
         self._stack.callback(self.rows.close)
         self.store = open_store(self.cluster.state.store)
         self._stack.callback(self.store.close)
-        self.signer = Signer(self.credentials, self.cluster.snapshot().cluster_id, ttl_s=3600.0)
         self.daemons = {"gateway": self.gateway.pid, "leader": self.cluster.process("w1").pid}
         self.daemons |= {node: self.cluster.process(node).pid for node in NODES}
         self.canary = self._stack.enter_context(
@@ -126,6 +123,17 @@ class Besieged:
         """The Python API's way in, hers."""
         return connect(config=Config(cluster=ClusterConfig(gateway=self.gateway.endpoint), security=SecurityConfig(dir=str(self.bundle))))
 
+    def _close_client(self) -> None:
+        self._client.close()
+
+    @property
+    def client(self) -> Handmade:
+        """Her client; another one when a gateway has ended its stream."""
+        if self._client.is_over:
+            self._close_client()
+            self._client = Handmade(self.gateway.endpoint, self.credentials, self.cluster.snapshot().cluster_id)
+        return self._client
+
     def attack(
         self,
         work: Command | str | None,
@@ -136,7 +144,7 @@ class Besieged:
         deadline_s: float = DEADLINE_S,
         **record: Any,
     ) -> int:
-        """Submits whatever she likes, and signs it. Returns: its number.
+        """Submits whatever she likes, and signs it. Returns: its number. Raises what the gateway refuses it for.
 
         work: a command, the sha256 of a function, or None: a command that `spec_sha256` names.
         payloads: one a task. row: they lie there, whatever these bytes are. data: more fields of each block. record: of the submission.
@@ -149,24 +157,21 @@ class Besieged:
         fields = {"payloads": tuple(payloads) if any(payloads) else (), "resubmit": False}
         block = BlockData(function=work if isinstance(work, str) else "", **(fields | (data or {})))
         key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=1, attempt=1, cores=1, memory_mib=0)
-
-        def blocks(number: int) -> list[tuple[BlockKey, BlockData]]:
-            if row:
-                where = keys.arguments(number, 0, hashlib.sha256(row).hexdigest())
-                with contextlib.suppress(PermissionDenied):  # another's by now: it is no submission of hers, and the next number is tried
-                    self.rows.put(where, row)
-                return [(replace(key, submission=number, count=len(payloads)), msgspec.structs.replace(block, row=where, payloads=()))]
+        client = self.client
+        if not row:
             each = [block.payloads[at : at + 1] for at in range(len(payloads))]
-            return [
-                (replace(key, submission=number, first=at), msgspec.structs.replace(block, base=at, payloads=mine))
-                for at, mine in enumerate(each)
-            ]
-
-        end_s = time.monotonic() + deadline_s
-        made = submit(
-            self.zk, draft, owner="", deadline_s=end_s, blocks=blocks, tasks=len(payloads), complete=True, signer=self.signer
-        )  # fmt: skip
-        return made.submission.id
+            blocks = [(replace(key, first=at), msgspec.structs.replace(block, base=at, payloads=mine)) for at, mine in enumerate(each)]
+            return client.submit(draft, blocks, timeout_s=deadline_s).submission.id
+        placed = client.submit(draft, complete=False, is_owned=True, timeout_s=deadline_s)
+        made = placed.submission
+        where = keys.arguments(made.id, 0, hashlib.sha256(row).hexdigest())
+        self.rows.put(where, row)
+        one = replace(key, submission=made.id, count=len(payloads)), msgspec.structs.replace(block, row=where, payloads=())
+        kept = client.keep(made.id, is_owned=True, is_fresh=True)
+        tail = replace(placed.tail, next=len(payloads), complete=True, enqueued="rows")
+        client.grow(kept, tail, client.signer.sealer(made)([one]))
+        client.say(m.Leave(kept))
+        return made.id
 
     def function(self, function: Any) -> str:
         """The sha256 of a function of hers that lies in the store."""

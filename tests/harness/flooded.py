@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.use import UseAnswer, UseClient
 from rmgr.coord.protocol import keys, paths
@@ -25,6 +24,7 @@ from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.queue import ClusterSettings
 from tests.harness.attacker import Person, Scene
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.handmade import Handmade
 from tests.harness.waiting import PATIENCE_S, eventually
 
 
@@ -72,11 +72,11 @@ class Flooded(Scene):
     def used(self, name: str, user: str = "mallory") -> int:
         return self.told(user).users[user].used.get(name, 0)
 
-    def asked(self) -> float:
-        """Reads that the gateway has taken since it began."""
+    def asked(self, kind: str) -> float:
+        """Requests of a kind that the gateway has taken since it began."""
         with urllib.request.urlopen(f"http://{self.gateway.metrics}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        return next((float(line.split()[-1]) for line in lines if line.startswith('rmgr_gateway_requests_total{kind="get"}')), 0.0)
+        return next((float(line.split()[-1]) for line in lines if line.startswith(f'rmgr_gateway_requests_total{{kind="{kind}"}}')), 0.0)
 
     def set_limits(self, limits: UserLimits) -> None:
         """As `rmgr config apply` does; the gateway and the leader have taken it up."""
@@ -107,8 +107,9 @@ class Flooded(Scene):
 
         eventually(asked, lambda: f"{what}: {why()}", within_s=self.patience_s)
 
-    def session(self, user: str) -> GatewayCoordinator:
-        return GatewayCoordinator.connect(self.gateway.endpoint, connect_timeout_s=30, credentials=self.people[user])
+    def client(self, user: str, **more: Any) -> Handmade:
+        """One of his own making."""
+        return Handmade(self.gateway.endpoint, self.people[user], self.cluster_id, **more)
 
     def rmgr(self, user: str, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of his, through the gateway."""

@@ -1,25 +1,20 @@
-"""Gateways in the test's own process: on a real ZooKeeper through a proxy, or on a store; anything is permitted there."""
+"""Gateways in the test's own process, on a store; anything is permitted there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.gateway.answers import RequestedCommit
-from rmgr.adapters.gateway.coordinator import GatewayCoordinator
-from rmgr.adapters.gateway.rows import Rows
 from rmgr.adapters.gateway.server import Sessions
+
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.gateway.rows import Rows
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.protocol.multi import Multi, Stamped
 from rmgr.coord.protocol.ports import Store
-from rmgr.dev.zookeeper import ZooKeeperServer
-from tests.harness.coordinators import ZkWorld
-from tests.harness.ended_sessions import end_session
 from tests.harness.memory_store import MemoryStore
-from tests.harness.proxy import Proxy
 
 
 class OpenGate:
@@ -77,37 +72,3 @@ class GatewayServer:
     def kill(self) -> None:
         """At once."""
         self.rpc.stop(0)
-
-
-class GatewayWorld(ZkWorld):
-    """Clients of a real server, each behind a gateway of its own, each gateway behind a proxy: faults hit the gateway's link."""
-
-    def __init__(self, server: ZooKeeperServer, chroot: str) -> None:
-        super().__init__([server], chroot)
-        self.server = server
-        self.gateways: dict[int, GatewayServer] = {}
-
-    def _open(self, session_timeout_s: float) -> Any:
-        proxy = Proxy(self.server.hosts)
-        gate = OpenGate(lambda timeout_s: ZkCoordinator(proxy.hosts, self.chroot, session_timeout_s=timeout_s))
-        with ZkCoordinator.connect(self.server.hosts, self.chroot) as maker:
-            maker.ensure(["/"])
-        gateway = GatewayServer(gate)
-        coordinator = GatewayCoordinator.connect(gateway.endpoint, session_timeout_s=session_timeout_s)
-        self.proxies[id(coordinator)] = proxy
-        self.gateways[id(coordinator)] = gateway
-        return coordinator
-
-    def inner(self, coordinator: Any) -> SessionCoordinator:
-        """The gateway's own coordinator for a client."""
-        return self.gateways[id(coordinator)].gate.opened[-1]
-
-    def expire(self, coordinator: Any) -> None:
-        end_session(self.server.host, self.server.port, *self.inner(coordinator)._session)
-
-    def close(self) -> None:
-        for coordinator in self.opened:
-            coordinator.close()
-        for gateway in self.gateways.values():
-            gateway.stop()
-        super().close()

@@ -319,6 +319,7 @@ class _Talk:
         self._was_full = False
         self._draining = False
         self._held_up = False
+        self._ping = 0  #: the last one that has no answer yet: a client that takes none fills nothing with them
         self._over = threading.Event()
         self._heard_s = self._sent_s = time.monotonic()
 
@@ -402,8 +403,10 @@ class _Talk:
         try:
             for message in requests:
                 self._heard_s = time.monotonic()
+                if (late := self._holds.wait_turn(0, self._over, self._pause)) is not None:  # empty messages cost something, too
+                    raise late
                 if message.ping:
-                    self._out.put(message.ping)
+                    self._pong(message.ping)
                 for word in self._holds.begin(message.words):
                     self._wait_for_room()
                     late = self._holds.wait_turn(len(word), self._over, self._pause)
@@ -424,11 +427,16 @@ class _Talk:
         finally:
             self._out.put(_END)
 
+    def _pong(self, ping: int) -> None:
+        was, self._ping = self._ping, ping
+        if not was:
+            self._out.put(ping)
+
     def _wait_for_room(self) -> None:
         """Nothing more is read from a client that has not taken what waits for it, until it has, or its user's other ones give room."""
         if self._unsent and self.is_full:
             self._pause(True)
-            while self._unsent and self.is_full and not self._over.wait(_ROOM_LOOK_S):
+            while self._unsent and self.is_full and not self._draining and not self._over.wait(_ROOM_LOOK_S):
                 pass
             self._pause(False)
 
@@ -448,7 +456,7 @@ class _Talk:
                 if entry is _END or isinstance(entry, RmgrError):
                     break
                 if isinstance(entry, int):
-                    message.ping = entry
+                    message.ping, self._ping = self._ping, 0
                 else:
                     message.words.append(entry)
                     size += len(entry)

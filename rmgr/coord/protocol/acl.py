@@ -57,7 +57,7 @@ TABLE: Mapping[str, Rights] = {
     paths.EPOCH: _READ,
     paths.WATCHDOGS: _READ,
     paths.STARTERS: _line(starter=R | C | D),  # REGISTER, and the removal of an entry of one's own former life
-    paths.SUBMITTERS: _line(submitter=R | C),  # ENTER
+    paths.SUBMITTERS: _line(submitter=R | C | D),  # ENTER; EXIT: clients of a gateway go, its session stays
     paths.NODES: _line(starter=R | C),  # REGISTER
     f"{paths.NODES}/*": _line(starter=R | W),
     paths.DRAINS: _line(submitter=R | C | D),  # DRAIN, RESUME

@@ -22,7 +22,7 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.door import check_growth, check_order
 from rmgr.daemons.service.people import audited, person_of
-from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, VersionMismatch
+from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, Unavailable, VersionMismatch
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.procedures.admission import check_admitted
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _THREADS, _OF_ONE, _MOST_WAITING = 16, 8, 128
 #: How long the reading of a record may take, and the longest that a client may wait for an order.
 _READ_S, _LONGEST_S = 10.0, 120.0
+#: After which a record is read again that could not be read (s).
+_AGAIN_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -283,17 +285,25 @@ class ClientTalk:
         self._desk.pool.run_soon(self._caller.user, partial(self._read, kept))
 
     def _read(self, kept: _KeptHere) -> None:
-        """On a thread that may wait."""
+        """On a thread that may wait. While nobody answers it is tried again: a client that has come from another gateway waits."""
         keep = kept.keep
         assert self._work is not None
+        submitter = self._desk.submitter
         try:
             stored = self._work.read(keep.number, timeout_s=_READ_S)
             self._check_owner(keep, stored.submission)
+        except Unavailable as error:
+            kept.on_trouble(error)
+            submitter.post(lambda: submitter.after(submitter.jitter(_AGAIN_S), partial(self._read_again, kept)))
         except RmgrError as error:
             self._refused(error)
             self._desk.submitter.post(partial(kept.failed, error))
         else:
             self._desk.submitter.post(partial(kept.begin, stored))
+
+    def _read_again(self, kept: _KeptHere) -> None:
+        if self._kept.get(kept.keep.id) is kept:
+            self._desk.pool.run_soon(self._caller.user, partial(self._read, kept))
 
     def _check_owner(self, keep: messages.Keep, submission: Submission) -> None:
         with audited(self._desk.log, self._person, "FOLLOW", str(keep.number)):

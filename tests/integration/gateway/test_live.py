@@ -218,7 +218,7 @@ def test_the_next_gateway_goes_on_where_one_was_killed(live: DevCluster, gateway
         GatewayProcess(live.daemon_environment("submitter", "g1"), tmp_path) as other,
         rmgr.connect(gateway=f"{gateway.endpoint},{other.endpoint}") as connection,
     ):
-        used = gateway if connection.submitter.work.endpoint == gateway.endpoint else other  # type: ignore[attr-defined]
+        used = gateway if connection.submitter.work.endpoint == gateway.endpoint else other
         run_while(connection, tmp_path / "ledger", used.kill)
 
 
@@ -227,7 +227,7 @@ def test_a_gateway_that_is_told_to_stop_hands_its_clients_over(live: DevCluster,
         GatewayProcess(live.daemon_environment("submitter", "g1"), tmp_path) as other,
         rmgr.connect(gateway=f"{gateway.endpoint},{other.endpoint}") as connection,
     ):
-        used = gateway if connection.submitter.work.endpoint == gateway.endpoint else other  # type: ignore[attr-defined]
+        used = gateway if connection.submitter.work.endpoint == gateway.endpoint else other
         guid = connection.submitter.guid
         missed: list[float] = []
         stop = threading.Event()
@@ -257,7 +257,7 @@ def test_a_frozen_gateway_is_left_for_the_next_one(live: DevCluster, gateway: Ga
         GatewayProcess(live.daemon_environment("submitter", "g1"), tmp_path) as other,
         rmgr.connect(gateway=f"{gateway.endpoint},{other.endpoint}") as connection,
     ):
-        used = gateway if connection.submitter.work.endpoint == gateway.endpoint else other  # type: ignore[attr-defined]
+        used = gateway if connection.submitter.work.endpoint == gateway.endpoint else other
         run_while(connection, tmp_path / "ledger", lambda: used.signal(signal.SIGSTOP))
         used.signal(signal.SIGCONT)
 

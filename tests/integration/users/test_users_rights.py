@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,26 @@ import rmgr
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord.decisions import amending, gating
 from rmgr.coord.protocol import keys
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.submission import Phase, Terms
-from rmgr.runtime import machine
-from rmgr.submitter import questions as q
+from rmgr.submitter import messages as m
+from rmgr.submitter.questions import (
+    CancelSubmission,
+    CancelTasks,
+    HoldSubmission,
+    KillRunning,
+    Question,
+    ReadFragments,
+    ReadRecord,
+    ReleaseSubmission,
+    UpdateSubmission,
+)
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.handmade import Handmade
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, wait_line
 
@@ -227,18 +238,26 @@ def _shared(connection: Connection) -> object:
         return error
 
 
-def test_a_client_that_says_something_else_is_refused(connections: dict[str, Connection], running: str) -> None:
-    """Questions, orders and rows, as no command of ours says them."""
+def test_a_client_that_says_something_else_is_refused(connections: dict[str, Connection], running: str, gateway: GatewayProcess) -> None:
+    """Questions, words and rows, as no client of ours sends them."""
     ben, olga = connections["ben"], connections["olga"]
-    number, guid = int(running), "f" * 32
-    store = ben.submitter.store
-    asked = (q.ReadRecord(number=number), q.ReadTasks(number=number), q.ReadFragments(number=number), q.ReadNonce(number=number))
-    orders = (q.HoldSubmission(number=number), q.CancelSubmission(number=number), q.CancelTasks(number=number, ranges=((0, 1),)))
-    others = (q.UpdateSubmission(number=number, terms=Terms(name="mine")), q.MoveTask(number=number, guid=guid))
-    for question in (*asked, *orders, *others):
+    number = int(running)
+    asks, store = ben.asks, ben.submitter.store
+    orders: tuple[Question[Any], ...] = (
+        ReadRecord(number=number),
+        ReadFragments(number=number),
+        HoldSubmission(number=number),
+        CancelTasks(number=number, ranges=((0, 1),)),
+        KillRunning(number=number),
+    )
+    for order in orders:
         with pytest.raises(PermissionDenied, match="belongs to anna"):
-            ben.asks.ask(question, timeout_s=30)
-    assert olga.asks.ask(asked[0], timeout_s=30).record.phase is Phase.OPEN
+            asks.ask(order, timeout_s=30)
+    assert ben.credentials is not None
+    with Handmade(gateway.endpoint, ben.credentials, "") as mine:
+        for owned, wants in ((False, False), (True, False), (False, True)):
+            kept = mine.keep(number, is_owned=owned, wants_ownership=wants)
+            assert "belongs to anna" in mine.wait(m.Dead, kept=kept).fault.message
     for row in (keys.output(number, 0, 1), keys.log(number, 0, 1, "stdout", 0), keys.history_of_user("anna", number)):
         with pytest.raises(PermissionDenied, match="anna"):
             store.get(row)
@@ -251,6 +270,11 @@ def test_a_client_that_says_something_else_is_refused(connections: dict[str, Con
     assert [
         key for key in store.keys("") if key.startswith(("hist", "out/", "log/", "fn/")) and "ben" not in key and not _of_ben(store, key)
     ] == []
+    assert not olga.asks.ask(HoldSubmission(number=number), timeout_s=30).unchanged
+    held = olga.asks.ask(ReadRecord(number=number), timeout_s=30).record
+    assert (held.phase, held.by) == (Phase.HELD, "olga")
+    assert olga.asks.ask(HoldSubmission(number=number), timeout_s=30).unchanged
+    assert not olga.asks.ask(ReleaseSubmission(number=number), timeout_s=30).unchanged
 
 
 def _of_ben(store: object, key: str) -> bool:
@@ -313,11 +337,12 @@ def test_a_gateway_lets_no_client_release_what_an_operator_holds_and_believes_no
     number = anna.submit("--hold", "--", "true")
     olga.ok("hold", number)
     asks = connections["anna"].asks
-    told = asks.ask(q.ReleaseSubmission(number=int(number)), timeout_s=30)
-    assert "held by olga" in told.unchanged
-    assert (told.after.reason, told.after.by) == (Reason.OPERATOR_HOLD, "olga")
-    gone = asks.ask(q.CancelSubmission(number=int(number), detail="by olga: enough"), timeout_s=30)  # her own work, so in her own name
-    assert (gone.after.phase, gone.after.reason) == (Phase.CANCELLED, Reason.USER_CANCEL)
+    record = asks.ask(ReadRecord(number=int(number)), timeout_s=30).record
+    assert (record.reason, record.by) == (Reason.OPERATOR_HOLD, "olga")
+    assert "operators alone release it" in asks.ask(ReleaseSubmission(number=int(number)), timeout_s=30).unchanged
+    asks.ask(HoldSubmission(number=int(number), detail="by olga: mine"), timeout_s=30)  # it stays an operator's
+    assert "operators alone release it" in asks.ask(ReleaseSubmission(number=int(number)), timeout_s=30).unchanged
+    assert not asks.ask(CancelSubmission(number=int(number)), timeout_s=30).unchanged  # his own work, so in his own name
     assert anna.ok("show", number, "--json").json["reason"] == "USER_CANCEL"
 
 
@@ -351,19 +376,14 @@ def test_others_work_is_not_updated_and_an_operator_updates_priority_and_time_al
     first, second = anna.ok("show", number, "--json").json["changes"]
     assert (first["by"], first["operator"], sorted(first["changed"])) == ("olga", True, ["priority", "time_limit"])
     assert (second["by"], second["operator"], second["changed"]) == ("anna", False, {"name": {"old": "true", "new": "hers"}})
-    # A client of her own making gets no further: no other name, no right.
+    # A client of his own making gets no further: no other name, no right, nothing of an older record.
     asks = connections["anna"].asks
-    record = asks.ask(q.ReadRecord(number=int(number)), timeout_s=30).record
-    for terms, doer in (
-        (Terms(priority=9), gating.Doer(name="olga", is_operator=True)),
-        (Terms(priority=9), gating.Doer(name="anna", is_operator=True)),
-        (Terms(priority=1), gating.Doer(name="olga", is_operator=True)),
-    ):
-        change = amending.amended(record, terms, replace(doer, now_us=machine.wall_us()))
-        assert isinstance(change, gating.Change)
-        forged = replace(change.record.changes[-1], signature=record.changes[0].signature)
-        asks.ask(q.UpdateSubmission(number=int(number), terms=terms, amendment=forged), timeout_s=30)
-        assert asks.ask(q.ReadRecord(number=int(number)), timeout_s=30).record == record
+    before = asks.ask(ReadRecord(number=int(number)), timeout_s=30).record
+    for changes in ({}, {"by": "olga", "is_operators": True}, {"number": 9}, {"terms": Terms(priority=9)}):
+        forged = replace(before.changes[-1], **({"terms": Terms(name="x"), "signature": f"{'0' * 32}:{'1' * 128}"} | changes))
+        told = asks.ask(UpdateSubmission(number=int(number), terms=Terms(priority=9), amendment=forged), timeout_s=30)
+        assert told.unchanged or told.to_sign is not None, told
+    assert asks.ask(ReadRecord(number=int(number)), timeout_s=30).record == before
     olga.ok("release", number)
     anna.ok("wait", number)
     assert anna.ok("show", number, "--json").json["state"] == "COMPLETED", "Starters believe all of it"

@@ -320,8 +320,7 @@ def test_what_was_added_is_sent_before_a_connection_closes(cluster: Cluster) -> 
 def test_what_could_not_be_sent_before_a_connection_closed_is_told(cluster: Cluster) -> None:
     with cluster.connect() as connection:
         full = TaskQueue(double, queue="small", connection=connection)
-        full.map(None, range(600))
-        last = full.submit_call(7)
+        last = full.map(None, range(601))[-1]
         capped = Executor(1, connection=connection)
         calls = [capped.submit(double, x) for x in range(3)]
         connection.close(timeout=0.1)

@@ -57,6 +57,7 @@ SUBMITTERS_DO: dict[str, tuple[Op, ...]] = {
     "RESUBMIT": (_FAILED, *_QUEUED),
     "GIVE_UP": (_FAILED, _ENDED),
     "ENTER": (Create(paths.submitter("g"), ephemeral=True, sequence=True),),
+    "EXIT": (Delete(f"{paths.SUBMITTERS}/s-g-0000000001"),),
     "TAKE_OWNERSHIP": (Set(SUB, b"", 1), Set(paths.tail(42), b"", 1)),
     "GATE": _GATED,
     "UPDATE": (*_GATED, Check(f"{paths.pending('q')}/{K}"), Check(f"{paths.held('q')}/{K}")),
