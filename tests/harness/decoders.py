@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import msgspec
@@ -239,7 +239,7 @@ DECODERS = (
         Decoder(
             name=f"answer: {type(question).__name__}",
             module="submitter/wire.py",
-            decode=partial(wire.decode_answer, question),
+            decode=partial(wire.decode_answer, cast("questions.Question[Any]", question)),
             raises=(Unreachable,),
             form=Form.MSGPACK,
             kind=wire.answer_type(type(question)),
