@@ -120,10 +120,15 @@ class ReadFragments:
         try:
             why = asking.result(0)
         except Unavailable:
-            self._later(lambda: self._check(arrival))
+            self._later(lambda: self._check_again(arrival))
             return
         self._checked(arrival, why)
         self.hand_over()
+
+    def _check_again(self, arrival: _Arrival) -> None:
+        if not self._stopped:
+            self._check(arrival)
+            self.hand_over()  # it may be known by now
 
     def _checked(self, arrival: _Arrival, why: str) -> None:
         fragment = arrival.fragment

@@ -11,7 +11,7 @@ from rmgr.client.submission import read_fragments
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_record, join_page
-from rmgr.errors import DataLost, InvalidRecord
+from rmgr.errors import DataLost, InvalidRecord, Unavailable
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Paged, Tail
@@ -294,3 +294,27 @@ def test_a_submission_whose_tail_is_nonsense_is_not_followed(monkeypatch: pytest
     assert isinstance(error, InvalidRecord)
     assert world.seen == []
     world.coordinator.close()
+
+
+class Unreachable:
+    """Whoever knows the keys does not answer at first; by the next look they are known."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def doubt(self, *_: object) -> str | None:
+        return "" if self.asked else None
+
+    def find_doubt(self, *_: object) -> str:
+        self.asked += 1
+        raise Unavailable("nobody says whose key it is")
+
+
+def test_a_fragment_whose_key_is_known_by_the_next_look_is_delivered_then_and_holds_nothing_up(world: World) -> None:
+    world.fragments._authenticity = Unreachable()  # type: ignore[assignment]
+    world.add(0)
+    world.run()
+    assert world.seen == []
+    world.ring()
+    world.run()
+    assert world.seen == [0]
