@@ -22,7 +22,7 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.door import check_growth, check_order
 from rmgr.daemons.service.people import audited, person_of
-from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, Unavailable, VersionMismatch
+from rmgr.errors import InvalidRecord, LimitReached, PermissionDenied, RmgrError, Unavailable, VersionMismatch
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.procedures.admission import check_admitted
@@ -43,6 +43,8 @@ _THREADS, _OF_ONE, _MOST_WAITING = 16, 8, 128
 _READ_S, _LONGEST_S = 10.0, 120.0
 #: After which a record is read again that could not be read (s).
 _AGAIN_S = 0.5
+#: Words about one submission that wait until its record was read; a client of ours has said three by then.
+_MOST_EARLY = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -385,10 +387,13 @@ class _KeptHere:
 
     def when_ready(self, call: Callable[[_KeptHere], None]) -> None:
         """Calls it once the record was read."""
-        if self._upkeep is None:
+        if self._upkeep is not None:
+            call(self)
+        elif len(self._waiting) < _MOST_EARLY:
             self._waiting.append(call)
         else:
-            call(self)
+            self._waiting.clear()
+            self.failed(LimitReached(f"{_MOST_EARLY} words about submission {self.keep.number} wait already", hint="wait for their answers"))
 
     def leave(self) -> None:
         """It is kept no more."""

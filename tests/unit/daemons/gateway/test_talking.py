@@ -18,9 +18,8 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
-from rmgr.daemons.gateway import talking
 from rmgr.daemons.gateway.talking import ClientTalk, Desk
-from rmgr.errors import InvalidRecord, LimitReached, RmgrError, VersionMismatch
+from rmgr.errors import InvalidRecord, RmgrError, VersionMismatch
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
@@ -225,6 +224,21 @@ def test_a_submission_is_kept_once_zookeeper_answers_again(gateway: Gateway) -> 
     assert not heard.of(m.Dead)
 
 
+def test_what_is_said_of_a_submission_before_its_record_is_read_is_bounded(gateway: Gateway) -> None:
+    first, told = gateway.client()
+    placed = submitted(first, told)
+    gateway.coordinator.pause()
+    again, heard = gateway.client()
+    say(again, m.Keep(5, placed.number, 0, True, False, False))
+    for at in range(100):
+        say(again, grow(placed.number, m.submitted_of(placed).tail, 3, 2, f"s-{at}"))
+    assert "wait already" in heard.one(m.Dead).fault.message
+    gateway.coordinator.resume()
+    gateway.settle()
+    assert gateway.followed == 0
+    assert not heard.of(m.DidGrow)
+
+
 def test_an_owner_that_goes_without_a_word_is_taken_to_live_for_a_while(gateway: Gateway) -> None:
     entries = lambda: gateway.cluster.coordinator.children(paths.SUBMITTERS).result(60) or []  # noqa: E731
     for words, is_there in ((m.Bye(), False), (None, True)):
@@ -313,17 +327,6 @@ def test_work_of_others_is_neither_followed_nor_extended_nor_taken_over(gateway:
     say(operators, m.grow_of(1, Growth(tail=replace(tail, next=5, enqueued="s-1"), blocks=[block(3, 2, placed.number)])))
     assert "not looked after by this client" in seen.one(m.Dead).fault.message
     assert [key.count for key in gateway.cluster.pending()] == [3]
-
-
-def test_who_leaves_what_was_never_kept_may_not_keep_more(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(talking, "MOST_KEPT", 3)
-    talk, _ = gateway.client()
-    for at in range(9):
-        say(talk, m.Leave(at))
-    for at in range(3):
-        say(talk, m.Keep(at, 1, 0, False, False, False))
-    with pytest.raises(LimitReached, match="follows 3 submissions at most"):
-        say(talk, m.Keep(9, 1, 0, False, False, False))
 
 
 def test_outcomes_that_only_a_node_tells_are_refused(gateway: Gateway) -> None:
