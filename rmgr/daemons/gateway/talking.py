@@ -393,7 +393,7 @@ class _KeptHere:
             self._waiting.append(call)
         else:
             self._waiting.clear()
-            self.failed(LimitReached(f"{_MOST_EARLY} words about submission {self.keep.number} wait already", hint="wait for their answers"))
+            self.failed(LimitReached(f"{_MOST_EARLY} words about submission {self.keep.number} wait already", hint="wait for the answers"))
 
     def leave(self) -> None:
         """It is kept no more."""
