@@ -28,6 +28,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
+from rmgr.submitter import messages
 from rmgr.submitter.port import Growth, Order
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
@@ -259,13 +260,17 @@ def block(count: int, data: int = 100) -> Block:
     return key, BlockData(payloads=(b"x" * (data // count),) * count)
 
 
-def submit(*blocks: Block) -> Order:
+def submit(*blocks: Block) -> tuple[messages.Place, Order]:
+    """As it came, and what it says."""
     record = Submission(id=0, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
-    return Order(draft=record, blocks=list(blocks), tasks=sum(key.count for key, _ in blocks))
+    order = Order(draft=record, blocks=list(blocks), tasks=sum(key.count for key, _ in blocks))
+    return messages.place_of(1, order, 1.0), order
 
 
-def enqueue(*blocks: Block) -> Growth:
-    return Growth(tail=Tail(), blocks=list(blocks))
+def enqueue(*blocks: Block) -> tuple[messages.Grow, Growth]:
+    """As `submit`."""
+    growth = Growth(tail=Tail(), blocks=list(blocks))
+    return messages.grow_of(1, growth), growth
 
 
 class Cluster:
@@ -297,28 +302,28 @@ class Cluster:
 def test_a_user_is_refused_beyond_a_limit_of_the_cluster_and_goes_on_when_work_has_ended(limits: dict[str, Any], name: str) -> None:
     world = Cluster(**limits)
     for _ in range(3):
-        world.use.check_order("ann", submit(block(10)))
+        world.use.check_order("ann", *submit(block(10)))
     with pytest.raises(LimitReached, match=f"ann has reached the limit {name} = "):
-        world.use.check_order("ann", submit(block(10)))
+        world.use.check_order("ann", *submit(block(10)))
     assert world.asked == 1  # before anybody is refused
-    world.use.check_order("ben", submit(block(10)))
+    world.use.check_order("ben", *submit(block(10)))
     used = world.used = {"max_jobs_per_user": 3, "open_submissions": 3, "unfinished_tasks": 30}
     world.clock.now_s += SETTLE_S + 1
     with pytest.raises(LimitReached):
-        world.use.check_order("ann", submit(block(10)))
+        world.use.check_order("ann", *submit(block(10)))
     assert world.use.used("ann")[name] == used[name]  # counted once
     world.used = {"max_jobs_per_user": 1, "open_submissions": 1, "unfinished_tasks": 10}
     world.clock.now_s += 1
-    world.use.check_order("ann", submit(block(10)))
-    world.use.check_growth("ann", enqueue(block(1)))
+    world.use.check_order("ann", *submit(block(10)))
+    world.use.check_growth("ann", *enqueue(block(1)))
     assert world.bounds.refused("ann")[name] == 2
 
 
 def test_bytes_that_wait_are_never_thought_fewer_than_they_are() -> None:
     world = Cluster(zookeeper_bytes=100_000)
-    world.use.check_order("ann", submit(*(block(10, 30_000) for _ in range(2)), block(250, 500)))
+    world.use.check_order("ann", *submit(*(block(10, 30_000) for _ in range(2)), block(250, 500)))
     with pytest.raises(LimitReached, match="zookeeper_bytes = 100000"):
-        world.use.check_growth("ann", enqueue(block(10, 40_000)))
+        world.use.check_growth("ann", *enqueue(block(10, 40_000)))
     # 20 tasks are left: perhaps the small ones, perhaps the large ones
     world.used = {"open_submissions": 1, "unfinished_tasks": 20, "zookeeper_bytes": 500}
     world.clock.now_s += SETTLE_S + 1
@@ -328,7 +333,7 @@ def test_bytes_that_wait_are_never_thought_fewer_than_they_are() -> None:
     world.clock.now_s += ASK_S
     world.use.refresh()
     assert 30_000 < world.use.used("ann")["zookeeper_bytes"] < 32_000
-    world.use.check_growth("ann", enqueue(block(10, 40_000)))
+    world.use.check_growth("ann", *enqueue(block(10, 40_000)))
     world.used = {}
     world.clock.now_s += SETTLE_S + 1
     world.use.refresh()
@@ -339,10 +344,10 @@ def test_bytes_that_wait_are_never_thought_fewer_than_they_are() -> None:
 def test_without_a_leader_what_is_known_decides() -> None:
     world = Cluster(open_submissions=2)
     world.is_away = True
-    world.use.check_order("ann", submit())
-    world.use.check_order("ann", submit())
+    world.use.check_order("ann", *submit())
+    world.use.check_order("ann", *submit())
     with pytest.raises(LimitReached):
-        world.use.check_order("ann", submit())
+        world.use.check_order("ann", *submit())
     assert "nobody leads" in world.use.problem
 
 

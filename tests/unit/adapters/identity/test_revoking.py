@@ -121,13 +121,13 @@ def test_streams_of_a_revoked_key_end_and_no_others() -> None:
     made = Expeller(revoked.__contains__, lambda method, who: told.append((method, who.name)))
     calls = {}
     for name in ("ann", "bob"):
-        for method in ("/rmgr.v1.Node/Logs", "/rmgr.v1.Gateway/Session"):
+        for method in ("/rmgr.v1.Node/Logs", "/rmgr.v1.Work/Talk"):
             calls[name, method] = Call()
             who = Identity(name=name, role=Role.USER, cluster="c", key_id=name)
             made.watch(method, who, calls[name, method])  # type: ignore[arg-type]
     revoked.add("ann")
     eventually(lambda: bool(told), "the end of a stream")
-    assert {key for key, call in calls.items() if call.is_cancelled} == {("ann", "/rmgr.v1.Node/Logs")}, "sessions end by themselves"
+    assert {key for key, call in calls.items() if call.is_cancelled} == {("ann", "/rmgr.v1.Node/Logs")}, "streams of work end by themselves"
     assert told == [("/rmgr.v1.Node/Logs", "ann")]
 
 

@@ -171,7 +171,7 @@ def test_what_garbage_gives_back_while_its_user_is_counted_stops_nobody() -> Non
 
     class Left:
         def __del__(self) -> None:
-            bounds.give_back("watches", "mallory")
+            bounds.give_back("followed", "mallory")
 
     class Reading(dict[str, int]):
         """Looked through while a collection of garbage comes upon something of the same user."""
@@ -180,10 +180,10 @@ def test_what_garbage_gives_back_while_its_user_is_counted_stops_nobody() -> Non
             Left()
             return super().items()
 
-    bounds.take("watches", "mallory", 3)
-    bounds._users["mallory"].held = Reading(watches=3)  # type: ignore[assignment]
+    bounds.take("followed", "mallory", 3)
+    bounds._users["mallory"].held = Reading(followed=3)  # type: ignore[assignment]
     counted = threading.Thread(target=bounds._count, args=(time.monotonic(),), daemon=True)
     counted.start()
     counted.join(20)
     assert not counted.is_alive()
-    assert bounds.used("mallory") == {"watches": 2}
+    assert bounds.used("mallory") == {"followed": 2}

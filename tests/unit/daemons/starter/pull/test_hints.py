@@ -16,6 +16,7 @@ from rmgr.coord.protocol.records import encode_block, encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.pull.hints import Hints
+from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
@@ -51,7 +52,7 @@ def announced(*, by: str | None, data: bytes = DATA) -> tuple[Hints, Stager]:
     records = SimpleNamespace(get=lambda number, *, is_announced: info if number == 1 and is_announced else None)
     shared: Any = SimpleNamespace(records=records, gate=None)
     hints = Hints(node, shared, read=lambda *_: None)
-    line: Any = SimpleNamespace(peer=None if by is None else SimpleNamespace(name=by), close=lambda: None)
+    line: Any = SimpleNamespace(peer=None if by is None else SimpleNamespace(name=by, role=Role.USER), close=lambda: None)
     hints._announce(line, a_key(), data)
     return hints, stager
 
@@ -70,7 +71,7 @@ def test_nothing_is_read_for_what_somebody_else_announces() -> None:
 
 def test_nobody_takes_the_place_of_what_its_user_has_announced() -> None:
     hints, stager = announced(by="ann")
-    eve: Any = SimpleNamespace(peer=SimpleNamespace(name="eve"), close=lambda: None)
+    eve: Any = SimpleNamespace(peer=SimpleNamespace(name="eve", role=Role.USER), close=lambda: None)
     hints._announce(eve, a_key(), DATA)
     assert [what for what, _ in stager.told] == ["meet"]
     assert hints.meet(a_key(), DATA) is not None
@@ -118,7 +119,7 @@ def test_early_hints_of_a_node_are_bounded() -> None:
 
 def test_nobody_takes_the_room_for_hints_of_others() -> None:
     hints, stager, line, asked = listening()
-    greedy: Any = SimpleNamespace(peer=SimpleNamespace(name="eve"), close=lambda: None)
+    greedy: Any = SimpleNamespace(peer=SimpleNamespace(name="eve", role=Role.USER), close=lambda: None)
     for first in range(100):
         hints.heard(greedy, a_hint(first, is_early=True), 1)
         hints.heard(greedy, a_hint(100 + first), 1)
@@ -150,7 +151,7 @@ def listening() -> tuple[Hints, Stager, Any, list[str]]:
 
     shared: Any = hints._shared
     shared.coordinator, shared.post = SimpleNamespace(get=get), lambda call: call()
-    return hints, stager, SimpleNamespace(peer=SimpleNamespace(name="ann"), close=lambda: None), asked
+    return hints, stager, SimpleNamespace(peer=SimpleNamespace(name="ann", role=Role.USER), close=lambda: None), asked
 
 
 def handed(first: int) -> BlockKey:
