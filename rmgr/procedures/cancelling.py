@@ -20,13 +20,12 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block, decode_failed
-from rmgr.errors import DeadlineExceeded, PermissionDenied
+from rmgr.errors import DeadlineExceeded
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import MOST_TASKS
 from rmgr.model.tasks.request import TaskRanges, ranges_of
 from rmgr.model.tasks.submission import Submission
-from rmgr.procedures.asking import ask_to_cancel
 from rmgr.procedures.snapshot import fetch, read_claimed, read_submission
 from rmgr.runtime import machine
 
@@ -74,14 +73,13 @@ def cancel_tasks(
     by: str = "",
     running: bool,
     deadline_s: float,
-    may_ask: bool = True,
 ) -> tuple[tuple[int, int], ...]:
     """Cancels tasks of submission `number`. Cost: as the ranges, and as what of them still waits or runs; a byte of memory a task.
 
     Args:
         ranges: (first, count) of them. detail: the user's words. by: who cancels, "" = its user.
         running: also order those that run to be killed.
-        deadline_s: monotonic. may_ask: the leader does what this role may not.
+        deadline_s: monotonic.
     Returns: ranges of those that were waiting (they are CANCELLED now), and with `running` those that were ordered to end.
     Raises: NotFound, CoordinationUnavailable, DeadlineExceeded.
     """
@@ -92,15 +90,9 @@ def cancel_tasks(
     detail = detail[:120]
     for _ in range(_ROUNDS):
         before = ended.count
-        try:
-            for queue in reversed(submission.queues):  # what comes from where it was before is not missed
-                for held in (False, True):
-                    _take_out(coordinator, queue, number, wanted, ended, held=held, reason=reason, detail=detail, deadline_s=deadline_s)
-        except PermissionDenied:  # what waits in a queue may be taken out by the leader, operators and gateways
-            if not may_ask:
-                raise
-            ended.add(ask_to_cancel(coordinator, number, ranges, detail=detail, deadline_s=deadline_s))
-            break
+        for queue in reversed(submission.queues):  # what comes from where it was before is not missed
+            for held in (False, True):
+                _take_out(coordinator, queue, number, wanted, ended, held=held, reason=reason, detail=detail, deadline_s=deadline_s)
         _drop_failed(coordinator, submission, wanted, ended, reason=reason, deadline_s=deadline_s)
         if ended.count >= wanted.count or ended.count == before:
             break

@@ -30,7 +30,7 @@ from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey
 from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
-from rmgr.model.tasks.request import CancelRequest, StopRequest
+from rmgr.model.tasks.request import StopRequest
 from rmgr.model.tasks.submission import Command, Paged, Submission, Tail, Work
 from tests.harness import hostile
 from tests.harness.attacker import Person, Scene, unique
@@ -286,9 +286,8 @@ def _orders_and_requests(attack: Attack, mine: int) -> None:
         attack.send(Create(paths.inbox("n1", guid()), data))
     for name in ("x+y", "x+" + "9" * 67, f"{unique()}+{paths.block_name(replace(_KEY, submission=attack.next))}", "+", "x" * 300):
         attack.send(Create(paths.inbox("n1", name), encode_record(InboxOrder(order=OrderKind.LOST, submission=mine))))
-    for kind in (CancelRequest, StopRequest):
-        for _, _, data in hostile.hostile(replace(SAMPLES[kind], submission=mine)):
-            attack.send(Create(paths.request(guid()), data))
+    for _, _, data in hostile.hostile(replace(SAMPLES[StopRequest], submission=mine)):
+        attack.send(Create(paths.request(guid()), data))
 
 
 def _names(attack: Attack) -> None:

@@ -32,7 +32,7 @@ from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload, PastAttempt, Seal
 from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
 from rmgr.model.tasks.placing import Allocation, NodeHold, Reserved, Rigid
-from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
+from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.model.tasks.submission import (
     Amendment,
     Command,
@@ -122,9 +122,7 @@ SAMPLES: tuple[Any, ...] = (
     ClusterSettings(operators=("ann",), pipelines=(PipelineSpec(partition="default", document="{}"),), extra={"a": "b"}),
     UserLimits(max_cores_per_user=9, cores_of={"ann": 4}, jobs_of={"ann": 0}),
     CappedUse(cores={"ann": 4}, nodes={"ann": 2}, jobs={"ann": 1}, free=3),
-    CancelRequest(submission=1, tasks=((0, 1),), ended=((0, 1),)),
     StopRequest(kind=StopKind.CHECKPOINT, submission=1, done=((1, 0, "saved"),), left=((1, 1, "gone"),)),
-    AnyRequest(kind="vacate", submission=1),
     Invitation(id="i", name="ann", role=Role.USER, key_id="0" * 32, expires_us=1, sealed="x"),
     Revocation(key_id="0" * 32, name="ann", role=Role.USER, by="admin", since_us=1),
     AclRecord(roles={"user": ("user:x",)}),

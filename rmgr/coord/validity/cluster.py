@@ -30,7 +30,6 @@ from rmgr.coord.validity.work import (
     NAME,
     NUMBER,
     PRIORITY,
-    RANGES,
     SPAN,
     USER,
     WORD,
@@ -56,7 +55,7 @@ from rmgr.model.cluster.node import (
 )
 from rmgr.model.cluster.queue import FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import MOST_ATTEMPTS, MOST_TASKS, PRIORITY_RANGE
-from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
+from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
 _COUNT = whole(0, 1 << 62)
@@ -74,7 +73,6 @@ _TOLD = many(row(whole(0, MAX_NUMBER), _INDEX, _WHY), LONG)
 
 
 #: Ranges of tasks as people ask for them: what of it there is, is looked for (`model/tasks/request.py`).
-_ASKED = many(row(whole(-(1 << 62), 1 << 62), whole(-(1 << 62), 1 << 62)), LONG)
 
 
 def _counts_leaves(record: Any) -> FieldFault | None:
@@ -222,15 +220,6 @@ BOOK.add(
     changed_us=SPAN,
 )
 BOOK.add(
-    CancelRequest,
-    submission=NUMBER,
-    tasks=_ASKED,
-    detail=LINE,
-    answered=flag,
-    ended=RANGES,
-    error=_WHY,
-)
-BOOK.add(
     StopRequest,
     kind=member(StopKind),
     submission=whole(0, MAX_NUMBER),
@@ -247,7 +236,6 @@ BOOK.add(
     code=text(64),
     hint=_WHY,
 )
-BOOK.add(AnyRequest, kind=text(64), submission=whole(0, MAX_NUMBER))
 BOOK.add(
     Invitation,
     id=GUID,

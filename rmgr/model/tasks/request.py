@@ -1,4 +1,4 @@
-"""Requests of users to the leader, for what their own role may not do: take waiting tasks out of a queue, move running jobs."""
+"""What is asked of the leader about placed jobs that run, and ranges of tasks."""
 
 from __future__ import annotations
 
@@ -6,23 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelRequest:
-    """`/requests/<guid>`: cancel tasks of a submission that still wait.
-
-    tasks: ranges (first, count) of positions. answered: the leader has done what it could; ended: which of them are
-    CANCELLED now. error: why it could not, "" = nothing went wrong.
-    """
-
-    format: int = 1
-    submission: int
-    tasks: tuple[tuple[int, int], ...]
-    detail: str = ""
-    answered: bool = False
-    ended: tuple[tuple[int, int], ...] = ()
-    error: str = ""
 
 
 class StopKind(StrEnum):
@@ -57,14 +40,6 @@ class StopRequest:
     error: str = ""
     code: str = ""
     hint: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnyRequest:
-    """Common part of all requests: a request without a kind is a `CancelRequest`. submission: whose owner may ask."""
-
-    kind: str = ""
-    submission: int = 0
 
 
 def ranges_of(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -1,8 +1,7 @@
-"""Carries out users' requests (`/requests`) with the leader's own rights, writes the answer, and clears it away later.
+"""Carries out requests (`/requests`), writes the answer, and clears it away later.
 
-In a secured cluster nobody but Starters, the leader, operators and gateways may take anything out of a queue; a user who
-cancels single waiting tasks asks for it here. Placed jobs that run are moved by the leader alone, whoever wants it. Doing a request twice
-does no harm: a successor does what has no answer.
+Placed jobs that run are moved by the leader alone, whoever wants it. Doing a request twice does no harm: a successor does
+what has no answer.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from functools import partial
 from rmgr.coord.ops import request as request_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Outcome, Stamped
-from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.calls import WaitingCalls
@@ -23,12 +21,8 @@ from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.errors import RmgrError
-from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopRequest
-from rmgr.model.tasks.submission import Tail
-from rmgr.procedures.cancelling import cancel_tasks
-from rmgr.runtime import machine
+from rmgr.model.tasks.request import StopRequest
 
-_WORK_S = 15.0
 #: How long an answer stays for who has asked.
 _KEEP_S = 60.0
 
@@ -72,11 +66,7 @@ class RequestKeeper:
             return
         path = paths.request(guid)
         try:
-            request: request_ops.Request
-            if validity.decode(found.data, AnyRequest, path).kind:
-                request = validity.decode(found.data, StopRequest, path)
-            else:
-                request = validity.decode(found.data, CancelRequest, path)
+            request = validity.decode(found.data, StopRequest, path)
         except RmgrError as error:
             self._term.log.warning("request_unreadable", path=paths.request(guid), error=error.message)
             self._refuse(guid, found, error)
@@ -84,33 +74,23 @@ class RequestKeeper:
         if request.answered:
             self._clear_later(guid)
             return
-        if isinstance(request, StopRequest):
-            try:
-                self._stop(guid, request, lambda answer: self._answer(guid, answer, found.version))
-            except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
-                self._term.aside.add(path, found.version, error)
-                self._answer(guid, replace(request, answered=True, error=f"the leader cannot handle it: {error}"), found.version)
-            return
-        self._calls.coordinator(
-            partial(_cancel, request=request),
-            lambda ended: self._answer(guid, replace(request, answered=True, ended=ended), found.version),
-            lambda error: self._answer(guid, replace(request, answered=True, error=error.message), found.version),
-        )
+        try:
+            self._stop(guid, request, lambda answer: self._answer(guid, answer, found.version))
+        except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
+            self._term.aside.add(path, found.version, error)
+            self._answer(guid, replace(request, answered=True, error=f"the leader cannot handle it: {error}"), found.version)
 
     def _refuse(self, guid: str, found: Stamped, error: RmgrError) -> None:
         """Who asks is told, if it is a request at all."""
-        kinds: tuple[type[CancelRequest | StopRequest], ...] = (StopRequest, CancelRequest)
-        for kind in kinds:
-            with suppress(RmgrError):
-                request = decode_record(found.data, kind, paths.request(guid))  # what is wrong in it is only told back
-                if not request.answered:
-                    self._answer(guid, replace(request, answered=True, error=error.message), found.version)
-                    return
+        with suppress(RmgrError):
+            request = decode_record(found.data, StopRequest, paths.request(guid))  # what is wrong in it is only told back
+            if not request.answered:
+                self._answer(guid, replace(request, answered=True, error=error.message), found.version)
+                return
         self._clear_later(guid)
 
-    def _answer(self, guid: str, request: request_ops.Request, version: int) -> None:
-        count = sum(count for _, count in request.ended) if isinstance(request, CancelRequest) else len(request.done)
-        self._term.log.info("request_answered", submission=request.submission, count=count, error=request.error)
+    def _answer(self, guid: str, request: StopRequest, version: int) -> None:
+        self._term.log.info("request_answered", submission=request.submission, count=len(request.done), error=request.error)
         self._tree.commit(request_ops.answer(guid, request, version), partial(self._answered, guid))
 
     def _answered(self, guid: str, _outcome: Outcome) -> None:
@@ -118,12 +98,3 @@ class RequestKeeper:
 
     def _clear_later(self, guid: str) -> None:
         self._tree.after(_KEEP_S, lambda: self._tree.commit(request_ops.clear(guid)))
-
-
-def _cancel(coordinator: Coordinator, request: CancelRequest) -> tuple[tuple[int, int], ...]:
-    """On a thread that may wait."""
-    found = coordinator.get(paths.tail(request.submission), timeout_s=_WORK_S).result(_WORK_S + 1)
-    tail = Tail() if found is None else validity.tail(found, request.submission)
-    asked = [(first, min(count, tail.next - first)) for first, count in request.tasks]
-    end = machine.monotonic() + _WORK_S
-    return cancel_tasks(coordinator, request.submission, asked, detail=request.detail, running=False, deadline_s=end, may_ask=False)

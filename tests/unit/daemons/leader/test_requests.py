@@ -16,7 +16,7 @@ from rmgr.daemons.leader.placement.user_requests import UserRequest
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import MAX_INDEX, Rigid
-from rmgr.model.tasks.request import CancelRequest, StopKind, StopRequest, TaskRanges, indices_of
+from rmgr.model.tasks.request import StopKind, StopRequest, TaskRanges, indices_of
 from rmgr.procedures.cancelling import cancel_tasks
 from tests.harness.leader_bench import Bench, committed
 
@@ -46,18 +46,6 @@ def test_a_task_that_cannot_be_is_refused_and_jobs_are_placed(bench: Bench, inde
     assert answer.error
 
 
-def test_ranges_without_end_are_those_of_the_submission(bench: Bench) -> None:
-    """They are one user's, and would fill the memory of every leader in turn."""
-    number = bench.submitter.submit(8, block=8)
-    ranges = ((0, 1 << 60), *((at, 1 << 61) for at in range(200)), (-5, 3), (2, -7))
-    committed(bench.outside, request_ops.ask("huge", CancelRequest(submission=number, tasks=ranges)))
-    bench.advance(1)
-    found = bench.outside.get(paths.request("huge")).result(60)
-    assert found is not None
-    answer = decode_record(found.data, CancelRequest)
-    assert (answer.answered, answer.ended, answer.error) == (True, ((0, 8),), "")
-
-
 def test_ranges_become_indices() -> None:
     assert indices_of([(3, 3), (9, 1)], 100) == [3, 4, 5, 9]
     assert indices_of([(9, 5), (3, 3), (4, 2)], 11) == [3, 4, 5, 9, 10]
@@ -80,7 +68,8 @@ def test_who_asks_for_millions_of_tasks_of_which_few_wait_costs_little(bench: Be
     tracemalloc.start()
     try:
         end_s = time.monotonic() + 60
-        ended = cancel_tasks(bench.outside, number, [(2, 1 << 26)], running=False, deadline_s=end_s, may_ask=False)
+        ranges = [(2, 1 << 26), *((at, 1 << 25) for at in range(2, 200)), (-5, 3), (2, -7)]
+        ended = cancel_tasks(bench.outside, number, ranges, running=False, deadline_s=end_s)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
