@@ -36,6 +36,7 @@ ELSEWHERE = {
     "rmgr sim sweep": "traces that are not here, and minutes of processor: tests/papers and tests/unit/sim",
     "rmgr dev --servers 2 --detach": "a second cluster beside the first: tests/integration/calls",
     'rmgr.call("linsolve"': "a gateway and servers of calls: tests/integration/calls",
+    "rmgr admin revoke portal": "a user of another cluster: tests/integration/security/test_joining.py",
     "bad parameter": "its tasks fail, and all others end well: tests/integration/cli/test_failures_told.py, test_rerun.py",
     "def energy(x, *, comm)": "64 processes with MPI: tests/integration/starter/test_mpi.py",
 }

@@ -24,7 +24,7 @@ DEADLINE_S = 170.0
 FILES = (
     "integration/security/test_trust.py",
     "unit/client/test_authentic.py",
-    "unit/client/submission/test_handing.py",
+    "unit/submitter/test_handing.py",
     "unit/daemons/leader/test_election.py",
     "unit/coord/test_keeping.py",
     "unit/coord/test_liveness.py",
