@@ -2,11 +2,13 @@
 
 A call whose gateway dies under it is made again, on the next one, until its deadline: reads, deletes and overwriting
 puts may be repeated; after a put that must not overwrite, what stands there is compared with what was to be written.
+So it is with small calls to a gateway that says nothing, where there are others.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import queue
 import threading
 import time
@@ -58,6 +60,28 @@ T = TypeVar("T")
 PAGE_KEYS = 1000  #: of one page of a listing
 _AHEAD = 4  # parts of a large value that wait to be sent
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
+#: Where there are several gateways one that does not answer a small call is left after so long (s), the next after twice as long.
+_PATIENCE_S = 5.0
+#: A gateway whose store is slow answers so much before that (s).
+_EARLY_S = 0.25
+
+
+class _Deadline(CallDeadline):
+    """Of a call as a whole, and of its present try at one gateway."""
+
+    __slots__ = ("try_at",)
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self.try_at = math.inf
+
+    def try_s(self) -> float:
+        """How long a small call may take at this gateway."""
+        return max(0.001, min(self.left_s(), self.try_at - time.monotonic()))
+
+    def try_is_over(self) -> bool:
+        """This gateway has had its time."""
+        return time.monotonic() > self.try_at - _EARLY_S
 
 
 class GatewayStore(Store):
@@ -92,7 +116,7 @@ class GatewayStore(Store):
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put`. Holds at most 3 MiB of an iterable, which can be sent only once."""
-        deadline = CallDeadline(timeout_s)
+        deadline = _Deadline(timeout_s)
         check_key(key)
         expiry_ms(ttl_s)
         if isinstance(value, bytes) and len(value) <= MESSAGE_BYTES:
@@ -127,7 +151,7 @@ class GatewayStore(Store):
     ) -> None:
         """See `Store.put_many`. Rows over 512 KiB go one by one after the others."""
         del decided  # the gateway says nothing before the end
-        deadline = CallDeadline(timeout_s)
+        deadline = _Deadline(timeout_s)
         expiry_ms(ttl_s)
         small: list[tuple[str, bytes]] = []
         large: list[tuple[str, bytes, bytes]] = []
@@ -150,14 +174,14 @@ class GatewayStore(Store):
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`. After a lost answer it says True: it was there for all that is known."""
         request = pb.KeyRequest(key=check_key(key))
-        deadline = CallDeadline(timeout_s)
+        deadline = _Deadline(timeout_s)
         doubt: list[bool] = []
         reply = self._repeat(lambda stub: self._call(stub.Delete, request, deadline), deadline, f"delete {key!r}", doubt=doubt)
         return bool(reply.deleted or doubt)
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. After a lost answer all are said to have been there."""
-        deadline = CallDeadline(timeout_s)
+        deadline = _Deadline(timeout_s)
         gone: set[str] = set()
         for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
             request = pb.KeysRequest(keys=[key for key, _ in some])
@@ -172,7 +196,7 @@ class GatewayStore(Store):
 
     def sweep(self, *, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`; gateways leave it to the leader."""
-        return int(self._ask("Sweep", pb.SweepRequest(), timeout_s, "be swept").removed)
+        return int(self._ask("Sweep", pb.SweepRequest(), timeout_s, "be swept", is_small=False).removed)
 
     def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
         """See `Store.bind_cluster`; gateways leave it to WatchDogs."""
@@ -182,7 +206,7 @@ class GatewayStore(Store):
 
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """See `Store.get_noted`."""
-        deadline = CallDeadline(timeout_s)
+        deadline = _Deadline(timeout_s)
         check_key(key)
         found = self._get(key, deadline)
         if found is None or not found.large:
@@ -204,7 +228,7 @@ class GatewayStore(Store):
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`."""
-        deadline = CallDeadline(timeout_s)
+        deadline = _Deadline(timeout_s)
         found: dict[str, About] = {}
         for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
             request = pb.KeysRequest(keys=[key for key, _ in some])
@@ -219,7 +243,7 @@ class GatewayStore(Store):
 
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. Values above 2 MiB one by one after the others."""
-        deadline = CallDeadline(timeout_s)
+        deadline = _Deadline(timeout_s)
         found: dict[str, tuple[bytes | None, About]] = {}
         for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
             request = pb.KeysRequest(keys=[key for key, _ in some], largest=largest)
@@ -239,7 +263,7 @@ class GatewayStore(Store):
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`. What was read is not read again: a gateway that dies under it ends it with StoreUnavailable."""
-        deadline = CallDeadline(timeout_s)
+        deadline = _Deadline(timeout_s)
         size = self.head(key, timeout_s=timeout_s)
         if size is None:
             return None
@@ -259,13 +283,13 @@ class GatewayStore(Store):
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`. Asks for a page of 1,000 at a time."""
-        deadline = CallDeadline(timeout_s)
+        deadline = _Deadline(timeout_s)
         check_limit(limit)
         request = pb.ListRequest(prefix=check_prefix(prefix), after=check_prefix(after))
         found: list[str] = []
         while len(found) < limit:
             request.limit = min(PAGE_KEYS, limit - len(found))
-            page = list(self._repeat(lambda stub: self._call(stub.Keys, request, deadline), deadline, "list its keys").keys)
+            page = list(self._repeat(lambda stub: self._call(stub.Keys, request, deadline, is_small=False), deadline, "list its keys").keys)
             found += page
             if len(page) < request.limit:
                 break
@@ -274,7 +298,7 @@ class GatewayStore(Store):
 
     def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
         """See `Store.usage`."""
-        reply = self._ask("Usage", pb.ListRequest(prefix=check_prefix(prefix)), timeout_s, "count its values")
+        reply = self._ask("Usage", pb.ListRequest(prefix=check_prefix(prefix)), timeout_s, "count its values", is_small=False)
         return int(reply.values), int(reply.bytes)
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
@@ -298,7 +322,7 @@ class GatewayStore(Store):
         ttl_s: float | None,
         *,
         overwrite: bool,
-        deadline: CallDeadline,
+        deadline: _Deadline,
         notes: Sequence[bytes] = (),
         replaces: Mapping[str, bytes] = NOTHING,
     ) -> None:
@@ -311,7 +335,7 @@ class GatewayStore(Store):
             if len(requests) == 1:
                 self._call(stub.Put, requests[0], deadline)
             else:
-                self._call(stub.PutRows, iter(requests), deadline)
+                self._call(stub.PutRows, iter(requests), deadline, is_small=False)
 
         def all_mine() -> bool:
             """After a lost answer some or all were written, by us or by others: the bytes tell. Writes what is missing."""
@@ -326,13 +350,13 @@ class GatewayStore(Store):
 
         self._repeat(write, deadline, f"write {rows[0][0]!r}{', ...' * (len(rows) > 1)}", mine=None if overwrite else all_mine)
 
-    def _get(self, key: str, deadline: CallDeadline) -> Any:
+    def _get(self, key: str, deadline: _Deadline) -> Any:
         found = self._repeat(lambda stub: self._call(stub.Get, pb.KeyRequest(key=key), deadline), deadline, f"read {key!r}")
         return found if found.found else None
 
     # -- large values
 
-    def _holds(self, key: str, whole: bytes | memoryview, encoding: Encoding, deadline: CallDeadline) -> bool:
+    def _holds(self, key: str, whole: bytes | memoryview, encoding: Encoding, deadline: _Deadline) -> bool:
         """That value stands there: after a lost answer it is ours. It is read in parts."""
         is_like = self.head(key, timeout_s=deadline.left_s()) == (len(whole), encoding)
         return is_like and hash_of(self.stream(key, timeout_s=deadline.left_s()) or ()) == hash_of([whole])
@@ -345,15 +369,15 @@ class GatewayStore(Store):
         encoding: Encoding,
         ttl_s: float | None,
         overwrite: bool,
-        deadline: CallDeadline,
+        deadline: _Deadline,
         note: Note,
     ) -> None:
         first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
-        self._call(stub.Write, with_last(first, parts, note), deadline)
+        self._call(stub.Write, with_last(first, parts, note), deadline, is_small=False)
 
     def _put_stream(
         self, key: str, parts: Iterator[bytes], encoding: Encoding, ttl_s: float | None,
-        *, overwrite: bool, deadline: CallDeadline, note: Note,
+        *, overwrite: bool, deadline: _Deadline, note: Note,
     ) -> None:  # fmt: skip
         """The caller's iterable runs in the caller's thread; what it raises breaks the call off and is raised here."""
         if self.head(key, timeout_s=deadline.left_s()) is not None and not overwrite:  # also finds a gateway that answers
@@ -391,7 +415,7 @@ class GatewayStore(Store):
                     ahead.get_nowait()
             ahead.put(None)
 
-    def _read(self, stub: Any, key: str, deadline: CallDeadline) -> Generator[Any, None, None]:
+    def _read(self, stub: Any, key: str, deadline: _Deadline) -> Generator[Any, None, None]:
         call = stub.Read(pb.KeyRequest(key=key), timeout=self._left(deadline), metadata=self._metadata)
         try:
             yield from call
@@ -420,20 +444,20 @@ class GatewayStore(Store):
         if self._closed:
             raise StoreUnavailable("the store was closed")
 
-    def _left(self, deadline: CallDeadline) -> float:
+    def _left(self, deadline: _Deadline) -> float:
         return max(0.001, deadline.left_s())
 
-    def _call(self, method: Callable[..., Any], request: Any, deadline: CallDeadline) -> Any:
-        return method(request, timeout=self._left(deadline), metadata=self._metadata)
+    def _call(self, method: Callable[..., Any], request: Any, deadline: _Deadline, *, is_small: bool = True) -> Any:
+        return method(request, timeout=deadline.try_s() if is_small else self._left(deadline), metadata=self._metadata)
 
-    def _ask(self, method: str, request: Any, timeout_s: float, what: str) -> Any:
-        deadline = CallDeadline(timeout_s)
-        return self._repeat(lambda stub: self._call(getattr(stub, method), request, deadline), deadline, what)
+    def _ask(self, method: str, request: Any, timeout_s: float, what: str, *, is_small: bool = True) -> Any:
+        deadline = _Deadline(timeout_s)
+        return self._repeat(lambda stub: self._call(getattr(stub, method), request, deadline, is_small=is_small), deadline, what)
 
     def _repeat(
         self,
         what: Callable[[Any], T],
-        deadline: CallDeadline,
+        deadline: _Deadline,
         doing: str,
         *,
         mine: Callable[[], bool] | None = None,
@@ -446,10 +470,12 @@ class GatewayStore(Store):
             doubt: gets an entry when an answer was lost on the way.
         """
         doubtful = False
-        pause_s = _FIRST_PAUSE_S
+        pause_s, patience = _FIRST_PAUSE_S, _PATIENCE_S if len(self._gateways.endpoints) > 1 else math.inf
         while True:
             self._check_open()
             deadline.check(doing)
+            deadline.try_at = time.monotonic() + patience
+            patience *= 2
             endpoint = self._gateways.current
             try:
                 return what(gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint)))
@@ -461,7 +487,7 @@ class GatewayStore(Store):
                 if isinstance(told, KeyExists) and doubtful and mine is not None and mine():
                     return None  # type: ignore[return-value]
                 busy = isinstance(told, QueueFull)
-                if not busy and not may_repeat(error):
+                if not busy and not deadline.try_is_over() and not may_repeat(error):
                     raise told from None
                 doubtful = doubtful or (not busy and was_sent(error))
                 if doubtful and doubt is not None:

@@ -250,6 +250,46 @@ def test_a_full_gateway_makes_clients_wait(behind: Store, monkeypatch: pytest.Mo
     server.stop()
 
 
+class Standing(MemoryStore):
+    """Answers nothing until `goes` is set."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.goes = threading.Event()
+        self.asked = 0
+
+    def head(self, key: str, **options: Any) -> Any:
+        self.asked += 1
+        self.goes.wait(30)
+        return super().head(key, **options)
+
+    def put_many(self, rows: Any, **options: Any) -> None:
+        self.asked += 1
+        self.goes.wait(30)
+        super().put_many(rows, **options)
+
+
+def test_a_gateway_that_stands_still_is_left_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmgr.adapters.gateway.store._PATIENCE_S", 0.5)
+    standing, behind = Standing(), MemoryStore("")
+    behind.put("k", b"x")
+    servers = [GatewayServer(OpenGate(store=standing)), GatewayServer(OpenGate(store=behind))]
+    client = GatewayStore(",".join(server.endpoint for server in servers))
+    try:
+        for _ in range(4):
+            client._gateways._at = 0
+            assert client.get("k", timeout_s=30) == (b"x", Encoding.RAW)
+        client._gateways._at = 0
+        client.put_many([("a", b"1"), ("b", b"2")], overwrite=False, timeout_s=30)
+        assert standing.asked == 5
+        assert behind.get("b") == (b"2", Encoding.RAW)
+    finally:
+        standing.goes.set()
+        client.close()
+        for server in servers:
+            server.stop(0.1)
+
+
 class Weighing(MemoryStore):
     """Remembers the most that it has returned at once (bytes)."""
 
