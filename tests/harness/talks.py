@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.gateway.talk import Outbox, Stream, TalkLink, Talks
+from rmgr.adapters.gateway.talk import LOOK_S, Outbox, Stream, TalkLink, Talks
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.gateways import Gateways
 from rmgr.adapters.rpc.server import RpcServer
@@ -97,6 +98,13 @@ class TalkClient:
             Gateways(",".join(endpoints), credentials), up=self._up, heard=self._heard, down=self._down
         )
         self.link.start()
+        self._closing = threading.Event()
+        self._looking = threading.Thread(target=self._look, daemon=True)
+        self._looking.start()
+
+    def _look(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            self.link.check()
 
     def _up(self, outbox: Outbox) -> None:
         self.ups, self.outbox = self.ups + 1, outbox
@@ -119,3 +127,5 @@ class TalkClient:
 
     def close(self, timeout_s: float = 5.0) -> None:
         self.link.close(timeout_s)
+        self._closing.set()
+        self._looking.join(10)

@@ -19,8 +19,8 @@ _ROOM_S = 3.0
 _REFUSED_S, _REFUSED_MOST_S = 0.5, 2.0
 #: How long a stream that is refused for its number waits, and how many do at once.
 _SLOW_S, _MOST_SLOW = 1.0, 32
-#: What a word costs, in reads: it is decoded and, mostly, a change. A client that only lives says none.
-WORD_COST = 3.0
+#: What a word costs, in reads: it is decoded and, mostly, a change; and a message without one, by which a client lives.
+WORD_COST, PING_COST = 3.0, 0.1
 #: Messages that are smaller are bounded by their number alone.
 SMALL_BYTES = 256
 
@@ -119,11 +119,11 @@ class Booking:
             self._bounds.end(self.user, self._under_way)
             self._bytes = self._under_way = 0
 
-    def wait_turn(self, size: int, over: threading.Event, pause: Callable[[bool], None]) -> Throttled | None:
+    def wait_turn(self, size: int, over: threading.Event, pause: Callable[[bool], None], *, cost: float = WORD_COST) -> Throttled | None:
         """Waits until the user may say more, or `over`; why he may not, when that is too long. pause: told True before, False after."""
         late = None
         try:
-            wait_s = self._bounds.wait_s(self.user, size, cost=WORD_COST)
+            wait_s = self._bounds.wait_s(self.user, size, cost=cost)
         except Throttled as error:
             late, wait_s = error, min(_REFUSED_MOST_S, _REFUSED_S / self._bounds.ease)
         if wait_s > 0:

@@ -18,7 +18,7 @@ import grpc
 from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.expel import expel
 from rmgr.adapters.access.limits import SESSION_COST, Bounds
-from rmgr.adapters.gateway.bounds import SMALL_BYTES, Booking, Tarpit, take_place
+from rmgr.adapters.gateway.bounds import PING_COST, SMALL_BYTES, Booking, Tarpit, take_place
 from rmgr.adapters.rpc.gateways import Gateways, user_metadata
 from rmgr.adapters.rpc.server import fail, rebuild
 from rmgr.errors import CoordinationUnavailable, RmgrError, Throttled, Unavailable
@@ -403,7 +403,7 @@ class _Talk:
         try:
             for message in requests:
                 self._heard_s = time.monotonic()
-                if (late := self._holds.wait_turn(0, self._over, self._pause)) is not None:  # empty messages cost something, too
+                if (late := self._holds.wait_turn(0, self._over, self._pause, cost=PING_COST)) is not None:
                     raise late
                 if message.ping:
                     self._pong(message.ping)

@@ -36,6 +36,7 @@ from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
+from rmgr.submitter.direct import DirectWork
 from rmgr.submitter.lines import Lines
 from tests.harness.bundles import session_bundles
 from tests.harness.line_ends import Post, call, sound_loop
@@ -63,18 +64,21 @@ def server(loop: Loop) -> Iterator[tuple[LineServer, Post, set[str]]]:
     made.close()
 
 
-def test_a_person_of_the_cluster_is_heard_until_his_key_is_revoked(server: tuple[LineServer, Post, set[str]], loop: Loop) -> None:
+@pytest.mark.parametrize(("role", "name"), [(Role.USER, "ann"), (Role.SUBMITTER, "gate")])
+def test_who_submits_is_heard_until_the_key_is_revoked(
+    server: tuple[LineServer, Post, set[str]], loop: Loop, role: Role, name: str
+) -> None:
     called, post, revoked = server
     mine = Post()
-    line = call(called, loop, Role.USER, "ann", mine)
+    line = call(called, loop, role, name, mine)
     assert line.send(Hint("n1", "block", b"data"))
     eventually(lambda: post.came == [Hint("n1", "block", b"data")], "the hint")
-    revoked.add(session_bundles().credentials(Role.USER, "ann").identity.key_id)
+    revoked.add(session_bundles().credentials(role, name).identity.key_id)
     line.send(Hint("n1", "block", b"more"))
     eventually(lambda: mine.ended, "the end of the line")
     assert len(post.came) == 1
     again = Post()
-    turned_away = call(called, loop, Role.USER, "ann", again)  # TLS 1.3: refused behind the client's part of the handshake
+    turned_away = call(called, loop, role, name, again)  # TLS 1.3: refused behind the client's part of the handshake
     eventually(lambda: again.ended, "the end of the second one")
     assert not turned_away.is_open
 
@@ -89,7 +93,7 @@ def test_a_line_on_which_nothing_is_said_ends_with_its_key(server: tuple[LineSer
     assert other.is_open
 
 
-@pytest.mark.parametrize(("role", "cluster"), [(Role.STARTER, ""), (Role.SUBMITTER, ""), (Role.USER, "elsewhere")])
+@pytest.mark.parametrize(("role", "cluster"), [(Role.STARTER, ""), (Role.WATCHDOG, ""), (Role.USER, "elsewhere")])
 def test_others_are_turned_away(server: tuple[LineServer, Post, set[str]], loop: Loop, role: Role, cluster: str) -> None:
     called, post, _ = server
     mine = Post()
@@ -412,8 +416,9 @@ class Client:
 
     @property
     def lines(self) -> list[DirectLine]:
-        assert self.engine.lines is not None
-        return list(self.engine.lines._lines.values())
+        assert isinstance(self.engine.work, DirectWork)
+        assert self.engine.work.submitter.lines is not None
+        return list(self.engine.work.submitter.lines._lines.values())
 
 
 @pytest.fixture
