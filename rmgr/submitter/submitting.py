@@ -111,7 +111,8 @@ def submit(
     token, names = order.draft.token, _names(order.draft)
     make_bucket: bool | None = None
     known_by = names if doubtful or is_repeat else names[1:]  # nobody else can have a nonce drawn here
-    guesses = numbers if not known_by else None
+    is_timely = not nonces.untimely(order.draft, machine.wall_s(), "")  # if this clock is right; else ZooKeeper's is asked
+    guesses = numbers if is_timely and not known_by else None
     while True:
         asked: Future[Outcome] | None = None
         step_s = _left(deadline_s, doubtful, token)

@@ -45,6 +45,7 @@ def check_order(order: Order, person: Person) -> None:
     record = order.draft
     if not person.is_open and record.user != person.name:
         raise PermissionDenied(f"{person.name} cannot submit for {record.user}", hint="work belongs to whoever submits it")
+    _require(bool(record.nonce), "a nonce is drawn for each submission")
     fresh = not (record.closed_us or record.reason_detail or record.by or record.by_us or record.changes or record.was or record.owner)
     match record.phase, record.reason:
         case (Phase.OPEN, ""):
