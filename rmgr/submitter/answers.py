@@ -40,6 +40,7 @@ from rmgr.runtime import machine
 from rmgr.submitter import orders
 from rmgr.submitter import questions as q
 from rmgr.submitter.questions import Question
+from rmgr.submitter.records import read_nodes, read_stored
 from rmgr.submitter.rights import ORDERS, check_asker
 
 A = TypeVar("A")
@@ -159,9 +160,7 @@ def _read_settings(on: Answers, _: q.ReadSettings, timeout_s: float) -> q.Versio
 
 
 def _read_nodes(on: Answers, _: q.ReadNodes, timeout_s: float) -> tuple[NodeRecord, ...]:
-    where = [paths.node(name) for name in on.children(paths.NODES, timeout_s)]
-    found = fetch(where, on.coordinator.get, timeout_s=timeout_s)
-    return tuple(validity.decode(item.data, NodeRecord, path) for path, item in zip(where, found, strict=True) if item is not None)
+    return tuple(read_nodes(on.coordinator, timeout_s=timeout_s))
 
 
 def _read_drain(on: Answers, question: q.ReadDrain, timeout_s: float) -> Drain | None:
@@ -178,11 +177,8 @@ def _who_leads(on: Answers, _: q.WhoLeads, timeout_s: float) -> q.Leadership:
 
 
 def _read_record(on: Answers, question: q.ReadRecord, timeout_s: float) -> q.RecordRead:
-    number = question.number
-    record, tail = fetch([paths.sub(number), paths.tail(number)], on.coordinator.get, timeout_s=timeout_s)
-    if record is None or tail is None:
-        raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
-    return q.RecordRead(validity.submission(record.data, number), validity.tail(tail, number))
+    found = read_stored(on.coordinator, question.number, timeout_s=timeout_s)
+    return q.RecordRead(found.submission, found.tail)
 
 
 def _read_nonce(on: Answers, question: q.ReadNonce, timeout_s: float) -> int:

@@ -19,7 +19,7 @@ from rmgr.submitter.follower import Believes
 from rmgr.submitter.gauge import Gauge
 from rmgr.submitter.ownership import OwnerEntry, OwnerWatch
 from rmgr.submitter.port import KeptListener, Order, Stored, Submitted
-from rmgr.submitter.records import ClusterRecords
+from rmgr.submitter.records import ClusterRecords, read_stored
 from rmgr.submitter.thread import SubmitterThread
 from rmgr.submitter.upkeep import Upkeep
 
@@ -168,7 +168,7 @@ class DirectWork:
     def read(self, number: int, *, timeout_s: float) -> Stored:
         """See `port.WorkPort`."""
         self.settings(timeout_s=timeout_s)  # the caps of queues, for what it may grow by
-        return self.submitter.records.stored(number, timeout_s=timeout_s)
+        return read_stored(self.submitter.coordinator, number, timeout_s=timeout_s)
 
     def keep(
         self,

@@ -30,6 +30,7 @@ from rmgr.procedures.updating import update_submission
 from rmgr.runtime import machine
 from rmgr.submitter import questions as q
 from rmgr.submitter.questions import Question
+from rmgr.submitter.records import no_submission
 
 if TYPE_CHECKING:
     from rmgr.submitter.answers import Answers
@@ -54,7 +55,7 @@ def _doer(on: Answers, timeout_s: float, *, decides: bool = True) -> Doer:
 def _progress(on: Answers, number: int, timeout_s: float) -> tuple[Submission, Progress]:
     read = read_progress(on.coordinator, None, number, timeout_s=timeout_s)
     if read is None:
-        raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+        raise no_submission(number)
     return read
 
 

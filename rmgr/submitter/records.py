@@ -1,9 +1,11 @@
-"""The cluster's settings and node records, as the Submitter has read them lately."""
+"""The cluster's settings and node records, and records of submissions, as the Submitter reads them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
@@ -15,8 +17,25 @@ from rmgr.procedures.snapshot import fetch
 from rmgr.runtime import machine
 from rmgr.submitter.port import Stored
 
+T = TypeVar("T")
+
 #: How old what is known may be.
 FRESH_S = 5.0
+
+
+class Lately(Generic[T]):
+    """What `read` has answered within 5 s, given a timeout (s). Thread-safe: two may read at once."""
+
+    def __init__(self, read: Callable[[float], T]) -> None:
+        self._read = read
+        self._read_s = -math.inf
+        self._known: T
+
+    def __call__(self, *, timeout_s: float) -> T:
+        if machine.monotonic() - self._read_s >= FRESH_S:
+            self._known = self._read(timeout_s)
+            self._read_s = machine.monotonic()
+        return self._known
 
 
 class ClusterRecords:
@@ -27,37 +46,10 @@ class ClusterRecords:
 
     def __init__(self, coordinator: Coordinator, *, cap_blocks: int | None = None) -> None:
         self.known_settings = ClusterSettings()
+        self.settings = Lately(self._read_settings)
+        self.nodes = Lately(lambda timeout_s: read_nodes(coordinator, timeout_s=timeout_s))
         self._coordinator = coordinator
         self._cap_blocks = cap_blocks
-        self._settings = -math.inf, self.known_settings
-        self._nodes: tuple[float, list[NodeRecord]] = (-math.inf, [])
-
-    def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
-        """See `port.WorkPort`."""
-        if _is_old(self._settings):
-            self._settings = machine.monotonic(), self._read_settings(timeout_s)
-        return self._settings[1]
-
-    def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
-        """See `port.WorkPort`."""
-        if _is_old(self._nodes):
-            self._nodes = machine.monotonic(), self._read_nodes(timeout_s)
-        return self._nodes[1]
-
-    def stored(self, number: int, *, timeout_s: float) -> Stored:
-        """See `port.WorkPort.read`."""
-        coordinator = self._coordinator
-        record, tail = fetch(
-            [paths.sub(number), paths.tail(number)], lambda path: coordinator.get(path, timeout_s=timeout_s), timeout_s=timeout_s + 1
-        )  # fmt: skip
-        if record is None or tail is None:
-            raise no_submission(number)
-        return Stored(
-            submission=validity.submission(record.data, number),
-            version=record.version,
-            tail=validity.tail(tail, number),
-            tail_version=tail.version,
-        )
 
     def most_pending(self, queue: str) -> int:
         """Blocks that may wait in a queue, 0 = no limit, by the settings as they were read last. Never waits."""
@@ -72,21 +64,33 @@ class ClusterRecords:
             self.known_settings = validity.decode(found.data, ClusterSettings, paths.CONFIG)
         return self.known_settings
 
-    def _read_nodes(self, timeout_s: float) -> list[NodeRecord]:
-        names = self._coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1) or []
-        found = fetch([paths.node(name) for name in sorted(names)], self._coordinator.get, timeout_s=timeout_s)
-        records = []
-        for item in found:
-            if item is not None:
-                with contextlib.suppress(RmgrError):  # a record of a newer release says nothing to this one
-                    records.append(validity.decode(item.data, NodeRecord, paths.NODES))
-        return records
+
+def read_nodes(coordinator: Coordinator, *, timeout_s: float) -> list[NodeRecord]:
+    """Records of all nodes, in the order of their names. One that cannot be read, of a newer release, is left out: it says nothing here."""
+    names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1) or []
+    found = fetch([paths.node(name) for name in sorted(names)], coordinator.get, timeout_s=timeout_s)
+    records = []
+    for item in found:
+        if item is not None:
+            with contextlib.suppress(RmgrError):
+                records.append(validity.decode(item.data, NodeRecord, paths.NODES))
+    return records
+
+
+def read_stored(coordinator: Coordinator, number: int, *, timeout_s: float) -> Stored:
+    """Record and tail of a submission. Raises NotFound, CoordinationUnavailable."""
+    where = [paths.sub(number), paths.tail(number)]
+    record, tail = fetch(where, lambda path: coordinator.get(path, timeout_s=timeout_s), timeout_s=timeout_s + 1)
+    if record is None or tail is None:
+        raise no_submission(number)
+    return Stored(
+        submission=validity.submission(record.data, number),
+        version=record.version,
+        tail=validity.tail(tail, number),
+        tail_version=tail.version,
+    )
 
 
 def no_submission(number: int) -> NotFound:
     """ZooKeeper does not hold it."""
     return NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
-
-
-def _is_old(known: tuple[float, object]) -> bool:
-    return machine.monotonic() - known[0] >= FRESH_S

@@ -19,11 +19,12 @@ from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, 
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.seal import nonces
 from rmgr.coord.validity import records as validity
-from rmgr.errors import CoordinationUnavailable, NotConnected, SubmitUnknown, UsageError, WrongCluster
+from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, SubmitUnknown, UsageError, WrongCluster
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.submitter.port import Order, Submitted
+from rmgr.submitter.records import read_stored
 
 #: Longest that one request of it may take.
 _STEP_S = 10.0
@@ -222,18 +223,14 @@ def _next(ids: Stamped | None, record: Submission) -> tuple[int, int]:
 
 
 def _read(coordinator: Coordinator, number: int, step_s: float) -> Submitted:
-    asked = [coordinator.get(path, timeout_s=step_s) for path in (paths.sub(number), paths.tail(number))]
-    record, tail = (future.result(step_s + 1) for future in asked)
-    if record is None or tail is None:  # collected since: its number is all that is left, and all that is needed
+    try:
+        found = read_stored(coordinator, number, timeout_s=step_s)
+    except NotFound:  # collected since: its number is all that is left, and all that is needed
         gone = Submission(id=number, name="", user="", queue="", work="command")  # type: ignore[arg-type]
         return Submitted(submission=gone, version=-1, tail=Tail(complete=True), tail_version=-1, created=False)
     return Submitted(
-        submission=validity.submission(record.data, number),
-        version=record.version,
-        tail=validity.tail(tail, number),
-        tail_version=tail.version,
-        created=False,
-    )
+        submission=found.submission, version=found.version, tail=found.tail, tail_version=found.tail_version, created=False
+    )  # fmt: skip
 
 
 def _left(deadline_s: float, doubtful: bool, token: str) -> float:

@@ -7,7 +7,6 @@ nothing is lost with a gateway, and nothing is done twice (see `messages.py`). L
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from rmgr.adapters.rpc.gateways import Gateways
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.validity import records as validity
-from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, NotFound, RmgrError, Throttled, UsageError
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, RmgrError, Throttled, UsageError
 from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
@@ -27,7 +26,7 @@ from rmgr.runtime import machine
 from rmgr.submitter import messages
 from rmgr.submitter.port import Growing, Grown, Growth, KeptListener, NotTaken, Order, Read, Stored, Submitted
 from rmgr.submitter.questions import Asks, ReadNodes, ReadRecord, ReadSettings
-from rmgr.submitter.records import FRESH_S, no_submission
+from rmgr.submitter.records import Lately
 from rmgr.submitter.submitting import submit_unknown
 from rmgr.submitter.thread import SubmitterThread
 
@@ -60,8 +59,8 @@ class RemoteWork:
         self._entry = entry
         self._user = user
         self._asks = asks
-        self._settings: tuple[float, ClusterSettings] = (-math.inf, ClusterSettings())
-        self._nodes: tuple[float, list[NodeRecord]] = (-math.inf, [])
+        self._settings = Lately(lambda timeout_s: asks.ask(ReadSettings(), timeout_s=timeout_s).settings)
+        self._nodes = Lately(lambda timeout_s: [*asks.ask(ReadNodes(), timeout_s=timeout_s)])
         self._gateways = gateways
         self._outbox: Outbox | None = None  #: of the stream that there is
         self._last_id = 0
@@ -113,23 +112,15 @@ class RemoteWork:
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
         """See `port.WorkPort`."""
-        if machine.monotonic() - self._settings[0] >= FRESH_S:
-            self._settings = machine.monotonic(), self._asks.ask(ReadSettings(), timeout_s=timeout_s).settings
-        return self._settings[1]
+        return self._settings(timeout_s=timeout_s)
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
         """See `port.WorkPort`."""
-        if machine.monotonic() - self._nodes[0] >= FRESH_S:
-            found = self._asks.ask(ReadNodes(), timeout_s=timeout_s)
-            self._nodes = machine.monotonic(), [*found]
-        return self._nodes[1]
+        return self._nodes(timeout_s=timeout_s)
 
     def read(self, number: int, *, timeout_s: float) -> Stored:
         """See `port.WorkPort`. Versions are the gateway's to know."""
-        try:
-            found = self._asks.ask(ReadRecord(number=number), timeout_s=timeout_s)
-        except NotFound:
-            raise no_submission(number) from None
+        found = self._asks.ask(ReadRecord(number=number), timeout_s=timeout_s)
         return Stored(submission=found.record, version=0, tail=found.tail, tail_version=0)
 
     def submit(self, order: Order, *, timeout_s: float) -> Submitted:

@@ -20,8 +20,6 @@ A = TypeVar("A")
 #: Bytes of a question, values in it; bytes and values of an answer.
 MAX_QUESTION_BYTES, _QUESTION_VALUES = 1024 * 1024, 300_000
 MAX_ANSWER_BYTES, _ANSWER_VALUES = 256 * 1024 * 1024, 30_000_000
-#: From so many bytes on a question is looked at before it is built: each byte may be a value.
-_FEW_BYTES = 64 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
 _plain = msgspec.msgpack.Decoder()

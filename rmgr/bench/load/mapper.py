@@ -1,4 +1,4 @@
-"""A client of `bench tasks --gateway`: maps no-op tasks each time that it is asked.
+"""A client of `bench tasks --through-gateway`: maps no-op tasks each time that it is asked.
 
     python -m rmgr.bench.load.mapper "GATEWAY TASKS SECURITY"     says {"ready": 1}; for each line it gets, {"span": [begin, end]}
 

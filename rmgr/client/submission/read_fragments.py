@@ -120,15 +120,10 @@ class ReadFragments:
         try:
             why = asking.result(0)
         except Unavailable:
-            self._later(lambda: self._check_again(arrival))
+            self._later(lambda: self._check(arrival))
             return
         self._checked(arrival, why)
         self.hand_over()
-
-    def _check_again(self, arrival: _Arrival) -> None:
-        if not self._stopped:
-            self._check(arrival)
-            self.hand_over()  # it may be known by now
 
     def _checked(self, arrival: _Arrival, why: str) -> None:
         fragment = arrival.fragment
@@ -191,7 +186,7 @@ class ReadFragments:
         self.hand_over()
 
     def _later(self, job: Callable[[], None]) -> None:
-        """Tries again when the store, or who knows the keys, did not answer."""
+        """Tries again when the store, or who knows the keys, did not answer; what is known then is handed over."""
 
         def again() -> None:
             if not self._stopped:

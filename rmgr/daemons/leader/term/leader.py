@@ -81,7 +81,7 @@ class Leader:
         )  # fmt: skip
         self._census = Census(tree, term, calls, self.submissions.followed, lambda: self.node_names)
         self.caps = CapKeeper(tree, calls, self.submissions.followed, lambda: self.settings, self.nodes)
-        self._requests = RequestKeeper(tree, term, calls, self.placer.user_requests.add)
+        self._requests = RequestKeeper(tree, term, self.placer.user_requests.add)
         self._history = HistoryKeeper(tree, term, calls, lambda: self.settings)
         self.server_calls = LeaderCalls(tree, term, calls, lambda: self.settings)
 

@@ -16,7 +16,6 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Outcome, Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.calls import WaitingCalls
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import names_below
@@ -37,12 +36,10 @@ class RequestKeeper:
         self,
         tree: LeaderCommits,
         term: Term,
-        calls: WaitingCalls,
         stop: Callable[[str, StopRequest, Callable[[StopRequest], None]], None],
     ) -> None:
         self._tree = tree
         self._term = term
-        self._calls = calls
         self._stop = stop
         self._known: set[str] = set()  # under way, or answered and waiting to be cleared
         self._names = names_below(tree, paths.REQUESTS, self._on_names)
