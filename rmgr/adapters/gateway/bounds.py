@@ -13,7 +13,7 @@ from rmgr.errors import Throttled
 
 T = TypeVar("T")
 
-#: How long a stream that makes room for another user's may take for it.
+#: How long a stream or question that makes room for another user's may take for it.
 _ROOM_S = 3.0
 #: A request that is refused because there are too many of them takes so long, at least; and at most, where the process is strained.
 _REFUSED_S, _REFUSED_MOST_S = 0.5, 2.0
@@ -26,29 +26,30 @@ SMALL_BYTES = 256
 
 
 class Guest(Protocol):
-    """A stream, as far as it makes room for others."""
+    """A stream or a question, as far as it makes room for others."""
 
     user: str
 
     def make_room(self) -> None: ...
 
 
-def take_place(bounds: Bounds, places: Shares, caller: Caller, live: Callable[[], list[Guest]]) -> None:
+def take_place(bounds: Bounds, name: str, places: Shares, caller: Caller, live: Callable[[], Sequence[Guest]], told: str = "") -> None:
     """Where all are taken, whoever has the most gives one up, if he has more than the caller then.
 
-    live: streams, in any order. Raises: QueueFull, LimitReached. May wait.
+    Args: name: of the bound. live: who may make room, in any order. told: as in `Bounds.no_place`.
+    Raises: QueueFull, LimitReached. May wait.
     """
     user = caller.user
     is_operator = not caller.is_open and caller.is_operator()
     if places.take(user, is_operator=is_operator):
         return
     greediest = places.greediest(user)
-    his = [session for session in live() if session.user == greediest] if greediest is not None else []
+    his = [guest for guest in live() if guest.user == greediest] if greediest is not None else []
     if his:
         his[-1].make_room()
         if places.take(user, _ROOM_S, is_operator=is_operator):
             return
-    raise bounds.no_place("sessions", user, places, f"this gateway serves {places.most} clients already")
+    raise bounds.no_place(name, user, places, told)
 
 
 class Tarpit:

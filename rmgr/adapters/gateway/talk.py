@@ -273,7 +273,8 @@ class Talks:
             if self._stopping.is_set():
                 raise CoordinationUnavailable("the gateway is stopping")
             self._bounds.spend(caller.user, SESSION_COST)
-            take_place(self._bounds, self._places, caller, lambda: list(self._live))
+            told = f"this gateway serves {self._places.most} clients already"
+            take_place(self._bounds, "sessions", self._places, caller, lambda: list(self._live), told)
         except RmgrError as error:
             self._count("refused", type(error).__name__)
             self._tarpit.hold(error, self._stopping)

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.gateway.bounds import take_place
 from rmgr.adapters.identity.pki import signing_certificate
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.multi import Multi, Outcome
@@ -31,7 +32,7 @@ from rmgr.submitter.rights import ORDERS, RIGHTS, Right, target_of
 from rmgr.submitter.wire import decode_question, encode_answer
 
 #: Questions that are answered at once, of one user; and that are asked, the waiting ones too: each holds a thread.
-AT_ONCE, _OF_ONE, MAX_ASKED = 16, 8, 96
+AT_ONCE, _OF_ONE, MAX_ASKED = 16, 8, 256
 #: Tasks in one answer.
 _MOST_TASKS = 20_000
 #: What a question costs beside a read (`Bounds`): one that looks at whole submissions, or at all of the cluster; an order.
@@ -51,8 +52,16 @@ _ORDER_COST = 3.0
 @dataclass(slots=True, eq=False)
 class _Waiting:
     user: str
+    desk_lock: threading.Lock
     called: threading.Event = field(default_factory=threading.Event)
     is_gone: bool = False
+
+    def make_room(self) -> None:
+        """It is turned away for somebody who asks for less, if it is not its turn yet."""
+        with self.desk_lock:
+            if not self.called.is_set():
+                self.is_gone = True
+                self.called.set()
 
 
 class Desk:
@@ -61,21 +70,24 @@ class Desk:
     def __init__(self, at_once: int = AT_ONCE, of_one: int = _OF_ONE) -> None:
         self._at_once = at_once
         self._turns: UserTurns[_Waiting] = UserTurns(of_one)
+        self._waiting: dict[_Waiting, None] = {}  #: in the order in which they came
         self._served: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @contextmanager
     def turn(self, user: str, timeout_s: float) -> Iterator[None]:
-        """Waits until it is the user's turn, and gives it back. Raises Throttled when it does not come in time."""
-        mine = _Waiting(user or "nobody")  # "" would go before all others
+        """Waits until it is the user's turn, and gives it back. Raises Throttled when it does not come in time, or has made room."""
+        mine = _Waiting(user or "nobody", self._lock)  # "" would go before all others
         with self._lock:
+            self._waiting[mine] = None
             self._turns.append(mine)
             self._call()
-        if not mine.called.wait(timeout_s):
-            with self._lock:
-                if not mine.called.is_set():
-                    mine.is_gone = True
-                    raise Throttled("this gateway has too much to answer just now", hint="try again in a moment; rmgr limits")
+        mine.called.wait(timeout_s)
+        with self._lock:
+            self._waiting.pop(mine, None)
+            if mine.is_gone or not mine.called.is_set():
+                mine.is_gone = True
+                raise Throttled("this gateway has too much to answer just now", hint="try again in a moment; rmgr limits")
         try:
             yield
         finally:
@@ -83,10 +95,16 @@ class Desk:
                 self._over(mine.user)
                 self._call()
 
+    def waiting(self) -> list[_Waiting]:
+        """Whose turn has not come; who came last is the last."""
+        with self._lock:
+            return list(self._waiting)
+
     def _call(self) -> None:
         """Whoever is next, as long as there is room. Under the lock."""
         while self._served.total() < self._at_once and (user := self._turns.next(self._served)) is not None:
             next_one = self._turns.take(user)
+            self._waiting.pop(next_one, None)
             if not next_one.is_gone:
                 self._served[user] += 1
                 next_one.called.set()
@@ -152,8 +170,7 @@ class Asking:
     def answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
         """See `WorkAnswers`."""
         try:
-            if not self._places.take(caller.user, is_operator=not caller.is_open and caller.is_operator()):
-                raise self._bounds.no_place("calls", caller.user, self._places)
+            take_place(self._bounds, "calls", self._places, caller, self._desk.waiting)
             try:
                 return self._answer(data, caller, timeout_s)
             finally:
