@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -76,27 +77,39 @@ def _alone(queue: TaskQueue) -> None:
 
 
 def _crowd(plan: MeasuringPlan, bench: Bench, count: int) -> list[Row]:
-    """As many tasks by one direct client, and by eight clients of the gateway at once, each a process."""
+    """As many tasks by one direct client, and by eight at once, each a process: directly, and through the gateway."""
     from rmgr.bench.tasks import by_map
 
+    alone: list[float] = []
     rates: dict[str, list[float]] = {_DIRECT: [], _THROUGH: []}
-    what = f"no-op tasks by map: one client directly, {_CLIENTS} at once {_THROUGH}"
-    gateway, share = bench.cluster.state.gateway, count // _CLIENTS
-    security, logs = bench.cluster.state.security, bench.cluster.directory
+    state = bench.cluster.state
+    ways: dict[str, dict[str, str | float]] = {
+        _DIRECT: {"zk": state.zookeeper, "store": state.store, "session_timeout_s": state.session_timeout_s},
+        _THROUGH: {"gateway": state.gateway},
+    }
     with ExitStack() as stack:
-        children = [
-            stack.enter_context(Child("rmgr.bench.load.mapper", f"{gateway} {share} {security}", log=logs / f"map{at}.log"))
-            for at in range(_CLIENTS)
-        ]
-        for child in children:
-            child.told("ready")
-        for _ in plan.rounds(what):
-            rates[_DIRECT].append(count / took_s(partial(by_map, bench.connection, count)))
-            for child in children:
-                child.ask()
-            spans = [child.told("span") for child in children]
-            rates[_THROUGH].append(share * _CLIENTS / (max(end for _, end in spans) - min(begin for begin, _ in spans)))
-    return _compared(what, "tasks/s", rates)
+        crowds: dict[str, list[Child]] = {}
+        for name, cluster in ways.items():
+            asked = json.dumps({"cluster": cluster, "security": state.security, "tasks": count})
+            crowds[name] = [
+                stack.enter_context(Child("rmgr.bench.load.mapper", asked, log=bench.cluster.directory / f"map{len(crowds)}{at}.log"))
+                for at in range(_CLIENTS)
+            ]
+            for child in crowds[name]:
+                child.told("ready")
+        for _ in plan.rounds(f"{_CLIENTS} clients at once"):
+            alone.append(count / took_s(partial(by_map, bench.connection, count)))
+            for name, crowd in crowds.items():
+                for child in crowd:
+                    child.ask()
+                spans = [child.told("span") for child in crowd]
+                rates[name].append(count * _CLIENTS / (max(end for _, end in spans) - min(begin for begin, _ in spans)))
+    what = f"no-op tasks by map, {_CLIENTS} clients at once, each a process"
+    one = statistics.median(alone)
+    return [
+        row(f"rmgr {_DIRECT}", SETUP, "no-op tasks by map, one client", "tasks/s", alone, ratio=1.0),
+        *(row(f"rmgr {name}", SETUP, what, "tasks/s", values, ratio=statistics.median(values) / one) for name, values in rates.items()),
+    ]
 
 
 def _compared(what: str, unit: str, values: dict[str, list[float]]) -> list[Row]:
