@@ -7,6 +7,8 @@ what has ended meanwhile.
 
 Arguments that wait in ZooKeeper are not in the leader's memory: the gateway sorts the tasks that it has committed by their
 size. Of a user's N unfinished tasks the N largest are taken to be the ones that are left, which is never too few.
+
+`GatewayUse` shows users what they have and may have (`rmgr limits`).
 """
 
 from __future__ import annotations
@@ -17,10 +19,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.rpc.use import UseAnswer, UserUse
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.use import UseAnswer, UseClient, UserUse
 from rmgr.coord.ops.work import Block
-from rmgr.errors import RmgrError
+from rmgr.daemons.gateway.routes import ClusterRoutes
+from rmgr.daemons.leader.term.limits import wanted
+from rmgr.errors import RmgrError, Throttled, Unavailable
+from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.limits import CORES, JOBS
 from rmgr.runtime import machine
 from rmgr.submitter.messages import Grow, Place
@@ -34,6 +41,10 @@ SETTLE_S, FRESH_S = 2.0, 0.5
 _ZNODE_BYTES = 200
 #: Znodes of a submission beside its blocks.
 _ZNODES = 6
+#: How long the leader may take for an answer.
+_LEADER_S = 2.0
+#: Answers at once; and how long one takes for who asks too much.
+_AT_ONCE, _SLOW_S = 8, 0.2
 _CLUSTER = (JOBS, "open_submissions", "unfinished_tasks", "zookeeper_bytes")
 
 
@@ -203,3 +214,65 @@ class ClusterUse:
                 if self._wake.wait(ASK_S) and self._ended:
                     return
                 self._wake.clear()
+
+
+class LeaderAsk:
+    """Asks whoever leads, on one channel while it is the same. Thread-safe."""
+
+    def __init__(self, routes: ClusterRoutes, credentials: Credentials | None) -> None:
+        self._routes = routes
+        self._credentials = credentials
+        self._lock = threading.Lock()
+        self._client: UseClient | None = None
+
+    def __call__(self, fresh: bool) -> UseAnswer:
+        """Of everybody. Raises Unavailable, PermissionDenied."""
+        with self._lock:
+            endpoint = self._routes.leader("")
+            if self._client is None or self._client.endpoint != endpoint:
+                self._drop()
+                self._client = UseClient(endpoint, role=Role.WATCHDOG, credentials=self._credentials, timeout_s=_LEADER_S)
+            try:
+                return self._client.use(fresh=fresh)
+            except Unavailable:
+                self._routes.lost(endpoint)
+                self._drop()
+                raise
+
+    def close(self) -> None:
+        """Ends the channel. Idempotent."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+class GatewayUse:
+    """`UseAnswers` of a gateway: its own numbers and, through `cluster`, the leader's."""
+
+    def __init__(self, bounds: Bounds, cluster: ClusterUse, operators: Sequence[str] = ()) -> None:
+        self._bounds = bounds
+        self._cluster = cluster
+        self._operators = tuple(operators)
+        self._room = threading.BoundedSemaphore(_AT_ONCE)
+
+    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
+        """See `UseAnswers`."""
+        with self._room:
+            try:
+                self._bounds.spend(caller.user)
+            except Throttled:  # whoever is refused may see why, slowly
+                machine.sleep(_SLOW_S)
+            return self._told(users, fresh=fresh, caller=caller)
+
+    def _told(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
+        names = wanted(users, caller, self._operators, lambda: sorted({*self._cluster.users(), *self._bounds.users()}))
+        self._cluster.refresh(fresh=fresh)
+        told = {
+            user: UserUse(used={**self._bounds.used(user), **self._cluster.used(user)}, refused=self._bounds.refused(user))
+            for user in names
+        }
+        return UseAnswer(users=told, limits=self._bounds.limits, problem=self._cluster.problem)

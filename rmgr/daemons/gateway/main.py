@@ -30,17 +30,13 @@ from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.ports import SessionState, Store
-from rmgr.daemons.gateway.asking import MAX_ASKED, Asking
+from rmgr.daemons.gateway.asking import MAX_ASKED, Asking, Loose
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
-from rmgr.daemons.gateway.limits import ClusterUse
-from rmgr.daemons.gateway.loose import Loose
+from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse, LeaderAsk
 from rmgr.daemons.gateway.metrics import GatewayMetrics
-from rmgr.daemons.gateway.owners import Owners
 from rmgr.daemons.gateway.routes import ClusterRoutes
-from rmgr.daemons.gateway.rows import OwnerOf
 from rmgr.daemons.gateway.talking import Desk
-from rmgr.daemons.gateway.use import GatewayUse, LeaderAsk
-from rmgr.daemons.gateway.values import OwnedStore, UserStores
+from rmgr.daemons.gateway.values import OwnedStore, OwnerOf, Owners, UserStores
 from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.opened import opened

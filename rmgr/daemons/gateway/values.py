@@ -1,11 +1,16 @@
-"""The data store as one client of a gateway may use it: values by name have owners (`decisions/ownership.py`), whatever it does.
+"""What the clients of a gateway may read, write and list of the data store.
 
-Everything but `name/`, `share/`, `final/` and `led/` passes through: `rows.py` has said before what he may do there. What
-he puts is his own and carries his own deed; a free name is taken in one step with the look whether it is free.
+Rows are judged by family, and by whose submission they are (`check_rows`). Values by name (`name/`, `share/`, `final/`, `led/`) have
+owners (`decisions/ownership.py`), and `OwnedStore` asks for them, whatever it does: what somebody puts is his own and carries his own
+deed; a free name is taken in one step with the look whether it is free. What is named by its content may be read by whoever knows the
+name, and holds what its name says.
 """
 
 from __future__ import annotations
 
+import re
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from hashlib import sha256
@@ -14,20 +19,161 @@ from typing import Any
 from rmgr.adapters.access.auth import Caller
 from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import Holder
-from rmgr.coord.decisions.rights import Person, check_operator
+from rmgr.coord.decisions.rights import Person, check, check_operator, may
 from rmgr.coord.protocol import keys as names
-from rmgr.coord.protocol.ports import About, Encoding, Note, Store
-from rmgr.daemons.gateway.rows import OwnerOf, check_content, check_rows, submission_of_row, visible
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.ports import About, Coordinator, Encoding, Note, Store
+from rmgr.coord.validity import records as validity
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound, PermissionDenied
+from rmgr.model.tasks.submission import Submission
 from rmgr.procedures.deeds import Deeds
+from rmgr.procedures.history import summary_of
 from rmgr.runtime.logger import Log
 
 #: Writes a line of audit for what is refused: (verb, row).
 Audited = Callable[[str, str], AbstractContextManager[None]]
+#: Whose submission it is, None when that is not known (it is not there yet, or long gone). May read, and block.
+OwnerOf = Callable[[int], str | None]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+#: Families of rows of one submission, and of those that clients never write.
+_OF_SUBMISSION = frozenset({"args", "ckpt", "frag", "out", "log", "page", "final"})
+_READ_ONLY = frozenset({"metric", "meta"})
+#: Families of values that have owners.
 _NAMED, _SHARED, _FINAL = "name", "share", "final"
-_PAGE = 1000
+_OWNED = frozenset({_NAMED, _SHARED, "led"})
+_HISTORY, _HISTORY_OF_USER = "hist", "histu"
+_EVENTS = frozenset({names.EVENTS, names.PICKS})
+#: Rows of one list; submissions whose owners are remembered.
+_PAGE, _KEEP = 1000, 20_000
+_TIMEOUT_S = 5.0
+
+
+def nobody_knows(_submission: int) -> str | None:
+    """An `OwnerOf` that knows of no submission."""
+    return None
+
+
+def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf = nobody_knows) -> None:
+    """verb: GET, PUT, DELETE, SWEEP, BIND. Raises PermissionDenied. Cost: O(rows), and what `owner_of` costs."""
+    if verb not in {"GET", "PUT", "DELETE"}:
+        raise PermissionDenied(f"{verb.lower()}: clients of a gateway may not do this to the store")
+    for row in rows:
+        family = row.partition("/")[0]
+        if verb != "GET" and family == "meta" and "/" in row:
+            raise PermissionDenied(f"the row {row!r} belongs to the cluster")
+        if not person.is_open:
+            _check(person, verb, row, family, owner_of)
+
+
+def check_content(row: str, sha256: str) -> None:
+    """A row that is named by its content holds it. Raises PermissionDenied."""
+    if names.is_by_content(row) and row.partition("/")[2] != sha256:
+        raise PermissionDenied(f"the row {row!r} is named by its content, and that has another hash")
+
+
+def visible(person: Person, rows: Sequence[str], owner_of: OwnerOf = nobody_knows) -> list[str]:
+    """Those of `rows` that he is told of when he asks for a list."""
+    if person.is_free:
+        return list(rows)
+    return [row for row in rows if _is_listed(person, row, owner_of)]
+
+
+def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) -> None:
+    if family in {_HISTORY, _HISTORY_OF_USER} and verb == "DELETE":
+        check_operator(person, "the leader writes the history; removing lines of it")
+        return
+    if family in {_HISTORY, _HISTORY_OF_USER} and verb != "GET":
+        raise PermissionDenied(f"{verb.lower()} {row!r}: the leader writes the history")
+    if family == _FINAL and verb == "DELETE":
+        return  # goes with the name that points to it, and `OwnedStore` asks whose it is
+    if family in _EVENTS and verb == "GET":
+        check_operator(person, "reading the scheduler's log")
+        return
+    number = submission_of_row(row)
+    if number is not None:
+        owner = owner_of(number)
+        if owner is None and (verb == "GET" or family == "args"):
+            return  # nothing is there yet: arguments are written before their submission is made
+        check(person, number, owner)
+    elif family == _HISTORY_OF_USER:
+        if not may(person, _user_of(row)):
+            raise PermissionDenied(f"{row!r} is the history of {_user_of(row)}", hint="ask an operator")
+    elif family in names.BY_CONTENT:
+        if verb == "DELETE":
+            hint = "functions, modules and uploads stay in the store; rmgr store du --all shows their size"
+            raise PermissionDenied(f"{row!r} may be somebody else's too: it stays", hint=hint)
+        if not _SHA256.fullmatch(row.partition("/")[2]):
+            raise PermissionDenied(f"the row {row!r} is not named by a hash")
+    elif family in _OWNED or (family in _READ_ONLY and verb == "GET"):
+        return
+    else:
+        raise PermissionDenied(f"{verb.lower()} {row!r}: that is not for users")
+
+
+def _is_listed(person: Person, row: str, owner_of: OwnerOf) -> bool:
+    family = row.partition("/")[0]
+    if family in _OWNED or family in _READ_ONLY:
+        return True
+    if family == _HISTORY_OF_USER:
+        return may(person, _user_of(row))
+    number = submission_of_row(row)
+    return number is not None and may(person, owner_of(number))
+
+
+def submission_of_row(row: str) -> int | None:
+    """The submission that a row belongs to, None for rows of another kind."""
+    family, _, rest = row.partition("/")
+    digits = rest.partition("/")[0]
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10):
+        return None
+    if family in _OF_SUBMISSION:
+        return int(digits)
+    return names.parse_history(row) if family == _HISTORY else None
+
+
+def _user_of(row: str) -> str:
+    return row.split("/")[1] if row.count("/") >= 2 else ""
+
+
+class Owners:
+    """An `OwnerOf`. Thread-safe. A submission never changes hands, so what is known stays known; what is not is asked again.
+
+    What only the history says is kept for numbers that were given away before one whose record was read: whoever may write to the
+    store may write the history of a number that is still to come.
+    """
+
+    def __init__(self, coordinator: Coordinator, store: Store) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._lock = threading.Lock()
+        self._known: OrderedDict[int, str] = OrderedDict()
+        self._last_made = 0  #: numbers are given away in order
+
+    def __call__(self, submission: int) -> str | None:
+        """Its user, None when nothing is known of it. Cost: two reads the first time. Raises: CoordinationUnavailable, StoreUnavailable."""
+        with self._lock:
+            known = self._known.get(submission)
+            if known is not None:
+                self._known.move_to_end(submission)
+                return known
+        path = paths.sub(submission)
+        found = self._coordinator.get(path, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
+        if found is not None:
+            user = validity.decode(found.data, Submission, path).user
+        else:
+            kept = summary_of(self._store, submission, timeout_s=_TIMEOUT_S)
+            user = kept.user if kept is not None else ""
+        with self._lock:
+            if found is not None:
+                self._last_made = max(self._last_made, submission)
+            if user and submission <= self._last_made:
+                self._known[submission] = user
+                while len(self._known) > _KEEP:
+                    self._known.popitem(last=False)
+        return user or None
 
 
 class OwnedStore(Store):

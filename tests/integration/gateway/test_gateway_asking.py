@@ -16,9 +16,8 @@ from rmgr.adapters.rpc.work import WorkAnswers, WorkClient, handler_of
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.gateway.asking import Asking
-from rmgr.daemons.gateway.loose import Loose
-from rmgr.daemons.gateway.owners import Owners
+from rmgr.daemons.gateway.asking import Asking, Loose
+from rmgr.daemons.gateway.values import Owners
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, RequestTooLarge, StateConflict, Throttled, Unavailable, UsageError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.limits import UserLimits

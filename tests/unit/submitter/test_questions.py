@@ -23,8 +23,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_block, encode_record
-from rmgr.daemons.gateway.asking import Asking, Desk
-from rmgr.daemons.gateway.loose import MOST, Loose
+from rmgr.daemons.gateway.asking import MOST, Asking, Desk, Loose
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, RmgrError, StateConflict, Throttled, UsageError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.identity import Identity, Role

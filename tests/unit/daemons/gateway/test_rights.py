@@ -9,7 +9,7 @@ import pytest
 from rmgr.adapters.access.shares import Shares
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.protocol import keys
-from rmgr.daemons.gateway.rows import check_content, check_rows, visible
+from rmgr.daemons.gateway.values import check_content, check_rows, visible
 from rmgr.errors import PermissionDenied
 
 ANNA, BEN, OLGA = Person(name="anna", role="user"), Person(name="ben", role="user"), Person(name="olga", role="operator", is_operator=True)
