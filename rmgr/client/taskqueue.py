@@ -271,8 +271,14 @@ class TaskQueue(FollowsOutput):
         """
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
-        _check_keys(inputs, outputs, resubmit)
-        check_names(inputs, outputs)
+        if resubmit is not None and not isinstance(resubmit, bool):
+            told = f"submit takes keys of the data store; resubmit = {_shown(resubmit)} is not True or False"
+            raise UsageError(told, hint="plain arguments: queue.submit_call(1, 2, 3)")
+        try:
+            check_names(inputs, outputs)
+        except (TypeError, UsageError):
+            _check_keys(inputs, outputs)
+            raise
         record = self._record
         replace = self._overwrite if overwrite is None else overwrite
         payload = encode_keyed(KeyedPayload(tuple(inputs), tuple(outputs), replace, trusted(trust)))
@@ -546,15 +552,12 @@ class TaskQueue(FollowsOutput):
                 raise
 
 
-def _check_keys(inputs: object, outputs: object, resubmit: object) -> None:
+def _check_keys(inputs: object, outputs: object) -> None:
     """Raises UsageError for arguments of a call in place of keys."""
     for value in (inputs, outputs):
         if not isinstance(value, Iterable) or any(not isinstance(key, str) for key in (value if isinstance(value, Sized) else ())):
             told = f"submit takes keys of the data store, and {_shown(value)} is none"
             raise UsageError(told, hint="plain arguments: queue.submit_call(3), or queue.map(None, range(3))")
-    if resubmit is not None and not isinstance(resubmit, bool):
-        told = f"submit takes keys of the data store; resubmit = {_shown(resubmit)} is not True or False"
-        raise UsageError(told, hint="plain arguments: queue.submit_call(1, 2, 3)")
 
 
 def _shown(value: object) -> str:
