@@ -264,6 +264,16 @@ def test_text_in_place_of_a_list_of_keys_is_refused(cluster: Cluster) -> None:
             queue.submit(["in/1"], [""])
 
 
+@pytest.mark.parametrize("given", [(3,), ([3],), ([], [b"out/1"]), ([], 3), (double,), ([], [], 3)])
+def test_arguments_of_a_call_in_place_of_keys_are_refused_with_what_to_write(cluster: Cluster, given: tuple[Any, ...]) -> None:
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        with pytest.raises(UsageError, match="takes keys of the data store") as told:
+            queue.submit(*given)
+        assert "queue.submit_call(" in told.value.hint
+        queue.submit(["in/1"], ["out/1"])  # nothing of what was refused was added
+        assert len(queue) == 1
+
+
 # -- what is refused
 
 
