@@ -182,23 +182,28 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An answer was passed on by try `key`. is_taken: the client has all of it, or will have it if the stream lasts."""
+    """An answer was passed on by try `key`. is_taken: the client has all of it, or will have it if the stream lasts.
+
+    is_ours: the trouble is of this machine (its disk), and trying again does not help.
+    """
 
     key: bytes
     is_taken: bool
     trouble: str = ""
+    is_ours: bool = False
 
 
 LineEvent: TypeAlias = Joined | Parted | Outlived | Asked | Offered | Said | Cancelled | Orphaned | Acknowledged | Taken | Given
 
 
 class _Transfer:
-    """Bulk under way. call: what ends it."""
+    """Bulk under way. call: what ends it. unreadable: why the file that is sent could not be read."""
 
-    __slots__ = ("call", "moved_s")
+    __slots__ = ("call", "moved_s", "unreadable")
 
     def __init__(self) -> None:
         self.call: Any = None
+        self.unreadable = ""
         self.moved_s = time.monotonic()
 
     def moved(self) -> None:
@@ -521,7 +526,7 @@ class GatewayLine:
             self._out.put(pb.FromServer(answer=pb.GivePart(key=key, outcome=_outcome(end), data=data)))
         except OSError as error:
             trouble = f"{path}: {error.strerror}"
-        self._tell(Given(key, not trouble, trouble))
+        self._tell(Given(key, not trouble, trouble, is_ours=bool(trouble)))
 
     def _give(self, key: bytes, end: CallEnd, path: str) -> None:
         trouble, is_taken = "", False
@@ -537,12 +542,12 @@ class GatewayLine:
         except grpc.FutureCancelledError:
             trouble = "it was broken off"
         except OSError as error:
-            trouble = f"{path}: {error.strerror}"
+            transfer.unreadable = f"{path}: {error.strerror}"
         except ValueError:
             trouble = "the line to the gateway is lost"
         finally:
             self._over(key)
-        self._tell(Given(key, is_taken, trouble))
+        self._tell(Given(key, is_taken, transfer.unreadable or trouble, is_ours=bool(transfer.unreadable)))
 
     def _probe(self, key: bytes, size_bytes: int) -> None:
         """Takes so many bytes, and gives them back."""
@@ -561,12 +566,16 @@ class GatewayLine:
 
 
 def _parts(first: Any, file: Any, transfer: _Transfer) -> Iterator[Any]:
-    """The messages of one answer. A small one is one message."""
-    first.data = file.read(PIECE_BYTES)
-    yield first
-    while data := file.read(PIECE_BYTES):
-        transfer.moved()
-        yield pb.GivePart(data=data)
+    """The messages of one answer. A small one is one message. A file that cannot be read breaks the stream off."""
+    try:
+        first.data = file.read(PIECE_BYTES)
+        yield first
+        while data := file.read(PIECE_BYTES):
+            transfer.moved()
+            yield pb.GivePart(data=data)
+    except OSError as error:
+        transfer.unreadable = f"{file.name}: {error.strerror}"
+        raise
     transfer.moved()
 
 

@@ -504,8 +504,21 @@ class Server:
 
     def _on_given(self, given: Given) -> None:
         call = self._giving.pop(given.key, None)
-        if call is not None and given.trouble:
-            self._log.info("answer_not_given", what=str(call.id), why=given.trouble)
+        if call is None or not given.trouble:
+            return
+        self._log.info("answer_not_given", what=str(call.id), why=given.trouble)
+        if given.is_ours and call.end is not None and call.end.kind == "OK":
+            self._lose_answer(call, call.end, given.trouble)
+
+    def _lose_answer(self, call: _Call, end: CallEnd, why: str) -> None:
+        """Its file cannot be read, so nobody gets it: whoever asks hears so, and need not ask until the deadline. It does not run again."""
+        self._log.warning("answer_lost", what=str(call.id), why=why)
+        self._used_bytes -= end.bytes
+        call.end = replace(end, kind="LOST", error=f"it ran, and its answer cannot be read: {why}"[:_MOST_TEXT], bytes=0)
+        with suppress(OSError):
+            call.answer.unlink(missing_ok=True)
+        if call.line is not None:
+            self._give(call)
 
     # -- clients and gateways that go
 

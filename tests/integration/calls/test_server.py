@@ -239,6 +239,22 @@ def test_a_call_that_is_offered_twice_is_executed_once(shared: Rig) -> None:
     assert shared.ran("wait_for") == before + 1
 
 
+@pytest.mark.parametrize("room", [0, 4096])
+def test_an_answer_that_cannot_be_read_any_more_is_told_as_lost_and_the_call_does_not_run_again(shared: Rig, room: int) -> None:
+    before, one_id = shared.ran("wait_for"), ("ann", os.urandom(16), 1)
+    arguments = packed("wait_for", str(shared.directory))
+    kept = set((shared.directory / "spool").rglob("answer"))
+    assert shared.gateway.offer("wait_for", arguments, id=one_id).ended() == "OK"
+    (file,) = set((shared.directory / "spool").rglob("answer")) - kept
+    file.unlink()
+    file.mkdir()
+    for attempt in (2, 3):
+        again = shared.gateway.offer("wait_for", arguments, id=one_id, attempt=attempt, said_bytes=room)
+        assert again.ended() == "LOST", again.outcome
+        assert "its answer cannot be read" in again.outcome.error
+    assert shared.ran("wait_for") == before + 1
+
+
 def test_a_call_that_is_acknowledged_is_not_executed_again(shared: Rig) -> None:
     guid, before = os.urandom(16), shared.ran("add")
     one = shared.gateway.offer("add", packed("add", np.ones(1), np.ones(1)), id=("ann", guid, 1))

@@ -189,6 +189,29 @@ def test_a_call_is_taken_started_and_its_answer_given(bench: Bench) -> None:
     assert not os.path.exists(str(run.order[2])), "arguments are not kept"
 
 
+def test_an_answer_that_its_own_disk_does_not_give_back_is_lost_and_everybody_who_asks_hears_so(bench: Bench) -> None:
+    key = bench.offer()
+    bench.end()
+    used = bench.server.used_bytes
+    bench.turn(Given(key, False, "answer: Input/output error", is_ours=True))
+    again, end, path = bench.line.given[-1]
+    assert (again, end.kind, end.bytes, path) == (key, "LOST", 0, "")
+    assert "Input/output error" in end.error
+    assert bench.server.used_bytes == used - 6
+    bench.turn(Given(key, True))
+    later = bench.offer(attempt=2, taken=False)
+    assert [(one[0], one[1].kind) for one in bench.line.given[2:]] == [(later, "LOST")]
+    assert not bench.slots.runs, "it does not run again"
+
+
+def test_a_line_that_breaks_while_an_answer_is_given_loses_nothing(bench: Bench) -> None:
+    bench.turn(Given(bench.offer(), False, "it was not ended yet"))  # of a try that gave nothing
+    bench.end()
+    bench.turn(Given(bench.line.given[-1][0], False, "the line to the gateway is lost"))
+    later = bench.offer(attempt=2, taken=False)
+    assert (bench.line.given[-1][0], bench.line.given[-1][1].kind) == (later, "OK")
+
+
 def test_arguments_that_come_in_the_stream_begin_a_call_and_those_that_do_not_come_hold_no_place(bench: Bench) -> None:
     key = bench.offer(1, taken=False, is_said=True)
     bench.turn(Said(key, bytes(10)))
