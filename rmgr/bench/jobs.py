@@ -35,9 +35,10 @@ from rmgr.bench.load.process_cost import children_of, cpu_s
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row, zookeeper_counts
 from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
-from rmgr.client.ports import FirstTasks, HandlePort, TaskSpec
+from rmgr.client.ports import FirstTasks, TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
+from rmgr.client.submission.handle import SubmissionHandle
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
@@ -258,7 +259,7 @@ class AwaitedEnds:
             raise RmgrError(f"{len(self._wrong)} jobs did not do what they should: {self._wrong[0]}")
 
 
-def _add(handle: HandlePort, count: int) -> None:
+def _add(handle: SubmissionHandle, count: int) -> None:
     handle.add(TaskSpec(), [b""] * count)
     handle.complete()
     handle.flush(60.0)

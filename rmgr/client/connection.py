@@ -11,22 +11,23 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rmgr.client import futures
-from rmgr.client.asking import ConnectionAsks
-from rmgr.client.ports import SubmitterPort
-from rmgr.client.values.functions import Functions
-from rmgr.client.values.values import Values
+from rmgr.client.pickling import Functions
+from rmgr.client.values import Values
 from rmgr.client.waiting import check_timeout
-from rmgr.coord.protocol.ports import Coordinator, SessionState
-from rmgr.errors import NotConnected, PermissionDenied
-from rmgr.submitter.fates import AskedFates
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.client.submission.engine import Engine
     from rmgr.config import Config
+    from rmgr.coord.protocol.ports import Coordinator, Store
+    from rmgr.submitter.questions import Asks, Question
 
+A = TypeVar("A")
 #: Before the interpreter goes: what must be waited for, and what must be closed.
 _ENDINGS: dict[str, Callable[[], None]] = {}
 _connections: dict[tuple[str, str, str, str], Connection] = {}
@@ -42,7 +43,7 @@ class Connection:
 
     def __init__(
         self,
-        submitter: SubmitterPort,
+        submitter: Engine,
         config: Config,
         coordinator: Coordinator | None,
         credentials: Credentials | None = None,
@@ -54,7 +55,7 @@ class Connection:
         self.coordinator = coordinator
         self.asks = asks or ConnectionAsks(config, coordinator, submitter.store, credentials)
         self.functions = Functions(submitter.store)
-        self.store: Values = getattr(submitter, "values", None) or Values(submitter.store, AskedFates(self.asks))
+        self.store: Values = submitter.values
         self.pid = os.getpid()
         self.is_closed = False
 
@@ -83,7 +84,7 @@ class Connection:
 
     def __repr__(self) -> str:
         words = {SessionState.CONNECTED: "connected", SessionState.SUSPENDED: "nobody answers", SessionState.LOST: "connecting"}
-        state = words[self.submitter.cluster.session_state]
+        state = words[self.submitter.session_state]
         state = "closed" if self.is_closed else "of the parent process" if self.is_forked else state
         return f"<rmgr.Connection to {self.where}: {state}>"
 
@@ -103,7 +104,7 @@ class Connection:
             return "this connection belongs to the parent process: call rmgr.connect() after a fork"
         if self.is_closed:
             return "the connection was closed"
-        return "" if self.submitter.cluster.session_state is SessionState.CONNECTED else "ZooKeeper does not answer"
+        return "" if self.submitter.session_state is SessionState.CONNECTED else "ZooKeeper does not answer"
 
     def check_usable(self) -> None:
         """Raises NotConnected when it brings nothing any more."""
@@ -188,7 +189,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
     from rmgr.adapters.zookeeper.client import ZkCoordinator
-    from rmgr.client.identity.secured import engine_options
+    from rmgr.client.identity import engine_options
     from rmgr.client.submission.engine import engine_here
     from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.release import check_store
@@ -220,7 +221,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.access.auth import check_not_forked
     from rmgr.adapters.gateway.store import GatewayStore
     from rmgr.adapters.store_rules import remembered
-    from rmgr.client.identity.secured import engine_options
+    from rmgr.client.identity import engine_options
     from rmgr.client.submission.engine import engine_through
     from rmgr.procedures.bootstrap import check_found
     from rmgr.runtime.release import check_store
@@ -252,7 +253,74 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     return made
 
 
-# -- the end of the process ------------------------------------------------------------------------------------------------
+# -- questions -----------------------------------------------------------------------------------------------------------------
+
+
+class ConnectionAsks:
+    """A `questions.Asks` of one connection; made when it is first asked. Thread-safe: two that are made at once are as good as one."""
+
+    def __init__(self, config: Config, coordinator: Coordinator | None, store: Store, credentials: Credentials | None) -> None:
+        self._config = config
+        self._coordinator = coordinator
+        self._store = store
+        self._credentials = credentials
+        self._asks: Asks | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The gateway that is asked, "" = none."""
+        return str(getattr(self._made(), "endpoint", ""))
+
+    @property
+    def hosts(self) -> str:
+        """See `Asks`."""
+        return self._made().hosts
+
+    @property
+    def session_timeout_s(self) -> float:
+        """See `Asks`."""
+        return self._made().session_timeout_s
+
+    def ask(self, question: Question[A], *, timeout_s: float) -> A:
+        """See `Asks`."""
+        return self._made().ask(question, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Ends its channels, if it has any. Idempotent."""
+        close = getattr(self._asks, "close", None)
+        if close is not None:
+            close()
+
+    def _made(self) -> Asks:
+        if self._asks is None:
+            self._asks = self._through_gateway() if self._config.cluster.uses_gateway else self._here()
+        return self._asks
+
+    def _through_gateway(self) -> Asks:
+        from rmgr.adapters.rpc.gateways import user_name
+        from rmgr.submitter.remote import RemoteAnswers
+
+        cluster, user = self._config.cluster, user_name() if self._credentials is None else ""
+        timeout_s = cluster.session_timeout_s
+        return RemoteAnswers(cluster.gateway, credentials=self._credentials, user=user, session_timeout_s=timeout_s)
+
+    def _here(self) -> Asks:
+        from rmgr.coord.decisions.rights import ANYBODY, Person
+        from rmgr.model.cluster.identity import Role
+        from rmgr.runtime.secured import certifier
+        from rmgr.submitter.answers import Answers
+
+        if self._coordinator is None:
+            raise CoordinationUnavailable("this connection has none to ZooKeeper, nor to a gateway", hint="rmgr.connect()")
+        who, certify = ANYBODY, None
+        if self._credentials is not None:
+            mine = self._credentials.identity
+            who = Person(name=mine.name, role=str(mine.role), is_operator=mine.role in {Role.OPERATOR, Role.ADMIN})
+            certify = certifier(self._credentials)
+        return Answers(self._coordinator, lambda: self._store, who, certify=certify)
+
+
+# -- the end of the process ----------------------------------------------------------------------------------------------------
 
 
 def at_end(name: str, ending: Callable[[], None]) -> None:
@@ -264,7 +332,6 @@ def at_end(name: str, ending: Callable[[], None]) -> None:
 def is_ending() -> bool:
     """The interpreter is shutting down: nothing new may be begun."""
     return _ending.is_set()
-
 
 _registered = False
 

@@ -8,36 +8,45 @@ callbacks). Until then one lock for all futures guards the change of state.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import pickle
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as BaseFuture
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
-from rmgr.client.notebook import table
-from rmgr.client.values.pickling import FutureHasNoValue
-from rmgr.client.values.results import Settled, error_of, value_of
-from rmgr.client.waiting import giving_slot_back
+from rmgr.client.pickling import RAISED, FutureHasNoValue, load, unreadable
+from rmgr.client.progress import table
+from rmgr.client.waiting import Deadline, giving_slot_back
+from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.errors import DeadlineExceeded, Unavailable
-from rmgr.model.base.states import State
+from rmgr.errors import DataLost, DeadlineExceeded, TaskFailed, Unavailable
+from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import format_duration
+from rmgr.model.tasks.outcome import Outcome
+from rmgr.procedures.authentic import LOST
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from rmgr.client.logs import Line
+    from rmgr.client.tasks import Tasks
 
-    from rmgr.client.logs.lines import Line
-
+#: Lines of a failed task's output that its error shows.
+TAIL_LINES = 10
 _DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})
 #: After which a task that was found neither waiting nor running is looked for again.
 _LOOK_AGAIN_S = 0.5
 #: Guards the change of state, and the making of a condition, of all futures without one. Reentrant: the garbage collector may
 #: run inside, and drop a `map` that nobody iterates any more, whose futures are then cancelled.
 _lock = threading.RLock()
+#: What a call raises to end its own process is no order to end this one.
+_ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
 def renew_lock_after_fork() -> None:
@@ -46,44 +55,15 @@ def renew_lock_after_fork() -> None:
     _lock = threading.RLock()
 
 
-class SourceConnection(Protocol):
-    """The connection that brings results."""
+class Settled(msgspec.Struct, eq=False, gc=False):
+    """End of a task, as little as must be kept of it. (Millions of them pass.)
 
-    @property
-    def where(self) -> str:
-        """Its cluster."""
+    node: "" when it never ran.
+    """
 
-    def trouble(self) -> str:
-        """Why nothing comes at present, "" when nothing is known to be wrong."""
-
-    def check_waitable(self) -> None:
-        """Raises NotConnected where nothing will ever come: in a process that was forked from the one that submitted."""
-
-
-class Source(Protocol):
-    """The submission of a future: it brings the future's result, or cancels its task."""
-
-    @property
-    def number(self) -> int:
-        """Its submission."""
-
-    @property
-    def connection(self) -> SourceConnection: ...
-
-    @property
-    def store(self) -> Store: ...
-
-    def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
-        """Cancels what has not started; returns those that are cancelled now."""
-
-    def end_tasks(self, indices: Sequence[int], *, reason: str, timeout_s: float) -> list[int]:
-        """Cancels tasks, and orders those that run to end; returns both."""
-
-    def lines_of(self, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
-        """What their tasks have written. See `Future.logs`."""
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        """Runs code of the user where it may block."""
+    outcome: Outcome
+    node: str
+    attempt: int
 
 
 class Hook(Protocol):
@@ -100,7 +80,7 @@ class Hook(Protocol):
 class _Waiters(list[Any]):
     """The waiters of `concurrent.futures.wait` and `as_completed`: in a task, they give the slot back while they wait."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Tasks) -> None:
         super().__init__()
         self._source = source
 
@@ -131,7 +111,7 @@ class Future(BaseFuture[Any]):
     _decoded = False
     _hooks: Any = ()
 
-    def __init__(self, source: Source, index: int = -1) -> None:
+    def __init__(self, source: Tasks, index: int = -1) -> None:
         self._source = source
         self.index = index
 
@@ -195,7 +175,7 @@ class Future(BaseFuture[Any]):
             return True
 
     @property
-    def source(self) -> Source:
+    def source(self) -> Tasks:
         """Who made it."""
         return self._source
 
@@ -338,7 +318,7 @@ class Future(BaseFuture[Any]):
         error: BaseException | None = None
         if settled.outcome.state is State.COMPLETED:
             try:
-                value = value_of(settled, self._source, timeout)
+                value = value_of(settled, self._source.number, self._source.store, timeout)
             except Unavailable:
                 raise  # the next call may find the store again
             except Exception as failure:  # noqa: BLE001 - kept, and raised by result()
@@ -382,6 +362,164 @@ def _without_value(settled: Settled) -> Any:
     """The outcome without the bytes that were decoded (they may be large)."""
     outcome = settled.outcome
     return msgspec.structs.replace(outcome, value=b"") if len(outcome.value) > 256 else outcome
+
+
+# -- futures as they end -------------------------------------------------------------------------------------------------------
+
+
+def as_completed(futures: Iterable[Future], timeout_s: float | None) -> Iterator[Future]:
+    """Yields futures as they end, each once, and first those that have ended. Raises DeadlineExceeded."""
+    deadline = Deadline(timeout_s)
+    arrived: SimpleQueue[Future] = SimpleQueue()
+    hook = _Arrivals(arrived)
+    seen: set[Future] = set()
+    source: Tasks | None = None
+    for future in futures:
+        if future not in seen:
+            seen.add(future)
+            if not future.hook(hook):
+                arrived.put(future)
+            elif future.source is not source:
+                source = future.source
+                source.connection.check_waitable()
+    total = left = len(seen)
+    seen.clear()
+    return _drain(arrived, left, total, deadline, source)
+
+
+class _Arrivals:
+    """Takes futures that have ended, for one `as_completed`.
+
+    It is void when nobody iterates that any more. So a caller that asks again and again for the next one that ends leaves
+    nothing behind in the others.
+    """
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: SimpleQueue[Future]) -> None:
+        self._queue = weakref.ref(queue)
+
+    @property
+    def is_void(self) -> bool:
+        return self._queue() is None
+
+    def __call__(self, future: Future) -> None:
+        queue = self._queue()
+        if queue is not None:
+            queue.put(future)
+
+
+def _drain(arrived: SimpleQueue[Future], left: int, total: int, deadline: Deadline, source: Tasks | None) -> Iterator[Future]:
+    while left:
+        try:
+            ended = arrived.get_nowait()
+        except Empty:
+            with giving_slot_back():
+                try:
+                    ended = arrived.get(timeout=deadline.left())
+                except Empty:
+                    story = source.connection.trouble() if source is not None else ""
+                    raise DeadlineExceeded(f"{left} (of {total}) futures unfinished" + (f"; {story}" if story else "")) from None
+        left -= 1
+        yield ended
+        del ended
+
+
+# -- how a task ended ----------------------------------------------------------------------------------------------------------
+
+
+def value_of(settled: Settled, number: int, store: Store, timeout_s: float | None) -> object:
+    """The value of a COMPLETED task. Large values are fetched from the store.
+
+    Raises: DataLost, StoreUnavailable; PickleFailed when it cannot be unpickled here.
+    """
+    outcome = settled.outcome
+    if outcome.error.startswith(LOST):
+        why = outcome.error.partition(": ")[2]
+        raise DataLost(f"task {number}_{outcome.index} completed, but {why}", hint="submit it again")
+    if outcome.value_size >= 0:
+        return _stored_value(settled, number, store, 60.0 if timeout_s is None else max(1.0, timeout_s))
+    if not outcome.pickled:
+        return outcome.value
+    if not outcome.value:
+        return None  # a command, or the keyed form: there is nothing to return
+    try:
+        return pickle.loads(outcome.value)  # noqa: S301 - results of the user's own functions, decoded in the user's process
+    except RAISED as error:  # code of users: __setstate__ may raise anything
+        raise unreadable(f"the result of task {number}_{outcome.index}", error) from error
+
+
+def _stored_value(settled: Settled, number: int, store: Store, timeout_s: float) -> object:
+    outcome = settled.outcome
+    task, key = f"{number}_{outcome.index}", keys.output(number, outcome.index, settled.attempt)
+    found = store.get_noted_many([key], largest=outcome.value_size, timeout_s=timeout_s).get(key)
+    if found is None:
+        raise DataLost(f"the result of task {task} ({key}) is missing from the data store", hint="submit it again")
+    data, about = found
+    if data is None or (outcome.value_sha256 is not None and hashlib.sha256(data).digest() != outcome.value_sha256):
+        raise DataLost(f"the result of task {task} ({key}) in the data store is not what its node has stored", hint="submit it again")
+    return load(data, about.encoding, f"the result of task {task}")
+
+
+def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseException:
+    """The exception of a task that did not complete: its own, with the traceback there as cause, or TaskFailed.
+
+    Args:
+        loses: always TaskFailed, also when the task raised (what `wait_all` raises; its own exception is then the cause). So it is for
+            exceptions that would end this process, or a generator of it, in silence.
+    """
+    outcome = settled.outcome
+    if outcome.state is State.CANCELLED:
+        return CancelledError(f"task {number}_{outcome.index} was cancelled")
+    raised = raised_by(outcome)
+    if raised is not None and not loses and not isinstance(raised, _ENDS):
+        return raised
+    failed = TaskFailed(
+        _sentence(settled, number),
+        task_id=f"{number}_{outcome.index}",
+        reason=str(outcome.reason),
+        attempts=max(1, settled.attempt),
+        node=settled.node,
+        log_tail=log_tail(outcome),
+        work_exit_code=outcome.exit_code,
+        hint=_KEYWORDS.get(outcome.reason) or f"rmgr logs {number}_{outcome.index}",
+    )
+    failed.__cause__ = raised
+    return failed
+
+
+def raised_by(outcome: Outcome) -> BaseException | None:
+    """The exception that the task raised, None when it did not end so or it cannot be rebuilt here."""
+    if not outcome.value or outcome.reason not in {Reason.EXCEPTION, Reason.BAD_OUTPUT, Reason.START_FAILED}:
+        return None
+    try:
+        error = pickle.loads(outcome.value)  # noqa: S301 - as above
+    except RAISED:  # as above; its summary is in the outcome
+        return None
+    return error if isinstance(error, BaseException) else None
+
+#: How a limit is moved: TaskQueue and Executor take the same keywords.
+_KEYWORDS = {
+    Reason.TIME_LIMIT: "a longer limit: TaskQueue(f, time=SECONDS or '15m'), and the same of Executor",
+    Reason.OUT_OF_MEMORY: "say what it needs: TaskQueue(f, memory=BYTES or '2G'), and the same of Executor",
+}
+
+
+def _sentence(settled: Settled, number: int) -> str:
+    outcome = settled.outcome
+    where = f" on {settled.node}" if settled.node else ""
+    again = f", attempt {settled.attempt}" if settled.attempt > 1 else ""
+    what = outcome.error or (f"exit code {outcome.exit_code}" if outcome.exit_code is not None else "no details")
+    return f"task {number}_{outcome.index} failed{where}{again}: {outcome.reason} ({what})"
+
+
+def log_tail(outcome: Outcome) -> str:
+    """The last lines of its output, stderr before stdout."""
+    for stream in (1, 0):
+        data = outcome.log[stream].strip()
+        if data:
+            return b"\n".join(data.splitlines()[-TAIL_LINES:]).decode("utf-8", "replace")
+    return ""
 
 
 def _share_attributes() -> None:

@@ -5,17 +5,21 @@ It gets counts, and draws at most ten times a second. When the cluster stops ans
 
 from __future__ import annotations
 
+import builtins
+import html
 import math
 import os
 import sys
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from rmgr.client.notebook import NotebookBar, is_notebook
 from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
+
+if TYPE_CHECKING:
+    from rmgr.client.futures import Future
 
 #: Seconds between two drawings of the bar, and between two plain lines.
 _REDRAW_S = 0.1
@@ -24,6 +28,9 @@ _LINE_S = 5.0
 _RATE_WINDOW_S = 15.0
 #: No answer for so long is worth a word.
 _SILENCE_S = 2.0
+#: Of what a notebook shows: characters of one text, rows of a table.
+_MOST_TEXT, _MOST_ROWS = 120, 20
+_BAR = '<progress style="width:20em" value="{done}" max="{total}"></progress>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,3 +237,74 @@ def _make_bar(title: str, stream: TextIO) -> tuple[Any, Any]:
         transient=False,
     )
     return bar, bar.add_task(title, total=None, failed="", rate="", left="")
+
+
+# -- in a notebook: a few lines of HTML, made from counts; nothing is asked of the cluster -------------------------------------
+
+
+# Names come from users and nodes, so every text is escaped and cut. No package is needed: a bar is drawn where IPython already runs.
+
+
+def escaped(text: object) -> str:
+    """`text` as it may stand in HTML: escaped, without control characters, cut."""
+    plain = "".join(char if char.isprintable() else "\ufffd" for char in str(text))
+    return html.escape(plain if len(plain) <= _MOST_TEXT else f"{plain[:_MOST_TEXT]}\u2026")
+
+
+def bar(counts: Counts, *more: str) -> str:
+    """A bar with its numbers. more: texts behind them."""
+    told = [f"{counts.final:,} of {counts.total:,}"]
+    told += [f"{counts.failed:,} failed"] if counts.failed else []
+    told += [f"{counts.cancelled:,} cancelled"] if counts.cancelled else []
+    line = _BAR.format(done=counts.final, total=max(1, counts.total))
+    return f"{line} {', '.join([*told, *(escaped(text) for text in more if text)])}"
+
+
+def card(kind: str, name: str, where: str, counts: Counts | None, *more: str) -> str:
+    """One executor or queue. name: "" while it has no submission. counts: None: it was not used yet."""
+    head = f"<b>{escaped(kind)}</b> {escaped(name)}".rstrip() + f" at {escaped(where)}"
+    state = [escaped(text) for text in more if text]
+    return f"<div>{', '.join([head, *state])}<br>{bar(counts) if counts is not None else 'unused'}</div>"
+
+
+def table(futures: Sequence[Future]) -> str:
+    """A list of futures: how many are in which state, and the first of them."""
+    states = Counter(future.state for future in futures)
+    counts = ", ".join(f"{count:,} {escaped(state)}" for state, count in sorted(states.items())) or "no futures"
+    rows = "".join(
+        f"<tr><td>{escaped(future.task_id)}</td><td>{escaped(future.state)}</td><td>{escaped(future.node)}</td>"
+        f"<td>{future.attempt or ''}</td></tr>"
+        for future in futures[:_MOST_ROWS]
+    )
+    more = f"<div>{len(futures) - _MOST_ROWS:,} more</div>" if len(futures) > _MOST_ROWS else ""
+    head = "<tr><th>task</th><th>state</th><th>node</th><th>attempt</th></tr>"
+    return f"<div>{counts}</div><table>{head}{rows}</table>{more}" if futures else f"<div>{counts}</div>"
+
+
+def is_notebook() -> bool:
+    """This process is the kernel of a notebook, which shows HTML; a terminal of IPython does not."""
+    shell = getattr(builtins, "get_ipython", None)
+    return shell is not None and type(shell()).__name__ == "ZMQInteractiveShell"
+
+
+class NotebookBar:
+    """A bar below the cell that waits, drawn again in place."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._shown: Any = None
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+    _html = ""
+
+    def draw(self, counts: Counts, more: Iterable[str]) -> None:
+        """Shows the present counts. Cost: one message to the notebook."""
+        from IPython.display import display  # type: ignore[import-not-found, unused-ignore]  # it is there: this is its process
+
+        self._html = f"<div>{escaped(self._title)} {bar(counts, *more)}</div>"
+        if self._shown is None:
+            self._shown = display(self, display_id=True)
+        else:
+            self._shown.update(self)

@@ -8,6 +8,7 @@ with TaskQueue(energy, cores=4) as queue:
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import types
 import warnings
@@ -16,35 +17,61 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from functools import partial
 from itertools import islice
 from types import ModuleType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from rmgr.client.calls_again import FailedCalls, calls_again
-from rmgr.client.completion import as_completed
+import msgspec
+
 from rmgr.client.connection import Connection, at_end, connect
-from rmgr.client.dropped import when_dropped
-from rmgr.client.futures import Future, Futures
-from rmgr.client.notebook import card
-from rmgr.client.output import FollowsOutput
-from rmgr.client.ports import HandlePort, TaskSpec
-from rmgr.client.progress import ProgressDisplay
-from rmgr.client.specs import Duration, Options, Size, bytes_of, draft_of, launch_of, python_environment, us_of
-from rmgr.client.submission.opening import SubmissionOpening
-from rmgr.client.task_keys import TaskKeys, check_names
-from rmgr.client.tasks import Tasks, Waited
-from rmgr.client.values.modules import ship
-from rmgr.client.values.pickling import dump_call, name_of
-from rmgr.client.values.scattered import Payload
-from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
+from rmgr.client.content import Payload
+from rmgr.client.futures import Future, Futures, as_completed
+from rmgr.client.pickling import dump_call, name_of, ship
+from rmgr.client.ports import TaskSpec
+from rmgr.client.progress import ProgressDisplay, card
+from rmgr.client.specs import (
+    OF_TASKS,
+    Duration,
+    Options,
+    Size,
+    Variants,
+    bytes_of,
+    draft_of,
+    launch_of,
+    options_of,
+    python_environment,
+    us_of,
+)
+from rmgr.client.tasks import SubmissionOpening, Tasks, Waited, when_dropped
 from rmgr.client.waiting import Deadline, check_timeout, giving_slot_back
 from rmgr.coord.decisions.ownership import trusted
-from rmgr.coord.protocol.ports import SessionState
-from rmgr.coord.protocol.records import decode_keyed, encode_keyed
-from rmgr.errors import DeadlineExceeded, NotFound, StateConflict, SubmitUnknown, UsageError, ValueTooLarge
+from rmgr.coord.protocol.keys import check_new_key, check_user_key
+from rmgr.coord.protocol.ports import SessionState, Store
+from rmgr.coord.protocol.records import decode_keyed, decode_payloads, encode_keyed
+from rmgr.coord.seal.work import row_digest
+from rmgr.errors import (
+    DataLost,
+    DeadlineExceeded,
+    KeyExists,
+    NotFound,
+    RmgrError,
+    StateConflict,
+    SubmitUnknown,
+    TaskFailed,
+    UsageError,
+    ValueTooLarge,
+)
 from rmgr.model.base.ids import parse_submission, taskq_name
+from rmgr.model.base.states import State
 from rmgr.model.base.units import format_duration
-from rmgr.model.tasks.block import MAX_KEYED_BYTES, KeyedPayload
+from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, KeyedPayload
+from rmgr.model.tasks.outcome import Call, Fragment, Outcome
 from rmgr.model.tasks.submission import Submission, Terms, Work
 from rmgr.procedures.admission import admit
+from rmgr.submitter.questions import CountFragments
+
+if TYPE_CHECKING:
+    from rmgr.client.logs import Line
+    from rmgr.client.submission.handle import SubmissionHandle
+    from rmgr.client.values import Values
 
 #: Calls that `map` adds at a time, and bytes of their arguments, about: the first run while the rest is still being pickled.
 _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
@@ -52,10 +79,14 @@ _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
 _MOST_SHOWN = 60
 #: How often a wait without news looks whether the cluster still answers.
 _TICK_S = 1.0
+#: Output keys remembered before those are forgotten whose tasks have claimed them.
+_MANY_UNCLAIMED = 10_000
+#: Bytes of a row of arguments: what is larger is not read here as a whole.
+_MOST_BYTES = 256 * 1024 * 1024
 _open_queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
 
 
-class TaskQueue(FollowsOutput):
+class TaskQueue:
     """A queue of calls of one function.
 
     Args:
@@ -131,11 +162,11 @@ class TaskQueue(FollowsOutput):
             token=token,
         )
         environment = python_environment(python=python, modules=ship(submitter.store, modules, timeout_s=timeout))
-        draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.cluster.user)
-        draft = admit(draft, submitter.cluster.settings(timeout_s=timeout), submitter.cluster.nodes(timeout_s=timeout))
+        draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.user)
+        draft = admit(draft, submitter.settings(timeout_s=timeout), submitter.nodes(timeout_s=timeout))
         tasks = Tasks(connection, keep_all=bool(token), opening=SubmissionOpening(submitter, draft, timeout_s=timeout))
-        if token or submitter.cluster.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: raised here
-            draft = tasks.opened().view.submission
+        if token or submitter.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: raised here
+            draft = tasks.opened().submission
         self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token), function=function, asked=asked)
 
     def _begin(
@@ -180,10 +211,10 @@ class TaskQueue(FollowsOutput):
         connection = connection or connect()
         tasks = Tasks(connection, keep_all=True)
         handle = tasks.handle = connection.submitter.attach(number, tasks, own=True, timeout_s=timeout)
-        if handle.view.submission.work is not Work.PYTHON:
+        if handle.submission.work is not Work.PYTHON:
             raise UsageError(f"submission {number} runs commands, it is not a TaskQueue", hint=f"rmgr wait {number}")
         made = cls.__new__(cls)
-        made._begin(connection, tasks, handle.view.submission, overwrite=overwrite, attached=True)  # noqa: SLF001 - a constructor of this class
+        made._begin(connection, tasks, handle.submission, overwrite=overwrite, attached=True)  # noqa: SLF001 - a constructor of this class
         return made
 
     def own(self, timeout: float | None = None) -> int:
@@ -193,7 +224,7 @@ class TaskQueue(FollowsOutput):
             queue that was completed has all its tasks.
         Raises: StateConflict when the owner lives on, or the queue was cancelled.
         """
-        progress = self._handle.view.progress
+        progress = self._handle.progress
         if not progress.tail.complete:
             try:
                 self._tasks.wait_room(block=True, timeout_s=timeout)
@@ -205,7 +236,7 @@ class TaskQueue(FollowsOutput):
     # -- what it is
 
     @property
-    def _handle(self) -> HandlePort:
+    def _handle(self) -> SubmissionHandle:
         """Its submission: made with the first tasks, or here. One that exists keeps its number and name when the connection is gone."""
         handle = self._tasks.handle
         return handle if handle is not None else self._tasks.opened()
@@ -213,12 +244,12 @@ class TaskQueue(FollowsOutput):
     @property
     def id(self) -> int:
         """Number of the submission, as `rmgr jobs` shows it. (Recorded by this call, if nothing was submitted before.)"""
-        return self._handle.view.number
+        return self._handle.number
 
     @property
     def name(self) -> str:
         """`taskq-0000000042`: what another process attaches to."""
-        return taskq_name(self._handle.view.number)
+        return taskq_name(self._handle.number)
 
     @property
     def function(self) -> str:
@@ -226,7 +257,7 @@ class TaskQueue(FollowsOutput):
         return self._record.function
 
     def __len__(self) -> int:
-        return 0 if self._tasks.handle is None else max(self._handle.view.next_index, self._handle.view.progress.total)
+        return 0 if self._tasks.handle is None else max(self._handle.next_index, self._handle.progress.total)
 
     def __repr__(self) -> str:
         where = f"{self._function_name} at {self.connection.where}"
@@ -303,7 +334,7 @@ class TaskQueue(FollowsOutput):
         if not self._handle.wait_sent(index, timeout):
             raise SubmitUnknown(
                 f"task {self.id}_{index} is not known to be durable within {format_duration(timeout or 0.0)}",
-                token=self._handle.view.submission.token,
+                token=self._handle.submission.token,
                 task_id=f"{self.id}_{index}",
                 hint="it is sent again in the background while this process lives",
             )
@@ -404,7 +435,7 @@ class TaskQueue(FollowsOutput):
         Raises: TaskFailed when a task submitted with `resubmit=True` FAILED (after all have ended); DeadlineExceeded.
         """
         deadline = Deadline(timeout)
-        others = [outcome_of(queue, progress, deadline) for queue in self._variants.all()]
+        others = [_outcome_of(queue, progress, deadline) for queue in self._variants.all()]
         title = f"{self.name} {self._function_name}" if self._tasks.handle is not None else self._function_name
         with ProgressDisplay(title, enabled=progress, trouble=self.connection.trouble) as display, giving_slot_back():
             while True:
@@ -421,7 +452,17 @@ class TaskQueue(FollowsOutput):
                     )
                 left = deadline.left()
                 self._tasks.wait_news(_TICK_S if left is None else min(left, _TICK_S), counts)
-        return together(self._tasks.waited(), others)
+        return _together(self._tasks.waited(), others)
+
+    def follow(self, *, stream: str = "", timeout: float | None = None) -> Iterator[Line]:
+        """Yields lines of the tasks that have not ended, as they come, until all of those have ended.
+
+        Up to 64 tasks are read at once; the lines of others come when they end.
+
+        Args: stream: "stdout" or "stderr", "" = both. timeout: s.
+        Raises: UsageError; DeadlineExceeded; StoreUnavailable, CoordinationUnavailable. Cost: as `Future.logs`.
+        """
+        return self._tasks.lines_of(self._tasks.unfinished(), follow=True, stream=stream, timeout=timeout)
 
     # -- ending
 
@@ -494,7 +535,7 @@ class TaskQueue(FollowsOutput):
         if unknown := [name for name in options if name not in OF_TASKS]:
             raise UsageError(f"rerun_failed has no option {unknown[0]!r}", hint=f"a task may have its own {', '.join(OF_TASKS)}")
         deadline = Deadline(timeout)
-        known = FailedCalls.read(self.connection, self._tasks.opened().view.number, deadline)
+        known = FailedCalls.read(self.connection, self._tasks.opened().number, deadline)
         wanted = {index: known.get(index) for index in sorted(known if indices is None else set(indices))}
         if indices is None and 0 < (left_out := sum(call is None for call in wanted.values())) < len(wanted):
             told = f"{left_out} of {len(wanted)} tasks that failed are left out: their arguments are not kept"
@@ -503,8 +544,8 @@ class TaskQueue(FollowsOutput):
         calls = calls_again(self._tasks.store, self.id, wanted)
         record, submitter = self._record, self.connection.submitter
         given = {name: value for name, value in options_of(record).items() if name != "function"} | options
-        draft = draft_of(Options(**given), work=Work.PYTHON, python=record.python, function=record.function, user=submitter.cluster.user)
-        draft = admit(draft, submitter.cluster.settings(timeout_s=30.0), submitter.cluster.nodes(timeout_s=30.0))
+        draft = draft_of(Options(**given), work=Work.PYTHON, python=record.python, function=record.function, user=submitter.user)
+        draft = admit(draft, submitter.settings(timeout_s=30.0), submitter.nodes(timeout_s=30.0))
         tasks = Tasks(self.connection, keep_all=True, opening=SubmissionOpening(submitter, draft, timeout_s=30.0))
         made = TaskQueue.__new__(TaskQueue)
         made._begin(self.connection, tasks, draft, overwrite=True, attached=True)  # noqa: SLF001 - a constructor of this class
@@ -583,3 +624,148 @@ def _flush_open_queues() -> None:
     for queue in list(_open_queues):
         if not queue.is_closed and queue.connection.is_usable:
             queue.flush(10.0)
+
+
+def _outcome_of(queue: TaskQueue, progress: bool, deadline: Deadline) -> Waited | TaskFailed:
+    """What `wait_all` of a queue returns, or raises once all of it has ended. Raises DeadlineExceeded."""
+    try:
+        return queue.wait_all(progress=progress, timeout=deadline.left())
+    except TaskFailed as error:
+        return error
+
+
+def _together(mine: Waited, others: Sequence[Waited | TaskFailed]) -> Waited:
+    """Of a queue and of those with other options. Raises TaskFailed."""
+    counts, failed = dict(mine.counts), list(mine.failed)
+    for other in others:
+        if isinstance(other, TaskFailed):
+            raise other
+        failed += other.failed
+        counts = {state: counts.get(state, 0) + count for state, count in other.counts.items()}
+    return Waited(counts, failed)
+
+
+class TaskKeys:
+    """Refuses keys of tasks of one queue before these are submitted: output keys that are known to be taken. One caller at a time."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._unclaimed: dict[str, int] = {}  #: output keys of tasks that may not have claimed them yet
+
+    def add(self, outputs: Sequence[str], index: int) -> None:
+        """Task `index` writes these keys."""
+        self._unclaimed.update(dict.fromkeys(outputs, index))
+
+    def check_free(self, outputs: Sequence[str], handle: SubmissionHandle, *, timeout_s: float) -> None:
+        """Refuses output keys that are known here to be taken. Reads nothing but those that were seen before.
+
+        Raises: KeyExists, StoreUnavailable.
+        """
+        claimed = handle.first_unclaimed
+        if len(self._unclaimed) > _MANY_UNCLAIMED:
+            self._unclaimed = {key: index for key, index in self._unclaimed.items() if index >= claimed}
+        for key in outputs:
+            if self._unclaimed.get(key, -1) >= claimed:
+                task = f"{handle.number}_{self._unclaimed[key]}"
+                raise KeyExists(f"the output key {key!r} exists already: task {task} writes it", hint="overwrite=True replaces it")
+            if key in self._values.seen:
+                self._values.check_free(key, timeout=timeout_s)
+
+    def look(self, inputs: Sequence[str], outputs: Sequence[str], *, overwrite: bool, trust: Sequence[str], timeout_s: float) -> None:
+        """Refuses what the store refuses now. Raises: KeyExists, PermissionDenied, StoreUnavailable. Cost: a read for each key."""
+        check_output = self._values.check_mine if overwrite else self._values.check_free
+        for key in outputs:
+            check_output(key, timeout=timeout_s)
+        for key in inputs:
+            self._values.check_input(key, trust=trust, timeout=timeout_s)
+
+
+def check_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Raises UsageError for keys that cannot be, and for an output key that stands twice."""
+    written, _ = set(map(check_new_key, outputs)), [check_user_key(key) for key in inputs]
+    if len(written) != len(outputs):
+        raise UsageError(f"an output key stands twice in {list(outputs)}")
+    if len(inputs) + len(outputs) > MAX_KEYS:
+        told = f"a task has {len(inputs):,} input keys and {len(outputs):,} output keys; {MAX_KEYS:,} together are the limit"
+        raise UsageError(told, hint="several values under one key, or more tasks")
+
+
+# -- calls that are run again --------------------------------------------------------------------------------------------------
+
+
+class FailedCalls:
+    """A `ports.Listener` that keeps what FAILED calls have left: of the ends that its client believes."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Call | None] = {}
+        self.dead: RmgrError | None = None
+        self._news = threading.Event()
+
+    @classmethod
+    def read(cls, connection: Connection, number: int, deadline: Deadline) -> dict[int, Call | None]:
+        """Of the tasks that have FAILED by now, None where nothing is kept. Raises: DeadlineExceeded, NotFound, CoordinationUnavailable."""
+        left_s, reader = deadline.left() or 30.0, cls()
+        committed = connection.asks.ask(CountFragments(number=number), timeout_s=left_s)
+        handle = connection.submitter.attach(number, reader, own=False, timeout_s=left_s)
+        while handle.progress.next_fragment < committed and reader.dead is None:
+            if deadline.is_over:
+                raise DeadlineExceeded(f"the ends of {number} could not be read in time", hint="try again, with a longer timeout=")
+            reader._news.wait(0.2)
+            reader._news.clear()
+        if reader.dead is not None:
+            raise reader.dead
+        return dict(reader.calls)
+
+    def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:  # noqa: ARG002 - of all listeners
+        """See `ports.Listener`."""
+        self.calls.update((outcome.index, outcome.call) for outcome in outcomes if outcome.state is State.FAILED)
+
+    def on_progress(self) -> None:
+        """See `ports.Listener`."""
+        self._news.set()
+
+    def on_dead(self, error: RmgrError) -> None:
+        """See `ports.Listener`."""
+        self.dead = error
+        self._news.set()
+
+
+def calls_again(store: Store, number: int, calls: Mapping[int, Call | None]) -> Iterator[Call]:
+    """The calls of these tasks with their arguments, one row in memory at a time; output keys are theirs to have again.
+
+    Raises: NotFound where there are none; DataLost naming the first task whose arguments are not kept, before any is given.
+    """
+    if not calls:
+        raise NotFound(f"no task of {number} has failed", hint=f"rmgr tasks {number}")
+    missing = next((index for index, call in calls.items() if call is None), None)
+    if missing is not None:
+        why = f"the arguments of task {number}_{missing} are not kept: only a task that FAILED on a node leaves them"
+        raise DataLost(why, hint="submit it again; rerun_failed runs what has failed")
+    return _read(store, number, {index: call for index, call in calls.items() if call is not None})
+
+
+def _read(store: Store, number: int, calls: Mapping[int, Call]) -> Iterator[Call]:
+    row = ""
+    payloads: tuple[bytes, ...] = ()
+    for index, call in calls.items():
+        payload = call.payload
+        if call.row:
+            if call.row != row:
+                row, payloads = call.row, _payloads(store, call.row)
+            if call.at >= len(payloads):
+                raise DataLost(f"the arguments of task {number}_{index} are not in {call.row}", hint="submit it again")
+            payload = payloads[call.at]
+        if call.keyed:
+            payload = encode_keyed(msgspec.structs.replace(decode_keyed(payload), overwrite=True, claims_by="", deeds=()))
+        yield msgspec.structs.replace(call, payload=payload, row="", at=0)
+
+
+def _payloads(store: Store, row: str) -> tuple[bytes, ...]:
+    found = store.get_noted_many([row], largest=_MOST_BYTES).get(row)
+    data = found[0] if found is not None else None
+    if data is None or hashlib.sha256(data).hexdigest() != row_digest(row):
+        raise DataLost(f"the arguments {row} are not in the data store as they were, or are too large", hint="submit them again")
+    try:
+        return decode_payloads(data)
+    except msgspec.MsgspecError as error:
+        raise DataLost(f"the arguments {row} cannot be read: {error}", hint="submit them again") from None

@@ -5,28 +5,32 @@ Outcomes come on the Submitter's thread; everything else is called by threads of
 
 from __future__ import annotations
 
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from rmgr.client import content
 from rmgr.client.connection import Connection
-from rmgr.client.futures import Future, settle
-from rmgr.client.ports import FirstTasks, HandlePort, TaskSpec
+from rmgr.client.content import Payload
+from rmgr.client.futures import Future, Settled, error_of, settle
+from rmgr.client.ports import FirstTasks, Listener, TaskSpec
 from rmgr.client.progress import Counts
-from rmgr.client.submission.opening import SubmissionOpening
-from rmgr.client.values import content
-from rmgr.client.values.results import Settled, error_of
-from rmgr.client.values.scattered import Payload
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Submission
 from rmgr.procedures.removal import delete_pointers
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.client.logs.lines import Line
+    from rmgr.client.logs import Line
+    from rmgr.client.submission.engine import Engine
+    from rmgr.client.submission.handle import SubmissionHandle
 
 #: Arguments of a task above this are written to the store by the caller. Smaller ones are written on the way to the queue.
 LARGE_BYTES = 4 * 1024 * 1024
@@ -47,7 +51,7 @@ class Waited(NamedTuple):
 
 
 class Tasks:
-    """`futures.Source` and `ports.Listener` of one submission.
+    """The tasks of one submission: a `ports.Listener`, which brings results to futures, or cancels what these stand for.
 
     Args:
         keep_all: also keep the ends of tasks that nobody holds a future of (a queue that was attached to).
@@ -57,7 +61,7 @@ class Tasks:
     def __init__(self, connection: Connection, *, keep_all: bool = False, opening: SubmissionOpening | None = None) -> None:
         self.connection = connection
         self.store: Store = connection.submitter.store
-        self.handle: HandlePort | None = None
+        self.handle: SubmissionHandle | None = None
         self._opening = opening
         self._is_closed = False
         self.dead: RmgrError | None = None
@@ -74,7 +78,7 @@ class Tasks:
     @property
     def number(self) -> int:
         """The submission."""
-        return self.handle.view.number if self.handle is not None else 0
+        return self.handle.number if self.handle is not None else 0
 
     @property
     def ended(self) -> str:
@@ -88,9 +92,9 @@ class Tasks:
         handle = self.handle
         if handle is None:
             return None
-        progress = handle.view.progress
+        progress = handle.progress
         return Counts(
-            total=max(handle.view.next_index, progress.total),
+            total=max(handle.next_index, progress.total),
             final=progress.final,
             failed=progress.counts[State.FAILED],
             cancelled=progress.counts[State.CANCELLED],
@@ -99,7 +103,7 @@ class Tasks:
     # -- adding (one caller at a time)
 
     def add(self, spec: TaskSpec, payloads: Sequence[Payload], *, outputs: tuple[str, ...] = (), solid: bool = False) -> list[Future]:
-        """Adds tasks; returns their futures. Raises: as `HandlePort.add`; StoreUnavailable for large arguments."""
+        """Adds tasks; returns their futures. Raises: as `SubmissionHandle.add`; StoreUnavailable for large arguments."""
         futures = [Future(self) for _ in payloads]
         self.add_for(spec, payloads, futures, outputs=outputs, solid=solid)
         return futures
@@ -120,10 +124,10 @@ class Tasks:
                 return self._open_with(self._opening, spec, payloads, futures)
             self.opened()
         handle = self.handle_or_raise()
-        first = handle.view.next_index
+        first = handle.next_index
         for index, future in enumerate(futures, first):
             future.index = index
-        if spec.resubmit != handle.view.submission.resubmit:
+        if spec.resubmit != handle.submission.resubmit:
             self._unusual.update(range(first, first + len(payloads)))
         if outputs:
             self._outputs[first] = outputs
@@ -141,7 +145,7 @@ class Tasks:
                 for payload in payloads:
                     self._add_one(handle, spec, payload)
         except BaseException:
-            for index in range(handle.view.next_index, first + len(futures)):
+            for index in range(handle.next_index, first + len(futures)):
                 self._pending.pop(index, None)
             raise
         return first
@@ -164,8 +168,8 @@ class Tasks:
             raise
         return 0
 
-    def opened(self) -> HandlePort:
-        """The handle, made now if need be. Raises: as `SubmitterPort.open`."""
+    def opened(self) -> SubmissionHandle:
+        """The handle, made now if need be. Raises: as `Engine.open`."""
         if self.handle is None and self._opening is not None and self.dead is None:
             self.connection.check_usable()
             self._made(self._opening.open(self, None))
@@ -173,10 +177,10 @@ class Tasks:
                 self.handle_or_raise().complete()
         return self.handle_or_raise()
 
-    def _made(self, handle: HandlePort) -> None:
+    def _made(self, handle: SubmissionHandle) -> None:
         self.handle = handle
 
-    def _add_one(self, handle: HandlePort, spec: TaskSpec, payload: Payload) -> None:
+    def _add_one(self, handle: SubmissionHandle, spec: TaskSpec, payload: Payload) -> None:
         if len(payload) <= LARGE_BYTES:
             handle.add(spec, content.whole([payload]))
             return
@@ -189,7 +193,7 @@ class Tasks:
         content.put_rows(self.store, [(row, parts)])
         return row
 
-    def handle_or_raise(self) -> HandlePort:
+    def handle_or_raise(self) -> SubmissionHandle:
         """The handle, if tasks can be added. Raises what is in the way."""
         self.connection.check_usable()
         if self.dead is not None:
@@ -296,9 +300,9 @@ class Tasks:
     def waited(self) -> Waited:
         """The answer of `wait_all`, or TaskFailed."""
         handle = self.opened()
-        counts = {str(state): count for state, count in handle.view.progress.counts.items()}
+        counts = {str(state): count for state, count in handle.progress.counts.items()}
         failed = sorted(self._failed)
-        expected = handle.view.submission.resubmit
+        expected = handle.submission.resubmit
         fatal = [index for index in failed if expected != (index in self._unusual)]
         if fatal:
             raise self._failure(fatal)
@@ -320,7 +324,7 @@ class Tasks:
     def future(self, index: int) -> Future:
         """A future of a task that exists. Raises NotFound."""
         handle = self.opened()
-        if not 0 <= index < max(handle.view.next_index, handle.view.progress.total):
+        if not 0 <= index < max(handle.next_index, handle.progress.total):
             raise NotFound(f"there is no task {self.number}_{index}")
         with self._keeping:
             settled = self._kept.get(index) if self._kept is not None else None
@@ -344,39 +348,45 @@ class Tasks:
         """Futures of tasks that have not ended, in order."""
         return [future for _, future in sorted(self._pending.items())]
 
-    # -- futures.Source
+    # -- for futures
 
     def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
-        """See `futures.Source`. Cost: for those that were sent already, a listing of the queue and a commit a block."""
+        """Cancels what has not started; returns those that are cancelled now.
+
+        Cost: for those that were sent already, a listing of the queue and a commit a block.
+        """
         handle = self.handle_or_raise()
         by_index = {future.index: future for future in futures if not future.done() and future.index >= 0}
         gone = set(handle.drop(list(by_index)))
         sent = sorted(by_index.keys() - gone)
         if sent:
             cancel = self.connection.submitter.cancel_tasks
-            gone.update(cancel(handle.view.number, sent, reason="", running=False, timeout_s=_CANCEL_S))
+            gone.update(cancel(handle.number, sent, reason="", running=False, timeout_s=_CANCEL_S))
         ended = [by_index[index] for index in sorted(gone)]
         for future in ended:
             future.mark_cancelled()
         return [future for future in futures if future.cancelled()]
 
     def end_tasks(self, indices: Sequence[int], *, reason: str, timeout_s: float) -> list[int]:
-        """See `futures.Source`. Cost: as `cancel_futures`, and a listing of what the nodes run and a commit a running task."""
+        """Cancels tasks, and orders those that run to end; returns both.
+
+        Cost: as `cancel_futures`, and a listing of what the nodes run and a commit a running task.
+        """
         handle = self.handle_or_raise()
         gone = set(handle.drop(list(indices)))
         for index in gone:
             if (future := self._pending.get(index)) is not None:
                 future.mark_cancelled()
         if sent := sorted(set(indices) - gone):
-            gone.update(self.connection.submitter.cancel_tasks(handle.view.number, sent, reason=reason, running=True, timeout_s=timeout_s))
+            gone.update(self.connection.submitter.cancel_tasks(handle.number, sent, reason=reason, running=True, timeout_s=timeout_s))
         return sorted(gone)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """See `futures.Source`."""
+        """Runs code of the user where it may block."""
         self.connection.submitter.call_soon(callback)
 
     def lines_of(self, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
-        """See `futures.Source`."""
+        """What tasks have written. See `Future.logs`."""
         from rmgr.client.output import lines_of
 
         return lines_of(self, futures, follow=follow, stream=stream, timeout=timeout)
@@ -388,3 +398,54 @@ def _free(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> No
         delete_pointers(store, number, index, outputs)
     except RmgrError:
         return  # whoever submits to these keys finds out that their task has failed
+
+
+class SubmissionOpening:
+    """Makes one submission with its first tasks, once: one commit instead of two, and none for what is never used. Thread-safe.
+
+    Args:
+        draft: checked. timeout_s: for making it.
+    """
+
+    def __init__(self, submitter: Engine, draft: Submission, *, timeout_s: float) -> None:
+        self.draft = draft
+        self._submitter = submitter
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._handle: SubmissionHandle | None = None
+
+    def open(self, listener: Listener, first: FirstTasks | None) -> SubmissionHandle:
+        """Returns the submission, with these tasks. If it was made before, for its number, they are added to it.
+
+        Raises: as `Engine.open`.
+        """
+        with self._lock:
+            if self._handle is None:
+                self._handle = self._submitter.open(self.draft, listener, timeout_s=self._timeout_s, first=first)
+            elif first is not None:
+                first.made(self._handle)
+                self._handle.add(first.spec, first.payloads)
+        return self._handle
+
+_jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+_thread: threading.Thread | None = None
+
+
+def when_dropped(owner: object, job: Callable[[], None]) -> None:
+    """`job` is called, on a thread of its own, after `owner` was dropped; it must not refer to it. Not at the interpreter's end.
+
+    The garbage collector may run anywhere, also inside of a lock: it only enqueues (`SimpleQueue.put` may be called so).
+    """
+    global _thread
+    if _thread is None or not _thread.is_alive():  # a child of a fork has none; two at once do no harm
+        _thread = machine.Thread(target=_work, name="rmgr-dropped", daemon=True)
+        _thread.start()
+    weakref.finalize(owner, _jobs.put, job).atexit = False
+
+
+def _work() -> None:
+    while True:
+        try:
+            _jobs.get()()
+        except Exception as error:  # noqa: BLE001 - as in a finalizer: told, and others are let go
+            sys.excepthook(type(error), error, error.__traceback__)

@@ -65,12 +65,12 @@ def main() -> None:
     """As `rmgr`."""
     noted: dict[str, float] = {"loaded": time.time()}
     from rmgr.cli import main as rmgr
-    from rmgr.cli.sending.host import SessionHost
+    from rmgr.cli.session.context import Session
     from rmgr.cli.submit import afterwards
     from rmgr.submitter.remote import RemoteAnswers
 
     RemoteAnswers.ask = _timed(noted, RemoteAnswers.ask, after="reached")  # type: ignore[method-assign]
-    SessionHost.submit = _timed(noted, SessionHost.submit, before="checked", after="answered")  # type: ignore[method-assign]
+    Session.submit = _timed(noted, Session.submit, before="checked", after="answered")  # type: ignore[method-assign]
     ended = afterwards.until_ended
 
     def until_ended(*words: Any, **named: Any) -> Any:

@@ -20,7 +20,7 @@ import pytest
 
 from rmgr.client.connection import Connection, connect
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.client.values.values import Values
+from rmgr.client.values import Values
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.decisions.ownership import ValueShare
 from rmgr.coord.protocol import keys

@@ -90,7 +90,7 @@ def test_a_flood_is_refused_at_the_cap_and_drains(chaos: Chaos):
 
 
 def test_oversized_requests_are_typed_errors_and_the_connection_stays(pair: Chaos, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rmgr.client.values.pickling.MAX_VALUE_BYTES", 256 << 20)  # the true limit needs more memory than machines have
+    monkeypatch.setattr("rmgr.client.pickling.MAX_VALUE_BYTES", 256 << 20)  # the true limit needs more memory than machines have
     connection = pair.connection()
     try:
         with Executor(connection=connection) as executor:

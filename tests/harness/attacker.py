@@ -16,7 +16,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.connection import Connection, connect
-from rmgr.client.identity.signing import Signer
+from rmgr.client.identity import Signer
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Op, Set

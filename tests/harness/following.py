@@ -55,9 +55,12 @@ class _LateStore:
 
 
 class World:
-    """The follower's host, and what it has delivered: `seen` by number, `indices` of the tasks. options: of the follower."""
+    """The follower's host, and what it has delivered: `seen` by number, `indices` of the tasks.
 
-    def __init__(self, **options: Any) -> None:
+    authenticity: judges fragments, None = all are believed. options: of the follower.
+    """
+
+    def __init__(self, *, authenticity: Any = None, **options: Any) -> None:
         self.coordinator = Counting()
         self.coordinator.ensure([paths.done(1)])
         self.messages: deque[Callable[[], None]] = deque()
@@ -70,7 +73,7 @@ class World:
         self.may_end = self.is_last = False
         loop: Any = self
         self.fragments = ReadFragments(
-            1, loop, _LateStore(self), self._deliver, read_tail=self._read_tail, fail=self._gone, authenticity=None
+            1, loop, _LateStore(self), self._deliver, read_tail=self._read_tail, fail=self._gone, authenticity=authenticity
         )  # fmt: skip
         self.follower = Follower(1, loop, self.fragments.take, self._gone, may_end=lambda: self.may_end, **options)
 

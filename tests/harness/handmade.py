@@ -26,7 +26,7 @@ from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.gateway.talk import Outbox
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS, rebuild
-from rmgr.client.identity.signing import Signer
+from rmgr.client.identity import Signer
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.errors import NotConnected, RmgrError, Throttled, Unavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmgr.adapters.identity.trust import publish
-from rmgr.client.identity.signing import Signer
+from rmgr.client.identity import Signer
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.model.tasks.submission import Submission

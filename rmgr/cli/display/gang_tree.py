@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from rmgr.cli.display.render import Column, Layout, table
-from rmgr.client.queries.gangs import GangView
+from rmgr.client.queries import GangView
 from rmgr.model.base.units import format_duration, spanned
 from rmgr.model.tasks.placing import job_label, task_of
 from rmgr.sched.capacity.timetable import Timetable

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from rmgr.cli.display.render import SCHEMA, iso, json_line, paint
-from rmgr.client.logs.live import OutputPiece
+from rmgr.client.logs import OutputPiece
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import UsageError
 
 
 class Sink(Protocol):
     """Takes pieces in order; `done` when nothing follows of a task (position), `close` at the end."""
-
     def take(self, piece: OutputPiece) -> None: ...
     def done(self, position: int) -> None: ...
     def close(self) -> None: ...

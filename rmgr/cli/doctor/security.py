@@ -22,7 +22,6 @@ _FULL_SHARE = 0.8
 
 def credentials(session: Session) -> Iterator[CheckResult]:
     """Whose bundle it is; nothing where none is named: an open cluster."""
-
     try:
         mine = session.credentials()
     except RmgrError as error:

@@ -129,7 +129,7 @@ def _ends_of_stderr(session: Session, end: FollowedEnd) -> Iterator[bytes]:
     yield end.log[1]
     if not end.log_parts[1]:
         return
-    from rmgr.client.logs.stored_logs import read_part
+    from rmgr.client.logs import read_part
 
     try:
         yield read_part(session.data_store(), end.submission, end.position, end.attempt, "stderr", end.log_parts[1] - 1)

@@ -16,7 +16,7 @@ from rmgr.cli.session.tables import draw, filter_options, table_options
 from rmgr.cli.words.moments import parse_since
 from rmgr.cli.words.params import Parsed
 from rmgr.cli.words.selectors import Filter, parse
-from rmgr.client.queries.past import list_past, past_of
+from rmgr.client.queries import list_past, past_of
 from rmgr.errors import NotFound, RmgrError, UsageError
 from rmgr.model.views import JobView
 

@@ -20,8 +20,7 @@ from rmgr.cli.waiting.follow import AwaitedSubmission, Follow, FollowedEnd, read
 from rmgr.cli.words.exits import WORK_EXITS
 from rmgr.cli.words.params import Parsed, one_of
 from rmgr.cli.words.selectors import Target
-from rmgr.client.logs.live import OutputPiece
-from rmgr.client.logs.stored_logs import read_ended, read_flushed
+from rmgr.client.logs import OutputPiece, read_ended, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.base.states import State

@@ -18,7 +18,7 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.cli.words.moments import parse_since
 from rmgr.cli.words.params import Parsed, listed, nearest
-from rmgr.client.queries.past import list_past
+from rmgr.client.queries import list_past
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration, format_size
 

@@ -135,7 +135,6 @@ def _explained_past(job: JobView) -> ExplainView:
 
 def _with_story(session: Session, view: ExplainView, position: int | None) -> ExplainView:
     """A task that runs is explained by what became of its checkpoints and of its claim, too."""
-
     from rmgr.coord.decisions.nowhere import CLAIM_WAS_GONE
 
     if view.state not in {State.RUNNING, State.STARTING, State.STOPPING}:
@@ -154,7 +153,7 @@ def _with_story(session: Session, view: ExplainView, position: int | None) -> Ex
     return msgspec.structs.replace(view, why=(*view.why, *told))
 
 
-# -- drawing ------------------------------------------------------------------------------------------------------------------
+# -- drawing -------------------------------------------------------------------------------------------------------------------
 
 
 def _draw_explained(view: ExplainView, bad: Sequence[tuple[str, str]]) -> None:

@@ -1,35 +1,442 @@
-"""The session of one command line, as commands get it: its options, its cluster, and questions to whoever leads."""
+"""The session of one command line: its global options, configuration and credentials, its deadline, notes on stderr; and the ways to its
+cluster (ZooKeeper or a gateway, the data store, whoever leads), each opened on first use.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rmgr.cli.session.connected import ConnectedInvocation
+from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable, UsageError, WrongCluster
+from rmgr.model.base.units import format_duration
 
 if TYPE_CHECKING:
-    from rmgr.client.queries.query import Query
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
+    from rmgr.client.identity import Signer
+    from rmgr.client.queries import Query
+    from rmgr.client.submission.engine import Engine
+    from rmgr.client.values import Values
+    from rmgr.config import Config
+    from rmgr.coord.protocol.ports import Store
+    from rmgr.model.cluster.node import EpochRecord, Meta
+    from rmgr.submitter.answers import Answers
+    from rmgr.submitter.port import Order, Submitted
+    from rmgr.submitter.questions import Asks, Question
+    from rmgr.submitter.remote import RemoteAnswers
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+#: A part that does not answer for so long is mentioned on stderr.
+SILENCE_S = 1.0
 
 
 @dataclass(slots=True)
-class Session(ConnectedInvocation):
-    """Session of a command: `invocation.py` knows its options, `connected.py` reaches the cluster, `query` asks it."""
+class Session:
+    """A `client.reach.Reach`: what the global options said, and what a command shares with its parts.
 
+    timeout_s: `--timeout`, None when it was not given; `started` is when the command line began (monotonic).
+    """
+
+    zk: str | None = None
+    store: str | None = None
+    gateway: str | None = None
+    config_file: str | None = None
+    json: bool = False
+    timeout_s: float | None = None
+    verbose: int = 0
+    is_quiet: bool = False  #: no notes: nobody is there to read them
+    is_parsed: bool = False  #: the command's own options were understood: `json` is what the user said
+    tree_id: str = ""  #: cluster id of ZooKeeper's tree and of the data store, once they are known
+    store_id: str | None = None  #: "" = the store remembers no cluster
+    tree: Meta | None = None  #: what ZooKeeper says of the cluster, once it is known
+    followed: list[int] = field(default_factory=list)  #: submissions whose end it waits for
+    started: float = field(default_factory=time.monotonic)
+    _config: Config | None = None
+    _credentials: Credentials | None = None
+    _shown: Credentials | None = None
+    _owned: list[Any] = field(default_factory=list)
+    _me: str | None = None
+    _coordinator: ZkCoordinator | None = None
+    _store: Store | None = None
+    _asks: Answers | RemoteAnswers | None = None
     _query: Query | None = None
+
+    def config(self, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
+        """The configuration with the global options on top. Raises ConfigError, UsageError (the URL of a store)."""
+        from rmgr import config
+
+        if self._config is None or overrides:
+            cluster = {"zk": self.zk, "store": self.store, "gateway": self.gateway}
+            merged = {section: dict(values) for section, values in (overrides or {}).items()}
+            merged["cluster"] = {**merged.get("cluster", {}), **{key: value for key, value in cluster.items() if value}}
+            self._config = config.load(merged, file=self.config_file)
+            self._credentials = self._shown = None
+            if self._config.cluster.store:
+                from rmgr.adapters.stores import check_url
+
+                check_url(self._config.cluster.store)
+        return self._config
+
+    def credentials(self) -> Credentials | None:
+        """Who we are, None in an open cluster; read and proved on first use. Raises ConfigError."""
+        if self._credentials is None:
+            from rmgr.runtime.secured import credentials_of
+
+            self._credentials = credentials_of(self.config())
+        return self._credentials
+
+    def shown_credentials(self) -> Credentials | None:
+        """The same, not proved yet: for questions to others, who will look at them. Raises ConfigError."""
+        if self._credentials is None and self._shown is None and self.config().security.dir:
+            from pathlib import Path
+
+            from rmgr.adapters.identity.credentials import Credentials
+
+            self._shown = Credentials.shown(Path(self.config().security.dir).expanduser())
+        return self._credentials or self._shown
+
+    @property
+    def me(self) -> str:
+        """The user's name, as submissions carry it: of the credentials, else of the account."""
+        if self._me is None:
+            credentials = self.shown_credentials()
+            if credentials is not None:
+                self._me = credentials.identity.name
+            else:
+                import getpass
+
+                self._me = getpass.getuser()
+        return self._me
+
+    def is_over(self) -> bool:
+        """Nothing is left of `--timeout` that a question could be answered in."""
+        if self.timeout_s is None:
+            return False
+        left = self.timeout_s - (time.monotonic() - self.started)
+        return left < 0.2
+
+    def left_s(self, most: float | None = None) -> float | None:
+        """Seconds until `--timeout`, at most `most`; None when neither limits. Raises DeadlineExceeded when it is over."""
+        if self.timeout_s is None:
+            return most
+        left = self.timeout_s - (time.monotonic() - self.started)
+        if left <= 0:
+            from rmgr.errors import DeadlineExceeded
+
+            going_on = f"the work goes on; wait again: rmgr wait {' '.join(map(str, self.followed))}"
+            hint = going_on if self.followed else "a longer --timeout; rmgr doctor looks for what is slow"
+            raise DeadlineExceeded(f"not done within {format_duration(self.timeout_s)} (--timeout)", hint=hint)
+        return left if most is None else min(left, most)
+
+    def note(self, text: str) -> None:
+        """One line for people, on stderr."""
+        if self.is_quiet:
+            return
+        from rmgr.cli.display.render import folded, here, paint
+
+        with contextlib.suppress(OSError):  # a terminal that was closed: what the command does is worth more than the note
+            sys.stderr.write(paint(folded(f"rmgr: {here(text)}", sys.stderr, indent=6), "dim", sys.stderr) + "\n")
+            sys.stderr.flush()
+
+    def detail(self, text: str) -> None:
+        """A note for those who asked for more with -v."""
+        if self.verbose:
+            self.note(text)
+
+    # -- ZooKeeper, or a gateway
+
+    def asks(self) -> Answers | RemoteAnswers:
+        """Whoever answers what users ask: this process at ZooKeeper, or a gateway. Raises as `coordinator`."""
+        if self._asks is None:
+            self._asks = self._ask_gateway() if self.config().cluster.uses_gateway else self._answer_here()
+        return self._asks
+
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        """The answer, within `most_s` and what is left of `--timeout`. Raises what the question says, and as `coordinator`."""
+        asks = self.asks()
+        return asks.ask(question, timeout_s=self.left_s(most_s) or most_s)
 
     def query(self) -> Query:
         """Questions to the leader, or to znodes when there is none."""
         if self._query is None:
-            from rmgr.client.queries.query import Query
+            from rmgr.client.queries import Query
 
-            self._query = Query(self, self)
+            self._query = Query(self)
         return self._query
 
+    def coordinator(self) -> ZkCoordinator:
+        """The session in ZooKeeper, in the right cluster: for who submits there, and for admins.
+
+        Waits while no server answers, saying so: up to `--timeout`, else `connect_timeout_s` of the configuration.
+        Raises: NotConnected, CoordinationUnavailable, WrongCluster; UsageError where a gateway is configured.
+        """
+        if self._coordinator is None:
+            self._coordinator = self._open_coordinator()
+        return self._coordinator
+
+    def zookeeper(self) -> ZkCoordinator:
+        """ZooKeeper itself, for admins. Raises NotConnected where only a gateway is configured, and as `coordinator`."""
+        if self.config().cluster.uses_gateway:
+            self.config().cluster.hosts_and_chroot()  # says so
+        return self.coordinator()
+
+    def cluster_id(self) -> str:
+        """Of ZooKeeper's tree, "" where there is none. Raises as `coordinator`."""
+        if not self.tree_id:
+            self.asks()  # which finds it
+        return self.tree_id
+
+    @property
+    def via(self) -> str:
+        """The gateway through which daemons are asked, "" = none."""
+        return str(getattr(self.asks(), "endpoint", "")) if self.config().cluster.uses_gateway else ""
+
+    def _open_coordinator(self) -> ZkCoordinator:
+        config = self.config()
+        if config.cluster.uses_gateway:
+            raise UsageError("gateways do not do this: it needs ZooKeeper itself", hint="on a machine that reaches it: --zk HOSTS")
+        from rmgr.procedures.bootstrap import verify
+        from rmgr.runtime.secured import open_zookeeper
+
+        wait_s = self.left_s() or config.cluster.connect_timeout_s
+        end = time.monotonic() + wait_s
+        coordinator = open_zookeeper(config, self.shown_credentials())
+        try:
+            if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
+                self.note(f"ZooKeeper at {coordinator.hosts} does not answer; waiting up to {format_duration(wait_s)}")
+                try:
+                    coordinator.require_connected(max(0.1, end - time.monotonic()))
+                except NotConnected as error:
+                    is_handshake = "TLS handshake" in error.message
+                    raise NotConnected(error.message, hint=error.hint if is_handshake else self._nobody_there()) from error
+            meta = verify(coordinator, config.cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
+            self._belong_together(tree=meta)
+        except BaseException:
+            coordinator.close(timeout_s=0.1 if self.is_over() else 1.0)
+            raise
+        return coordinator
+
+    def _nobody_there(self) -> str:
+        if self.zk or not self.config().source:
+            return "start a cluster: rmgr dev   (or name another: --zk HOSTS, RMGR_ZK); rmgr doctor looks closer"
+        return f"is it running? its address comes from {self.config().source}; rmgr doctor looks closer"
+
+    def _answer_here(self) -> Answers:
+        from rmgr.coord.decisions.rights import Person
+        from rmgr.model.cluster.identity import Role
+        from rmgr.runtime.secured import certifier
+        from rmgr.submitter.answers import Answers
+
+        coordinator, credentials = self.coordinator(), self.shown_credentials()
+        if credentials is None:
+            return Answers(coordinator, self.store_or_none, Person(name=self.me, is_open=True))
+        identity = credentials.identity
+        who = Person(name=identity.name, role=str(identity.role), is_operator=identity.role in {Role.OPERATOR, Role.ADMIN})
+        return Answers(coordinator, self.store_or_none, who, certify=certifier(credentials))
+
+    def _ask_gateway(self) -> RemoteAnswers:
+        from rmgr.procedures.bootstrap import check_found
+        from rmgr.submitter.questions import ReadMeta
+        from rmgr.submitter.remote import RemoteAnswers
+
+        cluster = self.config().cluster
+        wait_s = self.left_s() or cluster.connect_timeout_s
+        end = time.monotonic() + wait_s
+        credentials = self.credentials()
+        user = self.me if credentials is None else ""
+        asks = RemoteAnswers(cluster.gateway, credentials=credentials, user=user, session_timeout_s=cluster.session_timeout_s)
+        try:
+            try:
+                meta = asks.ask(ReadMeta(), timeout_s=min(SILENCE_S, wait_s))
+            except Unavailable:
+                self.note(f"no answer of the gateway at {asks.hosts} yet; waiting up to {format_duration(wait_s)}")
+                try:
+                    meta = asks.ask(ReadMeta(), timeout_s=max(0.1, end - time.monotonic()))
+                except Unavailable as error:
+                    raise _no_gateway(asks.hosts, wait_s, error) from error
+            self._belong_together(tree=check_found(meta, cluster.cluster_id or None))
+        except BaseException:
+            asks.close()
+            raise
+        return asks
+
+    def leader_at_a_glance(self) -> EpochRecord | None:
+        """Who leads, by one short look at ZooKeeper; None where that takes more, or explanations: then `coordinator` has them."""
+        config = self.config()
+        if config.cluster.uses_gateway or not config.cluster.zk:
+            return None
+        from rmgr.adapters.zookeeper.glance import GlanceFailed, glance
+        from rmgr.coord.protocol import paths
+        from rmgr.coord.protocol.records import decode_record
+        from rmgr.model.cluster.node import EpochRecord, Meta
+        from rmgr.runtime.release import check_cluster
+        from rmgr.runtime.secured import zookeeper_security
+
+        hosts, chroot = config.cluster.hosts_and_chroot()
+        security = zookeeper_security(config, self.shown_credentials())
+        try:
+            seen = glance(
+                hosts,
+                "/" + chroot.strip("/") if chroot.strip("/") else "",
+                data=[paths.META, paths.EPOCH],
+                children=[paths.WATCHDOGS],
+                access=[paths.META] if security is not None else [],
+                security=security,
+                timeout_s=self.left_s(SILENCE_S) or SILENCE_S,
+            )
+        except GlanceFailed as why:
+            self.detail(f"a glance at ZooKeeper was not enough: {why}")
+            return None
+        meta, epoch = seen.data[paths.META], seen.data[paths.EPOCH]
+        if meta is None or epoch is None or "world" in seen.schemes.get(paths.META, ()):
+            return None
+        found = decode_record(meta, Meta, paths.META)
+        check_cluster(found, config.cluster.cluster_id or None)
+        self._belong_together(tree=found)
+        leader = decode_record(epoch, EpochRecord, paths.EPOCH)
+        return leader if leader.endpoint and leader.candidate in seen.children[paths.WATCHDOGS] else None
+
+    # -- the data store
+
+    def data_store(self) -> Store:
+        """The data store. Raises StoreUnavailable, NotConnected."""
+        if self._store is None:
+            self._store = self.open_data_store()
+        return self._store
+
+    def store_or_none(self) -> Store | None:
+        """The data store; None, with a note, where it cannot be opened: for questions that it only helps to answer."""
+        from rmgr.client.queries import store_or_none
+
+        return store_or_none(self)
+
+    @property
+    def store_url(self) -> str:
+        """Where the data store is, as it is configured: `sqlite:PATH`, `cassandra:...`, `gateway:ADDRESS`."""
+        cluster = self.config().cluster
+        return f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store
+
+    def open_data_store(self) -> Store:
+        """The data store of the configuration, for who closes it himself. Raises StoreUnavailable, UsageError."""
+        from rmgr.adapters.store_rules import remembered
+        from rmgr.adapters.stores import open_store
+        from rmgr.procedures.bootstrap import STORE_READ_S
+
+        config = self.config()
+        if config.cluster.uses_gateway:
+            from rmgr.adapters.gateway.store import GatewayStore
+
+            return GatewayStore(config.cluster.gateway, credentials=self.credentials())
+        if not config.cluster.store:
+            raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
+        store = open_store(config.cluster.store, create=False)
+        try:
+            timeout_s = min(STORE_READ_S, self.left_s(STORE_READ_S) or STORE_READ_S)
+            self._belong_together(store=remembered(store, timeout_s=timeout_s) or "")
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _belong_together(self, *, tree: Meta | None = None, store: str | None = None) -> None:
+        """Remembers whose tree and whose data store these are ("": a store without an owner).
+
+        Raises: WrongCluster when they are of different clusters, or the cluster has used a store and this one is empty.
+        """
+        if tree is not None:
+            self.tree, self.tree_id = tree, tree.cluster_id
+        self.store_id = self.store_id if store is None else store
+        if self.tree is not None and self.store_id == "":
+            from rmgr.runtime.release import check_store
+
+            check_store(self.tree, self.store_id)
+        if self.tree_id and self.store_id and self.tree_id != self.store_id:
+            raise WrongCluster(
+                f"ZooKeeper belongs to cluster {self.tree_id}, the data store to {self.store_id}",
+                hint="name a --zk and a --store that belong together; if ZooKeeper was wiped, restore its data or start with a new store",
+            )
+
+    def values(self) -> Values:
+        """Values by name, with their owners in a secured cluster."""
+        return self.values_in(self.data_store(), self.asks())
+
+    def values_in(self, store: Store, asks: Asks | None = None) -> Values:
+        """The same in `store`; in a secured cluster it asks the cluster. asks: None: pointers lead nowhere."""
+        from rmgr.client.values import Values
+        from rmgr.submitter.fates import AskedFates
+
+        credentials = self.credentials()
+        if credentials is None:
+            return Values(store, AskedFates(asks) if asks is not None else None)
+        from rmgr.client.identity import deeds_of
+
+        asks = self.asks()
+        return Values(store, AskedFates(asks), deeds_of(asks, credentials, self.cluster_id()))
+
+    # -- submitting
+
+    def signer(self) -> Signer | None:
+        """Signs one SUBMIT; None in an open cluster."""
+        credentials = self.shown_credentials()
+        if credentials is None:
+            return None
+        from rmgr.client.identity import Signer
+
+        return Signer(credentials, self.cluster_id(), ttl_s=self.config().security.payload_ttl_s)
+
+    def submit(self, order: Order, *, timeout_s: float) -> Submitted:
+        """One order (`submitter.port.prepared`) that nobody looks after here. Raises: see `submitter.port.WorkPort`."""
+        if self.config().cluster.uses_gateway:
+            return self.submitter().work.submit(order, timeout_s=timeout_s)
+        from rmgr.runtime import machine
+        from rmgr.submitter.submitting import submit
+
+        return submit(self.coordinator(), order, owner="", deadline_s=machine.monotonic() + timeout_s)
+
+    def submitter(self) -> Engine:
+        """A Submitter of this process, on the session's own connections; ends with the command."""
+        from rmgr.client.identity import engine_options
+        from rmgr.client.submission.engine import engine_here, engine_through
+
+        asks, credentials, config = self.asks(), self.credentials(), self.config()
+        cluster_id = self.cluster_id() if credentials is not None else ""
+        if config.cluster.uses_gateway:
+            options = engine_options(asks, credentials, config.security, cluster_id)
+            return self.own(engine_through(config.cluster.gateway, self.data_store(), asks, credentials=credentials, **options))
+        coordinator = self.coordinator()
+        options = engine_options(asks, credentials, config.security, cluster_id, coordinator)
+        return self.own(engine_here(coordinator, self.data_store(), asks, **options))
+
+    # -- the end
+
+    def own(self, closable: T) -> T:
+        """`closable` is closed when the command ends."""
+        self._owned.append(closable)
+        return closable
+
     def close(self) -> None:
-        """Lets go of everything. Never raises: the command has ended already."""
-        if self._query is not None:
-            with contextlib.suppress(Exception):
-                self._query.close()
-            self._query = None
-        ConnectedInvocation.close(self)
+        """Lets go of everything: of what it owns the latest first. Never raises: the command has ended already."""
+        closables = [self._query, *reversed(self._owned), self._coordinator, self._store, self._asks]
+        self._owned = []
+        self._query = self._coordinator = self._store = self._asks = None
+        for closable in closables:
+            if (close := getattr(closable, "close", None)) is not None:  # what answers here has none
+                with contextlib.suppress(Exception):
+                    close()
+
+
+def _no_gateway(hosts: str, wait_s: float, error: Unavailable) -> Unavailable:
+    """What is said where no gateway answers, or none that reaches ZooKeeper."""
+    if isinstance(error, CoordinationUnavailable):
+        told = f"the gateway at {hosts} answers, but ZooKeeper does not answer it within {format_duration(wait_s)}: {error.message}"
+        return CoordinationUnavailable(told, hint="is ZooKeeper up? ask who runs the gateway; its log says more")
+    hint = "is it running? start one with: rmgr submitter --listen HOST:PORT   (or name another: --gateway, RMGR_GATEWAY)"
+    if "does not talk to us" in error.message:
+        hint = "a secured one hangs up on who has no credentials: set RMGR_SECURITY_DIR to your bundle (rmgr admin add-user)"
+    return NotConnected(f"no gateway answers at {hosts} within {format_duration(wait_s)}: {error.message}", hint=hint)

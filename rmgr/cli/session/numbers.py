@@ -11,7 +11,6 @@ from rmgr.model.tasks.array import parse_array
 
 if TYPE_CHECKING:
     from rmgr.cli.session.context import Session
-    from rmgr.cli.session.doors import AskingSession
     from rmgr.cli.words.selectors import Target
 
 
@@ -26,7 +25,7 @@ def find_one(session: Session, word: str) -> Target:
     return resolve(selection, session.query().jobs(ended=True, user=session.me), me=session.me)[0]
 
 
-def positions_of(session: AskingSession, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
+def positions_of(session: Session, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
     """Positions of the tasks with these numbers. Raises NotFound naming the first that is not there."""
     from rmgr.submitter.questions import ReadRecord
 

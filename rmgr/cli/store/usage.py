@@ -11,7 +11,7 @@ from rmgr.coord.protocol import keys
 from rmgr.errors import CoordinationUnavailable, DataLost, NotConnected, NotFound, PermissionDenied, RmgrError
 
 if TYPE_CHECKING:
-    from rmgr.cli.session.doors import AskingSession
+    from rmgr.cli.session.context import Session
 
 #: Families of rows (coord/protocol/keys.py) and what they hold.
 FAMILIES = {
@@ -103,7 +103,7 @@ def _measured(opened: Opened, prefix: str) -> tuple[int, int]:
 class LiveOwners:
     """Users of submissions that ZooKeeper holds, as far as it can be asked: one that is away is asked once."""
 
-    def __init__(self, session: AskingSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._is_away = False
 

@@ -24,9 +24,8 @@ from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, Stat
 from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
-    from rmgr.client.values.values import Values
+    from rmgr.client.values import Values
     from rmgr.procedures.deeds import Deeds
-    from rmgr.submitter.questions import Asks
 
 _PAGE = 1000
 _READ_BYTES = 1 << 20
@@ -82,8 +81,6 @@ class FoundValue:
 @contextlib.contextmanager
 def opened(session: Session) -> Iterator[Opened]:
     """The configured store. Raises: NotConnected, StoreUnavailable; DeadlineExceeded instead when --timeout ran out."""
-    from rmgr.cli.session.reach import open_data_store
-
     cluster = session.config().cluster
     if not cluster.store and not cluster.uses_gateway:
         raise NotConnected(
@@ -101,9 +98,9 @@ def opened(session: Session) -> Iterator[Opened]:
         return session.ask(LocateValue(user_key=user_key, pointer=pointer))
 
     try:
-        store = open_data_store(session)
+        store = session.open_data_store()
         try:
-            yield Opened(store=store, timeout_s=timeout_s, locate=locate, open_values=cache(lambda: values_of(session, store)))
+            yield Opened(store=store, timeout_s=timeout_s, locate=locate, open_values=cache(lambda: session.values_in(store)))
         finally:
             store.close()
     except StoreUnavailable:
@@ -111,21 +108,7 @@ def opened(session: Session) -> Iterator[Opened]:
         raise
 
 
-def values_of(session: Session, store: Store, asks: Asks | None = None) -> Values:
-    """Values by name in `store`, with their owners in a secured cluster (then it asks the cluster). asks: None: pointers lead nowhere."""
-    from rmgr.client.values.values import Values
-    from rmgr.submitter.fates import AskedFates
-
-    credentials = session.credentials()
-    if credentials is None:
-        return Values(store, AskedFates(asks) if asks is not None else None)
-    from rmgr.client.identity.secured import deeds_of
-
-    asks = session.asks()
-    return Values(store, AskedFates(asks), deeds_of(asks, credentials, session.cluster_id()))
-
-
-# -- names ------------------------------------------------------------------------------------------------------------------
+# -- names ---------------------------------------------------------------------------------------------------------------------
 
 
 def names(opened: Opened, prefix: str, *, after: str, limit: int | None) -> Iterator[str]:
@@ -173,7 +156,7 @@ def shown(key: str) -> str:
     return printable(key) if sys.stdout.isatty() else key
 
 
-# -- values -----------------------------------------------------------------------------------------------------------------
+# -- values --------------------------------------------------------------------------------------------------------------------
 
 
 def parts_of(source: Path) -> Iterator[bytes]:

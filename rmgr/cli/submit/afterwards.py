@@ -16,7 +16,7 @@ from rmgr.cli.waiting.ends import codes, fetch_files, summary, tell_failure
 from rmgr.cli.waiting.follow import AwaitedSubmission, Follow, FollowedEnd
 from rmgr.cli.waiting.wait import until_ended
 from rmgr.client.commands.sending import Sent
-from rmgr.client.logs.live import LiveOutput
+from rmgr.client.logs import LiveOutput
 
 
 def wait_for(session: Session, sent: Sent, work: WorkRequest) -> int:

@@ -11,7 +11,6 @@ from click.core import ParameterSource
 
 from rmgr.cli.display.render import emit
 from rmgr.cli.sending.dry_run import told_dry, write_dry
-from rmgr.cli.sending.host import SessionHost
 from rmgr.cli.sending.jobs_file import read_jobs
 from rmgr.cli.session.command import GlobalOption
 from rmgr.cli.session.context import Session
@@ -32,15 +31,14 @@ def submit_list(ctx: click.Context, session: Session, words: Sequence[str], file
     _check_alone(ctx, words)
     options = ctx.params
     entries = read_jobs(ctx, session, file)
-    host = SessionHost(session)
-    drafts = prepare_all(host, entries)
+    drafts = prepare_all(session, entries)
     if options["dry_run"]:
         _tell_dry(session, entries, drafts)
         return
     waits = options["wait"] or options["watch"] or options["progress"]
     if waits:
         session.data_store()
-    sent = send_all(host, entries, drafts, token=token, name="stdin" if file == "-" else os.path.basename(file))
+    sent = send_all(session, entries, drafts, token=token, name="stdin" if file == "-" else os.path.basename(file))
     _tell(session, sent, waits=waits)
     if waits:
         from rmgr.cli.submit.afterwards import wait_for_all

@@ -11,7 +11,6 @@ import click
 from click.core import ParameterSource
 
 from rmgr.cli.display.render import emit
-from rmgr.cli.sending.host import SessionHost
 from rmgr.cli.sending.options import SECTIONS, Afterwards, WorkRequest, checked_options, work_options_but
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
@@ -97,7 +96,7 @@ def rerun(
 def _check_numbers(record: Submission, positions: list[int], which: str) -> None:
     """Tasks that stand apart are numbered one by one, and a record has room for some thousands. Raises: RequestTooLarge naming a part."""
     from rmgr.client.commands.again import array_of
-    from rmgr.client.commands.checks import MAX_RECORD_BYTES
+    from rmgr.client.commands.sending import MAX_RECORD_BYTES
     from rmgr.coord.protocol.records import encode_record
 
     room = MAX_RECORD_BYTES - _BESIDE - len(encode_record(replace(record, array="")))
@@ -122,7 +121,6 @@ def _submit(
     if record.command is None:
         _submit_calls(session, record, positions, given, values)
         return
-    host = SessionHost(session)
     known = values | _values_of(record) | {"array": array_of(record, positions)}
     if "requeue" in given:
         known["resubmit"] = given["requeue"]
@@ -131,8 +129,8 @@ def _submit(
     merged = known | {name: (*known[name], *value) if name in {"inputs", "outputs"} else value for name, value in given.items()}
     flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
     work = WorkRequest(options=checked_options(merged), words=record.command.argv, afterwards=Afterwards(**flags))
-    stored = StoredWork(record=record, payloads=lines_of(host, record, positions, total))
-    draft = prepare(host, work, stored=stored)
+    stored = StoredWork(record=record, payloads=lines_of(session, record, positions, total))
+    draft = prepare(session, work, stored=stored)
     if work.afterwards.dry_run:
         from rmgr.cli.sending.dry_run import tell_dry
 
@@ -140,7 +138,7 @@ def _submit(
         return
     if work.afterwards.waits:
         session.data_store()  # what could not be waited for is not submitted
-    sent = send(host, draft)
+    sent = send(session, draft)
     _tell(session, sent, record, work.afterwards)
     if work.afterwards.waits:
         from rmgr.cli.submit.afterwards import wait_for

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from rmgr.cli.display.output import JsonLines, Labelled, Plain, Sink
-from rmgr.cli.sending.host import SessionHost
 from rmgr.cli.sending.options import SECTIONS, read_work, work_options
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
@@ -20,7 +19,7 @@ from rmgr.cli.waiting.follow import AwaitedSubmission, Follow
 from rmgr.cli.waiting.wait import PATIENCE_S, tell_why
 from rmgr.cli.words.exits import WORK_EXITS
 from rmgr.client.commands.sending import prepare, send
-from rmgr.client.logs.live import LiveOutput
+from rmgr.client.logs import LiveOutput
 from rmgr.model.tasks.array import shown_index
 
 _STREAM_TICK_S = 0.05
@@ -50,15 +49,14 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
         from rmgr.cli.submit import terminal
 
         work = terminal.interactive(session, work)
-    host = SessionHost(session)
-    draft = prepare(host, work)
+    draft = prepare(session, work)
     if work.afterwards.dry_run:
         from rmgr.cli.sending.dry_run import tell_dry
 
         tell_dry(session, draft)
         return
     session.data_store()  # what could not be waited for is not submitted
-    sent = send(host, draft)
+    sent = send(session, draft)
     number = sent.submission.id
     session.detail(f"submitted {number}")
     if pty:

@@ -9,7 +9,6 @@ import click
 
 from rmgr.cli.display.render import emit
 from rmgr.cli.sending.dry_run import tell_dry
-from rmgr.cli.sending.host import SessionHost
 from rmgr.cli.sending.options import SECTIONS, WorkRequest, read_work, work_options
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
@@ -69,8 +68,7 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore
         return
     ignored = [mark for mark, is_ignored in ((SBATCH, ignore_sbatch), (PBS, ignore_pbs)) if is_ignored]
     work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words), ignored=ignored)
-    host = SessionHost(session)
-    draft = prepare(host, work)
+    draft = prepare(session, work)
     if work.options.priority is not None:
         from rmgr.daemons.leader.records.pipeline import idle_priority  # the policies, which others do not load
 
@@ -82,7 +80,7 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore
     waits = work.afterwards.waits
     if waits:
         session.data_store()  # what could not be waited for is not submitted
-    sent = send(host, draft)
+    sent = send(session, draft)
     _tell_id(session, sent, work, waits=waits)
     if waits:
         from rmgr.cli.submit.afterwards import wait_for  # streams, follower, gRPC: who does not wait does not load them

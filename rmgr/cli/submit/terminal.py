@@ -23,7 +23,7 @@ from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.waiting.ends import codes, tell_failure
 from rmgr.cli.waiting.follow import AwaitedSubmission, Follow
 from rmgr.cli.waiting.wait import PATIENCE_S, tell_why
-from rmgr.client.logs.live import nodes_of
+from rmgr.client.logs import nodes_of
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
 from rmgr.model.tasks.placing import Rigid
 from rmgr.runner.host import dispositions

@@ -106,11 +106,10 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
 def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any], str]:
     """(what differs now, why nothing does). Raises as `UpdateSubmission`."""
     from rmgr.cli.control.operate import read_settings
-    from rmgr.cli.sending.host import SessionHost
-    from rmgr.client.submission.amending import update
+    from rmgr.client.submission.engine import update
     from rmgr.daemons.leader.records.pipeline import idle_priority
 
-    signer = SessionHost(session).signer()
+    signer = session.signer()
     timeout_s = session.left_s(30.0) or 30.0
     done = update(session.asks(), number, terms, signer=signer, timeout_s=timeout_s)
     if done.unchanged or done.before is None or done.after is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.cli.display.render import folded, paint, printable, told_counts
 from rmgr.cli.waiting.follow import AwaitedSubmission, FollowedEnd
-from rmgr.client.logs.stored_logs import read_ended, tail_of
+from rmgr.client.logs import read_ended, tail_of
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rmgr.cli.sending.host import engine_of
 from rmgr.cli.words.exits import exit_code_of, highest
 from rmgr.coord.decisions.dependencies import is_branch_not_taken
 from rmgr.errors import NotFound, RmgrError
@@ -162,13 +161,13 @@ class Follow:
         followed = AwaitedSubmission(number, frozenset(wanted) if wanted is not None else None)
         self._session.followed.append(number)
         if self._engine is None:
-            self._engine = engine_of(self._session)
+            self._engine = self._session.submitter()
         try:
             timeout_s = self._session.left_s(10.0) or 10.0
             followed.handle = self._engine.attach(number, _Listener(self._news, followed), own=False, timeout_s=timeout_s)
             followed.submission = followed.handle.submission
         except NotFound:
-            from rmgr.client.queries.past import read_past
+            from rmgr.client.queries import read_past
 
             followed.past = read_past(self._session, number)
             if followed.past is None:

@@ -19,7 +19,7 @@ from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, Command, Submission
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust
-    from rmgr.client.commands.doors import HasStore
+    from rmgr.client.reach import Reach
     from rmgr.submitter.questions import Asks
 
 
@@ -82,7 +82,7 @@ def _amended_by_others(record: Submission, trust: Trust, cluster_id: str, operat
     return ""
 
 
-def lines_of(host: HasStore, record: Submission, positions: Sequence[int], total: int) -> tuple[bytes, ...]:
+def lines_of(reach: Reach, record: Submission, positions: Sequence[int], total: int) -> tuple[bytes, ...]:
     """The lines of `--each-line` that these tasks had; nothing for each where it was none. Raises: DataLost, StoreUnavailable.
 
     total: tasks of the submission; several without an array come of lines.
@@ -93,7 +93,7 @@ def lines_of(host: HasStore, record: Submission, positions: Sequence[int], total
             raise DataLost(why, hint="submit them anew: --each-line")
         return (b"",) * len(positions)
     key = keys.upload(record.entries)
-    found = host.data_store().get_noted_many([key], largest=MAX_UPLOAD_BYTES, timeout_s=host.left_s(30.0) or 30.0).get(key)
+    found = reach.data_store().get_noted_many([key], largest=MAX_UPLOAD_BYTES, timeout_s=reach.left_s(30.0) or 30.0).get(key)
     data = found[0] if found is not None else None
     if data is None or hashlib.sha256(data).hexdigest() != record.entries:
         raise DataLost(f"the lines of submission {record.id} are not in the data store as they were", hint="submit them anew: --each-line")

@@ -12,18 +12,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rmgr.client.commands.checks import check_jobs, check_room, check_size, check_store, read_facts, waiting_blocks
 from rmgr.client.commands.request import CommandRequest
 from rmgr.client.commands.sending import (
     CheckedRequest,
     Sent,
     SilentListener,
     blocks_of,
+    check_jobs,
+    check_room,
+    check_size,
+    check_store,
     output_files,
     prepare,
+    read_facts,
     seconds_left,
     send_in_parts,
     shipped,
+    waiting_blocks,
 )
 from rmgr.errors import CoordinationUnavailable, RmgrError, StateConflict, SubmitUnknown
 from rmgr.model.base.states import Reason
@@ -32,7 +37,8 @@ from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from rmgr.client.commands.doors import CommandHost, CommandSubmitter
+    from rmgr.client.reach import Reach
+    from rmgr.client.submission.engine import Engine
 
 _SUBMIT_S = 60.0
 _CANCEL_S = 5.0
@@ -67,16 +73,16 @@ def in_order(entries: Sequence[ListedJob]) -> Iterator[int]:
         ready = sorted(following)
 
 
-def prepare_all(host: CommandHost, entries: Sequence[ListedJob]) -> list[CheckedRequest]:
+def prepare_all(reach: Reach, entries: Sequence[ListedJob]) -> list[CheckedRequest]:
     """Each checked against the cluster, and all together against the room of their queues; nothing is written.
 
     Raises: as `sending.prepare`, naming the entry; QueueFull; LimitReached.
     """
-    facts = read_facts(host)
+    facts = read_facts(reach)
     drafts = []
     for entry in entries:
         try:
-            draft = prepare(host, entry.request, facts)
+            draft = prepare(reach, entry.request, facts)
             check_size(replace(draft.record, after=_after(draft.record, entry, dict.fromkeys(range(len(entries)), 1 << 31), 1 << 31)))
         except RmgrError as error:
             error.message = f"{entry.where}: {error.message}"
@@ -87,13 +93,13 @@ def prepare_all(host: CommandHost, entries: Sequence[ListedJob]) -> list[Checked
     for draft in drafts:
         more[draft.record.queue] = more.get(draft.record.queue, 0) + waiting_blocks(draft.record, draft.tasks)
     for queue, blocks in more.items():
-        check_room(host, facts.settings, queue, blocks, what="this list is")
+        check_room(reach, facts.settings, queue, blocks, what="this list is")
     if drafts:
-        check_jobs(host, facts.settings.limits, drafts[0].record.user, new=len(drafts))
+        check_jobs(reach, facts.settings.limits, drafts[0].record.user, new=len(drafts))
     return drafts
 
 
-def send_all(host: CommandHost, entries: Sequence[ListedJob], drafts: Sequence[CheckedRequest], *, token: str, name: str) -> list[Sent]:
+def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[CheckedRequest], *, token: str, name: str) -> list[Sent]:
     """Makes all of them durable, in their order, or none.
 
     Args:
@@ -102,27 +108,27 @@ def send_all(host: CommandHost, entries: Sequence[ListedJob], drafts: Sequence[C
     """
     from rmgr.submitter.questions import CancelSubmission
 
-    records = [shipped(host, draft) for draft in drafts]
-    check_store(host)
-    deadline_s = machine.monotonic() + (host.left_s() or _SUBMIT_S)
-    submitter = host.submitter()
+    records = [shipped(reach, draft) for draft in drafts]
+    check_store(reach)
+    deadline_s = machine.monotonic() + (reach.left_s() or _SUBMIT_S)
+    submitter = reach.submitter()
     mine = token or machine.guid()
     handle = submitter.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=seconds_left(deadline_s))
-    anchor = handle.view.submission
+    anchor = handle.submission
     if not _is_sent(anchor, submitter.guid, mine):
         failpoint("list.before_entries")
     try:
-        sent = _make(host, submitter, entries, drafts, records, anchor.id, mine, deadline_s)
+        sent = _make(reach, submitter, entries, drafts, records, anchor.id, mine, deadline_s)
         failpoint("list.before_release")
     except (RmgrError, KeyboardInterrupt) as error:
         with suppress(RmgrError):  # else the leader does it, once this program has gone
-            host.ask(CancelSubmission(number=anchor.id, detail="not all of its list could be submitted"), _CANCEL_S)
+            reach.ask(CancelSubmission(number=anchor.id, detail="not all of its list could be submitted"), _CANCEL_S)
         if isinstance(error, SubmitUnknown):
             what = "ZooKeeper went away while the list was submitted; it was not let go, and nothing of it runs"
             raise CoordinationUnavailable(what, hint="rmgr doctor; then submit it again") from error
         raise
     if anchor.phase is Phase.HELD:
-        _release(host, anchor.id, mine, seconds_left(deadline_s))
+        _release(reach, anchor.id, mine, seconds_left(deadline_s))
         failpoint("list.after_release")
         handle.complete()
         handle.flush(seconds_left(deadline_s))
@@ -145,7 +151,7 @@ def _anchor(like: Submission, token: str, name: str) -> Submission:
         submitted_us=like.submitted_us,
         command=Command(argv=("/bin/true",)),
         rigid=like.rigid,
-        host=like.host,
+        host=like.reach,
         ends_with_owner=True,
     )
 
@@ -167,8 +173,8 @@ def _after(record: Submission, entry: ListedJob, ids: Mapping[int, int], anchor:
 
 
 def _make(
-    host: CommandHost,
-    submitter: CommandSubmitter,
+    reach: Reach,
+    submitter: Engine,
     entries: Sequence[ListedJob],
     drafts: Sequence[CheckedRequest],
     records: Sequence[Submission],
@@ -199,19 +205,19 @@ def _make(
             record = replace(record, phase=Phase.HELD, reason=Reason.DEPENDENCY)
         blocks = blocks_of(record, draft.payloads)
         if blocks is None or output_files(draft):
-            sent[place] = send_in_parts(host, submitter, record, draft, deadline_s)
+            sent[place] = send_in_parts(reach, submitter, record, draft, deadline_s)
         else:
             wave[place] = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True)
     flush()
     return [sent[place] for place in range(len(entries))]
 
 
-def _release(host: CommandHost, anchor: int, token: str, timeout_s: float) -> None:
+def _release(reach: Reach, anchor: int, token: str, timeout_s: float) -> None:
     """The commit: from here on all of the list runs."""
     from rmgr.submitter.questions import ReleaseSubmission
 
     try:
-        changed = host.ask(ReleaseSubmission(number=anchor), timeout_s)
+        changed = reach.ask(ReleaseSubmission(number=anchor), timeout_s)
     except CoordinationUnavailable:
         raise SubmitUnknown(
             "it is not known whether the list was let go: ZooKeeper went away meanwhile",

@@ -1,42 +1,56 @@
-"""Submits a command: files and scripts into the store first, then one SUBMIT, or a Submitter for what does not fit one."""
+"""Submits a command: it is checked against cluster and store, files and scripts go into the store, then one SUBMIT is made, or a Submitter
+sends what does not fit one.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import os
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmgr.client.commands.checks import (
-    AdmissionFacts,
-    check_dependencies,
-    check_inputs,
-    check_jobs,
-    check_outputs,
-    check_room,
-    check_size,
-    check_store,
-    read_facts,
-    waiting_blocks,
+from rmgr.client.commands.request import CommandOptions, CommandRequest, ScriptText, command_of, output_key, payloads_of
+from rmgr.client.content import put_once
+from rmgr.coord.protocol import keys
+from rmgr.errors import (
+    KeyExists,
+    NotFound,
+    QueueFull,
+    RequestTooLarge,
+    RmgrError,
+    StoreUnavailable,
+    SubmitUnknown,
+    UsageError,
+    ValueTooLarge,
 )
-from rmgr.client.commands.request import CommandOptions, CommandRequest, command_of, output_key, payloads_of
-from rmgr.client.commands.shipping import script_sha256, ship_lines, ship_script, ship_stdin, ship_uploads
-from rmgr.errors import RmgrError, SubmitUnknown
 from rmgr.model.base.states import Reason
-from rmgr.model.base.units import format_duration
+from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.tasks.array import parse_array
-from rmgr.model.tasks.submission import Phase, Submission, Work
+from rmgr.model.tasks.block import MAX_TASKS
+from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS, Phase, Submission, Upload, Work
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.client.commands.again import StoredWork
-    from rmgr.client.commands.doors import CommandHost, CommandSubmitter
+    from rmgr.client.reach import Reach
+    from rmgr.client.submission.engine import Engine
     from rmgr.coord.ops.work import Block
+    from rmgr.model.cluster.limits import UserLimits
+    from rmgr.model.cluster.node import NodeRecord
     from rmgr.model.cluster.queue import ClusterSettings
 
 #: How long SUBMIT may take when the caller has no deadline.
 _SUBMIT_S = 30.0
+#: Of a record in its znode; the rest of 16 KiB is for what is not command and environment.
+MAX_RECORD_BYTES = 15 * 1024
+#: Characters of a name, an account, a token.
+_MAX_WORD = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +78,16 @@ class CheckedRequest:
         return len(self.payloads)
 
 
+@dataclass(frozen=True, slots=True)
+class AdmissionFacts:
+    """Settings and nodes that requests are checked against, read once."""
+
+    settings: ClusterSettings
+    nodes: list[NodeRecord]
+
+
 def prepare(
-    host: CommandHost, request: CommandRequest, facts: AdmissionFacts | None = None, *, stored: StoredWork | None = None
+    reach: Reach, request: CommandRequest, facts: AdmissionFacts | None = None, *, stored: StoredWork | None = None
 ) -> CheckedRequest:
     """Checks a request against the cluster; nothing is written.
 
@@ -78,24 +100,24 @@ def prepare(
 
     options = request.options
     payloads = payloads_of(options) if stored is None else list(stored.payloads)
-    draft = _draft(host, request, stored)
-    facts = facts or read_facts(host)
+    draft = _draft(reach, request, stored)
+    facts = facts or read_facts(reach)
     draft = admit(draft, facts.settings, facts.nodes, partition=options.partition, tasks=len(payloads))
     if options.slurm_env and draft.command is not None:
         draft = replace(draft, command=replace(draft.command, env=slurm_variables(draft, options, len(payloads)) | draft.command.env))
     if options.time_us == 0:
         limit_us = draft.request.time_limit_us
         own = f"; queue {draft.queue} gives it its own: {format_duration(limit_us / 1e6)}" if limit_us else ": it runs until it ends"
-        host.note(f"-t 0 sets no time limit{own}")
-    check_dependencies(host, draft)
-    check_inputs(host, [key for key, _ in options.inputs])
-    check_outputs(host, draft, len(payloads))
+        reach.note(f"-t 0 sets no time limit{own}")
+    check_dependencies(reach, draft)
+    check_inputs(reach, [key for key, _ in options.inputs])
+    check_outputs(reach, draft, len(payloads))
     return CheckedRequest(record=draft, payloads=payloads, settings=facts.settings, request=request, is_again=stored is not None)
 
 
 def slurm_variables(record: Submission, options: CommandOptions, tasks: int) -> dict[str, str]:
     """What `--slurm-env` adds to the variables of a command here: a node makes the others (`runner/host/slurm.py`)."""
-    from rmgr.runner.host.slurm import FLAG
+    from rmgr.runner.reach.slurm import FLAG
 
     found = {
         FLAG: "1",
@@ -115,7 +137,7 @@ def slurm_variables(record: Submission, options: CommandOptions, tasks: int) -> 
     return found
 
 
-def _draft(host: CommandHost, request: CommandRequest, stored: StoredWork | None) -> Submission:
+def _draft(reach: Reach, request: CommandRequest, stored: StoredWork | None) -> Submission:
     """The record of a request, before a queue has given its defaults."""
     from rmgr.client.commands.again import command_again
     from rmgr.client.specs import Options, draft_of
@@ -145,7 +167,7 @@ def _draft(host: CommandHost, request: CommandRequest, stored: StoredWork | None
         after=options.after,
         account=options.account,
         rigid=options.rigid,
-        user=host.me,
+        user=reach.me,
     )
     if stored is not None:
         draft = replace(draft, umask=stored.record.umask, grace_us=stored.record.grace_us)
@@ -154,18 +176,18 @@ def _draft(host: CommandHost, request: CommandRequest, stored: StoredWork | None
     return replace(draft, phase=Phase.HELD, reason=Reason.DEPENDENCY) if options.after else draft
 
 
-def send(host: CommandHost, draft: CheckedRequest) -> Sent:
+def send(reach: Reach, draft: CheckedRequest) -> Sent:
     """Makes the request durable.
 
     Raises: SubmitUnknown (with the token), QueueFull, KeyExists (an output key), StoreUnavailable, ValueTooLarge.
     """
-    record = shipped(host, draft)
+    record = shipped(reach, draft)
     check_size(record)
-    check_store(host)
+    check_store(reach)
     try:
-        return _commit(host, record, draft)
+        return _commit(reach, record, draft)
     except KeyboardInterrupt:
-        host.note(f"interrupted; whether it was submitted is not known: the same again with --token {record.token} runs it once")
+        reach.note(f"interrupted; whether it was submitted is not known: the same again with --token {record.token} runs it once")
         raise
 
 
@@ -177,36 +199,36 @@ def as_tried(draft: CheckedRequest) -> Submission:
     return replace(record, command=replace(record.command, script_sha256=script_sha256(request.script, request.options.python)))
 
 
-def shipped(host: CommandHost, draft: CheckedRequest) -> Submission:
+def shipped(reach: Reach, draft: CheckedRequest) -> Submission:
     """The record, once its script, its uploads and what it reads are in the store. Raises StoreUnavailable, ValueTooLarge, UsageError."""
     request, command = draft.request, draft.record.command
     assert command is not None
     if request.script is not None:
-        command = replace(command, script_sha256=ship_script(host, request.script, request.options.python))
+        command = replace(command, script_sha256=ship_script(reach, request.script, request.options.python))
     if request.options.uploads:
-        command = replace(command, uploads=ship_uploads(host, request.options.uploads))
+        command = replace(command, uploads=ship_uploads(reach, request.options.uploads))
     if request.options.stdin:
-        command = replace(command, stdin_sha256=ship_stdin(host, request.options.stdin))
+        command = replace(command, stdin_sha256=ship_stdin(reach, request.options.stdin))
     record = replace(draft.record, command=command)
     if request.options.each_line or any(draft.payloads):
-        record = replace(record, entries=ship_lines(host, draft.payloads))
+        record = replace(record, entries=ship_lines(reach, draft.payloads))
     return record
 
 
-def _commit(host: CommandHost, record: Submission, draft: CheckedRequest) -> Sent:
-    deadline_s = machine.monotonic() + (host.left_s() or _SUBMIT_S)
+def _commit(reach: Reach, record: Submission, draft: CheckedRequest) -> Sent:
+    deadline_s = machine.monotonic() + (reach.left_s() or _SUBMIT_S)
     blocks = blocks_of(record, draft.payloads)
     if blocks is None or output_files(draft):
-        return send_in_parts(host, host.submitter(), record, draft, deadline_s)
+        return send_in_parts(reach, reach.submitter(), record, draft, deadline_s)
     from rmgr.submitter.port import Order, prepared, unsigned
 
     if not draft.request.options.token:  # one of the user's may stand for a submission that is in already
-        check_jobs(host, draft.settings.limits, record.user)
-    check_room(host, draft.settings, record.queue, len(blocks) if waiting_blocks(record, draft.tasks) else 0)
+        check_jobs(reach, draft.settings.limits, record.user)
+    check_room(reach, draft.settings, record.queue, len(blocks) if waiting_blocks(record, draft.tasks) else 0)
     order = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True, held=bool(record.max_running) or None)
-    if (signer := host.signer()) is not None:
-        signer.publish(host.asks(), timeout_s=seconds_left(deadline_s))
-    sent = host.submit(prepared(order, signer.sign if signer is not None else unsigned), timeout_s=seconds_left(deadline_s))
+    if (signer := reach.signer()) is not None:
+        signer.publish(reach.asks(), timeout_s=seconds_left(deadline_s))
+    sent = reach.submit(prepared(order, signer.sign if signer is not None else unsigned), timeout_s=seconds_left(deadline_s))
     return Sent(submission=sent.submission, tasks=sent.tail.next if not sent.created else draft.tasks, created=sent.created)
 
 
@@ -218,21 +240,21 @@ def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
     return first_blocks(record, TaskSpec(resubmit=record.resubmit, retries=record.retries), payloads)
 
 
-def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
+def send_in_parts(reach: Reach, submitter: Engine, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
     """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
     from rmgr.client.ports import TaskSpec
     from rmgr.submitter.questions import CancelSubmission
 
     if not draft.request.options.token:  # a token of the user's may stand for a submission that is in already
-        check_room(host, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
+        check_room(reach, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
     handle = submitter.open(record, SilentListener(), timeout_s=seconds_left(deadline_s))
-    known = handle.view.next_index
-    if known or handle.view.progress.tail.complete:  # the token had been used before
-        return Sent(submission=handle.view.submission, tasks=known, created=False)
+    known = handle.next_index
+    if known or handle.progress.tail.complete:  # the token had been used before
+        return Sent(submission=handle.submission, tasks=known, created=False)
     try:
         if output_files(draft):
-            pointers = _pointers(draft, handle.view.number, handle.view.reign)
-            submitter.values.claim_outputs(pointers, overwrite=draft.is_again, timeout=host.left_s(30.0) or 30.0)
+            pointers = _pointers(draft, handle.number, handle.guid)
+            submitter.values.claim_outputs(pointers, overwrite=draft.is_again, timeout=reach.left_s(30.0) or 30.0)
         handle.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
         handle.complete()
         handle.flush(seconds_left(deadline_s))
@@ -240,9 +262,9 @@ def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submis
         raise
     except RmgrError as error:
         handle.complete()  # all or nothing: what is in does not run on without the rest
-        host.ask(CancelSubmission(number=handle.view.number, detail=error.message), 30.0)
+        reach.ask(CancelSubmission(number=handle.number, detail=error.message), 30.0)
         raise
-    return Sent(submission=handle.view.submission, tasks=draft.tasks, created=True)
+    return Sent(submission=handle.submission, tasks=draft.tasks, created=True)
 
 
 def output_files(draft: CheckedRequest) -> tuple[tuple[str, str], ...]:
@@ -276,3 +298,273 @@ class SilentListener:
 
     def on_dead(self, error: RmgrError) -> None:
         """See `ports.Listener`."""
+
+
+# -- checks that need the cluster or the data store: nothing is written; whoever changes it meanwhile is refused later ---------
+
+
+def read_facts(reach: Reach) -> AdmissionFacts:
+    """Settings and nodes of the cluster, as they are now. Raises Unavailable."""
+    from rmgr.submitter.questions import ReadNodes, ReadSettings
+
+    return AdmissionFacts(reach.ask(ReadSettings()).settings, [*reach.ask(ReadNodes())])
+
+
+def check_dependencies(reach: Reach, draft: Submission) -> None:
+    """What it waits for exists, or did. Raises NotFound."""
+    from rmgr.coord.protocol import keys
+    from rmgr.submitter.questions import WhichExist
+
+    numbers = tuple(dict.fromkeys(item.submission for item in draft.after))
+    there = reach.ask(WhichExist(numbers=numbers)) if numbers else ()
+    for number in numbers:
+        if number not in there and reach.data_store().head(keys.history(number)) is None:
+            raise NotFound(f"--after: there is no submission {number} to wait for", hint="rmgr jobs -a lists them, rmgr history older ones")
+
+
+def check_inputs(reach: Reach, names: Iterable[str]) -> None:
+    """Input keys are there, and may be read. Raises NotFound, PermissionDenied."""
+    if not names:
+        return
+    from rmgr.coord.decisions.ownership import ANYBODY
+    from rmgr.coord.protocol import keys
+
+    values, wait_s = reach.values(), reach.left_s(30.0) or 30.0
+    for key in names:
+        values.check_input(key, trust=(ANYBODY,), timeout=wait_s)  # a file of bytes: nobody unpickles it
+        if reach.data_store().head(keys.named(key), timeout_s=wait_s) is None:
+            raise NotFound(
+                f"--input: there is no key {key!r} in the data store", hint=f"rmgr store put {key} FILE; rmgr store ls lists keys"
+            )
+
+
+def check_outputs(reach: Reach, draft: Submission, tasks: int) -> None:
+    """Output keys are free. Raises KeyExists, UsageError. Whoever comes between is refused by `claim_outputs`."""
+    from rmgr.client.commands.request import output_key
+
+    command = draft.command
+    if command is None or not command.output_files:
+        return
+    values, wait_s = reach.values(), reach.left_s(30.0) or 30.0
+    for key, _ in command.output_files:
+        names = [output_key(key, draft, 0, position) for position in range(tasks if "%a" in key else 1)] if "%j" not in key else []
+        if tasks > 1 and "%a" not in key:
+            raise UsageError(f"--output: all {tasks} tasks would write the key {key!r}", hint="put %a (the array index) into the key")
+        for name in names:
+            values.check_mine(name, timeout=wait_s)
+            if values.exists(name, timeout=wait_s):
+                raise KeyExists(
+                    f"--output: the key {name!r} exists already", hint=f"choose another key, or delete it: rmgr store rm {name}"
+                )
+
+
+def waiting_blocks(record: Submission, tasks: int) -> int:
+    """How many blocks would wait in the queue as soon as it is submitted."""
+    if record.phase is not Phase.OPEN or record.max_running:
+        return 0
+    return tasks if record.rigid is not None else -(-tasks // MAX_TASKS)
+
+
+def check_room(reach: Reach, settings: ClusterSettings, queue: str, more: int, *, what: str = "this is") -> None:
+    """The queue takes so many more blocks. Raises QueueFull. Cost: a read, where the queue has a cap."""
+    from rmgr.submitter.questions import CountWaiting
+
+    spec = settings.queue(queue)
+    cap = spec.max_pending_blocks if spec is not None else 0
+    if not cap or not more:
+        return
+    waiting = reach.ask(CountWaiting(queue=queue))
+    if waiting + more > cap:
+        shorter = "send more tasks in one submission: --array, --each-line" if what == "this is" else "submit shorter lists"
+        raise QueueFull(
+            f"queue {queue} is full: {counted(waiting, 'waiting block')}, at most {cap} may wait, and {what} {more} more",
+            hint=f"wait until some have run (rmgr queues), or {shorter}",
+        )
+
+
+def check_jobs(reach: Reach, limits: UserLimits, user: str, *, new: int = 1) -> None:
+    """`user` is about to submit so many jobs. Raises, and costs, as `caps.check_cap`."""
+    from rmgr.procedures.caps import check_cap
+    from rmgr.submitter.questions import ReadUse
+
+    check_cap(lambda: reach.ask(ReadUse(user=user)).jobs, limits, user, new=new)
+
+
+def check_size(record: Submission) -> None:
+    """Refuses what does not fit a record. Raises UsageError, RequestTooLarge."""
+    from rmgr.coord.protocol.records import encode_record
+
+    size = len(encode_record(record))
+    for option, text in (("--name", record.name), ("--account", record.account), ("--token", record.token)):
+        if len(text) > _MAX_WORD:
+            raise UsageError(f"{option} has {len(text)} characters; at most {_MAX_WORD} are recorded", hint="a shorter one")
+    if size > MAX_RECORD_BYTES:
+        raise RequestTooLarge(
+            f"the command and its environment take {size} bytes; at most {MAX_RECORD_BYTES} are recorded",
+            hint="put long argument lists into a file (--upload FILE, --each-line FILE), and variables into the script",
+        )
+
+
+def check_store(reach: Reach) -> None:
+    """Work that is accepted while its outputs could not be stored would only fill the nodes' disks. Raises StoreUnavailable."""
+    from rmgr.procedures.bootstrap import STORE_READ_S, not_submitted, require_store
+
+    timeout_s = min(STORE_READ_S, reach.left_s(STORE_READ_S) or STORE_READ_S)
+    try:
+        store = reach.data_store()
+    except StoreUnavailable as error:
+        raise not_submitted(error) from error
+    require_store(store, timeout_s=timeout_s)
+
+
+# -- scripts, files and directories that travel to the nodes: stored once each, by the hash of their content -------------------
+
+
+def ship_script(reach: Reach, script: ScriptText, python: str = "") -> str:
+    """Stores the script's text; returns its hash. `python` replaces the interpreter of a `#!...python` line."""
+    return _store(reach, _script_text(script, python))
+
+
+def script_sha256(script: ScriptText, python: str = "") -> str:
+    """The hash that `ship_script` returns; nothing is stored."""
+    return hashlib.sha256(_script_text(script, python)).hexdigest()
+
+
+def _script_text(script: ScriptText, python: str) -> bytes:
+    text = script.text
+    if python:
+        head, newline, rest = text.partition(b"\n")
+        if head.startswith(b"#!") and b"python" in head:
+            text = b"#!" + os.fsencode(python) + newline + rest
+        elif not head.startswith(b"#!") and script.name.endswith(".py"):
+            text = b"#!" + os.fsencode(python) + b"\n" + text
+    return text
+
+
+def ship_stdin(reach: Reach, name: str) -> str:
+    """Stores what the work is to read from its standard input; `-` is ours. Raises UsageError, ValueTooLarge."""
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
+            data = file.read(MAX_UPLOAD_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"--stdin: {name} cannot be read: {error.strerror}", hint="name a file, or - for stdin") from error
+    if len(data) > MAX_UPLOAD_BYTES:
+        raise _too_large(f"--stdin {name}", len(data))
+    return _store(reach, data)
+
+
+def ship_lines(reach: Reach, lines: Sequence[bytes]) -> str:
+    """Stores the lines of `--each-line`, so that tasks can be run again; "" where they are too many for that."""
+    data = b"\n".join(lines)
+    return _store(reach, data) if len(data) <= MAX_UPLOAD_BYTES else ""
+
+
+def ship_uploads(reach: Reach, names: Sequence[str]) -> tuple[Upload, ...]:
+    """Stores files as they are and directories as archives. Raises UsageError, ValueTooLarge."""
+    uploads = []
+    for name in names:
+        path = Path(name)
+        shown = _shown(name)
+        try:
+            if path.is_dir():
+                uploads.append(Upload(name=shown, sha256=_store(reach, pack_directory(path)), is_dir=True))
+            elif path.is_file():
+                uploads.append(Upload(name=shown, sha256=_store(reach, _content(path))))
+            elif path.exists():
+                raise UsageError(f"--upload: {name} is neither a file nor a directory", hint="pipes, sockets and devices cannot travel")
+            else:
+                raise UsageError(f"--upload: there is no file or directory {name}", hint="paths are those of this machine")
+        except OSError as error:
+            raise UsageError(f"--upload: {error.filename or name} cannot be read: {error.strerror}") from None
+    if len({upload.name for upload in uploads}) != len(uploads):
+        raise UsageError("--upload: two of them have the same name", hint="put them into one directory and upload that")
+    return tuple(uploads)
+
+
+def pack_directory(directory: Path) -> bytes:
+    """A tar archive whose bytes depend on names, modes and contents only, so that the same code is stored once.
+
+    Raises: UsageError naming what cannot travel (special files, links that lead out of the directory); ValueTooLarge; OSError.
+    """
+    import tarfile
+
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for count, path in enumerate(_tree(directory)):
+            if count >= MAX_UPLOAD_MEMBERS:
+                raise ValueTooLarge(f"--upload: {directory} has more than {MAX_UPLOAD_MEMBERS} files", hint="pack them into one file first")
+            inside = path.relative_to(directory)
+            tar.inodes.clear()  # type: ignore[attr-defined]  # a second name of a file is a file of its own
+            member = tar.gettarinfo(path, arcname=str(inside))
+            member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
+            if member.issym():
+                _check_link(directory, inside, member.linkname)
+            if out.tell() + member.size > MAX_UPLOAD_BYTES:
+                raise _too_large(str(directory), out.tell() + member.size)
+            if member.isreg():
+                with path.open("rb") as content:
+                    tar.addfile(member, content)
+            else:
+                tar.addfile(member)
+    return out.getvalue()
+
+
+def _tree(directory: Path) -> Iterator[Path]:
+    """Everything below, by name; caches of Python left out, no link followed. Raises: UsageError, OSError."""
+    with os.scandir(directory) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if entry.name == "__pycache__":
+            continue
+        path = Path(entry.path)
+        if entry.is_dir(follow_symlinks=False):
+            yield path
+            yield from _tree(path)
+        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+            yield path
+        else:
+            raise UsageError(f"--upload: {path} is neither a file, a directory nor a link", hint="pipes, sockets and devices cannot travel")
+
+
+def _check_link(directory: Path, inside: Path, to: str) -> None:
+    """A link must lead to something that travels with it: on the node nothing else is there."""
+    where = os.path.normpath(inside.parent / to)
+    if os.path.isabs(to) or where.split(os.sep)[0] == "..":
+        raise UsageError(
+            f"--upload: the link {directory / inside} leads out of {directory}, to {to}",
+            hint="replace it by what it leads to, or leave it out",
+        )
+
+
+def _content(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > MAX_UPLOAD_BYTES:
+        raise _too_large(str(path), size)
+    return path.read_bytes()
+
+
+def _shown(name: str) -> str:
+    """The name in the work directory."""
+    shown = os.path.basename(os.path.abspath(name))
+    try:
+        shown.encode()
+    except UnicodeEncodeError:
+        told = f"--upload: the name of {os.fsencode(name)!r} is not UTF-8"
+        raise UsageError(told, hint="rename it, or put it into a directory") from None
+    if not shown:
+        raise UsageError(f"--upload: {name} has no name to go by in the work directory", hint="name a directory below it")
+    return shown
+
+
+def _too_large(name: str, size: int) -> ValueTooLarge:
+    limit = format_size(MAX_UPLOAD_BYTES)
+    return ValueTooLarge(f"{name} has {format_size(size)} or more; the limit is {limit}", hint="use a shared file system, or several")
+
+
+def _store(reach: Reach, data: bytes) -> str:
+    digest = hashlib.sha256(data).hexdigest()
+    store, key = reach.data_store(), keys.upload(digest)
+    timeout_s = reach.left_s(30.0) or 30.0
+    if store.head(key, timeout_s=timeout_s) is None:
+        put_once(store, key, data, timeout_s=timeout_s)
+    return digest

@@ -15,12 +15,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rmgr.client.identity.signing import Signer
+from rmgr.client.identity import Signer, update
 from rmgr.client.ports import FirstTasks, Listener
 from rmgr.client.submission.handle import SubmissionHandle
 from rmgr.client.submission.packing import first_blocks
-from rmgr.client.submission.sender import Outlet
-from rmgr.client.values.values import Values
+from rmgr.client.values import Values
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.errors import NotConnected, RmgrError
 from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
@@ -48,7 +47,9 @@ _PUBLISH_S = 10.0
 
 
 class Engine:
-    """`ports.SubmitterPort` in this process. Made by `engine_here` or `engine_through`.
+    """Submits, and follows, for the library and for commands. Thread-safe. Made by `engine_here` or `engine_through`.
+
+    Listeners are called on its thread and must neither block nor run code of the user.
 
     Args:
         asks: answers what users ask. store: connected; closed with the engine.
@@ -78,42 +79,43 @@ class Engine:
         self.thread = SubmitterThread()
         self.guid = machine.guid()
         self.authenticity = authenticity
-        self.outlet = Outlet(signer=signer, values=self.values)
         self._handles: dict[int, list[SubmissionHandle]] = {}
         self._close = close
         self._closed = threading.Event()
         self.thread.start()
         self.work: WorkPort = make_work(self.thread, entry_of(self.guid))
 
-    # -- ports.SubmitterPort
-
-    @property
-    def cluster(self) -> Engine:
-        """See `ports.SubmitterPort`."""
-        return self
+    # -- the cluster
 
     @property
     def user(self) -> str:
-        """See `ports.ClusterView`."""
+        """The user in whose name work is submitted, from the credentials; "" where there are none."""
         return self.signer.user if self.signer is not None else ""
 
     @property
     def session_state(self) -> SessionState:
-        """See `ports.ClusterView`."""
+        """Whether the coordination service answers."""
         return self.work.session_state
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
-        """See `ports.ClusterView`."""
+        """Queues and limits, at most 5 s old."""
         self.check_usable()
         return self.work.settings(timeout_s=timeout_s)
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
-        """See `ports.ClusterView`."""
+        """Records of the nodes, at most 5 s old."""
         self.check_usable()
         return self.work.nodes(timeout_s=timeout_s)
 
+    # -- submissions
+
     def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> SubmissionHandle:
-        """See `ports.SubmitterPort`."""
+        """SUBMIT: `draft` (its id is ignored) becomes a submission, owned by this Submitter.
+
+        first: its first tasks, in the same commit if they fit it and the queue has room, else added at once (`flush` waits for
+            them). Not added when the draft's token had been used before: then `next_index` is not how many they are.
+        Raises: SubmitUnknown, CoordinationUnavailable, WrongCluster.
+        """
         self.check_usable()
         order = Order(draft=draft, is_owned=True)
         if first is not None and not draft.max_running and draft.phase is Phase.OPEN:
@@ -145,7 +147,7 @@ class Engine:
         return prepared(order, self.signer.sign)
 
     def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> SubmissionHandle:
-        """See `ports.SubmitterPort`."""
+        """Follows an existing submission from its beginning; with `own`, takes it over once its owner is gone. Raises: NotFound."""
         self.check_usable()
         stored = self.work.read(number, timeout_s=timeout_s)
         signer = self.signer
@@ -157,24 +159,22 @@ class Engine:
         return handle
 
     def cancel_tasks(self, number: int, indices: Sequence[int], *, reason: str, running: bool, timeout_s: float) -> list[int]:
-        """See `ports.SubmitterPort`."""
+        """Cancels tasks that wait; with `running` also orders those that run to be killed. Returns those that will not end otherwise."""
         self.check_usable()
         order = CancelTasks(number=number, ranges=tuple(ranges_of(indices)), detail=reason, waits_only=not running)
         return indices_of(self.asks.ask(order, timeout_s=timeout_s).ended, MOST_TASKS)
 
     def update(self, number: int, terms: Terms, *, timeout_s: float) -> str:
-        """See `ports.SubmitterPort`."""
-        from rmgr.client.submission.amending import update
-
+        """See `ports.Engine`."""
         self.check_usable()
         return update(self.asks, number, terms, signer=self.signer, timeout_s=timeout_s).unchanged
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """See `ports.SubmitterPort`."""
+        """Runs user code (done callbacks) on a thread where it may block without harm."""
         self.thread.call_soon(callback)
 
     def close(self, *, timeout_s: float = 5.0, sends: bool = False) -> None:
-        """See `ports.SubmitterPort`. Idempotent."""
+        """Lets go of everything; what is durable goes on without it. sends: first sends what waits, if that takes no longer. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -238,7 +238,7 @@ class Engine:
     def _end_handles(self) -> None:
         for handle in self._all():
             lost = f" as far as it was sent: tasks from {handle.number}_{handle.first_unsent} on may never run" if handle.has_unsent else ""
-            handle.die(NotConnected(f"the connection was closed; submission {handle.number} goes on without it{lost}"))
+            handle.on_dead(NotConnected(f"the connection was closed; submission {handle.number} goes on without it{lost}"))
 
 
 def engine_here(

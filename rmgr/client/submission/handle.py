@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from rmgr.client.ports import Listener, TaskSpec
 from rmgr.client.submission.packing import Packed
 from rmgr.client.submission.read_fragments import ReadFragments
-from rmgr.client.submission.refusals import Refusals
 from rmgr.client.submission.sender import Sender
-from rmgr.client.submission.waits import CallerWaits
 from rmgr.coord.decisions.view import Progress
-from rmgr.errors import RmgrError, StateConflict
+from rmgr.errors import DeadlineExceeded, KeyExists, QueueFull, RmgrError, StateConflict, SubmitUnknown
 from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import counted
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.procedures.claims import HOW_TO_REPLACE
+from rmgr.runtime import machine
 from rmgr.runtime.story import Stories
 from rmgr.submitter.port import Kept, Read, Stored
 
@@ -31,12 +32,18 @@ if TYPE_CHECKING:
     from rmgr.client.submission.engine import Engine
 
 _LOG = logging.getLogger("rmgr.submitter")
+#: More than this unsent, and callers wait before they add more.
+MAX_UNSENT_TASKS = 400_000
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+#: Refused tasks that are kept, the latest.
+_KEPT_REFUSALS = 20_000
 
 
 class SubmissionHandle:
-    """A submission that is owned (extended) or only followed: `ports.HandlePort`, and a `submitter.port.KeptListener`.
+    """A submission that is owned (extended) or only followed; a `submitter.port.KeptListener`.
 
     Args: owned: this client is the owner that the record names. wants_ownership: it becomes that once the owner is gone.
+    Attributes: submission: the record as last read. progress: written by the Submitter's thread; reading single fields is safe anywhere.
     """
 
     def __init__(self, engine: Engine, stored: Stored, listener: Listener, *, owned: bool, wants_ownership: bool = False) -> None:
@@ -55,28 +62,23 @@ class SubmissionHandle:
         self.store = engine.store
         self.stories = Stories(engine.thread)
         self.kept: Kept | None = None  #: from `start` on
-        self._engine = engine
+        self.engine = engine
         self._stored = stored
         self._refusals = Refusals()
-        self._sender = Sender(self, engine.outlet, stored.tail)
-        self._waits = CallerWaits(self, self._sender, self.lock)
+        self._sender = Sender(self, stored.tail)
+        self._changed = threading.Condition(self.lock)
         self._fragments = ReadFragments(
             self.number,
             engine.thread,
             engine.store,
             self._on_fragment,
             read_tail=self._read_tail,
-            fail=self.die,
+            fail=self.on_dead,
             authenticity=engine.authenticity,
         )
         self._is_finished = False
 
     # -- from callers
-
-    @property
-    def view(self) -> SubmissionHandle:
-        """See `ports.HandlePort`."""
-        return self
 
     @property
     def next_index(self) -> int:
@@ -103,17 +105,19 @@ class SubmissionHandle:
         return any(self.progress.ends.state_of(index) is None for index in range(block.first, block.first + block.count))
 
     @property
-    def reign(self) -> str:
-        """Guid under which tasks are submitted now."""
-        return self.guid
-
-    @property
     def is_over(self) -> bool:
         """Nothing is left to do, or nothing more will come."""
         return self._is_finished or self.dead is not None
 
     def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
-        """See `ports.HandlePort`. Cost: O(len(payloads)), no IO."""
+        """Adds tasks; they become durable with one of the next commits (`flush` waits for it). One caller at a time.
+
+        Args:
+            payloads: argument bytes, one a task. The list is the handle's from now on.
+            solid: they are one block, run one after another in one slot (at most 256).
+            row: the store row that already holds the arguments (then `payloads` are empty, one a task).
+        Returns: the first index. Raises: StateConflict when the submission is complete, cancelled or not owned. Cost: O(tasks), no IO.
+        """
         sender = self._sender
         with self.lock:
             if self.dead is not None:
@@ -121,46 +125,28 @@ class SubmissionHandle:
             if not self.owned or sender.want_complete:
                 raise self._refusal()
             first = sender.buffer.add(spec, payloads, solid=solid, row=row)
-        self._engine.wake(self)
+        self.engine.wake(self)
         return first
 
-    def wait_room(self, timeout_s: float | None) -> None:
-        """See `ports.HandlePort`."""
-        if not self.owned and self.wants_ownership:
-            self._wait_owned(timeout_s)
-        self._waits.room(timeout_s)
-
-    def flush(self, timeout_s: float | None) -> None:
-        """See `ports.HandlePort`."""
-        with self.lock:
-            goal = self._sender.buffer.next_index
-        self._engine.wake(self)
-        self._waits.durable(goal, timeout_s)
-
-    def wait_sent(self, index: int, timeout_s: float | None) -> bool:
-        """See `ports.HandlePort`."""
-        self._engine.wake(self)
-        return self._waits.sent(index, timeout_s)
-
-    def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
-        """See `ports.HandlePort`."""
-        with self.lock:
-            return self._refusals.take(index)
-
     def complete(self) -> None:
-        """See `ports.HandlePort`."""
+        """No task will follow. Idempotent; committed in the background (`flush` waits for it)."""
         with self.lock:
             self._sender.want_complete = True
-        self._engine.wake(self)
+        self.engine.wake(self)
 
     def drop(self, indices: Sequence[int]) -> list[int]:
-        """See `ports.HandlePort`."""
+        """Cancels those of `indices` that are not sent yet; they end CANCELLED. Returns which."""
         sender = self._sender
         with self.lock:
             unsent = sender.buffer.next_index - sender.buffer.tasks
             mine = [index for index in indices if index >= unsent]
             sender.dropped.update(mine)
         return mine
+
+    def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
+        """Tasks that were refused because of their output keys (all, or this one), each returned once: index -> why."""
+        with self.lock:
+            return self._refusals.take(index)
 
     def _refusal(self) -> RmgrError:
         if self.submission.phase is Phase.CANCELLED:
@@ -171,11 +157,79 @@ class SubmissionHandle:
             f"submission {self.number} is looked after by another Submitter, which lives", hint="end that process, or make a new TaskQueue"
         )
 
+    # -- waits of callers: each ends with what has ended the submission
+
+    def wait_room(self, timeout_s: float | None) -> None:
+        """Waits while too much is unsent, or until the submission was taken over from its dead owner (about the session timeout).
+
+        Raises: QueueFull when the queue's cap is the cause, DeadlineExceeded; StateConflict when the owner lives, and `timeout_s` ran out.
+        """
+        if not self.owned and self.wants_ownership:
+            sender, patience_s = self._sender, 2 * self.engine.work.session_timeout_s + 2.0 if timeout_s is None else timeout_s
+            self._wait(lambda: self.owned or sender.want_complete or self.progress.tail.complete, patience_s)
+            if not self.owned:
+                raise self._refusal()
+        if not self._has_room() and not self._wait(self._has_room, timeout_s):
+            raise self._full_error()
+
+    def flush(self, timeout_s: float | None) -> None:
+        """Waits until all that was added is durable, with its output keys, and the end of the submission, if it has one.
+
+        Raises: SubmitUnknown, QueueFull, CoordinationUnavailable.
+        """
+        sender = self._sender
+        with self.lock:
+            goal = sender.buffer.next_index
+        self.engine.wake(self)
+        if self._wait(lambda: sender.claimed >= goal and (sender.tail.complete or not sender.want_complete), timeout_s):
+            return
+        if sender.full:
+            raise self._full_error()
+        raise SubmitUnknown(
+            f"tasks {sender.claimed}..{goal - 1} of submission {self.number} are not known to be durable: "
+            f"{sender.trouble or 'no answer within the timeout'}",
+            token=self.submission.token,
+            task_id=f"{self.number}_{sender.claimed}",
+            hint="they are sent again in the background while this process lives",
+        )
+
+    def wait_sent(self, index: int, timeout_s: float | None) -> bool:
+        """Waits until task `index` is durable, or refused; False: not within the timeout. Raises what has ended the submission."""
+        self.engine.wake(self)
+        return self._wait(lambda: self._sender.claimed > index, timeout_s)
+
+    def _has_room(self) -> bool:
+        buffer = self._sender.buffer
+        return not self._sender.full and buffer.tasks < MAX_UNSENT_TASKS and buffer.bytes < MAX_UNSENT_BYTES
+
+    def _full_error(self) -> RmgrError:
+        if self._sender.full:
+            return QueueFull(
+                f"queue {self.submission.queue} holds its maximum of {counted(self._sender.full, 'waiting block')}",
+                hint="wait until some have been taken (timeout=...), or raise max_pending_blocks: rmgr config apply",
+            )
+        why = self._sender.trouble or "ZooKeeper is slow"
+        return DeadlineExceeded(f"submission {self.number}: too much is waiting to be sent ({why})")
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        with self._changed:
+            is_met = False
+
+            def is_over() -> bool:
+                nonlocal is_met
+                is_met = condition()
+                return is_met or self.dead is not None
+
+            machine.wait_for(self._changed, is_over, timeout_s)
+            if not is_met and self.dead is not None:
+                raise self.dead
+            return is_met
+
     # -- on the Submitter's thread
 
     def start(self, *, fresh: bool) -> None:
         """Begins to follow, and to look after it if it is owned."""
-        self.kept = self._engine.work.keep(
+        self.kept = self.engine.work.keep(
             self._stored, self, is_owned=self.owned, wants_ownership=self.wants_ownership, is_fresh=fresh
         )  # fmt: skip
         self._sender.send()
@@ -198,24 +252,15 @@ class SubmissionHandle:
 
     def notify(self) -> None:
         """Lets callers that wait look again."""
-        self._waits.notify()
-
-    def die(self, error: RmgrError) -> None:
-        """Nothing more will come."""
-        if self.dead is not None:
-            return
-        with self.lock:
-            self.dead = error
-        self._leave()
-        self.notify()
-        self.listener.on_dead(error)
+        with self._changed:
+            self._changed.notify_all()
 
     def _leave(self) -> None:
         self._fragments.stop()
         self.stories.stop()
         if self.kept is not None:
             self.kept.leave()
-        self._engine.forget(self)
+        self.engine.forget(self)
 
     def _read_tail(self) -> Future[Tail]:
         assert self.kept is not None
@@ -261,8 +306,14 @@ class SubmissionHandle:
         self.notify()
 
     def on_dead(self, error: RmgrError) -> None:
-        """See `KeptListener`."""
-        self.die(error)
+        """Nothing more will come."""
+        if self.dead is not None:
+            return
+        with self.lock:
+            self.dead = error
+        self._leave()
+        self.notify()
+        self.listener.on_dead(error)
 
     def on_record(self, record: Submission | None, version: int) -> None:
         """See `KeptListener`."""
@@ -293,14 +344,6 @@ class SubmissionHandle:
         self.notify()
         sender.send()
 
-    # -- taking over
-
-    def _wait_owned(self, timeout_s: float | None) -> None:
-        """Waits until this Submitter may extend the submission: for an owner that died, about the session timeout."""
-        patience_s = 2 * self._engine.work.session_timeout_s + 2.0 if timeout_s is None else timeout_s
-        if not self._waits.owned(patience_s):
-            raise self._refusal()
-
     def on_owned(self, stored: Stored) -> None:
         """See `KeptListener`."""
         with self.lock:
@@ -310,3 +353,37 @@ class SubmissionHandle:
         self.progress.tail = stored.tail
         self.notify()
         self._progressed()
+
+
+class Refusals:
+    """Keeps tasks that were refused because of their output keys until somebody asks for them. Used under the handle's lock."""
+
+    def __init__(self) -> None:
+        self._refused: dict[int, RmgrError] = {}
+        self._early: set[int] = set()  #: refused here, while the node that has them does not say so yet
+
+    def add(self, refused: Mapping[int, RmgrError], *, is_early: bool = False) -> None:
+        """These tasks were refused: index -> why. is_early: an outcome that says the same will come."""
+        if is_early:
+            refused = {index: why for index, why in refused.items() if index not in self._early}
+            self._early.update(refused)
+        self._refused.update(refused)
+        while len(self._refused) > _KEPT_REFUSALS:  # nobody asks
+            del self._refused[next(iter(self._refused))]
+
+    def read(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes in what a node has refused. Cost: O(outcomes)."""
+        for outcome in outcomes:
+            if outcome.reason is not Reason.OUTPUT_EXISTS:
+                continue
+            if outcome.index in self._early:
+                self._early.discard(outcome.index)
+            else:
+                self.add({outcome.index: KeyExists(outcome.error, hint=HOW_TO_REPLACE)})
+
+    def take(self, index: int | None = None) -> dict[int, RmgrError]:
+        """All, or this one, each returned once: index -> why."""
+        if index is not None:
+            return {index: self._refused.pop(index)} if index in self._refused else {}
+        taken, self._refused = self._refused, {}
+        return taken

@@ -1,6 +1,7 @@
 """Fragments of one submission that have been read: whether they are believed, and their outcomes when these are in a row of the store.
 
-They are handed over in their order, however long each takes. Lives on the Submitter's thread.
+Of each a story tells what is to be learnt of it; they are handed over in their order, however long each takes. Lives on the Submitter's
+thread.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from rmgr.coord.decisions.ends import stated
 from rmgr.coord.protocol.ports import Store
@@ -21,27 +23,24 @@ from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
 from rmgr.procedures.authentic import LOST, Authenticity, disbelief, doubted
 from rmgr.procedures.bounded import MOST_OUTCOMES_BYTES, row_of
-from rmgr.submitter.port import PAGED, Read
+from rmgr.runtime.story import Pause, Stories, Story
+from rmgr.submitter.port import Read
 from rmgr.submitter.thread import SubmitterThread
 
 _LOG = logging.getLogger("rmgr.submitter")
-#: The first and the longest pause before the store is asked again (s).
+#: The first and the longest pause before the store, or who knows the keys, is asked again (s).
 _RETRY_S, _LONGEST_S = 0.1, 2.0
 
 
 @dataclass(slots=True)
 class _Arrival:
+    """outcomes: None while they are not known. lost: why nothing but states ever will be, of the first `end` tasks."""
+
     number: int
     fragment: Fragment
-    outcomes: Sequence[Outcome] | None  #: None: it is being checked, or its row is being read
-    zxid: int = PAGED
-    data: bytes = b""  #: what it was read from, while it is being checked
-    lost: str = ""  #: why nothing but states is known of it, of the first `end` tasks
+    outcomes: Sequence[Outcome] | None = None
+    lost: str = ""
     end: int = 0
-
-    @property
-    def is_known(self) -> bool:
-        return self.outcomes is not None or bool(self.lost)
 
 
 class ReadFragments:
@@ -72,129 +71,99 @@ class ReadFragments:
         self._fail = fail
         self._authenticity = authenticity
         self._waiting: deque[_Arrival] = deque()
-        self._retry_s = _RETRY_S
+        self._stories = Stories(loop)
         self._stopped = False
 
     def stop(self) -> None:
         """Delivers nothing more."""
         self._stopped = True
         self._waiting.clear()
+        self._stories.stop()
 
     def take(self, fragments: Sequence[Read]) -> None:
         """The next ones: what is known of them is delivered now."""
         for one in fragments:
-            is_known = one.is_believed or self._authenticity is None
-            arrival = _Arrival(one.number, one.fragment, None, one.zxid, b"" if is_known else one.data)
+            if self._stopped:
+                return
+            arrival = _Arrival(one.number, one.fragment)
             self._waiting.append(arrival)
-            if is_known:
-                self._checked(arrival, "")
+            if (one.is_believed or self._authenticity is None) and not one.fragment.row:
+                arrival.outcomes = one.fragment.outcomes
             else:
-                self._check(arrival)
-        self.hand_over()
+                self._stories.begin(self._learn(arrival, one))
+        self._hand_over()
 
-    def hand_over(self) -> None:
+    def _hand_over(self) -> None:
         """Delivers those whose outcomes are known, up to the first that is not."""
-        while self._waiting and self._waiting[0].is_known and not self._stopped:
-            self._retry_s = _RETRY_S
+        while self._waiting and not self._stopped:
+            outcomes, lost = self._waiting[0].outcomes, self._waiting[0].lost
+            if outcomes is None and not lost:
+                return
             arrival = self._waiting.popleft()
-            outcomes = arrival.outcomes
             if outcomes is None:  # made now: of many fragments that lie about millions of tasks one at a time is in memory
-                outcomes = list(stated(arrival.fragment, end=arrival.end, error=arrival.lost))
+                outcomes = list(stated(arrival.fragment, end=arrival.end, error=lost))
             self._deliver(arrival.number, arrival.fragment, outcomes)
 
-    # -- whether it is to be believed
-
-    def _check(self, arrival: _Arrival) -> None:
-        authenticity = self._authenticity
-        assert authenticity is not None
-        why = authenticity.doubt(self._submission, arrival.fragment, arrival.zxid, arrival.data)
-        if why is not None:
-            self._checked(arrival, why)
-            return
-        asking = self._loop.io(lambda: authenticity.find_doubt(self._submission, arrival.fragment, arrival.zxid, arrival.data))
-        asking.add_done_callback(lambda _: self._loop.post(lambda: self._known(arrival, asking)))
-
-    def _known(self, arrival: _Arrival, asking: Future[str]) -> None:
-        if self._stopped:
-            return
+    def _learn(self, arrival: _Arrival, one: Read) -> Story[None]:
+        """Whether a fragment is believed; its outcomes, or that they are lost: then its states count, of the tasks there are by now."""
+        fragment, lost = one.fragment, ""
         try:
-            why = asking.result(0)
-        except Unavailable:
-            self._later(lambda: self._check(arrival))
-            return
-        self._checked(arrival, why)
-        self.hand_over()
-
-    def _checked(self, arrival: _Arrival, why: str) -> None:
-        fragment = arrival.fragment
-        arrival.data = b""
-        if why:
-            _LOG.warning("outcomes_not_believed: submission %d, fragment %d: %s", self._submission, arrival.number, why)
-            if fragment.row:
-                self._lose(arrival, disbelief(why))
+            why = yield from self._doubt(one)
+            if why:
+                _LOG.warning("outcomes_not_believed: submission %d, fragment %d: %s", self._submission, one.number, why)
+            if not fragment.row:
+                arrival.outcomes = doubted(fragment.outcomes, why) if why else fragment.outcomes
+            elif why:
+                lost = disbelief(why)
             else:
-                arrival.outcomes = doubted(fragment.outcomes, why)
-        elif fragment.row:
-            self._fetch(arrival)
-        else:
-            arrival.outcomes = fragment.outcomes
-
-    # -- outcomes in rows
-
-    def _fetch(self, arrival: _Arrival) -> None:
-        reading = self._loop.io(lambda: row_of(self._store, arrival.fragment.row, MOST_OUTCOMES_BYTES))
-        reading.add_done_callback(lambda _: self._loop.post(lambda: self._fetched(arrival, reading)))
-
-    def _fetched(self, arrival: _Arrival, reading: Future[bytes | None]) -> None:
-        if self._stopped:
-            return
-        row = arrival.fragment.row
-        try:
-            data = reading.result(0)
-            if data is None:
-                self._lose(arrival, f"{LOST}: the results in row {row} are missing from the data store")
-            elif not self._is_named(row, data):
-                self._lose(arrival, disbelief(f"row {row} is not what its name says"))
-            else:
-                arrival.outcomes = decode_outcomes(data)
-        except Unavailable:
-            self._later(lambda: self._fetch(arrival))
-            return
-        except DataLost as error:
-            self._lose(arrival, f"{LOST}: {error.message}")
-        except UNREADABLE as error:
-            self._lose(arrival, f"{LOST}: row {row} does not hold outcomes: {error}")
-        self.hand_over()
-
-    def _lose(self, arrival: _Arrival, text: str) -> None:
-        """Nothing but states is known of it, of tasks that were submitted: how many these are by now is asked first."""
-        asked = self._read_tail()
-        asked.add_done_callback(lambda _: self._loop.post(lambda: self._lost(arrival, text, asked)))
-
-    def _lost(self, arrival: _Arrival, text: str, asked: Future[Tail]) -> None:
-        if self._stopped:
-            return
-        try:
-            end = asked.result(0).next
-        except (Unavailable, TimeoutError):
-            self._later(lambda: self._lose(arrival, text))
-            return
+                found = yield from self._row(fragment.row)
+                arrival.outcomes, lost = (None, found) if isinstance(found, str) else (found, "")
+            if lost:
+                tail: Tail = yield from self._sure(self._read_tail)
+                arrival.end, arrival.lost = tail.next, lost
         except RmgrError as error:
             self._fail(error)
-            return
-        arrival.end, arrival.lost = end, text
-        self.hand_over()
+        else:
+            self._hand_over()
 
-    def _later(self, job: Callable[[], None]) -> None:
-        """Tries again when the store, or who knows the keys, did not answer; what is known then is handed over."""
+    def _doubt(self, one: Read) -> Story[str]:
+        """Why it is not to be believed, "" = it is."""
+        authenticity = self._authenticity
+        if one.is_believed or authenticity is None:
+            return ""
+        about = self._submission, one.fragment, one.zxid, one.data
+        retry_s = _RETRY_S
+        while (why := authenticity.doubt(*about)) is None:
+            try:
+                return str((yield self._loop.io(lambda: authenticity.find_doubt(*about))))
+            except Unavailable:
+                yield Pause(self._loop.jitter(retry_s))
+                retry_s = min(_LONGEST_S, 2 * retry_s)
+        return why
 
-        def again() -> None:
-            if not self._stopped:
-                job()
-                self.hand_over()
+    def _row(self, row: str) -> Story[Sequence[Outcome] | str]:
+        """The outcomes in a row of the store, or why they are lost."""
+        try:
+            data = yield from self._sure(lambda: self._loop.io(lambda: row_of(self._store, row, MOST_OUTCOMES_BYTES)))
+            if data is None:
+                return f"{LOST}: the results in row {row} are missing from the data store"
+            if not self._is_named(row, data):
+                return disbelief(f"row {row} is not what its name says")
+            return decode_outcomes(data)
+        except DataLost as error:
+            return f"{LOST}: {error.message}"
+        except UNREADABLE as error:
+            return f"{LOST}: row {row} does not hold outcomes: {error}"
 
-        self._loop.after(self._loop.jitter(self._retry_s), again)
-        self._retry_s = min(_LONGEST_S, 2 * self._retry_s)
+    def _sure(self, ask: Callable[[], Future[Any]]) -> Story[Any]:
+        """The answer, however often nobody gives one."""
+        retry_s = _RETRY_S
+        while True:
+            try:
+                return (yield ask())
+            except (Unavailable, TimeoutError):
+                yield Pause(self._loop.jitter(retry_s))
+            retry_s = min(_LONGEST_S, 2 * retry_s)
 
     def _is_named(self, row: str, data: bytes) -> bool:
         """The row holds what its name says; older ones have other names, which is good enough where nobody signs."""

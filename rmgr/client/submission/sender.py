@@ -7,31 +7,37 @@ It lives on the Submitter's thread. The buffer is shared with the callers under 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rmgr.client.identity.signing import Seal, Signer, unsealed
-from rmgr.client.submission.claiming import claim
-from rmgr.client.submission.handed_keys import HandedKeys
+import msgspec
+
+from rmgr.client import content
+from rmgr.client.content import Part
+from rmgr.client.identity import Seal, unsealed
 from rmgr.client.submission.packing import MOST_BLOCKS, Buffer, Packed, block_of
-from rmgr.client.values import content
-from rmgr.client.values.scattered import Part
-from rmgr.client.values.values import Values
+from rmgr.client.values import Values
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import no_outcome
 from rmgr.coord.protocol import keys
-from rmgr.errors import RmgrError, Unavailable
+from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.records import decode_keyed, encode_keyed
+from rmgr.errors import RmgrError, StoreUnavailable, Unavailable
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.amendments import as_signed
-from rmgr.model.tasks.block import runs
+from rmgr.model.tasks.block import MAX_LEFT_KEYS, KeyedPayload, runs
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.outcome import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.wire.line import ClaimStage
+from rmgr.procedures.claims import Wanted
 from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story
 from rmgr.submitter.port import Grown, Growth
 
@@ -42,19 +48,15 @@ if TYPE_CHECKING:
 _CLAIM_S = 0.2
 #: The first and the longest pause before the store is asked again (s).
 _RETRY_S, _LONGEST_S = 0.05, 1.0
+#: How long a claim beside a HAND waits for its answer where no thread waits for it, and then before it is made again.
+_ANSWER_S, _CLAIM_AGAIN_S = 5.0, 0.2
+#: Bytes of the arguments of a block whose output keys are left to a node.
+_LEFT_BYTES = 8 * 1024
 #: Outcomes in one fragment: of tasks that were cancelled before they were sent, and of tasks that were refused, with their errors.
 _CANCELLED_TASKS, _REFUSED_TASKS = 200, 40
 _WHY_CHARACTERS = 300
 #: Bytes of arguments written to the store together.
 _LOAD_BYTES = 4 * MIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlet:
-    """What every submission is sent with. signer: of a secured cluster. values: for output keys."""
-
-    signer: Signer | None
-    values: Values
 
 
 class Sender:
@@ -64,7 +66,7 @@ class Sender:
         tail: as it was read, or made.
     """
 
-    def __init__(self, handle: SubmissionHandle, outlet: Outlet, tail: Tail) -> None:
+    def __init__(self, handle: SubmissionHandle, tail: Tail) -> None:
         self.tail = tail
         self.full = 0  #: blocks that its queue may hold, while the present round waits for room there
         self.trouble: RmgrError | None = None  #: why the present round does not get on
@@ -73,8 +75,7 @@ class Sender:
         self.want_complete = tail.complete
         self._handle = handle
         self._loop = handle.loop
-        self._outlet = outlet
-        self._handed_keys = HandedKeys(handle, outlet.values)
+        self._handed_keys = HandedKeys(handle, handle.engine.values)
         self._round: Round | None = None
         self._rounds = 0
         self._seal: Seal | None = None
@@ -141,7 +142,7 @@ class Sender:
                 self._handed_keys.drop()
                 yield from self._claim(current)
         except RmgrError as error:
-            self._handle.die(error)
+            self._handle.on_dead(error)
         else:
             self._grown(current, answer.tail)
 
@@ -175,7 +176,7 @@ class Sender:
         """Its output keys are its own, or left to the node that it is handed to; tasks that cannot have theirs are refused."""
         if not current.is_keyed:
             return
-        handle, values = self._handle, self._outlet.values
+        handle, values = self._handle, self._handle.engine.values
         kept = handle.kept
         assert kept is not None
         if self._is_alone(current) and (left := self._handed_keys.take(current.packed)):
@@ -204,7 +205,7 @@ class Sender:
     def _growth(self, current: Round) -> Growth:
         if current.growth is None:
             if self._seal is None:
-                signer = self._outlet.signer
+                signer = self._handle.engine.signer
                 self._seal = signer.sealer(self._handle.submission) if signer is not None else unsealed
             current.growth = Growth(
                 tail=current.tail,
@@ -313,3 +314,184 @@ def _without(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:
     key, data = block
     left = runs([index for index in range(key.first, key.end) if index not in gone])
     return [(replace(key, first=first, count=count), ops.cut(data, key.first, first, count)) for first, count in left]
+
+
+# -- output keys ---------------------------------------------------------------------------------------------------------------
+
+
+def claim(
+    values: Values, number: int, reign: str, blocks: Iterable[Packed], *, decided: Callable[[], None] | None = None
+) -> dict[int, RmgrError]:
+    """Writes the pointers of all keyed tasks in `blocks`. Returns those that were refused: index -> why. Raises: StoreUnavailable.
+
+    decided: see `claim_pointers`.
+    """
+    fresh: list[Wanted] = []
+    anew: list[Wanted] = []
+    for block in blocks:
+        for index, payload in enumerate(block.payloads, block.first) if block.spec.keyed else ():
+            keyed = decode_keyed(payload)
+            (anew if keyed.overwrite else fresh).extend(_pointers(keyed, number, index, reign))
+    return values.claim_pointers(fresh, overwrite=False, decided=decided) | values.claim_pointers(anew, overwrite=True)
+
+
+def _pointers(keyed: KeyedPayload, number: int, index: int, reign: str) -> list[Wanted]:
+    return [(key, Pointer(sub=number, index=index, n=n, by=reign)) for n, key in enumerate(keyed.outputs)]
+
+
+class HandedKeys:
+    """Claims output keys of a block beside its HAND, not before it: a task alone does not wait for two commits in turn.
+
+    The keys are left to the node, with all that it needs to claim them if this process dies. It begins nothing before it is told over the
+    direct line that they are claimed, or has claimed them itself. Only keys that are created are left. One that is overwritten is claimed
+    when its task is submitted and never again, for a later task may have overwritten it. The keys of one block at most are left: a HAND is
+    tried when all before it is final.
+    """
+
+    def __init__(self, handle: SubmissionHandle, values: Values) -> None:
+        self._handle = handle
+        self._loop = handle.loop
+        self._values = values
+        self._block: Packed | None = None
+        self._left: LeftBlock | None = None  #: what is to be claimed of it
+        self._begun: object | None = None  #: stands for the claim that nobody waits for
+
+    @property
+    def first(self) -> int | None:
+        """Index of the first task that may not have its output keys yet; None: no keys are left to a node."""
+        return self._block.first if self._block is not None and self._handle.is_open(self._block) else None
+
+    def take(self, packed: list[Packed]) -> list[Packed]:
+        """The same blocks with their keys left to the node that they would be handed to; none: their keys are claimed before."""
+        block, kept = packed[0], self._handle.kept
+        if len(packed) != 1 or block.solid or not block.spec.resubmit or not may_leave(block):
+            return []
+        if kept is None or block.count > kept.most_left:
+            return []
+        self._values.seen.add(outputs_of(block))
+        self._left = left_by(block, self._values, self._handle.number, self._handle.guid)
+        return [self._left.block]
+
+    def claim(self, block: Packed) -> None:
+        """Claims its keys while its HAND is on its way."""
+        self._block = block
+        if not self._begin(block):
+            self._claim(block)
+
+    def _begin(self, block: Packed) -> bool:
+        """Writes what is to stand under the keys, if they are free and the store can do that without a thread in between."""
+        left, self._left = self._left, None
+        if left is None or not self._values.begins_writes:
+            return False
+        begun = self._begun = object()
+
+        def done(error: RmgrError | None) -> None:  # on a thread of the store
+            if error is None:
+                failpoint("submitter.handed_claimed")
+            self._loop.post(lambda: over(error))
+
+        def over(error: RmgrError | None) -> None:
+            if self._begun is not begun or self._block is not block:
+                return
+            self._begun = None
+            late.cancel()
+            if error is None:
+                self._claimed(block, lambda _: {})
+            else:
+                self._claim(block)
+
+        failpoint("submitter.before_handed_claim")
+        silence = StoreUnavailable(f"the data store has not answered for {format_duration(_ANSWER_S)}")
+        late = self._loop.after(_ANSWER_S, lambda: over(silence))
+        try:
+            is_begun = self._values.begin_pointers(left.rows, left.notes, decided=partial(self._decided, block), done=done)
+        except RmgrError:
+            is_begun = False
+        if not is_begun:
+            late.cancel()
+        return is_begun
+
+    def _claim(self, block: Packed) -> None:
+        """The long way: it looks at what stands under the keys."""
+        number, guid, values = self._handle.number, self._handle.guid, self._values
+
+        def work() -> dict[int, RmgrError]:
+            failpoint("submitter.before_handed_claim")
+            refused = claim(values, number, guid, [block], decided=partial(self._decided, block))
+            failpoint("submitter.handed_claimed")
+            return refused
+
+        asked = self._loop.io(work)
+        asked.add_done_callback(lambda _: self._loop.post(lambda: self._claimed(block, asked.result)))
+
+    def _decided(self, block: Packed) -> None:
+        """On an IO thread, or one of the store."""
+        failpoint("submitter.handed_decided")
+        self._loop.post(lambda: self._say(block, ClaimStage.DECIDED))
+
+    def drop(self) -> None:
+        """The HAND was refused."""
+        self._block = None
+
+    def _say(self, block: Packed, stage: ClaimStage) -> None:
+        if self._block is block and self._handle.kept is not None:
+            self._handle.kept.claimed(stage)
+
+    def _claimed(self, block: Packed, result: Callable[[float], dict[int, RmgrError]]) -> None:
+        if self._block is not block:
+            return
+        try:
+            refused = result(0)
+        except Unavailable:
+            if self._handle.is_open(block):  # its node tries, too
+                self._loop.after(self._loop.jitter(_CLAIM_AGAIN_S), lambda: self.claim(block) if self._block is block else None)
+            return
+        except RmgrError as error:
+            refused = dict.fromkeys(range(block.first, block.first + block.count), error)
+        self._say(block, ClaimStage.HERE if refused else ClaimStage.MADE)
+        self._block = None
+        if refused:
+            self._handle.refuse(refused, is_early=True)
+        self._handle.notify()
+
+
+def may_leave(block: Packed) -> bool:
+    """Its output keys may be claimed by the node that runs it."""
+    if not block.spec.keyed or block.row or block.to_row or block.count > MAX_LEFT_KEYS:
+        return False
+    if sum(map(len, block.payloads)) > _LEFT_BYTES:
+        return False
+    keyed = list(map(decode_keyed, block.payloads))
+    return not any(one.overwrite for one in keyed) and sum(len(one.outputs) for one in keyed) <= MAX_LEFT_KEYS
+
+
+def outputs_of(block: Packed) -> list[str]:
+    """Output keys of its tasks."""
+    return [key for one in block.payloads for key in decode_keyed(one).outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBlock:
+    """A block with its output keys left unclaimed, and the pointers that are to stand there.
+
+    notes: deeds of these; none in an open cluster.
+    """
+
+    block: Packed
+    rows: tuple[tuple[str, bytes], ...]
+    notes: tuple[bytes, ...]
+
+
+def left_by(block: Packed, values: Values, number: int, reign: str) -> LeftBlock:
+    """The block as the Submitter with this guid leaves it: it signs what the node is to write for its user."""
+    payloads = []
+    rows: list[tuple[str, bytes]] = []
+    notes: list[bytes] = []
+    for index, payload in enumerate(block.payloads, block.first):
+        keyed = decode_keyed(payload)
+        some = [(keys.named(key), keys.encode_pointer(pointer)) for key, pointer in _pointers(keyed, number, index, reign)]
+        deeds = values.pointer_notes(some)
+        payloads.append(encode_keyed(msgspec.structs.replace(keyed, claims_by=reign, deeds=deeds)))
+        rows += some
+        notes += deeds
+    return LeftBlock(replace(block, payloads=tuple(payloads)), tuple(rows), tuple(notes))

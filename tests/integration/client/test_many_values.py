@@ -10,7 +10,7 @@ import pytest
 
 from rmgr import TaskQueue
 from rmgr.client.connection import Connection
-from rmgr.client.values.values import Values
+from rmgr.client.values import Values
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import DevCluster

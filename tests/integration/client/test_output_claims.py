@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.client.values.values import Values
+from rmgr.client.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding, Store

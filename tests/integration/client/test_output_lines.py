@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rmgr
-from rmgr.client.logs.live import LiveOutput
+from rmgr.client.logs import LiveOutput
 from rmgr.errors import DeadlineExceeded, UsageError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main
 from rmgr.cli.store import values as store_values
 from rmgr.cli.store.values import Opened, find
-from rmgr.client.values.values import Values
+from rmgr.client.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, NotFound, PermissionDenied

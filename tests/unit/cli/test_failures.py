@@ -133,7 +133,7 @@ def test_ten_thousand_failures_cost_the_logs_of_a_few(monkeypatch: pytest.Monkey
         return b"" if position == 0 else b"line 1\nline %d\n\n" % position
 
     monkeypatch.setattr("rmgr.cli.waiting.follow.read_ends", ends)
-    monkeypatch.setattr("rmgr.client.logs.stored_logs.read_part", row)
+    monkeypatch.setattr("rmgr.client.logs.read_part", row)
     session: Any = SimpleNamespace(data_store=lambda: None, detail=lambda _text: None)
     bad = failures.read_bad_ends(session, 22, 10_000)
     assert [(one.tasks, one.task, one.stderr, one.has_output) for one in bad.failures] == [(10_000, "22_1", "line 1", True)]

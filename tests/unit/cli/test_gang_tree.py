@@ -10,7 +10,7 @@ from rmgr.cli.display import gang_tree
 from rmgr.cli.display.render import Layout
 from rmgr.cli.listing import cluster
 from rmgr.cli.main import run
-from rmgr.client.queries.gangs import GangView
+from rmgr.client.queries import GangView
 from rmgr.errors import NotFound
 from rmgr.model.base.units import spanned
 from rmgr.model.cluster.gang import GangClock, GangRecord

@@ -24,8 +24,7 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.submit.submit import submit
 from rmgr.cli.words.script import looks_like_script, read_script
 from rmgr.client.commands.request import read_entries
-from rmgr.client.logs.live import OutputPiece
-from rmgr.client.logs.stored_logs import tail_of
+from rmgr.client.logs import OutputPiece, tail_of
 from rmgr.errors import ConfigError, UsageError
 from rmgr.sim.calls.scenario import SHIPPED, read_scenario
 from rmgr.sim.workload.events import read_events

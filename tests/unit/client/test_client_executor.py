@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rmgr.client.completion import as_completed
 from rmgr.client.executor import BrokenExecutor, Executor
-from rmgr.client.futures import Future
+from rmgr.client.futures import Future, as_completed
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.client.throttle import Throttle
+from rmgr.client.tasks import Throttle
 from rmgr.errors import NotConnected, PickleFailed, RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockKey
@@ -189,7 +188,7 @@ def test_an_argument_that_cannot_travel_is_told_at_once(cluster: Cluster) -> Non
 def test_an_executor_is_named_after_its_first_function_unless_it_has_a_name(max_workers: int | None) -> None:
     def name_of_job(executor: Executor) -> str:
         assert executor._core.handle is not None
-        return executor._core.handle.view.submission.name
+        return executor._core.handle.submission.name
 
     with running() as (_, connection):
         for make in (lambda e: e.submit(square, 2).result(60), lambda e: list(e.map(square, [1, 2], chunksize=2))):
@@ -246,7 +245,7 @@ def test_long_tasks_travel_alone() -> None:
         sizes: list[int] = []
 
     from rmgr.client.ports import TaskSpec
-    from rmgr.client.throttle import OutgoingTask
+    from rmgr.client.tasks import OutgoingTask
 
     tasks = Nobody()
     throttle = Throttle(tasks, 2)  # type: ignore[arg-type]

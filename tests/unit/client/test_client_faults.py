@@ -273,7 +273,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_spoil_a_large_result(cluster
 
 
 def test_arguments_above_the_limit_are_refused_before_anything_is_sent(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmgr.client.values.pickling.MAX_VALUE_BYTES", 100_000)
+    monkeypatch.setattr("rmgr.client.pickling.MAX_VALUE_BYTES", 100_000)
     with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
         with pytest.raises(ValueTooLarge, match=r"the arguments of .*double have \d+ bytes; the limit is 100000"):
             queue.submit_call(bytes(200_000))

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import pytest
 
-from rmgr.client.dropped import when_dropped
+from rmgr.client.tasks import when_dropped
 from rmgr.runtime import machine
 from tests.harness.virtual import VirtualMachine
 from tests.harness.waiting import eventually

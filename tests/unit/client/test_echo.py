@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from rmgr.client.echo import LiveEcho, LongEcho, write
-from rmgr.client.logs.lines import LineCutter
-from rmgr.client.logs.live import OutputPiece
+from rmgr.client.logs import LineCutter, OutputPiece
+from rmgr.client.output import LiveEcho, LongEcho, write
 from rmgr.client.progress import shown_on
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Outcome
@@ -19,7 +18,7 @@ from rmgr.model.tasks.outcome import Outcome
 
 def test_a_slow_look_is_followed_by_another_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now_s=100.0)
-    monkeypatch.setattr("rmgr.client.echo.machine.monotonic", lambda: clock.now_s)
+    monkeypatch.setattr("rmgr.client.output.machine.monotonic", lambda: clock.now_s)
     looks: list[float] = []
 
     def look_now() -> None:

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import pytest
 
-from rmgr.client.logs import live
-from rmgr.client.logs.live import LiveOutput
+from rmgr.client import logs
+from rmgr.client.logs import LiveOutput
 from rmgr.client.output import OutputEnd
 from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.protocol import keys, paths
@@ -62,8 +62,8 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    monkeypatch.setattr(live, "_SILENT_FIRST_S", 0.0)
-    monkeypatch.setattr(live, "_SURE", 2)
+    monkeypatch.setattr(logs, "_SILENT_FIRST_S", 0.0)
+    monkeypatch.setattr(logs, "_SURE", 2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # free again, and nobody listens there
     coordinator = MemoryCoordinator(MemoryTree())

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from rmgr.client.executor import Executor
-from rmgr.client.notebook import card, escaped, is_notebook, table
-from rmgr.client.progress import Counts, ProgressDisplay
+from rmgr.client.progress import Counts, ProgressDisplay, card, escaped, is_notebook, table
 from rmgr.client.taskqueue import TaskQueue
 from tests.harness.client_cluster import Cluster, running
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rmgr.client.submission.refusals import Refusals
+from rmgr.client.submission.handle import Refusals
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.client.values.values import Values
+from rmgr.client.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.errors import KeyExists, TaskFailed
 from rmgr.model.base.states import Reason, State

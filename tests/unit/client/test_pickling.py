@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.client.values import modules
-from rmgr.client.values.functions import Functions
-from rmgr.client.values.pickling import dump_call, dump_value, name_of
+from rmgr.client import pickling
+from rmgr.client.pickling import Functions, dump_call, dump_value, name_of
 from rmgr.coord.protocol import keys
 from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
 from tests.harness.memory_store import MemoryStore
@@ -64,7 +63,7 @@ def test_an_argument_that_cannot_travel_is_named() -> None:
 
 
 def test_arguments_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmgr.client.values.pickling.MAX_VALUE_BYTES", 1000)
+    monkeypatch.setattr("rmgr.client.pickling.MAX_VALUE_BYTES", 1000)
     with pytest.raises(ValueTooLarge, match=r"arguments of f have \d+ bytes; the limit is 1000"):
         dump_call((bytes(2000),), {}, "f")
     with pytest.raises(ValueTooLarge, match="the value for 'k'"):
@@ -74,7 +73,7 @@ def test_arguments_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_classes_of_the_main_program_travel_by_value() -> None:
     program = """
         import pickle
-        from rmgr.client.values.pickling import dump_call
+        from rmgr.client.pickling import dump_call
         class Point:
             def __init__(self, x): self.x = x
         data = dump_call((Point(3),), {}, "f")
@@ -104,7 +103,7 @@ def test_an_initializer_has_a_limit_of_its_own(store: MemoryStore, monkeypatch: 
     functions = Functions(store)
     digest = functions.initializer(b"i" * 100)
     assert store.keys("fn/") == [keys.function(digest)]
-    monkeypatch.setattr("rmgr.client.values.functions.MAX_INITIALIZER_BYTES", 99)
+    monkeypatch.setattr("rmgr.client.pickling.MAX_INITIALIZER_BYTES", 99)
     with pytest.raises(ValueTooLarge, match="the initializer has 100 bytes with its arguments; the limit is 99"):
         functions.initializer(b"i" * 100)
 
@@ -188,20 +187,20 @@ def test_a_package_is_shipped_the_same_every_time(store: MemoryStore, tmp_path: 
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "junk.pyc").write_bytes(b"junk")
     monkeypatch.syspath_prepend(str(tmp_path))
-    data = modules.pack("shipped_pkg")
+    data = pickling.pack("shipped_pkg")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert archive.namelist() == ["shipped_pkg/__init__.py", "shipped_pkg/sub/__init__.py", "shipped_pkg/sub/data.txt"]
-    assert modules.pack(sys.modules["shipped_pkg"]) == data
-    (digest,) = modules.ship(store, ["shipped_pkg"])
+    assert pickling.pack(sys.modules["shipped_pkg"]) == data
+    (digest,) = pickling.ship(store, ["shipped_pkg"])
     assert store.keys("mod/") == [keys.module(digest)]
 
 
 def test_a_module_that_cannot_be_shipped_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be imported here"):
-        modules.pack("no_such_module_anywhere")
+        pickling.pack("no_such_module_anywhere")
     with pytest.raises(UsageError, match="has no source file"):
-        modules.pack(sys)
+        pickling.pack(sys)
     import msgspec
 
     with pytest.raises(UsageError, match="is compiled"):
-        modules.pack(msgspec)
+        pickling.pack(msgspec)

@@ -8,9 +8,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from rmgr.client.values import content
-from rmgr.client.values.pickling import dump_call, dump_value
-from rmgr.client.values.scattered import SCATTER_BYTES, Scattered
+from rmgr.client import content
+from rmgr.client.content import SCATTER_BYTES, Scattered
+from rmgr.client.pickling import dump_call, dump_value
 from rmgr.coord.protocol.records import decode_payloads
 
 LARGE = SCATTER_BYTES + 3

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.client.commands import shipping
-from rmgr.client.commands.shipping import pack_directory, ship_uploads
+from rmgr.client.commands import sending
+from rmgr.client.commands.sending import pack_directory, ship_uploads
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.core.unpack import unpack
 from rmgr.errors import UsageError, ValueTooLarge
@@ -90,12 +90,12 @@ def test_what_cannot_travel_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch
         listener.bind("sock")
         refused(UsageError, "sock is neither a file, a directory nor a link", tree)
     (tree / "sock").unlink()
-    monkeypatch.setattr(shipping, "MAX_UPLOAD_BYTES", 10_000)
+    monkeypatch.setattr(sending, "MAX_UPLOAD_BYTES", 10_000)
     with (tree / "huge").open("wb") as file:
         file.truncate(1 << 40)  # refused by its size, not after reading it
     refused(ValueTooLarge, "huge has 1.0T or more", tree / "huge")
     refused(ValueTooLarge, "tree has 1.0T or more", tree)
     (tree / "huge").unlink()
-    monkeypatch.setattr(shipping, "MAX_UPLOAD_MEMBERS", 3)
+    monkeypatch.setattr(sending, "MAX_UPLOAD_MEMBERS", 3)
     refused(ValueTooLarge, "more than 3 files", tree)
     refused(UsageError, "is not UTF-8", os.fsdecode(bytes(tree) + b"/\xff"))

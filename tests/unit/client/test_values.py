@@ -9,7 +9,7 @@ import pytest
 from rmgr.client.progress import Counts, ProgressDisplay, Rate, line
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.client.values.values import Values
+from rmgr.client.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import Infeasible, KeyExists, NotFound, PickleFailed, UsageError

@@ -357,7 +357,7 @@ def test_open_jobs_beyond_a_cap_are_refused(world: VirtualMachine, tmp_path: Pat
     world.run_until(lambda: leader.leader is not None, "a leader leads")
     client = cluster.client()
     with TaskQueue(work, connection=client) as first:
-        me = client.submitter.cluster.user or user_name()
+        me = client.submitter.user or user_name()
         future = first.submit_call(1)
         limited(cluster, UserLimits(jobs_of={me: 1}))
 

@@ -46,7 +46,7 @@ EXEMPT = {
     "bench/store.py": _BENCH,
     "checkpoint.py": _OWN,
     "cli/policy/check.py": _SELF,
-    "client/values/results.py": _OWN,
+    "client/futures.py": _OWN,
     "daemons/leader/plugins/child.py": _SELF,
     "model/wire/decoders.py": "it makes decoders; those who decode with them are in the table",
     "runner/host/privileges.py": _SELF,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from rmgr.client import echo
-from rmgr.client.logs.stored_logs import read_ended, read_flushed
-from rmgr.client.queries.past import list_past, read_past
-from rmgr.client.values.results import Settled, value_of
-from rmgr.client.values.values import Values
+from rmgr.client import output
+from rmgr.client.futures import Settled, value_of
+from rmgr.client.logs import read_ended, read_flushed
+from rmgr.client.queries import list_past, read_past
+from rmgr.client.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding
@@ -104,18 +103,17 @@ def test_parts_of_a_log_that_are_none_are_left_out_and_nobody_goes_through_as_ma
     assert found == [b"part 0\n", b"part 2\n", b"part 100\n", b"part 1000000\n", b"rest"]
     shown = io.StringIO()
     monkeypatch.setattr("sys.stdout", shown)
-    echo.write(store, 7, Outcome(index=0, log_parts=(3, 0), log=(b"rest\n", b"")), 1)
+    output.write(store, 7, Outcome(index=0, log_parts=(3, 0), log=(b"rest\n", b"")), 1)
     assert shown.getvalue() == "part 0\npart 2\nrest\n"
 
 
 def test_a_result_that_is_larger_than_its_outcome_says_is_lost_unread(store: SparingStore) -> None:
     settled = Settled(Outcome(index=0, value_size=4), "n1", 1)
-    where: Any = SimpleNamespace(number=7, store=store)
     store.put(keys.output(7, 0, 1), b"four")
-    assert value_of(settled, where, None) == b"four"
+    assert value_of(settled, 7, store, None) == b"four"
     grow(store, keys.output(7, 0, 1), 4)
     with pytest.raises(DataLost, match="is not what its node has stored"):
-        value_of(settled, where, None)
+        value_of(settled, 7, store, None)
 
 
 def test_a_pointer_as_large_as_no_pointer_is_leads_nowhere(store: SparingStore) -> None:

@@ -9,12 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rmgr.client.values.results import Settled, error_of, load, value_of
+from rmgr.client.futures import Settled, error_of, load, value_of
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback, TaskFailed
 from rmgr.model.base.states import Reason, State
@@ -255,7 +254,7 @@ def test_a_result_that_would_end_who_reads_it_is_an_error() -> None:
         load(pickle.dumps(EndsWhoReadsIt()), Encoding.PICKLE, "the result of task 7_2")
     outcome = Outcome(index=2, state=State.COMPLETED, value=pickle.dumps(EndsWhoReadsIt()), pickled=True)
     with pytest.raises(PickleFailed, match="SystemExit: 3"):
-        value_of(Settled(outcome, "n1", 1), SimpleNamespace(number=7, store=None), 1.0)  # type: ignore[arg-type]
+        value_of(Settled(outcome, "n1", 1), 7, None, 1.0)  # type: ignore[arg-type]
 
 
 def test_a_cancelled_task_is_a_cancelled_error() -> None:

@@ -28,7 +28,7 @@ class pool:
         if initializer is not None:
             self.submit(initializer, *initargs).result()
     def submit(self, function, /, *args, **kwargs):
-        from rmgr.client.values.pickling import dump_call, dump_function
+        from rmgr.client.pickling import dump_call, dump_function
         future = concurrent.futures.Future()
         message = dump_function(function)[0], dump_call(args, kwargs, "it")
         pickle.dump(message, self.process.stdin)
@@ -157,7 +157,7 @@ def test_what_is_bound_anew_is_seen_by_later_calls_and_a_change_in_place_is_not(
 
 def test_what_a_worker_has_set_stays_until_the_program_binds_it_and_a_retry_brings_nothing_back(tmp_path: Path) -> None:
     text = """
-        from rmgr.client.values.pickling import dump_function
+        from rmgr.client.pickling import dump_function
         x = "old"
         def set_x(value):
             global x

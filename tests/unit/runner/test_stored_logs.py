@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.client.logs.stored_logs import unseen
+from rmgr.client.logs import unseen
 from rmgr.model.tasks.gap import gap_line, place
 from rmgr.runner.host.outputs import open_output, take, trim
 

@@ -10,7 +10,7 @@ import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
-from rmgr.client.values.values import Values
+from rmgr.client.values import Values
 from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import ValueShare
 from rmgr.coord.decisions.rights import Person

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rmgr.client.submission.handed_keys import HandedKeys
 from rmgr.client.submission.packing import Packed, TaskSpec
-from rmgr.client.values.values import Values
+from rmgr.client.submission.sender import HandedKeys
+from rmgr.client.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.client.identity.signing import Signer
+from rmgr.client.identity import Signer
 from rmgr.coord.decisions.amending import amended, signed
 from rmgr.coord.decisions.gating import Change, Doer
 from rmgr.coord.ops import work as ops

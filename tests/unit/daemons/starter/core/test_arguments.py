@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.sqlite.store import SqliteStore
-from rmgr.client.values.content import hash_of, parts_of, put_rows
+from rmgr.client.content import hash_of, parts_of, put_rows
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_payloads

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.access.limits import Bounds
-from rmgr.client.logs.stored_logs import read_ended, read_flushed
+from rmgr.client.logs import read_ended, read_flushed
 from rmgr.daemons.starter.execution.logs import FIRST_FLUSH_S, LiveLogs
 from rmgr.daemons.starter.staging.charged import Charge
 from rmgr.model.tasks.gap import place

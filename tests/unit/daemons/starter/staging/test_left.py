@@ -10,9 +10,9 @@ import pytest
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
 from rmgr.client.ports import TaskSpec
-from rmgr.client.submission.claiming import left_by, may_leave
 from rmgr.client.submission.packing import Packed
-from rmgr.client.values.values import Values
+from rmgr.client.submission.sender import left_by, may_leave
+from rmgr.client.values import Values
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES

@@ -1,4 +1,4 @@
-"""Values by name: what a user put under a key, or what a task wrote to its output key.
+"""Values by name: what a user put under a key, or what a task wrote to its output key; one at a time, or many in few round trips.
 
 An output key holds a pointer from the moment its task is submitted; `get` follows it to the committed attempt, so that
 bytes of a lost or repeated attempt are never read. Which attempt was committed is remembered per submission and read on
@@ -10,20 +10,22 @@ or delete what is shared for writing. What others have pickled is loaded only fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from hashlib import sha256
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rmgr.client.values.pickling import dump_value
-from rmgr.client.values.results import load
-from rmgr.client.values.scattered import Payload, Scattered
-from rmgr.client.values.seen import SeenKeys
+from rmgr.client import content
+from rmgr.client.content import Payload, Scattered
+from rmgr.client.pickling import dump_value, load
 from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import Holder, ValueShare
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
-from rmgr.coord.protocol.ports import NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import check_name
@@ -32,16 +34,49 @@ from rmgr.procedures.fates import Fates, FatesPort
 if TYPE_CHECKING:
     from rmgr.procedures.deeds import Deeds
 
+#: How a caller follows a long call: a display, or a function that is told (how many so far, of how many or 0).
+Progress = bool | Callable[[int, int], None]
+#: Of one step of a put: values, and bytes above which no other one is added.
+_PUT_VALUES, _PUT_BYTES = 1000, 4 * 2**20
+#: Keys of one step of a read, and of a deletion.
+_GET_KEYS, _DELETE_KEYS = 256, 1000
+#: Keys that are remembered as taken, the latest: some MB.
+MOST_SEEN = 65_536
 _NOTHING: Any = object()
 _NOBODYS: Mapping[str, Holder | None] = {}
 
 
-def encoded(key: str, value: Any) -> tuple[Encoding, Payload]:
-    """A value as it is stored. Raises PickleFailed, ValueTooLarge."""
-    return (Encoding.RAW, value) if isinstance(value, bytes) else (Encoding.PICKLE, dump_value(value, f"the value for {key!r}"))
+class SeenKeys:
+    """Keys that this process knows to have been taken: what it put, what its tasks were given, what it found to exist. Thread-safe.
+
+    It is bounded, and what it holds may be free again by now: who finds a key in it looks at the store.
+    """
+
+    def __init__(self, most: int = MOST_SEEN) -> None:
+        self._most = most
+        self._keys: dict[str, None] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def add(self, keys: Iterable[str]) -> None:
+        """They are taken; the earliest are forgotten for them. Cost: O(keys)."""
+        with self._lock:
+            for key in keys:
+                self._keys.pop(key, None)
+                self._keys[key] = None
+            while len(self._keys) > self._most:
+                del self._keys[next(iter(self._keys))]
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """They are free."""
+        with self._lock:
+            for key in keys:
+                self._keys.pop(key, None)
 
 
-class StoredValues:
+class Values:
     """`connect().store`: put, get, delete, keys. Thread-safe.
 
     Bytes are stored as they are, any other object pickled. Values have at most 5 GiB and are immutable: putting a key again
@@ -66,7 +101,6 @@ class StoredValues:
 
     def put_row(self, key: str, encoding: Encoding, data: Payload, *, overwrite: bool, timeout: float) -> None:
         """As `put`, of what is pickled already."""
-
         row, whole = keys.named(key), data.parts if isinstance(data, Scattered) else data
 
         def write(overwrite: bool, note: Note) -> None:
@@ -193,6 +227,72 @@ class StoredValues:
         self.seen.forget(some)
         return len(self._store.delete_many(rows, timeout_s=timeout))
 
+    # -- many at once
+
+    def put_many(
+        self,
+        values: Mapping[str, Any] | Iterable[tuple[str, Any]],
+        *,
+        overwrite: bool = True,
+        progress: Progress = False,
+        timeout: float = 30.0,
+    ) -> int:
+        """Stores many values, 1,000 or 4 MiB at a time, each as `put` would; returns how many. An iterable is not held whole.
+
+        Args:
+            progress: True shows it on stderr; a function is told (how many so far, of how many or 0) after each step.
+            timeout: of each step.
+        Raises: as `put`; steps before stay. Of the step with a key that cannot be had nothing is stored where all are bytes, or none is.
+        """
+        pairs = values.items() if isinstance(values, Mapping) else values
+        done = 0
+        with _told("put", values, progress) as tell:
+            for step in _steps(pairs):
+                for encoding in (Encoding.RAW, Encoding.PICKLE):
+                    rows = {key: data for key, (its, data) in step.items() if its is encoding}
+                    if rows:
+                        _put(self, rows, encoding, overwrite=overwrite, timeout=timeout)
+                self.seen.add(step)
+                done += len(step)
+                tell(done)
+        return done
+
+    def get_many(
+        self, keys: Iterable[str], *, trust: str | Iterable[str] = (), progress: Progress = False, timeout: float = 30.0
+    ) -> dict[str, Any]:
+        """The values of those `keys` that have one now, in their order. Holds all of them.
+
+        Args: trust: as in `get`. progress, timeout: as in `put_many`, of 256 keys.
+        Raises: PermissionDenied when one is somebody else's, or somebody else's pickle; DataLost, PickleFailed, StoreUnavailable.
+        """
+        trusted = ownership.trusted(trust)
+        found: dict[str, Any] = {}
+        asked = dict.fromkeys(keys)
+        with _told("get", asked, progress) as tell:
+            for done, step in _parts(asked, _GET_KEYS):
+                there = _get(self, step, timeout)
+                for key in step:
+                    if key in there:
+                        data, encoding, holder = there[key]
+                        if encoding is Encoding.PICKLE and self.deeds is not None:
+                            self.deeds.check_pickle(key, holder, trusted)
+                        found[key] = load(data, encoding, f"the value under {key!r}")
+                tell(done)
+        return found
+
+    def delete_many(self, keys: Iterable[str], *, progress: Progress = False, timeout: float = 30.0) -> int:
+        """Makes many keys absent; returns how many there were. progress, timeout: as in `put_many`, of 1,000 keys.
+
+        Raises: PermissionDenied when one is somebody else's (none of its step is deleted then); StoreUnavailable.
+        """
+        deleted = 0
+        asked = dict.fromkeys(keys)
+        with _told("delete", asked, progress) as tell:
+            for done, step in _parts(asked, _DELETE_KEYS):
+                deleted += self.delete_some(step, timeout=timeout)
+                tell(done)
+        return deleted
+
     # -- sharing
 
     def share(self, key: str, user: str, *, write: bool = False, is_prefix: bool = False) -> None:
@@ -273,6 +373,37 @@ class StoredValues:
         return self._has_value(keys.named(key), timeout)
 
     # -- output keys
+
+    def claim_outputs(self, outputs: Iterable[tuple[str, Pointer]], *, overwrite: bool, timeout: float = 30.0) -> None:
+        """Writes pointers under output keys, before their task is submitted.
+
+        Raises: KeyExists naming a key that has a value, or that another live task will write; PermissionDenied naming one that is
+            somebody else's. A key whose task ended without a result, or was never submitted, is free for its owner.
+        """
+        for error in self.claim_pointers(list(outputs), overwrite=overwrite, timeout=timeout).values():
+            raise error
+
+    def claim_pointers(
+        self,
+        wanted: Sequence[tuple[str, Pointer]],
+        *,
+        overwrite: bool,
+        decided: Callable[[], None] | None = None,
+        timeout: float = 30.0,
+    ) -> dict[int, RmgrError]:
+        """As `procedures.claims.claim_pointers`; the keys are known to be taken from now on."""
+        from rmgr.procedures.claims import claim_pointers
+
+        refused = claim_pointers(self, wanted, overwrite=overwrite, decided=decided, timeout=timeout)
+        self.seen.add(key for key, _ in wanted)
+        return refused
+
+    def check_free(self, key: str, *, timeout: float = 30.0) -> None:
+        """Raises KeyExists when the output key has a value, or when a live task will write it; PermissionDenied: it is somebody else's."""
+        from rmgr.procedures.claims import look
+
+        for error in look(self, [(key, None)], overwrite=False, timeout=timeout).refused.values():
+            raise error
 
     @property
     def user(self) -> Person | None:
@@ -416,7 +547,117 @@ class StoredValues:
         return None
 
 
+def encoded(key: str, value: Any) -> tuple[Encoding, Payload]:
+    """A value as it is stored. Raises PickleFailed, ValueTooLarge."""
+    return (Encoding.RAW, value) if isinstance(value, bytes) else (Encoding.PICKLE, dump_value(value, f"the value for {key!r}"))
+
+
 def _pointer(key: str, data: bytes | None, about: About) -> Pointer:
     if data is None:
         raise DataLost(f"the pointer under the key {key!r} has {about.size:,} bytes", hint="rmgr store rm, or have a task write it again")
     return keys.decode_pointer(data)
+
+
+# -- many at once: in steps of bounded size, each key with its owner as a single one -------------------------------------------
+
+
+# A step that cannot be done whole for some of its keys falls back to them one by one.
+
+
+def _steps(pairs: Iterable[tuple[str, Any]]) -> Iterator[dict[str, tuple[Encoding, bytes]]]:
+    step: dict[str, tuple[Encoding, bytes]] = {}
+    size = 0
+    for key, value in pairs:
+        encoding, data = encoded(keys.check_new_key(key), value)
+        made = encoding, content.whole([data])[0]
+        if step and (len(step) >= _PUT_VALUES or size + len(made[1]) > _PUT_BYTES or key in step):
+            yield step
+            step, size = {}, 0
+        step[key] = made
+        size += len(made[1])
+    if step:
+        yield step
+
+
+def _put(values: Values, given: Mapping[str, bytes], encoding: Encoding, *, overwrite: bool, timeout: float) -> None:
+    rows = {keys.named(key): data for key, data in given.items()}
+    if values.deeds is None:
+        values.write_rows(list(rows.items()), encoding, overwrite=overwrite, timeout=timeout)
+        return
+    there = values.about(list(rows), timeout=timeout) if overwrite else {}
+    owners = {row: values.check_writable(keys.user_key(row), about) for row, about in there.items()}
+    free = [(row, data) for row, data in rows.items() if row not in there]
+    if free:
+        try:
+            values.write_rows(free, encoding, overwrite=False, timeout=timeout)
+        except KeyExists:
+            for row, about in values.about([row for row, _ in free], timeout=timeout).items():
+                values.check_writable(keys.user_key(row), about)
+            if not overwrite:
+                raise
+            for row, data in free:  # somebody has come between: what it is now is found one by one
+                values.put_row(keys.user_key(row), encoding, data, overwrite=True, timeout=timeout)
+    if there:
+        values.write_rows([(row, rows[row]) for row in there], encoding, overwrite=True, owners=owners, timeout=timeout)
+
+
+def _get(values: Values, wanted: Sequence[str], timeout: float) -> dict[str, tuple[bytes, Encoding, Holder]]:
+    """Bytes, how they are to be read, and whose they are. Pointers are followed together."""
+    found: dict[str, tuple[bytes, Encoding, Holder]] = {}
+    pointers: dict[str, tuple[Pointer, Holder]] = {}
+    there = values.noted([keys.named(key) for key in wanted], largest=MAX_VALUE_BYTES, timeout=timeout)
+    for key in wanted:
+        data, about = there.get(keys.named(key), (None, None))
+        if data is None or about is None:
+            continue
+        holder = values.check_readable(key, about)
+        if about.encoding is Encoding.POINTER:
+            pointers[key] = keys.decode_pointer(data), holder
+        else:
+            found[key] = data, about.encoding, holder
+    rows, others = _rows(values, {key: pointer for key, (pointer, _) in pointers.items()}, timeout)
+    outputs = values.noted(list(rows.values()), largest=MAX_VALUE_BYTES, timeout=timeout) if rows else {}
+    for key, row in rows.items():
+        data, about = outputs.get(row, (None, None))
+        if data is None or about is None:
+            others.append(key)
+            continue
+        holder = pointers[key][1]
+        found[key] = (*values.believed(key, row, (data, about), holder), holder) if values.deeds else (data, about.encoding, holder)
+    for key in others:
+        one, holder = values.read(key, True, timeout)
+        if one is not None:
+            found[key] = *one, holder
+    return found
+
+
+def _rows(values: Values, pointers: Mapping[str, Pointer], timeout: float) -> tuple[dict[str, str], list[str]]:
+    """Where the values lie of tasks that have completed; and keys whose values, if any, are found one by one."""
+    rows: dict[str, str] = {}
+    others: list[str] = []
+    for (key, pointer), fate in zip(pointers.items(), values.fates.fates(pointers.values(), timeout), strict=True):
+        if fate is State.COMPLETED:
+            rows[key] = keys.output(pointer.sub, pointer.index, values.fates.attempt(pointer), pointer.n)
+        elif fate in {"gone", "denied"}:
+            others.append(key)
+    return rows, others
+
+
+def _parts(wanted: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:
+    """(how many with these, these)."""
+    rest, done = iter(wanted), 0
+    while part := list(islice(rest, size)):
+        done += len(part)
+        yield done, part
+
+
+@contextmanager
+def _told(doing: str, of: object, progress: Progress) -> Iterator[Callable[[int], None]]:
+    total = len(of) if isinstance(of, Sized) else 0
+    if callable(progress):
+        yield lambda done: progress(done, total)
+        return
+    from rmgr.client.progress import Counts, ProgressDisplay
+
+    with ProgressDisplay(f"store.{doing}_many", enabled=progress) as display:
+        yield lambda done: display.update(Counts(total=max(total, done), final=done))

@@ -1,30 +1,39 @@
-"""Signs the work of a user before it leaves the user's process (secured clusters; `coord/seal/work.py` says what is signed)."""
+"""What a client of a secured cluster has beside one of an open cluster: it signs the work of its user, and judges what comes back.
+
+`coord/seal/work.py` says what is signed.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rmgr.coord.seal.work import amendment_statement, record_statement, seal_blocks, spec_digest
-from rmgr.errors import PermissionDenied
+from rmgr.errors import PermissionDenied, StateConflict
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Amendment, Submission
 from rmgr.runtime import machine
-from rmgr.submitter.questions import Asks, PublishCertificate
+from rmgr.submitter.questions import PublishCertificate, UpdateSubmission
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.config import SecurityConfig
+    from rmgr.coord.protocol.ports import Coordinator
+    from rmgr.model.tasks.submission import Terms
+    from rmgr.procedures.deeds import Deeds
+    from rmgr.procedures.fresh_settings import FreshSettings
+    from rmgr.submitter.questions import Asks, Updated
 
 Block = tuple[BlockKey, BlockData]
+#: Seals blocks of one submission that are committed together.
+Seal = Callable[[Sequence[Block]], list[Block]]
 
 #: A connection that was made before a renewal does not let the new certificate be published: tried again after so long.
 _AGAIN_S = 60.0
-
-
-#: Seals blocks of one submission that are committed together.
-Seal = Callable[[Sequence[Block]], list[Block]]
+#: An amendment is signed so often: what is to be signed changes with each change by somebody else.
+_TRIES = 5
 
 
 class Signer:
@@ -116,3 +125,56 @@ def _signature(mine: Credentials, statement: bytes) -> str:
 def unsealed(blocks: Sequence[Block]) -> list[Block]:
     """What an open cluster does."""
     return list(blocks)
+
+
+def update(asks: Asks, number: int, terms: Terms, *, signer: Signer | None, timeout_s: float) -> Updated:
+    """UPDATE: gives a submission other terms, which its user, or an operator, signs here. signer: None in an open cluster.
+
+    Raises: as `UpdateSubmission`; PermissionDenied where the credentials are no person's; StateConflict where others keep changing it.
+    """
+    end_s, signed = machine.monotonic() + timeout_s, None
+    for _ in range(_TRIES):
+        order = UpdateSubmission(number=number, terms=terms, amendment=signed)
+        told = asks.ask(order, timeout_s=max(0.1, end_s - machine.monotonic()))
+        if told.to_sign is None or signer is None:
+            return told
+        signer.publish(asks, timeout_s=max(0.1, end_s - machine.monotonic()))
+        signed = replace(told.to_sign, signature=signer.amendment(number, told.to_sign))
+    raise StateConflict(f"{number} keeps being changed by somebody else", hint=f"rmgr show {number}")
+
+
+def engine_options(
+    asks: Asks, credentials: Credentials | None, security: SecurityConfig, cluster_id: str, coordinator: Coordinator | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of an engine; none in an open cluster. coordinator: tells of revocations as they come; None: they are asked for."""
+    if credentials is None:
+        return {}
+    from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
+    from rmgr.procedures.authentic import Authenticity
+    from rmgr.procedures.deeds import Deeds
+    from rmgr.submitter.keys import AskedKeys
+
+    trust = Trust(ZooKeeperKeys(coordinator) if coordinator is not None else AskedKeys(asks), credentials.ca_pem)
+    signer = Signer(credentials, cluster_id, ttl_s=security.payload_ttl_s)
+    return {
+        "signer": signer,
+        "authenticity": Authenticity(trust, cluster_id),
+        "deeds": Deeds(trust, cluster_id, credentials, settings=_settings_of(asks), publish=lambda: signer.publish(asks)),
+    }
+
+
+def deeds_of(asks: Asks, credentials: Credentials, cluster_id: str) -> Deeds:
+    """Whose values are, for a client that asks."""
+    from rmgr.adapters.identity.trust import Trust
+    from rmgr.procedures.deeds import Deeds
+    from rmgr.submitter.keys import AskedKeys, Publishing
+
+    trust = Trust(AskedKeys(asks), credentials.ca_pem)
+    return Deeds(trust, cluster_id, credentials, settings=_settings_of(asks), publish=Publishing(asks, credentials))
+
+
+def _settings_of(asks: Asks) -> FreshSettings:
+    from rmgr.procedures.fresh_settings import FreshSettings
+    from rmgr.submitter.questions import ReadSettings
+
+    return FreshSettings(lambda: asks.ask(ReadSettings(), timeout_s=10.0).settings)

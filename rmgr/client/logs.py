@@ -1,4 +1,4 @@
-"""Output of running tasks as it comes: from the Starters' gRPC service while they run, the rest from what they left.
+"""Output of tasks: from the Starters' gRPC service while they run, afterwards from the data store; in pieces, or line by line.
 
 One thread a streamed task; what arrives passes through a queue to the command's own thread, which alone writes. Of a node that cannot be
 reached comes what it writes into the data store meanwhile, until it can be: later, but no less.
@@ -10,14 +10,14 @@ import contextlib
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rmgr.client.logs.stored_logs import read_ended, unseen
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import STREAMS
+from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.base.units import format_size
 from rmgr.model.tasks import gap
@@ -26,7 +26,6 @@ from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.coord.protocol.ports import Store
     from rmgr.submitter.questions import NodeClaims, Question
 
 A = TypeVar("A")
@@ -43,6 +42,8 @@ _SURE = 3
 _STORE_S, _STORE_AWAY_S = 2.0, 10.0
 #: Parts of one stream that one look takes: the rest comes with the next.
 _PARTS_A_LOOK = 4
+#: Parts of an attempt that has ended that one read takes.
+_PARTS_A_READ = 16
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 1.0
 
 
@@ -50,12 +51,25 @@ class Place(Protocol):
     """Leads to nodes and to the store: a command's session, or a connection."""
 
     @property
-    def via(self) -> str: ...
-    def ask(self, question: Question[A], most_s: float = 10.0) -> A: ...
-    def credentials(self) -> Credentials | None: ...
-    def data_store(self) -> Store: ...
-    def left_s(self, most: float | None = None) -> float | None: ...
-    def note(self, text: str) -> None: ...
+    def via(self) -> str:
+        """The gateway through which daemons are asked, "" = none."""
+        ...
+
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        """The answer, within `most_s` and the caller's deadline. Raises NotConnected, CoordinationUnavailable, what the question says."""
+        ...
+
+    def credentials(self) -> Credentials | None:
+        """The caller's, proved; None in an open cluster."""
+        ...
+
+    def data_store(self) -> Store:
+        """Opened on first use. Raises StoreUnavailable, NotConnected."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Shows one line to the user."""
+        ...
 
 
 class EndedTask(Protocol):
@@ -372,3 +386,117 @@ def claims_of(place: Place, number: int) -> list[NodeClaims]:
     from rmgr.submitter.questions import ReadClaims
 
     return [*place.ask(ReadClaims(number=number), 5.0)]
+
+
+# -- what attempts have left that have ended -----------------------------------------------------------------------------------
+
+
+def read_ended(
+    store: Store | None, number: int, position: int, attempt: int, stream: str, *, parts: int, rest: bytes, timeout_s: float = 30.0
+) -> Iterator[bytes]:
+    """One stream of an attempt from its beginning. A part that is gone (retention), or is none, is left out.
+
+    Raises: StoreUnavailable, DataLost. Cost: a read for each 16 parts, and a listing where none of these is there.
+    """
+    prefix, at = keys.logs_of(number, position, attempt, stream), 0
+    while store is not None and at < parts:
+        names = [keys.log(number, position, attempt, stream, part) for part in range(at, min(at + _PARTS_A_READ, parts))]
+        rows = rows_within(store, names, MOST_LOG_PART_BYTES, timeout_s=timeout_s)
+        yield from (rows[name] for name in names if name in rows)
+        at += _PARTS_A_READ
+        if not rows:  # who says that there are billions of parts sends nobody through all of them
+            at = _next_part(store, prefix, names[-1], timeout_s, none=parts)
+    if rest:
+        yield rest
+
+
+def read_part(store: Store, number: int, position: int, attempt: int, stream: str, part: int, *, timeout_s: float = 30.0) -> bytes:
+    """One part of a stream, b"" where it is gone, or is none. Raises: StoreUnavailable. Cost: one read."""
+    row = keys.log(number, position, attempt, stream, part)
+    return rows_within(store, [row], MOST_LOG_PART_BYTES, timeout_s=timeout_s).get(row, b"")
+
+
+def _next_part(store: Store, prefix: str, after: str, timeout_s: float, *, none: int) -> int:
+    """The number of the first part behind this key; `none`: there is no other."""
+    length = len(after)
+    while names := store.keys(prefix, after=after, limit=_PARTS_A_READ, timeout_s=timeout_s):
+        for name in names:
+            digits = name.removeprefix(prefix)
+            if len(name) == length and digits.isascii() and digits.isdigit():
+                return int(digits)
+        after = names[-1]
+    return none
+
+
+def read_flushed(store: Store, number: int, position: int, attempt: int, stream: str, *, timeout_s: float = 30.0) -> Iterator[bytes]:
+    """What was flushed of an attempt whose end nobody told: it runs still, or died with its node."""
+    prefix, after = keys.logs_of(number, position, attempt, stream), ""
+    while names := store.keys(prefix, after=after, limit=_PARTS_A_READ, timeout_s=timeout_s):
+        rows = rows_within(store, names, MOST_LOG_PART_BYTES, timeout_s=timeout_s)
+        yield from (rows[name] for name in names if name in rows)
+        after = names[-1]
+
+
+def unseen(pieces: Iterable[bytes], shown: int, *, on_drop: Callable[[int, int], None] = lambda _count, _cap: None) -> Iterator[bytes]:
+    """What of a stored stream is news to someone who was shown its first `shown` bytes while it grew.
+
+    Where the middle of an output over the cap was dropped, a line says so in what is stored: `on_drop` is told how many
+    bytes are missing, and the cap; the line itself is shown to who has not got past it.
+    """
+    for placed in gap.place(pieces):
+        if placed.dropped:
+            on_drop(placed.dropped, placed.cap)
+        yield placed.fresh(shown)
+
+
+def tail_of(pieces: Sequence[bytes], lines: int) -> list[str]:
+    """The last lines of some output, for a message."""
+    rows = b"".join(pieces)[-64 * 1024 :].splitlines()  # of bytes: at \n and \r alone, so that of a progress bar the last state is shown
+    return [row.decode("utf-8", "replace") for row in rows[-lines:]]
+
+
+# -- lines ---------------------------------------------------------------------------------------------------------------------
+
+
+class Line(str):
+    """A line that a task has written, without its end; bytes that are no UTF-8 are U+FFFD.
+
+    Attributes: task_id ("42_7"), attempt, stream ("stdout" or "stderr").
+    """
+
+    __slots__ = ("attempt", "stream", "task_id")
+    task_id: str
+    attempt: int
+    stream: str
+
+    @classmethod
+    def of(cls, data: bytes, piece: OutputPiece) -> Line:
+        """A line of the task that wrote `piece`."""
+        made = cls(data.decode("utf-8", "replace"))
+        made.task_id, made.attempt, made.stream = f"{piece.submission}_{piece.position}", piece.attempt, piece.stream
+        return made
+
+
+class LineCutter:
+    """Makes lines of pieces; what does not end yet is kept, for each task and stream."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str], tuple[OutputPiece, bytes]] = {}
+
+    def take(self, piece: OutputPiece) -> Iterator[Line]:
+        """The lines that `piece` completes. Of an attempt that was followed by another, the last one ends there."""
+        before, rest = self._kept.pop((piece.position, piece.stream), (piece, b""))
+        if before.attempt != piece.attempt and rest:
+            yield Line.of(rest, before)
+            rest = b""
+        *lines, rest = (rest + piece.data).split(b"\n")
+        for line in lines:
+            yield Line.of(line.removesuffix(b"\r"), piece)
+        if rest:
+            self._kept[piece.position, piece.stream] = piece, rest
+
+    def rest(self, index: int | None = None) -> Iterator[Line]:
+        """What did not end with a line's end, of one task or of all."""
+        for key in [key for key in self._kept if index is None or key[0] == index]:
+            piece, rest = self._kept.pop(key)
+            yield Line.of(rest, piece)

@@ -1,0 +1,344 @@
+"""What of a program travels: arguments and values as pickles, functions and local modules, which the store keeps by their content.
+
+Pickles are made with the plain pickler where that does, of functions and of what the program defines with its own.
+
+An object of `__main__` pickles by name, and a worker has of that `__main__` what pickles brought it: whatever mentions it goes
+through `runner/program.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.machinery
+import io
+import pickle
+import threading
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rmgr.client.content import Payload, is_large, put_once, scattered
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding, Store
+from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
+from rmgr.model.tasks.submission import MAX_FUNCTION_BYTES, MAX_INITIALIZER_BYTES, MAX_MODULE_BYTES
+from rmgr.runner import program
+from rmgr.runner.program import Snapshot
+
+if TYPE_CHECKING:
+    import zipfile
+
+PROTOCOL = 5
+#: Arguments of these types mention no module; larger ones are not searched for it (0.3 ms a MiB).
+_PLAIN = frozenset({bytes, str, int, float, bool, type(None), bytearray})
+_WORTH_A_LOOK = 64 * 1024
+#: What unpickling raises, which runs code of users; Ctrl-C is another's word.
+RAISED = (Exception, SystemExit, GeneratorExit)
+_NO_ARGUMENTS = pickle.dumps(((), {}), PROTOCOL)
+#: Plain functions whose pickle is remembered, and hashes known to be in the store.
+_MAX_FUNCTIONS = 256
+_MAX_KNOWN = 10_000
+_MISSING = object()
+_STAMP = (1980, 1, 1, 0, 0, 0)
+_SKIPPED = frozenset({"__pycache__", ".git", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
+
+
+class FutureHasNoValue(TypeError):
+    """A Future stands where a value should."""
+
+
+def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> Payload:
+    """Payload of a call. `function`: its name, for errors. Raises PickleFailed naming the argument; ValueTooLarge; TypeError: a Future.
+
+    A call never waits for another one: it is durable once it is submitted, and an argument whose value only this process will know
+    would end that.
+    """
+    data: Payload
+    try:
+        if is_large((*args, *kwargs.values()) if kwargs else args):
+            data = scattered((args, kwargs), PROTOCOL, is_plain=not kwargs and _PLAIN.issuperset(map(type, args)))
+        else:
+            data = pickle.dumps((args, kwargs), PROTOCOL)
+            if (len(data) < _WORTH_A_LOOK or kwargs or not _PLAIN.issuperset(map(type, args))) and program.mentions(data):
+                data = program.dumps((args, kwargs))
+    except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything; cloudpickle tells
+        data = _dump_call_slowly(args, kwargs, function)
+    if len(data) > MAX_VALUE_BYTES:
+        raise ValueTooLarge(
+            f"the arguments of {function} have {len(data)} bytes; the limit is {MAX_VALUE_BYTES}",
+            hint="no value of the data store has more: split it, or pass the path of a file in a file system that the nodes share",
+        )
+    return data if data != _NO_ARGUMENTS else b""
+
+
+def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> bytes:
+    named = [(f"argument {at}", value) for at, value in enumerate(args)] + [(f"argument {name!r}", value) for name, value in kwargs.items()]
+    for name, value in named:
+        if isinstance(value, Future):
+            raise FutureHasNoValue(f"{name} of {function} is a Future: pass its value, future.result()")
+    try:
+        return program.dumps((args, kwargs))
+    except FutureHasNoValue as error:
+        raise FutureHasNoValue(f"an argument of {function} holds a Future: pass its value, future.result()") from error
+    except Exception as error:  # noqa: BLE001 - as above
+        for name, value in named:
+            why = _why_not(value)
+            if why:
+                raise PickleFailed(
+                    f"{name} of {function}, a {type(value).__qualname__}, cannot be pickled: {why}",
+                    hint="pass plain data, or a key in the data store; open files, locks and connections cannot travel",
+                ) from None
+        raise PickleFailed(f"the arguments of {function} cannot be pickled: {type(error).__name__}: {error}") from None
+
+
+def dump_function(function: Callable[..., Any]) -> tuple[bytes, program.Snapshot]:
+    """A function by value where no import can find it, else by name; and what the pickle depends on. Raises PickleFailed naming it."""
+    file = io.BytesIO()
+    try:
+        front, snapshot = program.dump(function, file)
+        return front + file.getvalue(), snapshot
+    except PickleFailed as error:
+        raise PickleFailed(f"the function {name_of(function)} cannot be pickled: {error.message}", hint=error.hint) from error
+    except Exception as error:  # noqa: BLE001 - as above
+        raise PickleFailed(
+            f"the function {name_of(function)} cannot be pickled: {type(error).__name__}: {error}",
+            hint="it, or what it refers to, holds something that cannot travel: an open file, a lock, a connection",
+        ) from None
+
+
+def dump_value(value: Any, what: str) -> Payload:
+    """Any object. Raises PickleFailed naming `what`; ValueTooLarge."""
+    data: Payload
+    try:
+        data = scattered(value, PROTOCOL) if is_large((value,)) else program.plain_or_own(value)
+    except Exception:  # noqa: BLE001 - as above
+        try:
+            data = program.dumps(value)
+        except Exception as error:  # noqa: BLE001 - as above
+            raise PickleFailed(f"{what}, a {type(value).__qualname__}, cannot be pickled: {type(error).__name__}: {error}") from None
+    if len(data) > MAX_VALUE_BYTES:
+        raise ValueTooLarge(f"{what} has {len(data)} bytes; the limit is {MAX_VALUE_BYTES}", hint="store it in parts, under several keys")
+    return data
+
+
+def load(data: bytes, encoding: Encoding, what: str) -> object:
+    """Bytes of the store -> object. Raises PickleFailed naming `what`."""
+    if encoding is not Encoding.PICKLE:
+        return data
+    try:
+        return pickle.loads(data)  # noqa: S301 - as above
+    except RAISED as error:  # as above
+        raise unreadable(what, error) from error
+
+
+def unreadable(what: str, error: BaseException) -> PickleFailed:
+    """The error for a value that cannot be unpickled."""
+    why = f"{what} cannot be unpickled here: {type(error).__name__}: {error}"
+    return PickleFailed(why, hint="is the module that defines it importable here?")
+
+
+def name_of(function: object) -> str:
+    """How errors and job lists call a function."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    module = getattr(function, "__module__", None)
+    return name if module in {None, "builtins", "__main__"} else f"{module}.{name}"
+
+
+def _why_not(value: object) -> str:
+    try:
+        program.dumps(value)
+    except Exception as error:  # noqa: BLE001 - as above
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# -- functions -----------------------------------------------------------------------------------------------------------------
+
+
+class Functions:
+    """Functions that this process has uploaded: pickled, named by their content, each once. Thread-safe.
+
+    A plain function is pickled again only when something it refers to was bound anew (a global of it or of a function that it calls,
+    a closure's variable, a default): what it holds may be large. Anything else that can be called (bound methods, partials, objects)
+    carries state that may change in place, and is pickled at each use; equal bytes are uploaded once all the same.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._pickled: OrderedDict[int, tuple[weakref.ref[Any], tuple[Any, ...], Snapshot, str]] = OrderedDict()
+        self._stored: OrderedDict[str, None] = OrderedDict()
+
+    def register(self, function: Callable[..., Any], *, timeout_s: float = 30.0) -> str:
+        """Uploads `function` if the store lacks it; returns its id (sha256 of its pickle).
+
+        Raises: PickleFailed, StoreUnavailable. Cost: a dictionary look-up for a plain function that has not changed.
+        """
+        if not callable(function):
+            raise UsageError(f"{function!r} is not a function", hint="give a function, or the id that connect().register(f) returned")
+        if type(function) is not types.FunctionType and not _is_of_module(function):
+            return self._upload(dump_function(function)[0], function, timeout_s)
+        refers = _refers(function)
+        with self._lock:
+            known = self._pickled.get(id(function))
+            if known is not None and known[0]() is function and _same(known[1], refers) and known[2].holds():
+                return known[3]
+        data, snapshot = dump_function(function)
+        digest = self._upload(data, function, timeout_s)
+        with self._lock:
+            number = id(function)
+            self._pickled[number] = (weakref.ref(function, lambda _: self._pickled.pop(number, None)), refers, snapshot, digest)
+            while len(self._pickled) > _MAX_FUNCTIONS:
+                self._pickled.popitem(last=False)
+        return digest
+
+    def check(self, digest: str, *, timeout_s: float = 30.0) -> str:
+        """`digest` if a function of that id is in the store. Raises NotFound, UsageError."""
+        with self._lock:
+            if digest in self._stored:
+                return digest
+        if self._store.head(keys.function(digest), timeout_s=timeout_s) is None:
+            raise NotFound(f"there is no function {digest}", hint="its id is what connect().register(f) returned")
+        self._remember(digest)
+        return digest
+
+    def initializer(self, data: bytes, *, timeout_s: float = 30.0) -> str:
+        """Uploads an initializer with its arguments, pickled; returns its id. Raises: ValueTooLarge, StoreUnavailable."""
+        if len(data) > MAX_INITIALIZER_BYTES:
+            raise ValueTooLarge(
+                f"the initializer has {len(data)} bytes with its arguments; the limit is {MAX_INITIALIZER_BYTES}",
+                hint="put large data into the data store and have the initializer get it by its key",
+            )
+        return self._put(data, timeout_s)
+
+    def _put(self, data: bytes, timeout_s: float) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        with self._lock:
+            if digest in self._stored:
+                return digest
+        if self._store.head(keys.function(digest), timeout_s=timeout_s) is None:
+            put_once(self._store, keys.function(digest), data, timeout_s=timeout_s)
+        self._remember(digest)
+        return digest
+
+    def _upload(self, data: bytes, function: Callable[..., Any], timeout_s: float) -> str:
+        if len(data) > MAX_FUNCTION_BYTES:
+            raise ValueTooLarge(
+                f"the function {name_of(function)} has {len(data)} bytes with all that it holds; the limit is {MAX_FUNCTION_BYTES}",
+                hint="put large data into the data store and pass its key",
+            )
+        return self._put(data, timeout_s)
+
+    def _remember(self, digest: str) -> None:
+        with self._lock:
+            self._stored[digest] = None
+            while len(self._stored) > _MAX_KNOWN:
+                self._stored.popitem(last=False)
+
+
+def _is_of_module(function: object) -> bool:
+    """A function of a module in C: it has no state of its own."""
+    return type(function) is types.BuiltinFunctionType and isinstance(function.__self__, types.ModuleType)
+
+
+def _refers(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """What of the function itself changes its pickle; the function is left out (no cycle)."""
+    if not isinstance(function, types.FunctionType):
+        return ()
+    code = function.__code__
+    cells = [_content(cell) for cell in function.__closure__ or ()]
+    return tuple(None if value is function else value for value in (code, function.__defaults__, function.__kwdefaults__, *cells))
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return _MISSING
+
+
+def _same(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
+    return len(old) == len(new) and all(one is other for one, other in zip(old, new, strict=True))
+
+
+# -- modules -------------------------------------------------------------------------------------------------------------------
+
+
+def ship(store: Store, modules: Iterable[ModuleType | str], *, timeout_s: float = 30.0) -> tuple[str, ...]:
+    """Uploads modules and packages (objects or names) that workers lack; returns their ids for `PythonEnvironment.modules`.
+
+    Raises: UsageError for what cannot be shipped; ValueTooLarge; StoreUnavailable.
+    """
+    digests = []
+    for module in modules:
+        data = pack(module)
+        digest = hashlib.sha256(data).hexdigest()
+        if store.head(keys.module(digest), timeout_s=timeout_s) is None:
+            put_once(store, keys.module(digest), data, timeout_s=timeout_s)
+        digests.append(digest)
+    return tuple(digests)
+
+
+def pack(module: ModuleType | str) -> bytes:
+    """One module or package as a zip file that can stand on sys.path: of the same files the same one (sorted, without timestamps)."""
+    import zipfile
+
+    if isinstance(module, str):
+        try:
+            module = importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(f"the module {module!r} cannot be shipped: it cannot be imported here: {error}") from error
+    if not isinstance(module, ModuleType):
+        raise UsageError(f"{module!r} is not a module", hint="modules=[mypackage], or its name")
+    name = module.__name__
+    parents = name.split(".")[:-1]
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for depth in range(len(parents)):
+            _add(archive, "/".join([*parents[: depth + 1], "__init__.py"]), b"")
+        for path, inside in sorted(_files(module), key=lambda pair: pair[1]):
+            if path.suffix in importlib.machinery.EXTENSION_SUFFIXES or path.name.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)):
+                raise UsageError(
+                    f"the module {name} cannot be shipped: {path.name} is compiled",
+                    hint="install it where the work runs, or point --python at an environment that has it",
+                )
+            _add(archive, "/".join([*parents, inside]), path.read_bytes())
+    data = out.getvalue()
+    if len(data) > MAX_MODULE_BYTES:
+        raise ValueTooLarge(
+            f"the module {name} has {len(data)} bytes packed; the limit is {MAX_MODULE_BYTES}", hint="install it where the work runs"
+        )
+    return data
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    import zipfile
+
+    info = zipfile.ZipInfo(name, _STAMP)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(info, data)
+
+
+def _files(module: ModuleType) -> Iterator[tuple[Path, str]]:
+    """(file, its name below the module's parent)."""
+    short = module.__name__.rpartition(".")[2]
+    for entry in getattr(module, "__path__", None) or ():
+        root = Path(entry)
+        for path in root.rglob("*"):
+            below = path.relative_to(root)
+            if path.is_file() and not _SKIPPED.intersection(below.parts) and path.suffix != ".pyc":
+                yield path, f"{short}/{below.as_posix()}"
+    if not hasattr(module, "__path__"):
+        source = getattr(module, "__file__", None)
+        if not source or not source.endswith((".py", *importlib.machinery.EXTENSION_SUFFIXES)):
+            raise UsageError(f"the module {module.__name__} cannot be shipped: it has no source file")
+        yield Path(source), Path(source).name

@@ -1,0 +1,370 @@
+"""Asks the leader, which answers from memory; where none answers, the same is made of znodes, with a note to the user.
+
+What has left both is read from the history, in the data store. Nothing is printed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from rmgr.errors import Infeasible, NotFound, RmgrError, Unavailable, UsageError
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView, WhatIfView
+
+if TYPE_CHECKING:
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.rpc.server import LeaderClient
+    from rmgr.adapters.rpc.thin import ThinLeader
+    from rmgr.client.reach import Reach
+    from rmgr.coord.protocol.ports import Store
+    from rmgr.model.cluster.gang import GangRecord
+    from rmgr.model.tasks.submission import Submission
+    from rmgr.submitter.questions import GangRead, Question
+
+T = TypeVar("T")
+
+#: How long the leader may think (it answers from memory), a Starter that is asked for its load, and the node whose clock counts.
+_LEADER_S, _STATS_S, _CLOCK_S = 5.0, 1.0, 1.0
+#: Keys of the history that are listed at once.
+_PAGE = 500
+
+
+class Query:
+    """Questions of one caller.
+
+    Every call raises Unavailable when ZooKeeper does not answer within the caller's deadline.
+
+    The leader is asked at a glance where that is enough, else by a session of ZooKeeper. is_local: nobody leads, or the leader does not
+    answer; nothing more is sent to it.
+    """
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._client: LeaderClient | None = None
+        self._thin: ThinLeader | None = None
+        self._is_thin_tried = False
+        self.is_local = False
+
+    def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
+        """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
+
+        def local() -> list[JobView]:
+            from rmgr.submitter.questions import DeriveJobs
+
+            return [*self._derived(DeriveJobs(ids=ids, ended=ended, user=user))]
+
+        def ask(leader: LeaderClient | ThinLeader) -> list[JobView]:
+            return leader.jobs(ids, ended=ended, user=user)
+
+        return self._ask(ask, local, ask)
+
+    def job(self, number: int) -> JobView:
+        """One submission; from the history when it is no longer in memory. Raises NotFound."""
+        found = self.jobs((number,), ended=True)
+        if found:
+            return found[0]
+        past = read_past(self._reach, number)
+        if past is None:
+            hint = "rmgr jobs -a lists those in memory, rmgr history the older ones"
+            raise NotFound(f"there is no submission {number}", hint=hint)
+        return past
+
+    def check_queue(self, name: str) -> None:
+        """A filter by a queue or class that is not there is a mistake, not an empty answer. Raises NotFound naming the known ones."""
+        known = list(dict.fromkeys(queue.id for queue in self.queues())) if name else []
+        if name and name not in known:
+            raise NotFound(f"there is no queue {name!r}", hint=f"queues: {', '.join(known)}")
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name, with what their Starters tell of themselves where they answer within a second."""
+        from rmgr.submitter.questions import DeriveNodes
+
+        nodes = self._ask(lambda leader: leader.nodes(), lambda: [*self._derived(DeriveNodes())])
+        return with_stats(nodes, self._reach.via, self._reach.credentials())
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name, and queue classes."""
+
+        def local() -> list[QueueView]:
+            from rmgr.submitter.questions import DeriveQueues
+
+            return [*self._derived(DeriveQueues())]
+
+        return self._ask(lambda leader: leader.queues(), local, lambda leader: leader.queues())
+
+    def gangs(self) -> list[GangView]:
+        """Who shares nodes in time, as the records say it, by partition."""
+        return read_gangs(self._reach)
+
+    def status(self) -> StatusView:
+        """Health and counts."""
+        return self._ask(lambda leader: leader.status(), self._own_status, lambda leader: leader.status())
+
+    def explain(self, number: int, position: int | None) -> ExplainView:
+        """Why it is in its state. Raises NotFound."""
+
+        def local() -> ExplainView:
+            from rmgr.submitter.questions import DeriveExplain
+
+            problem = str(self._store_facts().get("problem") or "")
+            return self._derived(DeriveExplain(number=number, position=position, store_problem=problem))
+
+        def ask(leader: LeaderClient | ThinLeader) -> ExplainView:
+            return leader.explain(number, position)
+
+        return self._ask(ask, local, ask)
+
+    def what_if(self, record: Submission) -> WhatIfView | None:
+        """Where and when it would run; None, with a note, when the leader cannot say. Raises: Infeasible for what its policy ends."""
+        from rmgr.coord.protocol.records import encode_record
+
+        try:
+            leader = self._find_client()
+            return leader.what_if(encode_record(record)) if leader is not None else None
+        except Infeasible:
+            raise
+        except RmgrError as error:
+            self._reach.note(f"where and when it would run is not known: {error.message}")
+            return None
+
+    def tasks(self, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
+        """Tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""
+        from rmgr.submitter.questions import ReadTasks
+
+        found: list[TaskView] = []
+        while True:
+            left = max(0, limit - len(found))
+            page = self._reach.ask(ReadTasks(number=number, first=first + len(found), limit=left), 30.0)
+            found += page.tasks
+            if page.is_last or (limit and len(found) >= limit):
+                return found
+
+    def close(self) -> None:
+        """Ends the channels to the leader."""
+        for client in (self._client, self._thin):
+            if client is not None:
+                client.close()
+        self._client = self._thin = None
+
+    # -- who answers
+
+    def _ask(
+        self, leader: Callable[[LeaderClient], T], local: Callable[[], T], thin: Callable[[ThinLeader], T] | None = None
+    ) -> T:
+        """The leader's answer, else our own. thin: the same question without gRPC's library, where the leader can be asked so."""
+        if thin is not None and (asked := self._find_thin()) is not None:
+            from rmgr.adapters.rpc.thin import ThinFailed
+
+            try:
+                return thin(asked)
+            except ThinFailed as why:
+                self._reach.detail(f"asked the leader again: {why}")
+                self._thin = None
+            except Unavailable as error:
+                self._give_up(f"the leader does not answer ({error.message})")
+        client = self._find_client()
+        if client is not None:
+            try:
+                return leader(client)
+            except Unavailable as error:
+                self._give_up(f"the leader does not answer ({error.message})")
+        return local()
+
+    def _find_thin(self) -> ThinLeader | None:
+        """The leader without gRPC's library, found and asked at once; None where the long way must be taken."""
+        if self._is_thin_tried or self.is_local or self._client is not None:
+            return self._thin
+        self._is_thin_tried = True
+        epoch = self._reach.leader_at_a_glance()
+        if epoch is None:
+            return None
+        from rmgr.adapters.rpc.thin import ThinLeader
+
+        credentials = self._reach.shown_credentials()
+        bundle = None if credentials is None else credentials.directory
+        self._thin = ThinLeader(epoch.endpoint, timeout_s=self._reach.left_s(_LEADER_S) or _LEADER_S, bundle=bundle)
+        return self._thin
+
+    def _find_client(self) -> LeaderClient | None:
+        """The leader by gRPC; None, with a note, when nobody leads."""
+        if self.is_local:
+            return None
+        if self._client is not None:
+            return self._client
+        from rmgr.submitter.questions import WhoLeads
+
+        epoch = self._reach.ask(WhoLeads()).leader
+        if epoch is None:
+            self._give_up("no WatchDog leads just now")
+            return None
+        from rmgr.adapters.rpc.server import LeaderClient
+
+        timeout_s = self._reach.left_s(_LEADER_S) or _LEADER_S
+        self._client = LeaderClient(epoch.endpoint, timeout_s=timeout_s, via=self._reach.via, credentials=self._reach.credentials())
+        return self._client
+
+    def _give_up(self, why: str) -> None:
+        """From now on answers come from ZooKeeper; the user is notified."""
+        self._reach.note(f"{why}; this answer is read from ZooKeeper")
+        self.is_local, self._thin = True, None
+
+    def _derived(self, question: Question[T]) -> T:
+        """What is made of znodes."""
+        return self._reach.ask(question, 30.0)
+
+    def leader_endpoint(self) -> str:
+        """Where the leader answers, "" when none leads."""
+        found = self._find_client()
+        return found.endpoint if found is not None else ""
+
+    def has_leader(self) -> bool:
+        """A WatchDog leads, as far as ZooKeeper knows."""
+        return self._find_client() is not None
+
+    def _own_status(self) -> StatusView:
+        from rmgr.submitter.questions import DeriveStatus
+
+        asks = self._reach.asks()
+        zookeeper = {"ok": True, "hosts": asks.hosts, "session_timeout_s": asks.session_timeout_s}
+        return self._derived(DeriveStatus(zookeeper=zookeeper, store=self._store_facts()))
+
+    def _store_facts(self) -> dict[str, object]:
+        """What we find out of the data store ourselves, as `status` shows it."""
+        from rmgr.adapters.stores import shown
+
+        store: dict[str, object] = {"ok": False, **shown(self._reach.store_url)}
+        try:
+            problem = self._reach.data_store().health()
+            store |= {"ok": problem is None} | ({"problem": problem} if problem else {})
+        except RmgrError as error:
+            store["problem"] = error.message
+        return store
+
+
+# -- gangs ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangView:
+    """A gang as its record has it. generation: version of the record. slot: the present one, None = no clock could be read."""
+
+    partition: str
+    generation: int
+    record: GangRecord
+    slot: int | None = None
+
+
+def read_gangs(reach: Reach) -> list[GangView]:
+    """All gangs of which a job runs, by partition. Raises: CoordinationUnavailable; InvalidRecord for one that cannot be read."""
+    from rmgr.submitter.questions import ReadGangs
+
+    via, credentials = reach.via, reach.credentials()
+    return [
+        GangView(partition=one.partition, generation=one.generation, record=one.record, slot=_present_slot(one, via, credentials))
+        for one in reach.ask(ReadGangs())
+    ]
+
+
+def _present_slot(gang: GangRead, via: str, credentials: Credentials | None) -> int | None:
+    from rmgr.adapters.rpc.server import NodeClient
+
+    record, clock = gang.record, gang.record.clock
+    if not gang.clock_endpoint:
+        return None
+    with suppress(RmgrError), NodeClient(gang.clock_endpoint, timeout_s=_CLOCK_S, via=via, credentials=credentials) as client:
+        boot_us, incarnation = client.clock(clock.node)
+        if incarnation == clock.incarnation:
+            return int(boot_us + clock.offset_us - record.origin_us) // record.slot_us
+    return None
+
+
+# -- load of nodes -------------------------------------------------------------------------------------------------------------
+
+
+def with_stats(nodes: list[NodeView], via: str, credentials: Credentials | None) -> list[NodeView]:
+    """`nodes` with load, memory and running tasks, where their Starters answer in time; a node whose session lives was seen just now."""
+    from rmgr.adapters.rpc.server import NodeClient, NodeStats
+    from rmgr.runtime import machine
+
+    def ask(endpoint: str) -> dict[str, NodeStats]:
+        try:
+            with NodeClient(endpoint, timeout_s=_STATS_S, via=via, credentials=credentials) as client:
+                return {item.node: item for item in client.stats()}
+        except Unavailable:
+            return {}
+
+    endpoints = sorted({node.endpoint for node in nodes if node.endpoint})
+    answers: dict[str, NodeStats] = {}
+    if endpoints:
+        with machine.pool(min(32, len(endpoints)), "stats") as pool:
+            for answer in pool.map(ask, endpoints):
+                answers |= answer
+    now = machine.wall_us()
+    measured = []
+    for node in nodes:
+        stats = answers.get(node.id) if node.endpoint else None
+        if stats is not None:
+            reason = node.reason or stats.reason
+            node = msgspec.structs.replace(  # noqa: PLW2901 - the same node, better known
+                node,
+                load=stats.load,
+                running=stats.running,
+                cores_used=stats.cores_used,
+                memory_used_bytes=stats.memory_used_bytes,
+                resources_used=stats.resources_used or node.resources_used,
+                reason=reason,
+                freezer=stats.freezer,
+                clock_error_us=stats.clock_error_us,
+                switches=stats.switches,
+                late_switches=stats.late_switches,
+            )
+        measured.append(msgspec.structs.replace(node, seen_us=now) if node.endpoint else node)
+    return measured
+
+
+# -- history -------------------------------------------------------------------------------------------------------------------
+
+
+def store_or_none(reach: Reach) -> Store | None:
+    """The data store; None, with a note, where it cannot be opened: for questions that it only helps to answer."""
+    try:
+        return reach.data_store()
+    except RmgrError as error:
+        reach.note(f"{error.message}; what lies in the data store is missing here")
+        return None
+
+
+def read_past(reach: Reach, number: int) -> JobView | None:
+    """The summary of one submission, None when there is none (or no store is configured)."""
+    return past_of(reach, number) if store_or_none(reach) is not None else None
+
+
+def past_of(reach: Reach, number: int) -> JobView | None:
+    """The summary of one submission, None when there is none. Raises: StoreUnavailable, NotConnected, DataLost. Cost: one read."""
+    from rmgr.procedures.history import summary_of
+
+    return summary_of(reach.data_store(), number, timeout_s=reach.left_s(30.0) or 30.0)
+
+
+def list_past(reach: Reach, *, user: str | None) -> Iterator[JobView]:
+    """Summaries, newest first, 50 of them in memory. Raises StoreUnavailable. Cost: eleven reads for each 500."""
+    from rmgr.coord.protocol import keys
+    from rmgr.procedures.history import summaries
+
+    store = reach.data_store()
+    try:
+        prefix, after = keys.history_prefix(user), ""
+    except UsageError:  # a name that no key can hold has no rows of its own: they are among everybody's
+        yield from (job for job in list_past(reach, user=None) if job.user == user)
+        return
+    while True:
+        timeout_s = reach.left_s(30.0) or 30.0
+        names = store.keys(prefix, after=after, limit=_PAGE, timeout_s=timeout_s)
+        if not names:
+            return
+        yield from summaries(store, names, lambda why: reach.note(f"{why} (left out)"), timeout_s=timeout_s)
+        after = names[-1]
