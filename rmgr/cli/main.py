@@ -28,7 +28,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "show": ("listing.show:show", "All that is known of a submission or a task"),
         "explain": ("listing.show:explain", "Why it waits, or how it ended"),
         "logs": ("listing.logs:logs", "Output of tasks, live or stored"),
-        "wait": ("waiting.wait:wait", "Wait for submissions and exit with their code"),
+        "wait": ("waiting:wait", "Wait for submissions and exit with their code"),
         "cancel": ("control.gate:cancel", "End queued and running work"),
         "hold": ("control.gate:hold", "Keep waiting work from starting"),
         "release": ("control.gate:release", "Let held work start"),
@@ -43,8 +43,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "nodes": ("listing.cluster:nodes", "Nodes, their state and what they have"),
         "queues": ("listing.cluster:queues", "Queues, their limits and what stands in them"),
         "limits": ("control.limits:limits", "What one user may have of what all share, and has"),
-        "drain": ("control.draining:drain", "Let nodes finish what they have and take nothing new"),
-        "resume": ("control.draining:resume", "Let drained nodes take work again"),
+        "drain": ("control.operate:drain", "Let nodes finish what they have and take nothing new"),
+        "resume": ("control.operate:resume", "Let drained nodes take work again"),
         "policy": ("policy.commands:policy", "Scheduling policies: list, show, set, check"),
         "config": ("control.config:config", "Configuration and cluster settings: show, check, apply"),
     },
@@ -54,14 +54,14 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "servers": ("calls:servers", "Servers of calls: load, speed, links"),
     },
     "Security": {
-        "admin": ("admin.group:admin", "Set up and secure a cluster: init, init-store, add-node, revoke, ..."),
+        "admin": ("admin:admin", "Set up and secure a cluster: init, init-store, add-node, revoke, ..."),
         "join": ("admin.join:join", "Make this machine a part of a secured cluster"),
     },
     "Data": {
         "store": ("store.commands:store", "Values in the data store: ls, put, get, rm, share, du"),
     },
     "Research": {
-        "sim": ("sim.group:sim", "Policies on a virtual clock: traces in, schedules and measures out"),
+        "sim": ("sim:sim", "Policies on a virtual clock: traces in, schedules and measures out"),
     },
     "Daemons": {
         "starter": ("daemons:starter", "Run work on this machine"),
@@ -71,11 +71,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "This machine": {
         "dev": ("dev:dev", "A whole cluster on this machine"),
-        "doctor": ("doctor.command:doctor", "What is wrong, and how to mend it"),
+        "doctor": ("doctor:doctor", "What is wrong, and how to mend it"),
         "bench": ("bench:bench", "Measure: tasks, latency, shell, backlog, sim, pass"),
-        "completion": ("completion:completion", "Completion for bash, zsh or fish"),
-        "help": ("session.topics:help_topic", "A command; or what states, reasons and words mean"),
-        "version": ("session.version:version", "Versions of rmgr, Python and the protocol"),
+        "completion": ("help:completion", "Completion for bash, zsh or fish"),
+        "help": ("help:help_topic", "A command; or what states, reasons and words mean"),
+        "version": ("help:version", "Versions of rmgr, Python and the protocol"),
     },
 }
 
@@ -87,7 +87,7 @@ _INSIDE = {
 #: What `rmgr help` explains beside commands.
 _TOPICS = {"states", "reasons", "words"}
 #: Commands below one whose other words are ids.
-_BELOW = {("history", "purge"): "listing.history_purge:purge"}
+_BELOW = {("history", "purge"): "listing.history:purge"}
 _COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
 #: Words of command lines whose process lives long, or starts others; all others make a few thousand objects and end.
 _LONG = {*SECTIONS["Daemons"], *SECTIONS["Research"], "dev", "bench", "drill"}
@@ -132,7 +132,6 @@ class _Table(TableGroup):
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, summary) for name, (_, summary) in commands.items()], col_max=14)
-
 
 cli = _Table(
     "rmgr",

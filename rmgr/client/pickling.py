@@ -20,7 +20,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from rmgr.runner.program import Snapshot
 
 if TYPE_CHECKING:
     import zipfile
+    from pathlib import Path
 
 PROTOCOL = 5
 #: Arguments of these types mention no module; larger ones are not searched for it (0.3 ms a MiB).
@@ -330,6 +330,8 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 def _files(module: ModuleType) -> Iterator[tuple[Path, str]]:
     """(file, its name below the module's parent)."""
+    from pathlib import Path
+
     short = module.__name__.rpartition(".")[2]
     for entry in getattr(module, "__path__", None) or ():
         root = Path(entry)

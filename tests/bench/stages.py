@@ -66,12 +66,12 @@ def main() -> None:
     noted: dict[str, float] = {"loaded": time.time()}
     from rmgr.cli import main as rmgr
     from rmgr.cli.session.context import Session
-    from rmgr.cli.submit import afterwards
+    from rmgr.cli.submit import run
     from rmgr.submitter.remote import RemoteAnswers
 
     RemoteAnswers.ask = _timed(noted, RemoteAnswers.ask, after="reached")  # type: ignore[method-assign]
     Session.submit = _timed(noted, Session.submit, before="checked", after="answered")  # type: ignore[method-assign]
-    ended = afterwards.until_ended
+    ended = run.until_ended
 
     def until_ended(*words: Any, **named: Any) -> Any:
         answer = ended(*words, **named)
@@ -80,7 +80,7 @@ def main() -> None:
         Path(os.environ["RMGR_STAGES"]).write_text(json.dumps(noted))
         return answer
 
-    afterwards.until_ended = until_ended
+    run.until_ended = until_ended
     rmgr.main(sys.argv[1:])
 
 

@@ -25,7 +25,7 @@ from rmgr.adapters.host import worker
 from rmgr.adapters.identity import invitation
 from rmgr.adapters.rpc.convert import from_message
 from rmgr.cli.control.settings import parse_settings
-from rmgr.cli.sending import jobs_file
+from rmgr.cli.submit import jobs_file
 from rmgr.coord.decisions import ownership
 from rmgr.coord.protocol import keys, records
 from rmgr.coord.seal.tree import NotSealed
@@ -378,7 +378,7 @@ DECODERS = (
     ),
     Decoder(
         name="list of jobs (JSON)",
-        module="cli/sending/jobs_file.py",
+        module="cli/submit/jobs_file.py",
         decode=_in_file("j.jsonl", lambda path: jobs_file.raw_jobs(str(path), "j")),
         raises=(UsageError,),
         form=Form.JSON,
@@ -386,7 +386,7 @@ DECODERS = (
     ),
     Decoder(
         name="list of jobs (TOML)",
-        module="cli/sending/jobs_file.py",
+        module="cli/submit/jobs_file.py",
         decode=_in_file("j.toml", lambda path: jobs_file.raw_jobs(str(path), "j")),
         raises=(UsageError,),
         form=Form.TOML,

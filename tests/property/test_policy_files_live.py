@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.policy_files import load, read_toml
-from rmgr.cli.control.settings_pipelines import text_of
+from rmgr.cli.control.settings import text_of
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_block, decode_record

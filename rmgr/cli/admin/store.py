@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmgr.cli.admin.authority import as_admin, authority_option
+from rmgr.cli.admin.members import as_admin, authority_option
 from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
@@ -177,7 +177,7 @@ def _sqlite(session: Session, url: str, *, dry_run: bool) -> None:
         sys.stdout.write(f"{url} is ready\n")
 
 
-# -- one at a time ------------------------------------------------------------------------------------------------------------
+# -- one at a time -------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

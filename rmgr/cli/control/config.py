@@ -13,7 +13,7 @@ import click
 
 from rmgr.cli.control import settings as cluster_settings
 from rmgr.cli.control.operate import apply_settings, read_settings
-from rmgr.cli.control.settings_pipelines import warn_of_pulls
+from rmgr.cli.control.settings import warn_of_pulls
 from rmgr.cli.display.render import clock, emit, iso
 from rmgr.cli.session.command import command, command_group
 from rmgr.cli.session.context import Session

@@ -12,8 +12,7 @@ import click
 from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.session.numbers import positions_of
-from rmgr.cli.session.tables import filter_options
+from rmgr.cli.session.tables import filter_options, positions_of
 from rmgr.cli.words.selectors import Changes, Filter, Target, parse, resolve, targets_of
 from rmgr.errors import NotFound, UsageError
 
@@ -106,7 +105,7 @@ def _order_kill(session: Session, number: int) -> None:
     session.note(f"{number}: what runs is ordered to end; what waits ends as soon as a WatchDog leads")
 
 
-# -- changes of a record ------------------------------------------------------------------------------------------------------
+# -- changes of a record -------------------------------------------------------------------------------------------------------
 
 
 def _change_all(session: Session, targets: Sequence[Target], order: Order) -> Changes:
@@ -147,7 +146,7 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
         changes.add([id_], _always(f"it has ended {state}" if state else late))
 
 
-# -- selection and answer -----------------------------------------------------------------------------------------------------
+# -- selection and answer ------------------------------------------------------------------------------------------------------
 
 
 def select(session: Session, selectors: tuple[str, ...], chosen: Filter, *, may_be_none: bool = False) -> list[Target]:

@@ -14,7 +14,7 @@ from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.session.numbers import positions_of
+from rmgr.cli.session.tables import positions_of
 from rmgr.cli.words.params import DURATION_US
 from rmgr.cli.words.selectors import parse_one, resolve
 from rmgr.errors import NotFound, RmgrError, StateConflict

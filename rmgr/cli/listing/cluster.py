@@ -9,8 +9,8 @@ from collections import Counter
 import click
 import msgspec
 
-from rmgr.cli.control.draining import named_nodes
-from rmgr.cli.display import columns, queue_lines, shapes
+from rmgr.cli.control.operate import named_nodes
+from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.render import Layout, clock, elapsed, emit, folded, here, now_us, paint, printable, table, told_counts
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
@@ -158,7 +158,7 @@ def queues(session: Session, queue_names: tuple[str, ...], tree: bool, matrix: i
         else:
             table(plain, columns.QUEUE_COLUMNS, layout)
             ledger = [held for queue in plain for held in queue.held]
-            for rows, shape in ((classes, queue_lines.CLASS_COLUMNS), (ledger, columns.HELD_COLUMNS)):
+            for rows, shape in ((classes, columns.CLASS_COLUMNS), (ledger, columns.HELD_COLUMNS)):
                 if rows and not layout.columns:
                     sys.stdout.write("\n")
                     table(rows, shape, Layout(header=layout.header))
@@ -181,11 +181,11 @@ def _draw_trees(session: Session, layout: Layout, slots: int) -> None:
 
 def _draw_classes(classes: list[QueueView], layout: Layout, *, in_words: bool) -> None:
     if not in_words:
-        table(classes, queue_lines.CLASS_COLUMNS, layout)
+        table(classes, columns.CLASS_COLUMNS, layout)
         return
     for at, queue in enumerate(classes):
         sys.stdout.write("\n" if at else "")
-        queue_lines.draw_class(queue)
+        columns.draw_class(queue)
 
 
 def _named(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:

@@ -12,13 +12,10 @@ from rmgr.cli.listing.work import kept_tasks
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.session.numbers import find_one, positions_of
+from rmgr.cli.session.tables import find_one, positions_of
 from rmgr.cli.submit.run import stream
-from rmgr.cli.waiting.detach import detached
-from rmgr.cli.waiting.ends import codes, tell_failure
-from rmgr.cli.waiting.follow import AwaitedSubmission, Follow, FollowedEnd, read_ends
-from rmgr.cli.words.exits import WORK_EXITS
-from rmgr.cli.words.params import Parsed, one_of
+from rmgr.cli.waiting import AwaitedSubmission, Follow, FollowedEnd, codes, detached, read_ends, tell_failure
+from rmgr.cli.words.params import WORK_EXITS, Parsed, one_of
 from rmgr.cli.words.selectors import Target
 from rmgr.client.logs import OutputPiece, read_ended, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
@@ -33,7 +30,6 @@ def parse_lines(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise UsageError(f"{text[:80]!r} is no number of lines", hint="-n 5: the last 5; from line 5 on: rmgr logs ID | tail -n +5")
     return int(text)
-
 
 LINES = Parsed("lines", parse_lines)
 

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import click
 
-from rmgr.cli.control.draining import named_nodes
+from rmgr.cli.control.operate import named_nodes
 from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.render import Layout, arrange, emit, folded, now_us, paint, table
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.session.numbers import positions_of
-from rmgr.cli.session.tables import draw, filter_options, table_options
+from rmgr.cli.session.tables import draw, filter_options, positions_of, table_options
 from rmgr.cli.words.params import STATES
 from rmgr.cli.words.selectors import Filter, parse, resolve
 from rmgr.errors import NotFound, UsageError

@@ -18,7 +18,6 @@ from rmgr.cli.words.params import DURATION
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-
 #: A line of an epilog: what is typed, two blanks or more, what it does; and what is typed alone.
 _EXPLAINED = re.compile(r"(?P<what> *\S.*?\S {2,})(?P<why>\S.*)")
 #: How much of a name has to be as typed for it to be what was meant (difflib's ratio).
@@ -30,6 +29,9 @@ _IS_TYPED = re.compile(r" *(rmgr |[A-Z_]+=|\{|echo )")
 
 # "'high' is not a valid integer range" is said of a word that is no number at all.
 click.IntRange.name, click.FloatRange.name = "integer", "number"
+
+#: A tab must not hang.
+_PATIENCE_S = 1.0
 
 
 class GlobalOption(click.Option):
@@ -260,12 +262,10 @@ def command(
 
 def _add_completion(made: click.Command) -> None:
     """Arguments and options that name something of the cluster are completed from it."""
-    from rmgr.cli.session import completing
-
-    offers = dict.fromkeys(("selector", "selectors"), completing.ids) | dict.fromkeys(("node", "nodes", "names"), completing.nodes)
-    offers["queue_names"] = completing.queues
+    offers = dict.fromkeys(("selector", "selectors"), ids) | dict.fromkeys(("node", "nodes", "names"), nodes)
+    offers["queue_names"] = queues
     for parameter in made.params:
-        offer = completing.queues if parameter.name == "queue" else offers.get(parameter.name or "")
+        offer = queues if parameter.name == "queue" else offers.get(parameter.name or "")
         if offer is not None and (isinstance(parameter, click.Argument) or parameter.name == "queue"):
             parameter._custom_shell_complete = offer  # noqa: SLF001 - what click's own `shell_complete=` sets
 
@@ -297,3 +297,38 @@ def _with_session(function: Callable[..., Any], *, is_whole: bool = True) -> Cal
     call.__name__ = function.__name__
     call.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # where click's decorators leave them
     return call
+
+
+# -- completion of ids, nodes and queues: a quick look at the cluster, and silence when it does not answer ---------------------
+
+
+def ids(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Submissions of this user, newest first, with their names; `last` and `all`."""
+
+    def look(session: Session) -> list[tuple[str, str]]:
+        jobs = sorted(session.query().jobs(ended=True, user=session.me), key=lambda job: -job.id)
+        return [(str(job.id), f"{job.name} {job.state}") for job in jobs] + [("last", "the newest"), ("all", "all of yours")]
+
+    return _offer(look, incomplete)
+
+
+def nodes(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of nodes."""
+    return _offer(lambda session: [(node.id, node.state) for node in session.query().nodes()], incomplete)
+
+
+def queues(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of queues."""
+    return _offer(lambda session: [(queue.id, queue.state) for queue in session.query().queues()], incomplete)
+
+
+def _offer(look: Callable[[Session], list[tuple[str, str]]], incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    session = Session(timeout_s=_PATIENCE_S, is_quiet=True)
+    try:
+        return [CompletionItem(name, help=told) for name, told in look(session) if name.startswith(incomplete)]
+    except Exception:  # noqa: BLE001 - a tab completes what it can, and never says why it cannot
+        return []
+    finally:
+        session.close()

@@ -1,12 +1,12 @@
-"""Options that every listing has (`-o`, `--sort`, `--no-header`, `--watch`, filters), and the loop that redraws it."""
+"""What commands share that list or select: options of tables and filters, the loop that redraws, and what the numbers of people mean."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,11 @@ from rmgr.cli.display.render import Layout, clock, now_us, paint
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import STATES
 from rmgr.cli.words.selectors import Filter
+from rmgr.errors import NotFound
+from rmgr.model.base.units import counted
+
+if TYPE_CHECKING:
+    from rmgr.cli.words.selectors import Target
 
 _INTERVAL_S = 2.0
 
@@ -72,3 +77,35 @@ def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
             time.sleep(session.left_s(_INTERVAL_S) or _INTERVAL_S)
     except KeyboardInterrupt:
         return
+
+
+# -- words and numbers that people use (`last`, `42_7`, the array index), and the positions that the protocol knows ------------
+
+
+def find_one(session: Session, word: str) -> Target:
+    """The one submission or task that `word` means. Raises NotFound, UsageError."""
+    from rmgr.cli.words.selectors import parse_one, resolve
+
+    selection = parse_one(word)
+    if not selection.needs_list:
+        number = selection.named[0]
+        return resolve(selection, [session.query().job(number)], me=session.me)[0]
+    return resolve(selection, session.query().jobs(ended=True, user=session.me), me=session.me)[0]
+
+
+def positions_of(session: Session, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
+    """Positions of the tasks with these numbers. Raises NotFound naming the first that is not there."""
+    from rmgr.model.tasks.array import parse_array
+    from rmgr.submitter.questions import ReadRecord
+
+    submission = session.ask(ReadRecord(number=number)).record
+    array = parse_array(submission.array) if submission.array else None
+    positions = []
+    for index in shown:
+        position = array.position_of(index) if array else index
+        if position is None or (total is not None and position >= total):
+            has = f"it has {counted(total, 'task')}, counted from 0" if total is not None else ""
+            why = f"its array is {submission.array}" if array else has
+            raise NotFound(f"there is no task {number}_{index}" + (f": {why}" if why else ""), hint=f"rmgr tasks {number}")
+        positions.append(position)
+    return positions

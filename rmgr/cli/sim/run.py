@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterable
@@ -16,9 +17,8 @@ import click
 from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.sim import options as sim_options
-from rmgr.cli.sim.options import parse_factor
 from rmgr.cli.words.params import DURATION_US, Parsed, parse_pair
+from rmgr.errors import UsageError
 from rmgr.model.base.units import counted, format_duration
 
 if TYPE_CHECKING:
@@ -35,12 +35,37 @@ _HAPPENED = {
     "preemptions": "preemptions",
     "lost_to_nodes": "runs lost with their nodes",
 }
-
 #: Names in a note.
 _MOST_QUEUES = 8
+_NUMBER = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)")
+
+
+def parse_factor(text: str) -> Fraction:
+    """`0.7`, `.95`, `2`: exactly that decimal number, above 0 and at most 1,000. Raises UsageError."""
+    word = text.strip()
+    value = Fraction(word) if _NUMBER.fullmatch(word) else Fraction(0)
+    if not 0 < value <= 1000:
+        raise UsageError(f"{text!r} is not a factor", hint="a number above 0 and at most 1000, as 0.7")
+    return value
 
 FACTOR = Parsed("factor", parse_factor)
 PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
+nodes = click.option(
+    "--nodes", type=click.IntRange(1, 10_000_000), help="of the machine; default: as the trace's header says; of a model: 128"
+)
+cores = click.option("--cores", type=click.IntRange(1, 100_000), default=1, show_default=True, help="of a node")
+count = click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: so many, default 10000")
+tick = click.option("--tick", type=DURATION_US, default="0", show_default=True, help="passes only at multiples of it; 0: at every event")
+sites = click.option(
+    "--sites", type=click.IntRange(0, 10_000), default=0, help="a grid: nodes of drawn speeds, 0.5 to 1.5, in so many sites"
+)
+delay = click.option(
+    "--delay", type=DURATION_US, default="10m", show_default=True, help="with --sites: for each site of a job beyond the first"
+)
+penalty = click.option(
+    "--penalty", type=DURATION_US, default="1m", show_default=True, help="with --sites: of a migration, for each processor"
+)
+mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
 
 
 @command(
@@ -67,24 +92,24 @@ PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 @click.option(
     "--policy", required=True, metavar="NAME|FILE", help="as easy (rmgr policy list shows all), your FILE.py, or a pipeline FILE.toml"
 )
-@sim_options.nodes
-@sim_options.cores
+@nodes
+@cores
 @click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
 @click.option("--load", type=FACTOR, metavar="F", help="stretch arrivals until this share of the machine is asked for, as 0.7")
 @click.option("--interarrival", type=FACTOR, metavar="F", help="multiply submit times; 0.9 submits a tenth faster")
-@sim_options.count
+@count
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of everything that is drawn")
-@sim_options.tick
+@tick
 @click.option("--events", type=click.Path(), metavar="FILE", default="", help="what happens beside the jobs, one JSON object a line")
-@sim_options.mtbf
+@mtbf
 @click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
 @click.option(
     "--requeue/--no-requeue", default=True, help="a job that loses a node waits again (default; at most 100 times), or has failed"
 )
 @click.option("--dependencies", is_flag=True, help="follow fields 17 and 18 of the trace: jobs come a think time after another's end")
-@sim_options.sites
-@sim_options.delay
-@sim_options.penalty
+@sites
+@delay
+@penalty
 @click.option("--record", type=click.Path(path_type=Path), metavar="LOG", help="write every fact and decision there, for rmgr sim replay")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="jobs.csv, schedule.json, manifest.json; must not exist yet")
 @click.option("--spells", is_flag=True, help="spells.csv with every slot of jobs that share cores in time (dqt); long runs get large")
@@ -243,7 +268,7 @@ def _told(
 
 def _manifest(experiment: Experiment, result: Result, workload_name: str) -> dict[str, Any]:
     """What decides the files: versions, digests of what was read, the experiment."""
-    from rmgr.cli.session.version import rmgr_version
+    from rmgr.cli.help import rmgr_version
     from rmgr.sim.runs.sweep import inputs_of
 
     slots = experiment.slots()

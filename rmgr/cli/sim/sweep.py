@@ -16,8 +16,8 @@ import click
 from rmgr.cli.display.render import Column, Layout, emit, table
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.sim import options as sim_options
-from rmgr.cli.sim.options import parse_factor
+from rmgr.cli.sim import run as sim_options
+from rmgr.cli.sim.run import parse_factor
 from rmgr.cli.words.params import DURATION_US, Parsed
 from rmgr.errors import UsageError
 
@@ -109,7 +109,7 @@ def sweep(
     DIR gets manifest.json, a directory a run below runs/, and results.csv when all are there.
     """
     from rmgr.adapters.policy_files import load as configure
-    from rmgr.cli.session.version import rmgr_version
+    from rmgr.cli.help import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.models.catalogue import is_model
     from rmgr.sim.runs.experiment import Experiment

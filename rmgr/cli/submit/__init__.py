@@ -1,4 +1,6 @@
-"""`rmgr submit` and `rmgr run`: send work, and what follows; inside a placed job its ranks.
+"""`rmgr submit`, `rmgr run` and their like: options and lists of jobs become requests of `client.commands`, which checks and submits.
 
-The room joins `sending` and `waiting`. It must not reach the cluster but through them and the session.
+`options` (what is asked for), `submit` with the dry run, `jobs_file` (many jobs, all or nothing), `run` (output as it comes), `rerun`,
+`update`; inside a placed job `ranks`, and `terminal` (`run --pty`). The room must not decide what is submitted, nor reach the cluster but
+through the session and `waiting`.
 """

@@ -11,13 +11,12 @@ import click
 from click.core import ParameterSource
 
 from rmgr.cli.display.render import emit
-from rmgr.cli.sending.options import SECTIONS, Afterwards, WorkRequest, checked_options, work_options_but
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.session.numbers import find_one, positions_of
-from rmgr.cli.words.exits import WORK_EXITS
-from rmgr.cli.words.params import Parsed
+from rmgr.cli.session.tables import find_one, positions_of
+from rmgr.cli.submit.options import SECTIONS, Afterwards, WorkRequest, checked_options, work_options_but
+from rmgr.cli.words.params import WORK_EXITS, Parsed
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, UsageError
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted
@@ -132,7 +131,7 @@ def _submit(
     stored = StoredWork(record=record, payloads=lines_of(session, record, positions, total))
     draft = prepare(session, work, stored=stored)
     if work.afterwards.dry_run:
-        from rmgr.cli.sending.dry_run import tell_dry
+        from rmgr.cli.submit.submit import tell_dry
 
         tell_dry(session, draft)
         return
@@ -141,10 +140,9 @@ def _submit(
     sent = send(session, draft)
     _tell(session, sent, record, work.afterwards)
     if work.afterwards.waits:
-        from rmgr.cli.submit.afterwards import wait_for
+        from rmgr.cli.submit.run import wait_for
 
         raise WorkEnded(wait_for(session, sent, work))
-
 
 #: Options that functions have too, by the names that a TaskQueue gives them.
 _OF_CALLS = {
@@ -184,7 +182,7 @@ def _submit_calls(session: Session, record: Submission, positions: list[int], gi
         sent = Sent(submission=replace(record, id=made.id), tasks=len(made), created=True)
     _tell(session, sent, record, afterwards)
     if afterwards.waits:
-        from rmgr.cli.submit.afterwards import wait_for
+        from rmgr.cli.submit.run import wait_for
 
         work = WorkRequest(options=checked_options(values | _values_of(record)), words=(), afterwards=afterwards)
         raise WorkEnded(wait_for(session, sent, work))
@@ -245,7 +243,7 @@ def _chosen(session: Session, record: Submission, numbers: tuple[int, ...], tota
     """Positions of the tasks that are meant, in order. Raises: NotFound naming a task that there is not."""
     if not failed and not lost:
         return sorted(set(positions_of(session, record.id, numbers, total=total))) if numbers else list(range(total))
-    from rmgr.cli.waiting.follow import read_ends
+    from rmgr.cli.waiting import read_ends
 
     meant = set(numbers)
     ends = [end for end in read_ends(session, record.id) if end.state is State.FAILED and (not meant or end.index in meant)]

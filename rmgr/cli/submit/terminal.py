@@ -18,11 +18,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rmgr.cli.sending.options import WorkRequest
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.waiting.ends import codes, tell_failure
-from rmgr.cli.waiting.follow import AwaitedSubmission, Follow
-from rmgr.cli.waiting.wait import PATIENCE_S, tell_why
+from rmgr.cli.submit.options import WorkRequest
+from rmgr.cli.waiting import PATIENCE_S, AwaitedSubmission, Follow, codes, tell_failure, tell_why
 from rmgr.client.logs import nodes_of
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
 from rmgr.model.tasks.placing import Rigid
@@ -178,7 +176,7 @@ class _Seat:
             columns, lines = os.get_terminal_size(0)
         self._sent.put(terminal.size_frame(lines, columns))
 
-    # -- this terminal -------------------------------------------------------------------------------------------------------
+    # -- this terminal ---------------------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
         """Keys are the command's from now on, Ctrl-C too."""

@@ -10,9 +10,9 @@ import click
 from rmgr.cli.control.gate import select
 from rmgr.cli.display import shapes
 from rmgr.cli.display.render import clock, emit, printable
-from rmgr.cli.sending.options import MEMORY, parse_after
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
+from rmgr.cli.submit.options import MEMORY, parse_after
 from rmgr.cli.words.moments import BEGINS
 from rmgr.cli.words.params import TIME_LIMIT_US, Parsed, listed
 from rmgr.cli.words.placed_options import BEGIN

@@ -9,8 +9,20 @@ from typing import Any
 import click
 
 from rmgr.errors import UsageError
-from rmgr.model.base.states import State
+from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted, parse_duration_us, parse_size
+
+TIME_LIMIT = 124
+INFRASTRUCTURE = 125
+CANCELLED = 130
+_KILLED = 128 + 9
+_INFRASTRUCTURE = LOSSES | {Reason.POISON}
+#: For the help of commands that wait.
+WORK_EXITS = """\
+the work's own code (of several the highest; after --max-fails of those that failed),
+128+N on signal N, 124 its time limit,
+125 infrastructure (its node or data were lost for good), 1 an exception, 127 no such command (126: it cannot run),
+130 cancelled, or detached by Ctrl-C; 2 usage, 3 no such id, 5 service unavailable, 6 --timeout ran out"""
 
 
 class Parsed(click.ParamType):
@@ -29,12 +41,10 @@ class Parsed(click.ParamType):
             where = max(param.opts, key=len) if param is not None and param.opts[0].startswith("-") else ""
             raise UsageError(f"{where}: {error.message}" if where else error.message, hint=error.hint) from None
 
-
 #: Seconds as float: `90`, `15m`, `1h30m`, `HH:MM:SS`.
 DURATION = Parsed("duration", lambda text: parse_duration_us(text) / 1e6)
 #: Microseconds as int.
 DURATION_US = Parsed("duration", parse_duration_us)
-
 
 _IS_NOTED = "rmgr.limit_is_noted"
 
@@ -49,7 +59,6 @@ class _TimeLimit(Parsed):
             ctx.meta[_IS_NOTED] = True  # of a list of jobs once
             ctx.obj.note(f"-t {text} is {counted(int(text), 'second')}; {counted(int(text), 'minute')} would be -t {text}m")
         return limit_us
-
 
 #: Microseconds as int, of a time limit.
 TIME_LIMIT_US = _TimeLimit("duration", parse_duration_us)
@@ -76,7 +85,6 @@ def one_of(kind: str, known: Iterable[str], *, upper: bool = False) -> Parsed:
         return given
 
     return Parsed(kind, read)
-
 
 #: What people of other systems call a state.
 _OTHER_STATES = {
@@ -110,7 +118,6 @@ def parse_states(text: str) -> tuple[State, ...]:
             raise UsageError(told.message, hint=f"{told.hint}; also {others}")
     return tuple(states)
 
-
 #: States, separated by commas.
 STATES = Parsed("states", parse_states)
 
@@ -139,6 +146,40 @@ def parse_resource(text: str) -> tuple[str, int]:
         raise UsageError(f"{text!r} is not NAME=N: {value!r} is no number", hint="--resource licence=2")
     return name, int(value)
 
-
 #: `gpu=2`.
 RESOURCE = Parsed("resource", parse_resource)
+
+
+# -- exit codes ----------------------------------------------------------------------------------------------------------------
+
+
+def exit_code_of(state: State, reason: str, exit_code: int | None) -> int:
+    """Exit code for one task (or one submission) that has ended.
+
+    Args:
+        exit_code: of a command; negative or below 128 with reason SIGNAL it is the signal's number.
+    Returns: 0 for COMPLETED; 130 cancelled; 124 time limit; 125 the cluster's fault; 128+N signal N; else the work's
+        own code, as a shell's for a command that does not exist (127) or cannot run (126); 1 where it has none (an exception).
+    """
+    if state is State.COMPLETED:
+        return 0
+    if state is State.CANCELLED:
+        return CANCELLED
+    if reason == Reason.TIME_LIMIT:
+        return TIME_LIMIT
+    if reason in _INFRASTRUCTURE:
+        return INFRASTRUCTURE
+    if exit_code is not None and exit_code < 0:
+        return 128 - exit_code
+    if reason == Reason.SIGNAL:
+        return _KILLED if not exit_code else exit_code if exit_code > 128 else 128 + exit_code
+    if reason == Reason.OUT_OF_MEMORY:
+        return _KILLED
+    if reason in {Reason.EXIT_CODE, Reason.NONE, Reason.START_FAILED} and exit_code:
+        return exit_code
+    return 1
+
+
+def highest(codes: Iterable[int]) -> int:
+    """The exit code for several: the highest."""
+    return max(codes, default=0)

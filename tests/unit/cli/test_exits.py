@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.cli.words.exits import exit_code_of, highest
+from rmgr.cli.words.params import exit_code_of, highest
 from rmgr.model.base.states import Reason, State
 
 

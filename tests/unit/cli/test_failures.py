@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rmgr.cli.display.columns import where_or_why
-from rmgr.cli.display.failures import LINE_BYTES, Failure, cell, harmless, of_job, sentence, steps
-from rmgr.cli.listing import failures, show
-from rmgr.cli.listing.failures import BadEnds, told
-from rmgr.cli.waiting.follow import FollowedEnd
+from rmgr.cli.display.shapes import LINE_BYTES, Failure, cell, harmless, of_job, sentence, steps
+from rmgr.cli.listing import show
+from rmgr.cli.listing.show import BadEnds, told
+from rmgr.cli.waiting import FollowedEnd
 from rmgr.client.commands.again import array_of, lines_of
 from rmgr.errors import DataLost
 from rmgr.model.base.states import Reason, State
@@ -132,10 +132,10 @@ def test_ten_thousand_failures_cost_the_logs_of_a_few(monkeypatch: pytest.Monkey
         read.append(str(position))
         return b"" if position == 0 else b"line 1\nline %d\n\n" % position
 
-    monkeypatch.setattr("rmgr.cli.waiting.follow.read_ends", ends)
+    monkeypatch.setattr("rmgr.cli.waiting.read_ends", ends)
     monkeypatch.setattr("rmgr.client.logs.read_part", row)
     session: Any = SimpleNamespace(data_store=lambda: None, detail=lambda _text: None)
-    bad = failures.read_bad_ends(session, 22, 10_000)
+    bad = show.read_bad_ends(session, 22, 10_000)
     assert [(one.tasks, one.task, one.stderr, one.has_output) for one in bad.failures] == [(10_000, "22_1", "line 1", True)]
     assert read == ["0", "1"]
 

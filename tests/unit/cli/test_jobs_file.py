@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from rmgr.cli.sending.jobs_file import read_jobs
 from rmgr.cli.session.context import Session
+from rmgr.cli.submit.jobs_file import read_jobs
 from rmgr.cli.submit.submit import submit
 from rmgr.client.commands.job_lists import ListedJob, in_order
 from rmgr.errors import UsageError

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rmgr.cli.listing.usage import Days
+from rmgr.cli.listing.report import Days
 from rmgr.cli.words.moments import parse_begin, parse_since
 from rmgr.errors import UsageError
 

@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rmgr.cli.display.output import JsonLines, Labelled, Plain, ToFiles
-from rmgr.cli.waiting.ends import expand, fetch_files, how, tell_failure
-from rmgr.cli.waiting.follow import AwaitedSubmission, FollowedEnd
+from rmgr.cli.waiting import AwaitedSubmission, FollowedEnd, expand, fetch_files, how, tell_failure
 from rmgr.client.logs import OutputPiece, read_ended, read_flushed, tail_of
 from rmgr.coord.decisions.dependencies import SubmissionEnd, Unmet, is_branch_not_taken, weigh
 from rmgr.coord.protocol import keys

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.sending.options import read_work
 from rmgr.cli.session.context import Session
+from rmgr.cli.submit.options import read_work
 from rmgr.cli.submit.submit import submit
 from rmgr.cli.words.moments import parse_begin
 from rmgr.cli.words.placed_options import parse_nodes

@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
-from rmgr.cli.sending.options import read_work
 from rmgr.cli.session.context import Session
+from rmgr.cli.submit.options import read_work
 from rmgr.cli.submit.submit import submit
 from rmgr.cli.words import qsub
 from rmgr.cli.words.qsub import translated

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.cli.waiting.follow import read_ends
+from rmgr.cli.waiting import read_ends
 from rmgr.coord.decisions.ends import EndFold, stated
 from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.decisions.view import Progress, claimed_state

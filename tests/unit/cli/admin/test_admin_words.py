@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.identity.credentials import Credentials, load_ca
-from rmgr.cli.admin import rotate as admin_rotate
+from rmgr.cli.admin import members as admin_rotate
 from rmgr.cli.control.operate import drain_node, resume_node
 from rmgr.cli.main import run
 from rmgr.cli.session.context import Session

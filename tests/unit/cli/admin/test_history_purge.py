@@ -13,9 +13,9 @@ import pytest
 
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main
-from rmgr.cli.store import usage as store_usage
-from rmgr.cli.submit.afterwards import _tell_end
-from rmgr.cli.waiting.follow import FollowedEnd
+from rmgr.cli.store import values as store_usage
+from rmgr.cli.submit.run import _tell_end
+from rmgr.cli.waiting import FollowedEnd
 from rmgr.coord.protocol import keys
 from rmgr.coord.views.closing import history_rows
 from rmgr.errors import PermissionDenied
@@ -104,7 +104,7 @@ def test_a_purge_is_for_operators(store: SqliteStore, run: Callable[..., tuple[i
     def refuse(_session: Any, what: str) -> None:
         raise PermissionDenied(f"{what} is for operators")
 
-    monkeypatch.setattr("rmgr.cli.listing.history_purge.for_operators", refuse)
+    monkeypatch.setattr("rmgr.cli.listing.history.for_operators", refuse)
     assert run("history", "purge", "--older-than", "7d")[0] == 4
     assert len(left(store)) == 10
 

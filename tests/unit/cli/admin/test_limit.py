@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.admin import limit
+from rmgr.cli.control import limits
 from rmgr.cli.control.config import left_out
 from rmgr.cli.control.settings import parse_settings, to_toml
 from rmgr.cli.main import run
@@ -22,8 +22,8 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
-    monkeypatch.setattr(limit, "read_settings", made.read)
-    monkeypatch.setattr(limit, "apply_settings", made.apply)
+    monkeypatch.setattr(limits, "read_settings", made.read)
+    monkeypatch.setattr(limits, "apply_settings", made.apply)
     return made
 
 

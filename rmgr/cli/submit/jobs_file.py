@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import sys
 import tomllib
@@ -21,14 +22,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
-from rmgr.cli.sending.options import checked_options, with_directives
+from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import GlobalOption
 from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.submit.options import checked_options, with_directives
+from rmgr.cli.submit.submit import told_dry, write_dry
 from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
 from rmgr.cli.words.script import Script, read_script, refused, unset_slurm
-from rmgr.client.commands.job_lists import ListedJob, in_order
+from rmgr.client.commands.job_lists import ListedJob, in_order, prepare_all, send_all
 from rmgr.client.commands.request import CommandRequest
+from rmgr.client.commands.sending import CheckedRequest, Sent
 from rmgr.errors import UNREADABLE_TEXT, RmgrError, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.submission import Condition, Dependency
@@ -42,6 +48,86 @@ _CONDITIONS = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL}
 _CONDITIONS |= {"afterok": Condition.OK, "afterany": Condition.ANY}
 _JOB_LINE = re.compile(rb"^[ \t]*\[\[[ \t]*\"?job\"?[ \t]*\]\]", re.MULTILINE)
 _ID = re.compile(r"[0-9]{1,10}", re.ASCII)
+#: What stands beside `--from` on the command line.
+_BESIDE = {"jobs_file", "dry_run", "wait", "watch", "progress", "parsable", "token"}
+
+
+def submit_list(ctx: click.Context, session: Session, words: Sequence[str], file: str, token: str) -> None:
+    """Submits all jobs of `file`, or none; prints an id a line, in their order.
+
+    Raises: UsageError, and what a single `submit` raises, naming the entry; StateConflict when the list was given up meanwhile.
+    """
+    _check_alone(ctx, words)
+    options = ctx.params
+    entries = read_jobs(ctx, session, file)
+    drafts = prepare_all(session, entries)
+    if options["dry_run"]:
+        _tell_dry(session, entries, drafts)
+        return
+    waits = options["wait"] or options["watch"] or options["progress"]
+    if waits:
+        session.data_store()
+    sent = send_all(session, entries, drafts, token=token, name="stdin" if file == "-" else os.path.basename(file))
+    _tell(session, sent, waits=waits)
+    if waits:
+        from rmgr.cli.submit.run import wait_for_all
+
+        raise WorkEnded(wait_for_all(session, sent, watch=options["watch"], progress=options["progress"]))
+
+
+def _check_alone(ctx: click.Context, words: Sequence[str]) -> None:
+    if words:
+        raise UsageError(
+            f"--from takes its commands from the list, and {words[0]!r} is one more", hint="command = [...] in an entry of the list"
+        )
+    for option in ctx.command.params:
+        name = option.name or ""
+        given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and name not in _BESIDE and not isinstance(option, GlobalOption):
+            word = max(option.opts, key=len)
+            raise UsageError(
+                f"{word} cannot stand beside --from", hint=f"write it into the list: {word[2:]} = ... in [defaults], or in an entry"
+            )
+
+
+# -- printing ------------------------------------------------------------------------------------------------------------------
+
+
+def _tell(session: Session, sent: Sequence[Sent], *, waits: bool) -> None:
+    if session.json:
+        if not waits:
+            emit({"jobs": [_shown(item) for item in sent]})
+    else:
+        out = sys.stderr if waits else sys.stdout
+        out.write("".join(f"{item.submission.id}\n" for item in sent))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not any(item.created for item in sent):
+        session.note("the token was used before: this is the same list again, nothing new was submitted")
+
+
+def _shown(item: Sent) -> dict[str, object]:
+    shown = {"id": str(item.submission.id), "name": item.submission.name, "tasks": item.tasks}
+    return shown | ({} if item.created else {"created": False})
+
+
+def _tell_dry(session: Session, entries: Sequence[ListedJob], drafts: Sequence[CheckedRequest]) -> None:
+    names = [entry.name or f"job {place}" for place, entry in enumerate(entries, 1)]
+    if session.json:
+        jobs = []
+        for entry, draft in zip(entries, drafts, strict=True):
+            after = [f"{item.condition}:{item.submission}" for item in draft.record.after]
+            after += [f"{condition}:{names[place]}" for condition, place in entry.needs]
+            jobs.append(told_dry(draft) | {"after": after})
+        emit({"dry_run": True, "jobs": jobs})
+        return
+    for entry, draft in zip(entries, drafts, strict=True):
+        write_dry(draft)
+        if entry.needs:
+            sys.stdout.write(f"  after {', '.join(f'{condition}:{names[place]}' for condition, place in entry.needs)}\n")
+
+
+# -- the list ------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +171,7 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
     return entries
 
 
-# -- files --------------------------------------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------------------------------------
 
 
 def raw_jobs(file: str, shown: str) -> list[_Raw]:
@@ -175,7 +261,7 @@ def _spelled(raw: _Raw) -> dict[str, Any]:
     return found
 
 
-# -- entries ------------------------------------------------------------------------------------------------------------------
+# -- entries -------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +386,7 @@ def _value(ctx: click.Context, raw: _Raw, key: str, known: _Key, value: Any) -> 
         raise UsageError(f"{raw.where}: key {key}: {error.message}", hint=error.hint) from None
 
 
-# -- dependencies -------------------------------------------------------------------------------------------------------------
+# -- dependencies --------------------------------------------------------------------------------------------------------------
 
 
 def _after(raw: _Raw, value: Any, places: Mapping[str, Sequence[int]]) -> tuple[tuple[Dependency, ...], tuple[tuple[Condition, int], ...]]:

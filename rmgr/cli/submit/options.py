@@ -51,7 +51,7 @@ class WorkRequest(CommandRequest):
     afterwards: Afterwards = Afterwards()
 
 
-# -- values -------------------------------------------------------------------------------------------------------------------
+# -- values --------------------------------------------------------------------------------------------------------------------
 
 
 def parse_after(text: str) -> tuple[Dependency, ...]:
@@ -100,7 +100,6 @@ def _checked_array(text: str) -> str:
     parse_array(text)
     return text
 
-
 AFTER = Parsed("dependencies", parse_after)
 ARRAY = Parsed("array", _checked_array)
 ENV = Parsed("variable", parse_env)
@@ -109,7 +108,6 @@ OF_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE", else_="; what the work print
 MEMORY = Parsed("size", parse_memory)
 
 _EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
-
 
 #: How the help of `submit` and `run` groups them, by the names of parameters.
 SECTIONS = {
@@ -161,7 +159,6 @@ def work_options_but(names: Collection[str]) -> Callable[[Callable[..., Any]], C
 
     return decorate
 
-
 _OPTIONS = (
     click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
     click.option("-q", "--queue", metavar="NAME", help="queue, or a queue class by hand (rmgr queues)  [the cluster's default]"),
@@ -200,7 +197,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-# -- command line + script -> request -----------------------------------------------------------------------------------------
+# -- command line + script -> request ------------------------------------------------------------------------------------------
 
 
 def read_work(

@@ -1,7 +1,4 @@
-"""The checks of `rmgr doctor`: each looks at one thing, says what it found, and how to mend it.
-
-A check never raises for what it is there to find. `ok` False makes the whole unhealthy; advice (`fix` beside `ok`) does not.
-"""
+"""`rmgr doctor`: names what is wrong and the fix."""
 
 from __future__ import annotations
 
@@ -14,12 +11,14 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmgr.cli.doctor.check_result import CheckResult
-from rmgr.cli.doctor.containment import containment
-from rmgr.cli.doctor.security import credentials, root, talkative
+from rmgr.cli.display.render import clock, emit, folded, paint, printable
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import WorkEnded
 from rmgr.errors import NoServer, RmgrError, StoreUnavailable, WrongCluster
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.cluster.node import NodeState
@@ -28,7 +27,6 @@ from rmgr.model.views import Level, StatusView
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.rpc.server import LeaderClient
-    from rmgr.cli.session.context import Session
 
 _LOW_DISK_SHARE, _LOW_DISK_BYTES = 0.03, 1 << 30
 _SLOW_FSYNC_MS = 50.0
@@ -36,9 +34,68 @@ _SKEW_S = 2.0
 _LOW_FILES = 4096
 _MOST_ZNODES = 20_000
 _MOST_PARTS = 30
+Checks = Iterator["CheckResult"]
+#: Certificates that end within so many days are mentioned.
+SOON_DAYS = 30
+#: Quotas of ZooKeeper that are used up so far are mentioned.
+_FULL_SHARE = 0.8
+_SYS_RESOURCE = 24  #: number of the capability
 
 
-Checks = Iterator[CheckResult]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """Finding of one look. fix: the command to type or the thing to change; with `ok` it is advice."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+@command(
+    "doctor",
+    examples="""\
+    rmgr doctor
+    rmgr doctor --zk zk1:2181 --store sqlite:/srv/rmgr/store.db
+    rmgr doctor --json | jq '.checks[] | select(.ok | not)'""",
+    exits="0 healthy, 1 something is wrong: the lines that begin with FAILED say what, and what to do",
+)
+def doctor(session: Session) -> None:
+    """Looks at this machine, the configuration, ZooKeeper, the data store and the cluster; says what is wrong and how to mend it."""
+    checks: list[CheckResult] = []
+    try:
+        for check in everything(session):
+            checks.append(check)
+            if not session.json:
+                _draw(check)
+    except RmgrError as error:
+        broken = CheckResult(name="connection", ok=False, detail=error.message, fix=error.hint)
+        checks.append(broken)
+        if not session.json:
+            _draw(broken)
+    failed = [check for check in checks if not check.ok]
+    if session.json:
+        told = [{"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix} for check in checks]
+        emit({"healthy": not failed, "checks": told})
+    elif failed:
+        sys.stdout.write(f"\n{len(failed)} of {len(checks)} checks failed: {', '.join(check.name for check in failed)}\n")
+    else:
+        sys.stdout.write("\nhealthy\n")
+    if failed:
+        raise WorkEnded(1)
+
+
+def _draw(check: CheckResult) -> None:
+    out = sys.stdout
+    word, style = ("ok", "green") if check.ok and not check.fix else ("advice", "yellow") if check.ok else ("FAILED", "red")
+    told = folded(printable(check.detail), out, begin=8 + len(check.name) + 2, indent=8)
+    out.write(f"{paint(f'{word:<6}', style, out)}  {paint(check.name, 'bold', out)}: {told}\n")
+    if check.fix:
+        out.write(f"        -> {folded(printable(check.fix), out, begin=11, indent=11)}\n")
+    out.flush()
+
+
+# -- looks, from this machine outwards -----------------------------------------------------------------------------------------
 
 
 def everything(session: Session) -> Checks:
@@ -60,7 +117,7 @@ def everything(session: Session) -> Checks:
         yield from cluster(session)
 
 
-# -- this machine -------------------------------------------------------------------------------------------------------------
+# -- this machine --------------------------------------------------------------------------------------------------------------
 
 
 def this_python(_session: Session) -> Checks:
@@ -123,7 +180,7 @@ def disk(name: str, path: str) -> CheckResult:
     return CheckResult(name=name, ok=True, detail=f"{format_size(usage.free)} free of {format_size(usage.total)} at {where}", fix=fix)
 
 
-# -- configuration ------------------------------------------------------------------------------------------------------------
+# -- configuration -------------------------------------------------------------------------------------------------------------
 
 
 def configuration(session: Session) -> Checks:
@@ -154,7 +211,7 @@ def configuration(session: Session) -> Checks:
         )
 
 
-# -- ZooKeeper ----------------------------------------------------------------------------------------------------------------
+# -- ZooKeeper -----------------------------------------------------------------------------------------------------------------
 
 
 def zookeeper_servers(session: Session) -> Checks:
@@ -189,7 +246,6 @@ def zookeeper_servers(session: Session) -> Checks:
     if len(looks) > 1 and serving <= len(looks) // 2:
         detail = f"{serving} of {len(looks)} servers serve: no quorum"
         yield CheckResult(name="zookeeper quorum", ok=False, detail=detail, fix="start the others")
-
 
 _DIVERGED_FIX = (
     "while the others have a quorum: stop this server, empty its data directories (dataDir/version-2, dataLogDir/version-2; keep myid), "
@@ -294,14 +350,12 @@ def access_lists(session: Session) -> Checks:
     yield CheckResult(name="access lists", ok=False, detail=detail, fix="restart a WatchDog: it mends the tree, and logs tree_secured")
 
 
-# -- data store ---------------------------------------------------------------------------------------------------------------
-
+# -- data store ----------------------------------------------------------------------------------------------------------------
 
 _STORE_FIX = (
     "start it, or let this machine reach it; meanwhile running work goes on, its outputs wait on their nodes, submit is refused, "
     "and every daemon comes back by itself"
 )
-
 
 _READ_ONLY_FIX = "it answers, and takes no writes: are the user's rights (MODIFY) and its disks in order? see its log"
 
@@ -335,7 +389,7 @@ def data_store(session: Session) -> Checks:
         yield disk("store disk", url.removeprefix("sqlite:").removeprefix("//"))
 
 
-# -- the cluster --------------------------------------------------------------------------------------------------------------
+# -- the cluster ---------------------------------------------------------------------------------------------------------------
 
 
 def cluster(session: Session) -> Checks:
@@ -457,3 +511,123 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+# -- security ------------------------------------------------------------------------------------------------------------------
+
+
+def credentials(session: Session) -> Iterator[CheckResult]:
+    """Whose bundle it is; nothing where none is named: an open cluster."""
+    try:
+        mine = session.credentials()
+    except RmgrError as error:
+        yield CheckResult(name="credentials", ok=False, detail=error.message, fix=error.hint)
+        return
+    if mine is None:
+        yield CheckResult(name="credentials", ok=True, detail="none: this is for an open cluster, on loopback")
+        return
+    who = mine.identity
+    left_days = mine.days_left()
+    fix = ""
+    if left_days < SOON_DAYS:
+        command = f"rmgr admin add-user {who.name}" if who.is_person else "rmgr admin rotate tls"
+        left = f"in {counted(int(left_days), 'day')}" if left_days >= 1 else "within a day"
+        fix = f"they end {left}: ask the cluster's admin for new ones ({command})"
+    detail = f"{who.role} {who.name} of the cluster {who.cluster}, until {clock(round(mine.not_after_s * 1e6))}; {mine.directory}"
+    if mine.zookeeper_auth is None:
+        detail += "; for gateways"
+    yield CheckResult(name="credentials", ok=True, detail=detail, fix=fix)
+    if not session.config().cluster.uses_gateway:
+        from rmgr.runtime.secured import zookeeper_security
+
+        try:
+            zookeeper_security(session.config(), mine)
+        except RmgrError as error:
+            yield CheckResult(name="credentials", ok=False, detail=error.message, fix=error.hint)
+
+
+def talkative(name: str, words: set[str]) -> Iterator[CheckResult]:
+    """A server that answers more four-letter words than rmgr needs: addresses of clients and paths on its disk, to whoever asks."""
+    if words:
+        detail = f"shows itself and its clients to everybody who reaches it ({', '.join(sorted(words))})"
+        yield CheckResult(name=f"{name} words", ok=True, detail=detail, fix="4lw.commands.whitelist=srvr in zoo.cfg: rmgr needs no other")
+
+
+def root(session: Session) -> Iterator[CheckResult]:
+    """Whether strangers can fill ZooKeeper beside a secured cluster, and how full it is. Nothing in an open one, or behind a gateway."""
+    from rmgr.adapters.zookeeper.root import look_at_root
+    from rmgr.runtime.secured import zookeeper_security
+
+    config = session.config()
+    if config.cluster.uses_gateway or session.credentials() is None:
+        return
+    seen = look_at_root(*config.cluster.hosts_and_chroot(), zookeeper_security(config, session.credentials()))
+    close = "rmgr admin init --close-root --zk HOSTS/PATH; and enforceQuota=true in zoo.cfg"
+    if seen.is_open:
+        detail = "anybody who reaches ZooKeeper may create below its /, without credentials, until its memory is full"
+        yield CheckResult(name="zookeeper /", ok=True, detail=detail, fix=close)
+    else:
+        yield CheckResult(name="zookeeper /", ok=True, detail="closed to strangers")
+    if not seen.used:
+        yield CheckResult(name="zookeeper quotas", ok=True, detail="there are none: a user may fill its memory", fix=close)
+        return
+    shares = {
+        place: max(there.znodes / max(1, limit.znodes), there.data_bytes / max(1, limit.data_bytes))
+        for place, (there, limit) in seen.used.items()
+    }
+    fullest = max(shares, key=lambda place: shares[place])
+    fix = "who has made so much there? rmgr jobs; a larger heap: rmgr admin init --close-root --zookeeper-heap SIZE"
+    detail = f"{fullest} is the fullest subtree: {shares[fullest]:.0%} of its quota"
+    yield CheckResult(name="zookeeper quotas", ok=True, detail=detail, fix=fix if shares[fullest] > _FULL_SHARE else "")
+
+
+# -- containment of tasks ------------------------------------------------------------------------------------------------------
+
+
+def containment() -> Iterator[CheckResult]:
+    """Linux only."""
+    yield _cgroups()
+    if os.geteuid() == 0:
+        yield _scores()
+
+
+def _cgroups() -> CheckResult:
+    """Whether tasks started here can be put into cgroups of their own (memory limits, whole kills, counted processes)."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        own = Path("/proc/self/cgroup").read_text()
+    except OSError as error:
+        return CheckResult(
+            name="cgroups", ok=True, detail=f"cannot be read: {error.strerror}", fix="tasks are killed by session and process tree instead"
+        )
+    if (root / "cgroup.controllers").exists():
+        line = next((line for line in own.splitlines() if line.startswith("0::")), "0::/")
+        mine = root / line[3:].strip().lstrip("/")
+        writable = os.access(mine, os.W_OK)
+        detail = f"v2, {mine}" + ("" if writable else " (not writable)")
+    else:
+        mine = root / "memory"
+        writable = mine.is_dir() and os.access(mine, os.W_OK)
+        detail = "v1, memory controller " + ("writable" if writable else "not writable")
+    fix = (
+        "memory limits are watched instead of enforced by the kernel, processes are limited for each user and not for each slot, and work "
+        "that kills its spawner can outlive its task; run Starters as a service with Delegate=yes"
+    )
+    fix = "" if writable else fix
+    return CheckResult(name="cgroups", ok=True, detail=detail, fix=fix)
+
+
+def _scores() -> CheckResult:
+    try:
+        return judged(Path("/proc/self/status").read_text(), Path("/proc/self/oom_score_adj").read_text())
+    except OSError as error:
+        return CheckResult(name="oom scores", ok=True, detail=f"cannot be read: {error.strerror}")
+
+
+def judged(status: str, score: str) -> CheckResult:
+    """Whether a Starter that is root keeps work among the OOM killer's first choices. status, score: as /proc has them for this process."""
+    held = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
+    if held >> _SYS_RESOURCE & 1:
+        return CheckResult(name="oom scores", ok=True, detail="work goes before daemons when memory runs out")
+    fix = f"a task can lower its score to {score.strip()}, that of its Starter; give Starters CAP_SYS_RESOURCE (deploy/systemd has it)"
+    return CheckResult(name="oom scores", ok=True, detail="without CAP_SYS_RESOURCE work begins with 500 and is not held there", fix=fix)

@@ -1,0 +1,407 @@
+"""Who belongs to a secured cluster: `rmgr admin add-node`, `add-user`, `add-server`, `identities`, `revoke`, `rotate`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmgr.cli.display.render import emit
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.words.params import DURATION, listed, one_of
+from rmgr.errors import ConfigError, NotConnected, PermissionDenied, UsageError
+from rmgr.model.cluster.identity import Role, check_name
+from rmgr.model.cluster.joining import RevokedWork
+
+if TYPE_CHECKING:
+    from rmgr.adapters.identity.pki import Authority
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
+    from rmgr.procedures.securing import KnownIdentity
+
+_EXITS = "0 done, 2 usage, 3 nobody of that name, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
+_LASTS_S = 3600.0
+_DAEMONS = ("starter", "watchdog", "submitter")
+_WORKS = tuple(work.value for work in RevokedWork)
+_TOLD = {
+    RevokedWork.KEEP: "waiting work of this user is held, running work goes on (--work cancel ends all of it)",
+    RevokedWork.HOLD: "waiting work of this user is held, running work stands still (--work keep or cancel decides)",
+    RevokedWork.CANCEL: "all work of this user ends",
+}
+_ROLES = tuple(role.value for role in Role if role is not Role.JOIN)
+#: What --direct means, in one sentence.
+_DIRECT = (
+    "whoever has this bundle is trusted with everybody's state: it holds ZooKeeper's secret of role submitter, as a gateway does "
+    "(and runs no code as somebody else, nor forges results); SECURITY.md says more"
+)
+_ROTATED_ROLES = ("starter", "submitter")
+_ROTATE_EXITS = "0 done, 2 usage, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
+#: How long daemons have to fetch a new secret.
+GRACE_S = 15.0
+
+
+def authority_option(function: Any) -> Any:
+    """`--authority DIR`: where the cluster's authority lies."""
+    return click.option(
+        "--authority",
+        metavar="DIR",
+        help="the admin's directory, made by rmgr admin init  [[security] dir where that is one, else ~/.config/rmgr/authority]",
+    )(function)
+
+
+def as_admin(session: Session, directory: str | None) -> Authority:
+    """The cluster's authority; from now on the session has the admin's rights. Raises ConfigError, PermissionDenied."""
+    authority, where = open_authority(session, directory)
+    session.config({"security": {"dir": str(where)}})
+    return authority
+
+
+def open_authority(session: Session, directory: str | None) -> tuple[Authority, Path]:
+    """The cluster's authority and where it lies. Raises ConfigError, PermissionDenied."""
+    from rmgr.adapters.identity.credentials import load_ca
+    from rmgr.config import authority_directory
+
+    own = Path(session.config().security.dir).expanduser()
+    # One's own bundle may be the authority, or lie below the one that made it (AUTHORITY/bundles/NAME).
+    places = (Path(directory).expanduser(),) if directory else (own, own.parent.parent, authority_directory())
+    where = next((place for place in places if (place / "ca.key").exists()), None)
+    if where is None and not directory:
+        raise PermissionDenied(
+            "this is for who has the cluster's authority, and it is not here",
+            hint="name the directory that rmgr admin init made: --authority DIR",
+        )
+    found = where or places[0]
+    return load_ca(found), found
+
+
+@command(
+    "add-node",
+    examples="""\
+    rmgr admin add-node n4
+    rmgr admin add-node n4 --hosts n4.example.org,10.0.0.4 --expires 15m""",
+    exits=_EXITS,
+)
+@click.argument("name")
+@click.option("--hosts", metavar="A,B", default="", help="names and addresses of the machine  [NAME]")
+@click.option("--role", type=one_of("role", _DAEMONS), default="starter", metavar="ROLE", help="starter, watchdog or submitter  [starter]")
+@click.option("--expires", "lasts_s", type=DURATION, default=_LASTS_S, metavar="DURATION", help="how long the token works  [1h]")
+@click.option("--renew", "renews", is_flag=True, help="new credentials for a machine that has joined: its certificates end")
+@authority_option
+def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float, renews: bool, authority: str | None) -> None:
+    """Invites a machine: prints the one command that makes it a part of the cluster.
+
+    The token in it works once, and ends. Whoever has it can take the machine's place: pass it on as you would a password.
+    """
+    from rmgr.adapters.identity.invitation import Token
+    from rmgr.cli.display.render import emit
+    from rmgr.procedures import securing
+    from rmgr.runtime.secured import is_loopback
+
+    check_name(name)
+    ca = as_admin(session, authority)
+    cluster, coordinator = session.config().cluster, session.zookeeper()
+    endpoints = securing.watchdogs(coordinator)
+    if endpoints and all(is_loopback(endpoint) for endpoint in endpoints):
+        session.note(
+            "every WatchDog listens on this machine alone: another one cannot join ([watchdog] listen = ADDRESS, or rmgr join --watchdog)"
+        )
+    if not endpoints:
+        raise NotConnected("no WatchDog runs whom the new machine could ask", hint="rmgr status; rmgr watchdog")
+    securing.withdraw(coordinator, name=name)
+    draft = Token(
+        ca=b"",
+        certificate=b"",
+        key=b"",
+        invitation="",
+        name=name,
+        role=role,
+        endpoints=endpoints,
+        zk=cluster.zk,
+        store=cluster.store,
+        zookeeper_tls=session.config().security.zookeeper_tls,
+        session_timeout_s=cluster.session_timeout_s,
+    )
+    named = listed(hosts) or (name,)
+    token = securing.invite(coordinator, ca, draft, hosts=named, lasts_s=lasts_s, renews=renews)
+    line = f"echo {token} | rmgr join -"  # the shell's own echo: a secret among a program's arguments would be seen by all
+    if session.json:
+        emit({"name": name, "role": role, "token": token, "command": line, "expires_in": lasts_s})
+        return
+    from rmgr.model.base.units import format_duration
+
+    sys.stdout.write(f"{line}\n")
+    session.note(f"type that on {name}, as the user who will run its {role}, within {format_duration(lasts_s)}; it works once")
+
+
+@command("identities", examples="rmgr admin identities\nrmgr admin identities --json", exits=_EXITS)
+@authority_option
+def identities(session: Session, authority: str | None) -> None:
+    """Lists whose keys the cluster knows: users and daemons that were here, machines that were invited, what was revoked."""
+    from rmgr.cli.display.render import Column, Layout, emit, table
+    from rmgr.procedures import securing
+
+    ca = as_admin(session, authority)
+    found = securing.identities(session.zookeeper(), ca.cert_pem)
+    if session.json:
+        emit({"identities": [_shape(one) for one in found]})
+        return
+    columns = (
+        Column(name="NAME", text=lambda one: one.identity.name, is_id=True),
+        Column(name="ROLE", text=lambda one: str(one.identity.role)),
+        Column(name="KEY", text=lambda one: one.identity.key_id, is_id=True),
+        Column(name="STATE", text=_state, state=True),
+    )
+    table(found, columns, Layout())
+
+
+@command(
+    "revoke",
+    examples="""\
+    rmgr admin revoke n4 --reason 'stolen'
+    rmgr admin revoke ann --role user
+    rmgr admin revoke ann --work cancel        # also later: ann's keys are revoked already, her work ends now
+    rmgr admin revoke 5f0c2b61c0ffee00c0ffee00c0ffee00      # one key""",
+    exits=_EXITS,
+)
+@click.argument("whom", metavar="NAME|KEY_ID")
+@click.option("--role", type=one_of("role", _ROLES), metavar="ROLE", help="which one, where a name has several")
+@click.option("--reason", metavar="TEXT", default="", help="kept with the revocation")
+@click.option("--work", type=one_of("kind", _WORKS), metavar="cancel|hold|keep", help="what becomes of a user's running work  [keep]")
+@click.option("--rotate/--no-rotate", "rotates", default=True, help="also give a daemon's role a new secret of ZooKeeper  [yes]")
+@click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays good  [15s]")
+@authority_option
+def revoke(
+    session: Session, whom: str, role: str | None, reason: str, work: str | None, rotates: bool, grace_s: float, authority: str | None
+) -> None:
+    """Believes a node or a user no longer, for ever.
+
+    Their calls are refused; their sessions, logs and terminals end; work that they signed neither starts nor is tried again. A node
+    is fenced and its work goes elsewhere. A daemon knows the secret that its role shares in ZooKeeper: that is rotated, so that
+    the old one opens nothing any more.
+
+    A user's waiting work is held (reason REVOKED), and what runs goes on to its end, as a hold or a limit does it in Slurm: hours
+    of computing are not lost because a laptop was. With --work hold what runs stands still where it is, until you say one of the
+    others; with --work cancel all of it ends.
+    """
+    from rmgr.cli.display.render import emit
+    from rmgr.procedures import securing
+
+    if not whom.strip():
+        raise UsageError("whom?", hint="a name or key id as rmgr admin identities lists it")
+    ca = as_admin(session, authority)
+    made = securing.revoke(
+        session.zookeeper(),
+        ca.cert_pem,
+        whom,
+        role=Role(role) if role else None,
+        by=session.me,
+        reason=reason,
+        work=RevokedWork(work) if work else None,
+    )
+    for shared in sorted({one.role for one in made} & {Role.STARTER, Role.SUBMITTER}) if rotates else ():
+        rotate_role(session, ca, shared, grace_s=grace_s)
+    if session.json:
+        emit({"revoked": [{"name": one.name, "role": one.role, "key": one.key_id, "work": one.work} for one in made]})
+        return
+    for one in made:
+        sys.stdout.write(f"{one.role} {one.name} is revoked (key {one.key_id})\n")
+    for told in sorted({one.work for one in made if one.work in _WORKS and not one.others}):
+        session.note(_TOLD[RevokedWork(told)])
+    for name in sorted({one.name for one in made if one.others}):
+        session.note(f"{name} has other keys: what only this one has signed is refused, other work of this user is as it was")
+    if any(one.role in (Role.USER, Role.OPERATOR) for one in made):
+        session.note("who was made with --direct knows ZooKeeper's secret of gateways: rmgr admin rotate --role submitter")
+
+
+def _state(one: KnownIdentity) -> str:
+    if one.is_revoked:
+        return "revoked"
+    return "invited" if one.invited else "known"
+
+
+def _shape(one: KnownIdentity) -> dict[str, str]:
+    who = one.identity
+    return {"name": who.name, "role": who.role, "key": who.key_id, "state": _state(one)}
+
+
+@command(
+    "add-user",
+    examples="""\
+    rmgr admin add-user ann
+    rmgr admin add-user ann --days 90
+    rmgr admin add-user portal --direct       # trusted with everybody's state: an application, the admin
+    rmgr admin add-user bob --operator --out /mnt/usb/bob""",
+    exits="0 made, 2 a name that cannot be one, or a place that is taken, 4 not the admin's directory",
+)
+@click.argument("name")
+@click.option("--operator", is_flag=True, help="may act on everybody's work, drain nodes, change settings")
+@click.option("--direct", is_flag=True, help="with a gateway's secret of ZooKeeper: trusted with everybody's state")
+@click.option("--days", type=click.IntRange(1, 3650), default=365, metavar="N", help="how long they are valid  [365]")
+@click.option("--out", metavar="DIR", help="where they go  [AUTHORITY/bundles/NAME]")
+@authority_option
+def add_user(session: Session, name: str, operator: bool, direct: bool, days: int, out: str | None, authority: str | None) -> None:
+    """Makes credentials for a user: a directory to hand over, by which rmgr knows the user.
+
+    The name is that of the user's account on the nodes: where Starters run as root, work runs as that user.
+    Users come through a gateway (rmgr submitter), which shows and changes their own work only.
+
+    With --direct the bundle holds ZooKeeper's secret of role submitter, as a gateway's does, and works without one. Whoever has it
+    is trusted with everybody's state: reads all submissions, can spoil, cancel and hold them. It is for the admin, for one-user
+    clusters (rmgr dev) and for applications that are trusted. Revoke one with rmgr admin revoke, then rotate --role submitter.
+    """
+    from rmgr.adapters.identity.credentials import write_files
+    from rmgr.adapters.identity.pki import issue
+    from rmgr.cli.display.render import emit
+
+    ca, where = open_authority(session, authority)
+    role = Role.OPERATOR if operator else Role.USER
+    place = Path(out).expanduser() if out else where / "bundles" / check_name(name)
+    write_files(place, issue(ca, check_name(name), role, days=days, zookeeper=direct))
+    if session.json:
+        emit({"name": name, "role": role, "bundle": str(place), "direct": direct})
+        return
+    sys.stdout.write(f"{role} {name}: credentials in {place}\n")
+    session.note(_DIRECT if direct else f"{name} comes through a gateway: --gateway HOST:PORT or RMGR_GATEWAY")
+    session.note(f"hand it over as a secret (tar czf - -C {place} .); in ~/.config/rmgr/bundle of {name} rmgr finds it by itself")
+
+
+@command(
+    "add-server",
+    examples="""\
+    rmgr admin add-server j90
+    rmgr admin add-server j90 --days 90 --out /mnt/usb/j90""",
+    exits="0 made, 2 a name that cannot be one, or a place that is taken, 4 not the admin's directory, 5 ZooKeeper cannot be reached",
+)
+@click.argument("name")
+@click.option("--days", type=click.IntRange(1, 3650), default=730, metavar="N", help="how long they are valid  [730]")
+@click.option("--out", metavar="DIR", help="where they go  [AUTHORITY/bundles/server-NAME]")
+@authority_option
+def add_server(session: Session, name: str, days: int, out: str | None, authority: str | None) -> None:
+    """Makes credentials for a server of calls (rmgr server --name NAME): a directory to hand over.
+
+    They open its stream to gateways, and nothing else: it knows no secret of ZooKeeper, and may not call, submit or read. The cluster
+    knows its key from now on: rmgr admin revoke NAME ends its streams.
+    """
+    from rmgr.adapters.identity.credentials import Credentials, write_files
+    from rmgr.adapters.identity.pki import issue
+    from rmgr.adapters.identity.trust import publish
+    from rmgr.cli.display.render import emit
+    from rmgr.runner.host.removal import remove_tree
+
+    ca, where = open_authority(session, authority)
+    as_admin(session, authority)
+    coordinator = session.zookeeper()
+    place = Path(out).expanduser() if out else where / "bundles" / f"{Role.SERVER}-{check_name(name)}"
+    write_files(place, issue(ca, check_name(name), Role.SERVER, days=days, zookeeper=False))
+    try:
+        publish(coordinator, Credentials.load(place, roles=(Role.SERVER,)))
+    except BaseException:
+        remove_tree(place)  # nobody could revoke a key that the cluster does not know
+        raise
+    if session.json:
+        emit({"name": name, "role": Role.SERVER, "bundle": str(place)})
+        return
+    sys.stdout.write(f"server {name}: credentials in {place}\n")
+    session.note(f"hand it over as a secret (tar czf - -C {place} .), and start there: rmgr server --name {name} --security-dir DIR")
+
+
+@command(
+    "rotate",
+    examples="""\
+    rmgr admin rotate                       # ZooKeeper's secret of Starters
+    rmgr admin rotate zookeeper --role submitter --grace 1m
+    rmgr admin rotate tls /srv/rmgr/authority/bundles/watchdog     # new keys and certificates in a bundle on this machine
+    rmgr admin add-node n4 --renew          # ... on another one""",
+    exits=_ROTATE_EXITS,
+)
+@click.argument("what", metavar="[zookeeper|tls]", type=one_of("kind of secret", ("zookeeper", "tls")), default="zookeeper")
+@click.argument("bundles", metavar="[DIR]...", nargs=-1)
+@click.option("--role", type=one_of("role", _ROTATED_ROLES), default="starter", metavar="ROLE", help="whose secret  [starter]")
+@click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays good  [15s]")
+@authority_option
+def rotate(session: Session, what: str, bundles: tuple[str, ...], role: str, grace_s: float, authority: str | None) -> None:
+    """Gives a role a new secret for ZooKeeper, or a bundle new keys and certificates before the old ones end.
+
+    Roles with a secret that can be rotated: starter, and submitter: of gateways, and of users who were made with --direct.
+    Daemons fetch a new secret by themselves, unless their key was revoked; work goes on. After tls restart the daemon.
+    Bundles beside the authority get the new secret at once; users with --direct elsewhere need theirs again.
+    """
+    if what == "tls":
+        _renew_bundles(session, bundles, authority)
+        return
+    if bundles:
+        raise UsageError(f"{bundles[0]}: secrets of ZooKeeper are those of a role, not of a bundle", hint="rmgr admin rotate --role ROLE")
+    ca = as_admin(session, authority)
+    rotate_role(session, ca, Role(role), grace_s=grace_s)
+    if session.json:
+        emit({"role": role, "rotated": True})
+    else:
+        sys.stdout.write(f"role {role} has a new secret of ZooKeeper\n")
+
+
+def _renew_bundles(session: Session, bundles: tuple[str, ...], authority: str | None) -> None:
+    from rmgr.adapters.identity.credentials import write_files
+    from rmgr.adapters.identity.pki import hosts_in, issue, named_in
+
+    ca, _ = open_authority(session, authority)
+    if not bundles:
+        raise UsageError("which bundle?", hint="rmgr admin rotate tls DIR...; of another machine: rmgr admin add-node NAME --renew")
+    renewed = []
+    for place in map(Path, bundles):
+        try:
+            who, hosts = named_in((place / "sign.crt").read_bytes()), hosts_in((place / "tls.crt").read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{place} is not a bundle: {error}", hint="its directory holds sign.crt, tls.crt and their keys") from None
+        if who.cluster != ca.cluster:
+            raise ConfigError(f"{place} is a bundle of the cluster {who.cluster}, not of {ca.cluster}", hint="--authority DIR")
+        has_secret = (place / "zookeeper.secret").exists()
+        write_files(place, issue(ca, who.name, who.role, hosts=hosts, zookeeper=has_secret), replace=True)
+        renewed.append({"name": who.name, "role": who.role, "bundle": str(place)})
+        if not session.json:
+            sys.stdout.write(f"{who.role} {who.name} has new keys and certificates in {place}: restart it\n")
+    if session.json:
+        emit({"renewed": renewed})
+
+
+def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: float) -> None:
+    """Rotates, telling each step; says whose bundles have to be made anew. After `as_admin`."""
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
+    from rmgr.errors import NotConnected
+    from rmgr.procedures.rotating import rotate
+
+    coordinator = session.zookeeper()
+    if not isinstance(coordinator, ZkCoordinator):
+        raise NotConnected("secrets are rotated in ZooKeeper itself", hint="name it: --zk HOSTS")
+    where = Path(session.config().security.dir)
+    renewed = rotate(coordinator, authority, where, role, grace_s=grace_s, report=session.note)
+    for place in refresh_bundles(coordinator, renewed, where, role):
+        session.note(f"{place} has the new secret")
+    if role is Role.SUBMITTER:
+        session.note(f"users who were made with --direct need theirs again, from {where / 'bundles'}; those behind a gateway do not")
+
+
+def refresh_bundles(coordinator: ZkCoordinator, authority: Authority, where: Path, role: Role) -> list[Path]:
+    """Gives the bundles with a role's secret that lie on this machine the new one, but none whose key was revoked; returns them.
+
+    A bundle whose daemon does not run, or never met a WatchDog, could not fetch it by itself.
+    """
+    from rmgr.adapters.identity.credentials import write_files
+    from rmgr.adapters.identity.pki import credential, named_in, verify_certificate
+    from rmgr.config import user_bundle
+    from rmgr.procedures.securing import identities
+
+    revoked = {one.identity.key_id for one in identities(coordinator, authority.cert_pem) if one.is_revoked}
+    files = {"zookeeper.secret": credential(role, authority.secrets[role]).encode(), "roles.json": authority.files()["roles.json"]}
+    done = []
+    for place in (*sorted((where / "bundles").glob("*")), user_bundle()):
+        if not (place / "zookeeper.secret").exists():
+            continue
+        with contextlib.suppress(OSError, ValueError, PermissionDenied):  # not a bundle, another cluster's, or out of date
+            pem = (place / "sign.crt").read_bytes()
+            if named_in(pem).role.at_zookeeper == role and verify_certificate(pem, authority.cert_pem).identity.key_id not in revoked:
+                write_files(place, files, replace=True)
+                done.append(place)
+    return done

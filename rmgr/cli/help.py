@@ -1,0 +1,79 @@
+"""`rmgr help states|reasons|words`, `rmgr completion SHELL`, `rmgr version`: what needs no cluster.
+
+`rmgr help COMMAND` is `rmgr COMMAND --help`: main.py sees to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import sys
+
+import click
+
+from rmgr.cli.display.render import emit, folded, paint
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.words.params import nearest, one_of
+
+_WHERE = {
+    "bash": "source <(rmgr completion bash)        # in ~/.bashrc",
+    "zsh": "source <(rmgr completion zsh)         # in ~/.zshrc, after compinit",
+    "fish": "rmgr completion fish > ~/.config/fish/completions/rmgr.fish",
+}
+
+
+@command("help", examples="rmgr help submit\nrmgr help states\nrmgr help reasons\nrmgr help words")
+@click.argument("topic", metavar="COMMAND|states|reasons|words", required=False)
+def help_topic(session: Session, topic: str | None) -> None:
+    """Explains a command, or what states, reasons and other words mean."""
+    from rmgr.cli.words.glossary import KINDS, TOPICS, heading
+
+    if topic not in TOPICS:
+        raise nearest("topic", topic or "", TOPICS)
+    entries, out = TOPICS[topic], sys.stdout
+    if session.json:
+        emit({topic: [entry._asdict() for entry in entries]} | ({"kinds": KINDS} if topic == "reasons" else {}))
+        return
+    width = max(len(entry.name) for entry in entries) + 2
+    for number, (kind, group) in enumerate(itertools.groupby(entries, key=lambda entry: entry.kind)):
+        out.write(("\n" if number else "") + paint(heading(topic, kind), "bold", out) + "\n")
+        for entry in group:
+            out.write(f"  {entry.name:<{width}}{folded(entry.meaning, out, begin=width + 2, indent=width + 2)}\n")
+
+
+@command("completion", examples="\n".join(_WHERE.values()))
+@click.argument("shell", type=one_of("shell", _WHERE), metavar="bash|zsh|fish")
+def completion(session: Session, shell: str) -> None:
+    """Prints the completion script of a shell."""
+    from click.shell_completion import get_completion_class
+
+    from rmgr.cli.main import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    maker = kind(cli, {}, "rmgr", "_RMGR_COMPLETE")
+    script = maker.source_template % maker.source_vars()
+    if session.json:
+        emit({"shell": shell, "script": script})
+    else:
+        sys.stdout.write(script)
+
+
+def rmgr_version() -> str:
+    """Version of the installed package; "unknown" when it runs from a plain directory."""
+    from rmgr.runtime.release import package_version
+
+    return package_version() or "unknown"
+
+
+@command("version", examples="rmgr version\nrmgr version --json")
+def version(session: Session) -> None:
+    """Versions of rmgr, of Python, and of the protocol; processes of one cluster may differ by one protocol."""
+    from rmgr.model.base.version import PROTOCOL
+
+    python = platform.python_version()
+    if session.json:
+        emit({"version": rmgr_version(), "python": python, "protocol": PROTOCOL})
+    else:
+        sys.stdout.write(f"rmgr {rmgr_version()} (protocol {PROTOCOL}, Python {python})\n")

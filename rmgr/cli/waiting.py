@@ -1,0 +1,599 @@
+"""Waiting for work: `rmgr wait`, and what `run`, `submit --wait` and `logs -f` share with it.
+
+That is: ends of tasks as they are committed, in the thread of the command; the report of a failure, files fetched here, exit codes; Ctrl-C.
+A follower of the Submitter engine delivers outcomes on its own thread; here they only pass through a queue, so that a command handles them
+where Ctrl-C arrives. The one change that a wait may ask for is to cancel what Ctrl-C means.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rmgr.cli.display.render import emit, folded, paint, printable, told_counts
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import INTERRUPTED, WorkEnded
+from rmgr.cli.session.tables import filter_options, positions_of
+from rmgr.cli.words.params import WORK_EXITS, exit_code_of, highest
+from rmgr.cli.words.selectors import Filter, parse, resolve, targets_of
+from rmgr.client.logs import read_ended, tail_of
+from rmgr.coord.decisions.dependencies import is_branch_not_taken
+from rmgr.coord.protocol.keys import STREAMS
+from rmgr.errors import NotFound, RmgrError
+from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.array import Array, parse_array
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Submission
+from rmgr.model.views import JobView
+
+#: Waiting threads look up at least so often: Ctrl-C, --timeout, progress.
+TICK_S = 0.2
+#: Lines of output that a failure shows.
+TAIL_LINES = 10
+AGAIN_S = 2.0
+#: Work that has not begun after so long is worth a word why; of several submissions, of so many.
+PATIENCE_S = 3.0
+_TOLD = 3
+#: How often it is asked whether anybody lives who could add to what has ended as far as it was submitted.
+_OWNER_S = 2.0
+
+
+@command(
+    "wait",
+    examples="""\
+    rmgr wait 42
+    rmgr wait 42_7 50-60 --progress
+    rmgr wait last --timeout 10m
+    rmgr wait all --json | jq '.items[] | select(.state != "COMPLETED")'""",
+    exits=WORK_EXITS,
+)
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.option("--progress", is_flag=True, help="a bar on a terminal, lines elsewhere")
+@filter_options
+def wait(session: Session, selectors: tuple[str, ...], progress: bool, chosen: Filter) -> None:
+    """Waits until submissions or tasks have ended, and exits with their code.
+
+    A TaskQueue whose program is gone counts as ended once all that it submitted has.
+    """
+    selection = parse(selectors, chosen)
+    session.query().check_queue(chosen.queue)
+    if selection.needs_list:
+        known = session.query().jobs(ended=bool(selection.ranges or selection.last or chosen.states or selection.named))
+        targets = resolve(selection, known, me=session.me)
+    else:
+        targets = targets_of(selection)
+    follow = Follow(session)
+    ids = [id_ for target in targets for id_ in target.ids]
+    try:
+        for target in targets:
+            positions = positions_of(session, target.submission, target.tasks) if target.tasks else None
+            follow.add(target.submission, positions)
+        until_ended(session, follow, progress=progress)
+    except KeyboardInterrupt:
+        raise detached(session, ids, attach=f"rmgr wait {' '.join(ids)}") from None
+    if session.json:
+        emit({"items": [item for followed in follow.items for item in items_of(followed)]})
+    else:
+        for item in follow.items:
+            tell_failure(session, item, with_tail=True)
+    if not targets:
+        session.note("nothing of yours waits or runs")
+    raise WorkEnded(codes(follow.items))
+
+
+def until_ended(
+    session: Session, follow: Follow, *, progress: bool, on_end: Callable[[FollowedEnd], None] = lambda _: None, title: str = ""
+) -> None:
+    """Waits for all that is followed; reports when ZooKeeper goes away. Raises DeadlineExceeded, KeyboardInterrupt."""
+    from rmgr.client.progress import Counts, ProgressDisplay
+
+    patience_s: float | None = time.monotonic() + PATIENCE_S
+    ask_s = time.monotonic() + _OWNER_S
+    names = title or " ".join(str(item.number) for item in follow.items)
+    with ProgressDisplay(names, enabled=progress and not session.json, trouble=follow.trouble) as display:
+        while True:
+            counts = [item.counts for item in follow.items]
+            display.update(
+                Counts(
+                    total=sum(item.total for item in follow.items),
+                    final=sum(sum(count.values()) for count in counts),
+                    failed=sum(count.get(State.FAILED, 0) for count in counts),
+                    cancelled=sum(count.get(State.CANCELLED, 0) for count in counts),
+                )
+            )
+            if follow.is_ended:
+                break
+            for end in follow.next():
+                on_end(end)
+                patience_s = None
+            if patience_s is not None and time.monotonic() > patience_s:
+                patience_s = None
+                for item in [item for item in follow.items if not item.is_ended][:_TOLD]:
+                    tell_why(session, item, say=lambda text: display.say(f"rmgr: {text}"))
+            if time.monotonic() > ask_s:
+                _look_for_owners(session, [item for item in follow.items if not item.is_ended and item.is_idle])
+                ask_s = time.monotonic() + _OWNER_S
+
+
+def _look_for_owners(session: Session, idle: Sequence[AwaitedSubmission]) -> None:
+    """Nobody waits for tasks that nobody will submit: the owner of a TaskQueue has gone, and all that it submitted has ended."""
+    if not idle:
+        return
+    try:
+        jobs = session.query().jobs(tuple(item.number for item in idle), ended=True)
+    except RmgrError:
+        return  # asked again
+    gone = {job.id for job in jobs if job.reason == Reason.OWNER_GONE}
+    for item in idle:
+        if item.number in gone and not item.is_left:
+            item.is_left = True
+            session.note(f"{item.number}: its program is gone, all that it submitted has ended")
+
+
+def tell_why(session: Session, item: AwaitedSubmission, *, say: Callable[[str], None] | None = None) -> None:
+    """A line on what submitted work waits for, while nothing of it runs: nobody should look at a silent command."""
+    try:
+        view = session.query().explain(item.number, None)
+    except RmgrError:
+        return
+    if view.why and not view.state.is_final and view.why[0].what not in {"running", "node"}:
+        (say or session.note)(f"{item.number} waits: {view.why[0].detail}")
+
+
+def items_of(followed: AwaitedSubmission) -> Sequence[dict[str, object]]:
+    """What `wait --json` says of one submission, or of the tasks that were named."""
+    from rmgr.cli.display import shapes
+
+    if followed.wanted is not None:
+        return [
+            shapes.item(end.id, end.state, end.reason, end.exit_code) for end in sorted(followed.ends.values(), key=lambda e: e.position)
+        ]
+    if followed.past is not None:
+        past = followed.past
+        return [shapes.item(str(past.id), past.state, past.reason, past.exit_code)]
+    worst = followed.worst
+    codes_ = [end.exit_code for end in followed.ends.values() if end.exit_code is not None]
+    highest = max(codes_, default=None)
+    reason = worst.reason if worst is not None else ""
+    return [shapes.item(str(followed.number), followed.state, reason, highest)]
+
+
+# -- following -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedEnd:
+    """End of one task."""
+
+    submission: int
+    position: int
+    index: int  #: the number that people see
+    state: State
+    reason: str
+    exit_code: int | None
+    node: str
+    attempt: int
+    error: str
+    started_us: int = 0
+    ended_us: int = 0
+    max_rss_kib: int = 0
+    log: tuple[bytes, bytes] = (b"", b"")
+    log_parts: tuple[int, int] = (0, 0)
+
+    @property
+    def id(self) -> str:
+        """`42_7`."""
+        return f"{self.submission}_{self.index}"
+
+    @property
+    def code(self) -> int:
+        """Exit code for it (cli.md section 6)."""
+        return exit_code_of(self.state, self.reason, self.exit_code)
+
+
+@dataclass(slots=True)
+class AwaitedSubmission:
+    """One submission that is waited for. wanted: positions, None = all of it. past: it is history, nothing will come."""
+
+    number: int
+    wanted: frozenset[int] | None = None
+    submission: Submission | None = None
+    handle: Any = None
+    past: JobView | None = None
+    ends: dict[int, FollowedEnd] = field(default_factory=dict)
+    dead: RmgrError | None = None
+    is_left: bool = False  #: it could grow, but who would add to it has gone
+
+    @property
+    def total(self) -> int:
+        """Tasks that are waited for, as far as they are submitted."""
+        if self.wanted is not None:
+            return len(self.wanted)
+        return self.past.tasks if self.past is not None else self.handle.progress.total
+
+    @property
+    def counts(self) -> dict[State, int]:
+        """Ended tasks by state."""
+        if self.past is not None:
+            return {State(name): count for name, count in self.past.counts.items() if State(name).is_final}
+        if self.wanted is None:
+            return dict(self.handle.progress.counts)
+        states = [end.state for end in self.ends.values()]
+        return {state: states.count(state) for state in State if state.is_final}
+
+    @property
+    def is_ended(self) -> bool:
+        """Nothing that is waited for can still change."""
+        if self.past is not None:
+            return True
+        if self.wanted is not None:
+            return len(self.ends) >= len(self.wanted)
+        return bool(self.handle.progress.is_ended or (self.is_left and self.is_idle)) and len(self.ends) >= self.handle.progress.final
+
+    @property
+    def is_idle(self) -> bool:
+        """All that was submitted so far has ended; more may come."""
+        return self.past is None and self.wanted is None and self.handle.progress.final >= self.handle.progress.total
+
+    @property
+    def state(self) -> State:
+        """Of what is waited for, once it has ended."""
+        if self.past is not None:
+            return self.past.state
+        states = {end.state for end in self.ends.values()}
+        if State.FAILED in states:
+            return State.FAILED
+        if State.CANCELLED in states or (not states and self.submission is not None and self.submission.phase == "CANCELLED"):
+            return State.CANCELLED
+        return State.COMPLETED
+
+    @property
+    def worst(self) -> FollowedEnd | None:
+        """The end that decides the exit code, None when all is well."""
+        bad = [end for end in self.ends.values() if end.code]
+        return max(bad, key=lambda end: (end.code, -end.position)) if bad else None
+
+    @property
+    def is_not_taken(self) -> bool:
+        """It was to run after a failure that did not come."""
+        if self.past is not None:
+            return is_branch_not_taken(self.past.reason, self.past.detail)
+        return self.submission is not None and is_branch_not_taken(self.submission.reason, self.submission.reason_detail)
+
+    @property
+    def code(self) -> int:
+        """Exit code for it."""
+        if self.is_not_taken:
+            return 0
+        if self.past is not None:
+            return exit_code_of(self.past.state, self.past.reason, self.past.exit_code)
+        if not self.ends:
+            return exit_code_of(self.state, "", None)
+        failed = [end.code for end in self.ends.values() if end.state is State.FAILED]
+        most = self.submission.max_fails if self.submission is not None else -1
+        if self.wanted is None and 0 <= most < len(failed):  # --max-fails has cancelled the others
+            return highest(failed)
+        return highest(end.code for end in self.ends.values())
+
+
+class Follow:
+    """Follows submissions until they end.
+
+    Raises (`add`): NotFound. Raises (`events`): DeadlineExceeded at `--timeout`; what killed a handle.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._news: queue.SimpleQueue[tuple[AwaitedSubmission, Fragment | None, Sequence[Outcome]]] = queue.SimpleQueue()
+        self._engine: Any = None
+        self.items: list[AwaitedSubmission] = []
+
+    def add(self, number: int, wanted: Sequence[int] | None = None) -> AwaitedSubmission:
+        """Begins to follow a submission, or the tasks at these positions. Ends that are history already come at once."""
+        followed = AwaitedSubmission(number, frozenset(wanted) if wanted is not None else None)
+        self._session.followed.append(number)
+        if self._engine is None:
+            self._engine = self._session.submitter()
+        try:
+            timeout_s = self._session.left_s(10.0) or 10.0
+            followed.handle = self._engine.attach(number, _Listener(self._news, followed), own=False, timeout_s=timeout_s)
+            followed.submission = followed.handle.submission
+        except NotFound:
+            from rmgr.client.queries import read_past
+
+            followed.past = read_past(self._session, number)
+            if followed.past is None:
+                raise
+        self.items.append(followed)
+        return followed
+
+    @property
+    def is_ended(self) -> bool:
+        """All of it has ended."""
+        return all(item.is_ended for item in self.items)
+
+    def trouble(self) -> str:
+        """What is wrong with the cluster at present, "" when nothing is known to be."""
+        state = getattr(self._engine, "session_state", "CONNECTED")
+        return "" if str(state) == "CONNECTED" else "ZooKeeper does not answer"
+
+    def next(self, wait_s: float = TICK_S) -> list[FollowedEnd]:
+        """Ends that have come, waiting at most `wait_s` for the first.
+
+        Raises: DeadlineExceeded when `--timeout` is over; NotFound and others when a submission cannot be followed any more.
+        """
+        left = self._session.left_s(wait_s)
+        ends: list[FollowedEnd] = []
+        if self.is_ended:
+            wait_s = 0.0
+        end = time.monotonic() + min(wait_s, left if left is not None else wait_s)
+        while True:
+            try:
+                item, fragment, outcomes = self._news.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                break
+            if item.dead is not None and not item.is_ended:
+                raise item.dead
+            if fragment is not None:
+                ends += _ends(item, fragment, outcomes)
+            end = -math.inf  # take what else is there, wait no more
+        return ends
+
+    def wait_all(self) -> None:
+        """Until all has ended."""
+        while not self.is_ended:
+            self.next()
+
+
+class _Listener:
+    """`ports.Listener`: passes everything on, at once."""
+
+    def __init__(self, news: queue.SimpleQueue[Any], followed: AwaitedSubmission) -> None:
+        self._news = news
+        self._followed = followed
+
+    def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        self._news.put((self._followed, fragment, outcomes))
+
+    def on_progress(self) -> None:
+        if self._followed.handle is not None:
+            self._followed.submission = self._followed.handle.submission
+        self._news.put((self._followed, None, ()))
+
+    def on_dead(self, error: RmgrError) -> None:
+        self._followed.dead = error
+        self._news.put((self._followed, None, ()))
+
+
+def _ends(item: AwaitedSubmission, fragment: Fragment, outcomes: Sequence[Outcome]) -> list[FollowedEnd]:
+    assert item.submission is not None
+    array = parse_array(item.submission.array) if item.submission.array else None
+    fresh = []
+    for outcome in outcomes:
+        if item.wanted is None or outcome.index in item.wanted:
+            end = item.ends[outcome.index] = _end(item.number, array, fragment, outcome)
+            fresh.append(end)
+    return fresh
+
+
+def _end(number: int, array: Array | None, fragment: Fragment, outcome: Outcome) -> FollowedEnd:
+    started_us = fragment.base_us + outcome.started_us if fragment.base_us else 0
+    return FollowedEnd(
+        submission=number,
+        position=outcome.index,
+        index=array.index_at(outcome.index) if array else outcome.index,
+        state=outcome.state,
+        reason=str(outcome.reason),
+        exit_code=outcome.exit_code,
+        node=fragment.node,
+        attempt=outcome.attempt or fragment.attempt,
+        error=outcome.error,
+        started_us=started_us,
+        ended_us=started_us + outcome.elapsed_us if started_us else 0,
+        max_rss_kib=outcome.max_rss_kib,
+        log=outcome.log,
+        log_parts=outcome.log_parts,
+    )
+
+
+def read_ends(session: Session, number: int) -> Iterator[FollowedEnd]:
+    """How the ended tasks of a submission ended, read once, without following it; in the order of their commits.
+
+    Raises: NotFound, DataLost. Cost: every outcome is read; those of one fragment are in memory at a time.
+    """
+    from rmgr.coord.decisions.ends import EndFold
+    from rmgr.procedures.snapshot import outcomes_of
+    from rmgr.submitter.questions import ReadFragments
+
+    ends, first, is_last = EndFold(), 0, False
+    while not is_last:
+        page = session.ask(ReadFragments(number=number, first=first), 30.0)
+        first, is_last = page.next, page.is_last
+        array = parse_array(page.record.array) if page.record.array else None
+        for fragment in page.fragments:
+            store = session.store_or_none() if fragment.row else None
+            for outcome in ends.fold(outcomes_of(fragment, store, end=page.total), page.total):
+                yield _end(number, array, fragment, outcome)
+
+
+# -- ends of a wait ------------------------------------------------------------------------------------------------------------
+
+
+def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) -> None:
+    """On stderr: which task failed, where, how, its last lines, and what to type next. Nothing when all is well."""
+    if item.is_not_taken:
+        detail = item.past.detail if item.past is not None else item.submission.reason_detail if item.submission is not None else ""
+        session.note(f"{item.number} was not needed: {detail}")
+        return
+    if item.past is not None:
+        if item.past.state is not State.COMPLETED:
+            session.note(f"{item.number} ended {item.past.state} ({item.past.reason}); rmgr history {item.number}")
+        return
+    failed = [end for end in item.ends.values() if end.state is not State.COMPLETED]
+    if not failed:
+        if item.state is State.CANCELLED:
+            session.note(f"{item.number} was cancelled")
+        return
+    first = min((end for end in failed if end.state is State.FAILED), key=lambda end: end.position, default=failed[0])
+    single = item.total == 1
+    id_ = str(item.number) if single else first.id
+    told = _detail(item, first)
+    lines = [f"{id_} {how(first)}" + (f"{'; ' if first.error else ': '}{told}" if told and told not in first.error else "")]
+    if with_tail and first.state is State.FAILED:
+        lines += _tail(session, first)
+    if len(failed) > 1:
+        lines.append(f"{len(failed)} of {counted(item.total, 'task')} did not complete: rmgr tasks {item.number} --state failed,cancelled")
+    steps = [f"rmgr logs {id_}" if with_tail and first.node else f"rmgr show {id_}"]
+    if first.reason == Reason.START_FAILED:  # it has written nothing
+        steps.clear()
+    if first.state is not State.CANCELLED:
+        steps.append(f"rmgr explain {id_}")
+    lines.append(f"next: {'; '.join(steps)}")
+    out = sys.stderr
+    out.write(paint(folded(f"rmgr: {printable(lines[0])}", out, indent=6), "red", out) + "\n")
+    for line in lines[1:]:
+        told = printable(line) if line.startswith("| ") else folded(printable(line), out, begin=6, indent=6)
+        out.write(f"      {told}\n")
+    out.flush()
+
+
+def _detail(item: AwaitedSubmission, end: FollowedEnd) -> str:
+    """What the submission knows of such an end, and the task's own words do not say."""
+    submission = item.submission
+    if submission is None:
+        return ""
+    if end.state is State.CANCELLED:
+        return submission.reason_detail
+    if end.reason == Reason.OUT_OF_MEMORY:
+        return "more: --mem" if submission.request.memory_bytes else "say what it needs: --mem"
+    return "more: -t/--time" if end.reason == Reason.TIME_LIMIT else ""
+
+
+def how(end: FollowedEnd) -> str:
+    """`FAILED on n1 with exit code 3 (EXIT_CODE), attempt 2: message`."""
+    where = f" on {end.node}" if end.node else ""
+    code = f" with exit code {end.exit_code}" if end.exit_code is not None else ""
+    reason = f" ({end.reason})" if end.reason else ""
+    attempt = f", attempt {end.attempt}" if end.attempt > 1 else ""
+    error = f": {end.error}" if end.error and end.error not in {f"exit code {end.exit_code}", end.reason} else ""
+    return f"{end.state}{where}{code}{reason}{attempt}{error}"
+
+
+def _tail(session: Session, end: FollowedEnd) -> list[str]:
+    """The last lines of stderr, else of stdout."""
+    for number in (1, 0):
+        try:
+            store = session.data_store() if end.log_parts[number] else None
+            parts, rest = end.log_parts[number], end.log[number]
+            last = list(read_ended(store, end.submission, end.position, end.attempt, STREAMS[number], parts=parts, rest=rest))
+        except RmgrError as error:
+            return [f"(its output cannot be read: {error.message})"]
+        lines = tail_of(last, TAIL_LINES)
+        if lines:
+            return [f"| {line}" for line in lines]
+    return ["(no output)"]
+
+
+def fetch_files(session: Session, item: AwaitedSubmission) -> None:
+    """`-o` and `-e`: what tasks wrote into files on their nodes is written to the same names here, unless it is here."""
+    submission = item.submission
+    command = submission.command if submission is not None else None
+    if command is None or submission is None or not (command.out or command.err):
+        return
+    started: set[str] = set()  # both streams may have one file
+    for number, pattern in enumerate((command.out, command.err)):
+        if not pattern:
+            continue
+        for end in sorted(item.ends.values(), key=lambda end: end.position):
+            target = Path(expand(pattern, end, submission.name))
+            try:
+                if not target.parent.is_dir():
+                    where = f"{('-o', '-e')[number]} {target}: there is no directory {target.parent} here"
+                    session.note(f"{where}; where a node has none either it was not written: rmgr logs {end.id}")
+                    break  # one word of them all
+                if str(target) not in started and target.exists():
+                    continue  # the node wrote it: it is this machine, or a shared file system
+                store = session.data_store() if end.log_parts[number] else None
+                parts = read_ended(
+                    store, end.submission, end.position, end.attempt, STREAMS[number], parts=end.log_parts[number], rest=end.log[number]
+                )
+                with target.open("ab") as file:
+                    file.writelines(parts)
+                started.add(str(target))
+            except OSError as error:
+                session.note(f"{target} cannot be written on {socket.gethostname()}: {error.strerror}; rmgr logs {end.id} -o FILE")
+
+
+def expand(pattern: str, end: FollowedEnd, name: str) -> str:
+    """A file name of one task: as the Starter expands it."""
+    values = {"j": str(end.submission), "a": str(end.index), "t": str(end.attempt), "x": name.replace(os.sep, "_"), "N": end.node, "%": "%"}
+    out, at = [], 0
+    while at < len(pattern):
+        if pattern[at] == "%" and pattern[at + 1 : at + 2] in values:
+            out.append(values[pattern[at + 1]])
+            at += 2
+        else:
+            out.append(pattern[at])
+            at += 1
+    return "".join(out)
+
+
+def summary(item: AwaitedSubmission) -> str:
+    """`42: 98 COMPLETED, 2 FAILED`."""
+    counts = told_counts(item.counts)
+    return f"{item.number}: {counts or 'no task'}"
+
+
+def codes(items: Sequence[AwaitedSubmission]) -> int:
+    """The exit code for several: the highest."""
+    return max((item.code for item in items), default=0)
+
+
+# -- Ctrl-C: once detaches, twice within 2 s cancels (cli.md section 7) --------------------------------------------------------
+
+
+def detached(session: Session, ids: Sequence[str], *, attach: str) -> WorkEnded:
+    """Handles a Ctrl-C that has just come; returns what the command ends with (exit code 130).
+
+    Args:
+        ids: what was waited for. attach: the command that waits again.
+    """
+    selected = " ".join(ids)
+    try:
+        session.note(f"detached from {selected}; it goes on (Ctrl-C again within 2 s cancels it)")
+        time.sleep(AGAIN_S)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one must not stop the cancel half-way
+        _cancel(session, ids, selected)
+        return WorkEnded(INTERRUPTED)
+    session.note(f"attach again: {attach}")
+    session.note(f"cancel:       rmgr cancel {selected}")
+    return WorkEnded(INTERRUPTED)
+
+
+def _cancel(session: Session, ids: Sequence[str], selected: str) -> None:
+    from rmgr.cli.control.gate import cancel_ids
+
+    session.note(f"cancelling {selected}")
+    try:
+        changes = cancel_ids(session, ids, reason="cancelled with Ctrl-C")
+    except RmgrError as error:
+        session.note(f"{error.message}; try: rmgr cancel {selected}")
+        return
+    for id_, why in changes.unchanged:
+        session.note(f"{id_}: {why}")
+    if changes.changed:
+        session.note(f"cancelled {' '.join(changes.changed)}")
