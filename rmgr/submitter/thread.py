@@ -6,14 +6,16 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Any, TypeVar
 
-from rmgr.errors import NotConnected
+from rmgr.errors import NotConnected, Unavailable
 from rmgr.runtime import machine
 from rmgr.runtime.mailbox import Mailbox, Timer, run_loop
+from rmgr.runtime.story import Pause, Story
 
 _LOG = logging.getLogger("rmgr.submitter")
 Job = Callable[[], object]
+T = TypeVar("T")
 
 
 class SubmitterThread:
@@ -100,3 +102,28 @@ class SubmitterThread:
         except Exception:  # noqa: BLE001 - the loop boundary: a defect in one submission must not end the others
             _LOG.exception("submitter_job_failed")
         return True
+
+
+def sure(
+    loop: SubmitterThread,
+    ask: Callable[[], Future[T]],
+    asked: Future[T] | None = None,
+    *,
+    pauses_s: tuple[float, float],
+    silence: tuple[type[Exception], ...] = (Unavailable,),
+    troubled: Callable[[Exception], None] = lambda _: None,
+) -> Story[T]:
+    """The answer, however often nobody gives one. It is asked again after pauses, the first so long, then longer up to the second.
+
+    asked: it was asked before. silence: errors that are no answer. troubled: hears why there is none.
+    """
+    pause_s, longest_s = pauses_s
+    while True:
+        try:
+            answer: T = yield ask() if asked is None else asked
+            return answer
+        except silence as error:
+            troubled(error)
+        asked = None
+        yield Pause(loop.jitter(pause_s))
+        pause_s = min(longest_s, 2 * pause_s)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from rmgr.coord.decisions.ends import stated
 from rmgr.coord.protocol.ports import Store
@@ -23,13 +23,14 @@ from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
 from rmgr.procedures.authentic import LOST, Authenticity, disbelief, doubted
 from rmgr.procedures.bounded import MOST_OUTCOMES_BYTES, row_of
-from rmgr.runtime.story import Pause, Stories, Story
+from rmgr.runtime.story import Stories, Story
 from rmgr.submitter.port import Read
-from rmgr.submitter.thread import SubmitterThread
+from rmgr.submitter.thread import SubmitterThread, sure
 
+T = TypeVar("T")
 _LOG = logging.getLogger("rmgr.submitter")
 #: The first and the longest pause before the store, or who knows the keys, is asked again (s).
-_RETRY_S, _LONGEST_S = 0.1, 2.0
+_PAUSES_S = 0.1, 2.0
 
 
 @dataclass(slots=True)
@@ -119,7 +120,7 @@ class ReadFragments:
                 found = yield from self._row(fragment.row)
                 arrival.outcomes, lost = (None, found) if isinstance(found, str) else (found, "")
             if lost:
-                tail: Tail = yield from self._sure(self._read_tail)
+                tail = yield from sure(self._loop, self._read_tail, pauses_s=_PAUSES_S, silence=(Unavailable, TimeoutError))
                 arrival.end, arrival.lost = tail.next, lost
         except RmgrError as error:
             self._fail(error)
@@ -132,19 +133,15 @@ class ReadFragments:
         if one.is_believed or authenticity is None:
             return ""
         about = self._submission, one.fragment, one.zxid, one.data
-        retry_s = _RETRY_S
-        while (why := authenticity.doubt(*about)) is None:
-            try:
-                return str((yield self._loop.io(lambda: authenticity.find_doubt(*about))))
-            except Unavailable:
-                yield Pause(self._loop.jitter(retry_s))
-                retry_s = min(_LONGEST_S, 2 * retry_s)
+        why = authenticity.doubt(*about)
+        if why is None:
+            why = yield from self._io(lambda: authenticity.find_doubt(*about))
         return why
 
     def _row(self, row: str) -> Story[Sequence[Outcome] | str]:
         """The outcomes in a row of the store, or why they are lost."""
         try:
-            data = yield from self._sure(lambda: self._loop.io(lambda: row_of(self._store, row, MOST_OUTCOMES_BYTES)))
+            data = yield from self._io(lambda: row_of(self._store, row, MOST_OUTCOMES_BYTES))
             if data is None:
                 return f"{LOST}: the results in row {row} are missing from the data store"
             if not self._is_named(row, data):
@@ -155,15 +152,8 @@ class ReadFragments:
         except UNREADABLE as error:
             return f"{LOST}: row {row} does not hold outcomes: {error}"
 
-    def _sure(self, ask: Callable[[], Future[Any]]) -> Story[Any]:
-        """The answer, however often nobody gives one."""
-        retry_s = _RETRY_S
-        while True:
-            try:
-                return (yield ask())
-            except (Unavailable, TimeoutError):
-                yield Pause(self._loop.jitter(retry_s))
-            retry_s = min(_LONGEST_S, 2 * retry_s)
+    def _io(self, job: Callable[[], T]) -> Story[T]:
+        return sure(self._loop, lambda: self._loop.io(job), pauses_s=_PAUSES_S)
 
     def _is_named(self, row: str, data: bytes) -> bool:
         """The row holds what its name says; older ones have other names, which is good enough where nobody signs."""

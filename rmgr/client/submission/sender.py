@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -38,16 +38,19 @@ from rmgr.model.wire.line import ClaimStage
 from rmgr.procedures.claims import Wanted
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.story import Pause, Story
+from rmgr.runtime.story import Story
 from rmgr.submitter.port import Grown, Growth
+from rmgr.submitter.thread import sure
 
 if TYPE_CHECKING:
     from rmgr.client.submission.handle import SubmissionHandle
 
+T = TypeVar("T")
+
 #: What claiming the output keys of one round may take (s): nodes run the tasks of one while those of the next are claimed.
 _CLAIM_S = 0.2
 #: The first and the longest pause before the store is asked again (s).
-_RETRY_S, _LONGEST_S = 0.05, 1.0
+_PAUSES_S = 0.05, 1.0
 #: How long a claim beside a HAND waits for its answer where no thread waits for it, and then before it is made again.
 _ANSWER_S, _CLAIM_AGAIN_S = 5.0, 0.2
 #: Bytes of the arguments of a block whose output keys are left to a node.
@@ -69,7 +72,7 @@ class Sender:
     def __init__(self, handle: SubmissionHandle, tail: Tail) -> None:
         self.tail = tail
         self.full = 0  #: blocks that its queue may hold, while the present round waits for room there
-        self.trouble: RmgrError | None = None  #: why the present round does not get on
+        self.trouble: Exception | None = None  #: why the present round does not get on
         self.buffer = Buffer(tail.next, single=handle.submission.rigid is not None)
         self.dropped: set[int] = set()
         self.want_complete = tail.complete
@@ -169,8 +172,8 @@ class Sender:
             return {first: row for first, (row, _) in rows.items()}
 
         writes = [partial(self._loop.io, partial(put, load)) for load in current.loads()]
-        for asked, again in [(write(), write) for write in writes]:
-            current.rows |= yield from self._sure(asked, again)
+        for asked, write in [(write(), write) for write in writes]:
+            current.rows |= yield from self._sure(write, asked)
 
     def _claim(self, current: Round) -> Story[None]:
         """Its output keys are its own, or left to the node that it is handed to; tasks that cannot have theirs are refused."""
@@ -189,7 +192,7 @@ class Sender:
 
         asked = self._loop.io(work)
         kept.announce(self._growth(current))  # signed meanwhile; a node that it is handed to may read its inputs
-        current.refused, took_s = yield from self._sure(asked, lambda: self._loop.io(work))
+        current.refused, took_s = yield from self._sure(lambda: self._loop.io(work), asked)
         if current.refused:
             current.growth = None  # it is made without them
         if took_s < _CLAIM_S / 2:
@@ -216,18 +219,12 @@ class Sender:
             )
         return current.growth
 
-    def _sure(self, asked: Future[Any], again: Callable[[], Future[Any]]) -> Story[Any]:
-        """The answer, however often nobody gives one."""
-        retry_s = _RETRY_S
-        while True:
-            try:
-                return (yield asked)
-            except Unavailable as error:
-                self.trouble = error
-                self._handle.notify()
-            yield Pause(self._loop.jitter(retry_s))
-            retry_s = min(_LONGEST_S, retry_s * 2)
-            asked = again()
+    def _sure(self, ask: Callable[[], Future[T]], asked: Future[T]) -> Story[T]:
+        return sure(self._loop, ask, asked, pauses_s=_PAUSES_S, troubled=self._troubled)
+
+    def _troubled(self, error: Exception) -> None:
+        self.trouble = error
+        self._handle.notify()
 
 
 @dataclass(slots=True)
