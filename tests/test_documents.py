@@ -384,7 +384,7 @@ def test_each_decision_has_its_context_and_a_number_or_says_that_there_is_none()
 
 @pytest.mark.parametrize("number", ["000", "001", "002", "004"])
 def test_the_papers_list_the_checks_of_the_code(number: str) -> None:
-    from rmgr.sim.papers.catalogue import paper_named
+    from rmgr.sim.papers import paper_named
 
     listed = sections("papers")
     own = [check for check in paper_named(number).CHECKS if check.startswith("C")]

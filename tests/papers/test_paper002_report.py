@@ -12,10 +12,9 @@ from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sched.tree.shape import Tree
 from rmgr.sim.gangs import Sharing, Spec, Task, drawn, run, run_batch, stepped, turns
 from rmgr.sim.papers import paper002
-from rmgr.sim.papers.paper002.cells import Paper002Run, Paper002Runs, measure
+from rmgr.sim.papers.paper002 import figures, tables
+from rmgr.sim.papers.paper002.cells import EXACT, Paper002Run, Paper002Runs, measure, random_tasks
 from rmgr.sim.papers.paper002.checks import CHECKS
-from rmgr.sim.papers.paper002.exact import EXACT, random_tasks
-from rmgr.sim.papers.paper002.tables import figures, tables
 
 
 @pytest.mark.parametrize("newcomers", list(Newcomers))

@@ -19,7 +19,7 @@ from rmgr.sched.policies.orders import Ljf
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Limits, Maintenance, Server
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.laws.trying import overcommitted, shuffled
+from rmgr.sim.laws.check import overcommitted, shuffled
 from rmgr.sim.laws.world import SmallWorld
 
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

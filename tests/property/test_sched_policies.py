@@ -1,4 +1,4 @@
-"""Every shipped policy, whatever the world: the laws of rmgr/sim/laws/trying.py; and what some of them promise beyond those."""
+"""Every shipped policy, whatever the world: the laws of rmgr/sim/laws/check.py; and what some of them promise beyond those."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from rmgr.sched.plan import Reserve
 from rmgr.sched.policies.first_fit import REST
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import QueueClass
-from rmgr.sim.laws.check import told, waived
+from rmgr.sim.laws.check import Tried, starved, told, tried, waived
 from rmgr.sim.laws.drive import Budget, Drive
-from rmgr.sim.laws.trying import Tried, starved, tried
 from rmgr.sim.laws.world import SmallWorld
 
 Pipeline = tuple[Stage, ...]

@@ -121,7 +121,7 @@ def _chosen(logs: dict[tuple[int, int], int], which: str, partition: str) -> tup
 def _write(out: str, pieces: Iterator[str]) -> None:
     from pathlib import Path
 
-    from rmgr.sim.log_files import new_log
+    from rmgr.sim.runs.output import new_log
 
     with new_log(Path(out)) as write:
         for piece in pieces:

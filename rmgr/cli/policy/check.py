@@ -21,8 +21,7 @@ from rmgr.errors import RmgrError
 from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.policy import Stage, sends_calls
 from rmgr.sim.calls import laws as calls_laws
-from rmgr.sim.laws.check import Drawn, Finding, LawsReport, check, digest, told
-from rmgr.sim.laws.trying import Make
+from rmgr.sim.laws.check import Drawn, Finding, LawsReport, Make, check, digest, told
 
 HASHES = "hashes"
 HASHES_SAY = "other interpreters, in which strings have other hashes, decide the same"

@@ -66,7 +66,7 @@ def paper(
     A required check fails when it does not hold; one that is listed as not holding fails when it holds. Other claims are reported. The
     spread is the standard deviation over the seeds. The same command gives the same numbers. `all` prints one table of all papers.
     """
-    from rmgr.sim.papers.catalogue import PAPERS, checks_named, paper_named
+    from rmgr.sim.papers import PAPERS, checks_named, paper_named
     from rmgr.sim.runs.output import refuse_existing
 
     if number == "all" and checks:
@@ -109,7 +109,7 @@ def _run(
     session: Session, number: str, wanted: tuple[str, ...] | None, seeds: tuple[int, ...] | None, processes: int, quick: bool
 ) -> _Found:
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sim.papers.catalogue import paper_named
+    from rmgr.sim.papers import paper_named
 
     module = paper_named(number)
     chosen = seeds or tuple(range(1, (module.QUICK_SEEDS if quick else module.SEEDS) + 1))
@@ -372,7 +372,7 @@ def _record(path: Path, scenario: Scenario, policy: str, params: dict[str, str],
     from rmgr.adapters import policy_files
     from rmgr.sched.state.event_log import Recorder
     from rmgr.sim.calls.world import replicate
-    from rmgr.sim.log_files import new_log
+    from rmgr.sim.runs.output import new_log
 
     with new_log(path) as write:
         recorder = Recorder(write, policy=policy, parameters=params, about={"scenario": scenario.name})

@@ -69,9 +69,8 @@ def replay(
     """
     from rmgr.adapters import policy_files
     from rmgr.sched.catalogue import CALL_POLICIES
-    from rmgr.sim.log_files import read_log
     from rmgr.sim.replay import verify
-    from rmgr.sim.runs.output import refuse_existing
+    from rmgr.sim.runs.output import read_log, refuse_existing
 
     if out is not None:
         refuse_existing(out)
@@ -112,8 +111,8 @@ def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, st
     from rmgr.adapters import policy_files
     from rmgr.sched.policy import Stage
     from rmgr.sim.calls.replay import picks
-    from rmgr.sim.log_files import read_log
     from rmgr.sim.replay import verify
+    from rmgr.sim.runs.output import read_log
 
     pipeline = (Stage(policy_files.for_calls(policy, params)),)
     if refused:
@@ -196,7 +195,7 @@ def _compare(
 def _manifest(log: Path, history: History, policy: str, params: dict[str, str], configuration: Any) -> dict[str, Any]:
     """What decides the files, as of `rmgr sim run`."""
     from rmgr.cli.help import rmgr_version
-    from rmgr.sim.runs.sweep import digest_of
+    from rmgr.sim.runs.experiment import digest_of
 
     recorded = {"policy": history.opening.policy, "params": dict(sorted(history.opening.parameters.items()))}
     replayed = {"policy": policy, "params": dict(sorted(params.items())), "seed": history.opening.seed}

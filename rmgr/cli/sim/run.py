@@ -146,9 +146,8 @@ def run(
     """
     from rmgr.adapters import policy_files
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sim.log_files import new_log
     from rmgr.sim.runs.experiment import Experiment, carry_out
-    from rmgr.sim.runs.output import refuse_existing, summary, write_run
+    from rmgr.sim.runs.output import new_log, refuse_existing, summary, write_run
 
     experiment = Experiment(
         source=trace,
@@ -269,7 +268,7 @@ def _told(
 def _manifest(experiment: Experiment, result: Result, workload_name: str) -> dict[str, Any]:
     """What decides the files: versions, digests of what was read, the experiment."""
     from rmgr.cli.help import rmgr_version
-    from rmgr.sim.runs.sweep import inputs_of
+    from rmgr.sim.runs.experiment import inputs_of
 
     slots = experiment.slots()
     shared = {"slots": slots} if slots else {}

@@ -112,8 +112,7 @@ def sweep(
     from rmgr.cli.help import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.models.catalogue import is_model
-    from rmgr.sim.runs.experiment import Experiment
-    from rmgr.sim.runs.sweep import Sweep, carry_out_sweep
+    from rmgr.sim.runs.experiment import Experiment, Sweep, carry_out_sweep
 
     experiments = tuple(
         Experiment(

@@ -1,22 +1,34 @@
-"""A policy before the laws: so many small worlds drawn by a seed, for each law that breaks the smallest world found, and its story to read.
+"""A policy before the laws that every one keeps: small worlds drawn by a seed, and for each law that breaks the smallest world found.
 
-What `rmgr policy check` does. A policy whose paper says that it breaks a law declares it, with the place:
+What `rmgr policy check` does, and the property tests. A law has a name, a sentence, and a place where it is looked at: in a pass, after
+its decisions were carried out, or at the end of a world. What must hold of any records is counted afresh (`overcommitted`). Who starves
+when work never stops coming is tried on streams of their own (`starved`). A policy whose paper says that it breaks a law declares it:
 `waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 2.2: First-Fit promises nothing"}`; an order does the same.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import zip_longest
+from random import Random
+from traceback import extract_tb
+from typing import TypeAlias, cast
 
 from rmgr.model.base.units import format_duration
-from rmgr.sched.policy import Stage
-from rmgr.sim.laws.drive import Budget, Drive, StoryStay, described
-from rmgr.sim.laws.trying import ENDLESS, ENDLESS_SAYS, LAWS, Breach, Make, starved, tried
-from rmgr.sim.laws.world import QUEUES, Seeded, SmallWorld, shrunk, world_of
+from rmgr.sched.capacity.gangs import cores_within
+from rmgr.sched.draft import Draft
+from rmgr.sched.job import Job, Node, Placement, Running, nodes_of
+from rmgr.sched.plan import Decision, Plan, Reserve, Start, WakeAt
+from rmgr.sched.policy import Cause, Policy, Stage
+from rmgr.sched.records import Gang
+from rmgr.sched.state.cluster import ClusterState, Snapshot
+from rmgr.sched.tree.shape import Tree
+from rmgr.sim.laws.drive import MOST_PASSES, Budget, Drive, OutOfTime, StoryLine, StoryStay, described, where
+from rmgr.sim.laws.world import QUEUES, LawsJob, Seeded, SmallWorld, shrunk, world_of
 
-EVERY_LAW: Mapping[str, str] = {**LAWS, ENDLESS: ENDLESS_SAYS}
 #: How often a world is made smaller at most; a policy that takes its whole budget each time is asked less often.
 TRIES = 400
 SLOW_TRIES = 8
@@ -25,6 +37,428 @@ MOST_COLUMNS = 100
 MOST_LINES = 60
 MOST_WORKS = 20
 _NAMES = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+#: name -> what must hold
+LAWS: Mapping[str, str] = {
+    "pure": "the same input gives the same plan, and a pass changes no record",
+    "stateless": "another leader, with a new policy object and shuffled records, decides the same",
+    "fork": "what a fork takes back leaves no trace",
+    "contained": "a policy that raises or takes too long loses its decisions, and nothing else is touched",
+    "sound": "it does not raise",
+    "applies": "what is decided can be carried out, and what happens can be told",
+    "in_time": "a pass takes no longer than its budget",
+    "explained": "every job that starts or waits has a reason",
+    "capacity": "no core, memory or exclusive node is given twice",
+    "permission": "nothing starts before its submit, begin time or dependencies, on a closed node, into a window or over a limit",
+    "served": "every job has its turn where what arrives is finite",
+}
+_TRIED = frozenset(LAWS)
+#: New objects of the same pipeline, each time it is called.
+Make: TypeAlias = Callable[[], tuple[Stage, ...]]
+#: Tried on worlds of its own (`starved`).
+ENDLESS = "endless"
+ENDLESS_SAYS = "no job waits for ever under an endless stream of others"
+EVERY_LAW: Mapping[str, str] = {**LAWS, ENDLESS: ENDLESS_SAYS}
+#: Of those: nodes, jobs of the stream, the one job, minutes.
+NODES = 4
+STREAM = 100
+VICTIM = 1_000_000
+UNIT_US = 60_000_000
+
+
+# -- the laws ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A law that did not hold: where, and what had happened until then."""
+
+    law: str
+    text: str
+    at_us: int
+    world: SmallWorld
+    story: tuple[StoryLine, ...]
+    stays: tuple[StoryStay, ...] = ()
+
+
+class Broken(Exception):
+    """A law does not hold. Caught by `tried`."""
+
+    def __init__(self, law: str, text: str) -> None:
+        super().__init__(f"{law}: {text}")
+        self.law = law
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One world: how many passes were looked at, and the first law that broke."""
+
+    passes: int
+    breach: Breach | None = None
+
+
+def tried(
+    world: SmallWorld, make: Make, *, laws: Collection[str] = _TRIED, budget: Budget | None = None, most_passes: int = MOST_PASSES
+) -> Tried:
+    """Runs the pipeline through the world and looks at every pass, until a law breaks. Cost: about six passes for each."""
+    drive = Drive(world, make(), budget=budget or Budget(0))
+    try:
+        while drive.passes < most_passes and drive.advance():
+            drive.decide()
+            other = _look_at_pass(drive, make, laws)
+            drive.carry_out()
+            if "stateless" in laws:
+                other.apply(drive.plan, drive.now_us)
+                if other.snapshot() != drive.state.snapshot():
+                    raise Broken("stateless", f"the plan leaves other records with another leader: {_other(other, drive.state)}")
+            _hold("capacity", laws, overcommitted(drive.state.snapshot()))
+            _hold("permission", laws, drive.wrongs)
+        if drive.passes < most_passes:
+            _hold("served", laws, drive.left_waiting())
+    except Broken as broken:
+        return Tried(drive.passes, Breach(broken.law, broken.text, drive.now_us, world, tuple(drive.story), tuple(drive.stays)))
+    except Exception as error:  # noqa: BLE001 - whatever it is, facts, passes and decisions must not raise; it is told with its world
+        frame = extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}, line {frame.lineno})"
+        return Tried(drive.passes, Breach("applies", text, drive.now_us, world, tuple(drive.story), tuple(drive.stays)))
+    except OutOfTime:
+        return Tried(drive.passes, Breach("in_time", drive.budget.told, drive.now_us, world, tuple(drive.story), tuple(drive.stays)))
+    return Tried(drive.passes)
+
+
+def _look_at_pass(drive: Drive, make: Make, laws: Collection[str]) -> ClusterState:
+    """Every law of one pass, with the state as it was before it. The drive goes on with the state it has had all along.
+
+    Returns: the state of another leader at the same point.
+    """
+    state, plan = drive.state, drive.plan
+    for fault in plan.faults:
+        name = "in_time" if fault.error == "out of time" else "sound"
+        _hold(name, laws, [f"policy {fault.policy}: {fault.error}"])
+    before = state.snapshot()
+    if "pure" in laws:
+        _same("pure", "the pass once more", plan, drive.planned(state, drive.pipeline))
+        if state.snapshot() != before:
+            raise Broken("pure", "the pass changed records of the state")
+    fresh = ClusterState.restored(shuffled(before, drive.world.seed), drive.world.half_life_us)
+    if "stateless" in laws:
+        if fresh.snapshot() != before:
+            raise Broken("stateless", f"the records say something else to another leader: {_other(fresh, state)}")
+        _same("stateless", "another leader, restored from shuffled records", plan, drive.planned(fresh, make()))
+    if "fork" in laws:
+        forked = drive.planned(state, _wrapped(make(), _Forked))
+        _same("fork", "the pass after a fork that was taken back", plan, forked, counts=False)
+    if "contained" in laws and not plan.faults:
+        lost = drive.planned(state, _wrapped(make(), _Raises))
+        idle = drive.planned(state, _wrapped(make(), _Idle))
+        _same("contained", "the pass whose policy raised at its end", idle, lost, counts=False)
+        late = drive.planned(state, make(), expired=_always)
+        _same("contained", "the pass whose policy took too long", idle, late, counts=False)
+        if state.snapshot() != before:
+            raise Broken("contained", "a policy that raised or took too long changed records of the state")
+    _hold("explained", laws, _unexplained(drive))
+    return fresh
+
+
+def _other(fresh: ClusterState, state: ClusterState) -> str:
+    """The first records that are not the same."""
+    its, mine = fresh.snapshot(), state.snapshot()
+    name = next(name for name in Snapshot.__slots__ if getattr(its, name) != getattr(mine, name))
+    return f"{name} {getattr(its, name)} instead of {getattr(mine, name)}"
+
+
+def _always() -> bool:
+    return True
+
+
+def _unexplained(drive: Drive) -> Iterator[str]:
+    for decision in drive.plan.decisions:
+        if not str(decision.why):
+            yield f"{decision!r} has no reason"
+    for name, part in drive.state.partitions.items():
+        for job_id in part.jobs:
+            if drive.plan.why(job_id, name) is None:
+                yield f"job {job_id} waits and no reason is given: draft.leave_pending or draft.leave_rest"
+
+
+def _same(law: str, what: str, first: Plan, second: Plan, *, counts: bool = True) -> None:
+    """counts: faults and refused verbs are the same, too."""
+    for mine, its in zip_longest(first.decisions, second.decisions):
+        if mine != its:
+            raise Broken(law, f"{what}: {shown(its)} instead of {shown(mine)}")
+    for job_id in sorted({*first.left, *second.left}):
+        mine_why, its_why = first.left.get(job_id), second.left.get(job_id)
+        if mine_why != its_why:
+            raise Broken(law, f"{what}: job {job_id} waits for another reason: {its_why} instead of {mine_why}")
+    if first.rest != second.rest:
+        raise Broken(law, f"{what}: jobs wait for other reasons: {second.rest} instead of {first.rest}")
+    if counts and first.faults != second.faults:
+        raise Broken(law, f"{what}: {_faults(second)} instead of {_faults(first)}")
+    if counts and first.refused != second.refused:
+        raise Broken(law, f"{what}: {second.refused} refused verbs instead of {first.refused}")
+
+
+def shown(decision: Decision | None) -> str:
+    """A decision in a few words."""
+    match decision:
+        case None:
+            return "nothing"
+        case Start(job_id, placement):
+            return f"start job {job_id} on {where(placement)}"
+        case WakeAt(at_us):
+            return f"wake at {at_us} us"
+        case Reserve(job_id, start_us):
+            return f"reserve {start_us} us for job {job_id}"
+        case _:
+            return repr(decision)
+
+
+def _faults(plan: Plan) -> str:
+    return "; ".join(f"{fault.policy}: {fault.error}" for fault in plan.faults) or "no fault"
+
+
+def _hold(law: str, laws: Collection[str], breaches: Iterator[str] | list[str]) -> None:
+    if law in laws:
+        for text in breaches:
+            raise Broken(law, text)
+
+
+def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
+    """The same records in another order."""
+    chance = Random(seed)
+    return replace(
+        snapshot,
+        **{name: tuple(chance.sample(rows := list(getattr(snapshot, name)), len(rows))) for name in Snapshot.__slots__},
+    )
+
+
+def _wrapped(pipeline: tuple[Stage, ...], kind: type[_Wrapped]) -> tuple[Stage, ...]:
+    return tuple(replace(stage, policy=cast("Policy", kind(stage.policy))) for stage in pipeline)
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    """A policy under its own name, so that its records stay its records."""
+
+    policy: Policy
+
+    @property
+    def name(self) -> str:  # a wrapper's name is its policy's
+        return self.policy.name
+
+
+class _Forked(_Wrapped):
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        with draft.fork():
+            self.policy.plan(draft, causes)
+        self.policy.plan(draft, causes)
+
+
+class _Raises(_Wrapped):
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        self.policy.plan(draft, causes)
+        raise RuntimeError("raises after it decided")
+
+
+class _Idle(_Wrapped):
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        pass
+
+
+def overcommitted(snapshot: Snapshot) -> Iterator[str]:
+    """A sentence for each thing that is taken more often than it is there, and for each job that stands where it cannot.
+
+    Cost: O(nodes + processes of what stands).
+    """
+    nodes = {node.id: node for node in snapshot.nodes}
+    gangs = {job_id for gang in snapshot.gangs for job_id in gang.jobs}
+    alone = _Taken(nodes)
+    stands = {run.job.id: run for run in snapshot.running}
+    for run in snapshot.running:
+        yield from misplaced(run.job, run.placement, nodes)
+        if run.job.id not in gangs:
+            alone.add(run)
+    for stopped in snapshot.suspended:
+        yield from misplaced(stopped.run.job, stopped.run.placement, nodes)
+        alone.add_memory(stopped.run)
+    yield from _promised(snapshot, stands, alone)
+    yield from alone.too_much()
+    owners: dict[int, str] = {}
+    for gang in snapshot.gangs:
+        yield from _crowded(gang, stands, nodes, alone, owners)
+
+
+def _promised(snapshot: Snapshot, stands: dict[int, Running], taken: _Taken) -> Iterator[str]:
+    """What holds have is taken; what they wait for runs, and is promised once."""
+    waits = {job.id for job in snapshot.waiting}
+    flagged: set[int] = set()
+    for hold in snapshot.holds:
+        if hold.job_id not in waits:
+            yield f"cores are held for job {hold.job_id}, which does not wait"
+        for share in hold.held:
+            for node, cores in processes_on(share.cores):
+                taken.cores[node] += cores
+                taken.names[node].append(f"the hold of job {hold.job_id}")
+        for share in hold.waits_for:
+            if share.run_id not in stands:
+                yield f"the hold of job {hold.job_id} waits for job {share.run_id}, which does not run"
+            if share.run_id in flagged:
+                yield f"job {share.run_id} is promised in two holds"
+            flagged.add(share.run_id)
+
+
+def _crowded(gang: Gang, stands: dict[int, Running], nodes: dict[int, Node], alone: _Taken, owners: dict[int, str]) -> Iterator[str]:
+    """Each job stands on the leaves of its tree node; all of them keep their memory; nobody else is on their nodes."""
+    together = _Taken(nodes)
+    tree = Tree(gang.width, sum((last - first + 1) * cores for first, last, cores in gang.leaves))
+    for job_id, home in gang.homes.items():
+        run = stands.get(job_id)
+        if run is None:
+            continue  # it has ended, or waits again: its slots are empty
+        together.add_memory(run)
+        leaves = {node: cores for node, _, cores in cores_within(gang.leaves, *tree.span(home))}
+        for node, processes in processes_on(run.placement):
+            if processes * run.job.threads > leaves.get(node, 0):
+                yield f"job {job_id} stands on node {node} outside of tree node {home} of gang {gang.name}"
+            if run.job.exclusive and leaves.get(node, 0) < nodes[node].cores:
+                yield f"job {job_id} is exclusive, and others have cores of node {node} in its slots"
+            if run.job.spread and processes > 1:
+                yield f"node {node} has several processes of job {job_id}, which is spread"
+            if alone.names[node]:
+                yield f"node {node} belongs to gang {gang.name}, and {', '.join(alone.names[node])} is on it"
+            if owners.setdefault(node, gang.name) != gang.name:
+                yield f"node {node} belongs to gangs {owners[node]} and {gang.name}"
+    yield from together.too_much()
+
+
+def misplaced(job: Job, placement: Placement, nodes: dict[int, Node]) -> Iterator[str]:
+    """What is wrong with this job on these nodes, whoever else is there."""
+    ids = nodes_of(placement)
+    if sorted(set(ids)) != ids:
+        yield f"job {job.id} stands on {placement}: nodes twice or out of order"
+    total = sum(processes for _, processes in processes_on(placement))
+    if total != job.processes or any(processes < 1 for _, _, processes in placement):
+        yield f"job {job.id} has {job.processes} processes, {total} stand on {placement}"
+    for node_id in ids:
+        node = nodes.get(node_id)
+        if node is None:
+            yield f"job {job.id} stands on node {node_id}, which is not there"
+        elif node.partition != job.partition:
+            yield f"job {job.id} of partition {job.partition} stands on node {node_id} of partition {node.partition}"
+        elif not set(job.features) <= set(node.features):
+            yield f"job {job.id} needs {', '.join(job.features)}, node {node_id} lacks it"
+
+
+def processes_on(placement: Placement) -> Iterator[tuple[int, int]]:
+    """(node, processes) of each node of a placement."""
+    for first, last, processes in placement:
+        for node in range(first, last + 1):
+            yield node, processes
+
+
+class _Taken:
+    """What stands on each node."""
+
+    def __init__(self, nodes: dict[int, Node]) -> None:
+        self.nodes = nodes
+        self.cores: Counter[int] = Counter()
+        self.memory: Counter[int] = Counter()
+        self.others: Counter[tuple[int, str]] = Counter()
+        self.names: defaultdict[int, list[str]] = defaultdict(list)
+        self.exclusive: defaultdict[int, list[int]] = defaultdict(list)
+        self.crowded: defaultdict[int, list[int]] = defaultdict(list)
+
+    def add(self, run: Running) -> None:
+        self.add_memory(run)
+        for node, processes in processes_on(run.placement):
+            self.cores[node] += processes * run.job.threads
+            self.names[node].append(f"job {run.job.id}")
+            if run.job.exclusive:
+                self.exclusive[node].append(run.job.id)
+            if run.job.spread and processes > 1:
+                self.crowded[node].append(run.job.id)
+
+    def add_memory(self, run: Running) -> None:
+        for node, processes in processes_on(run.placement):
+            self.memory[node] += processes * run.job.memory_bytes
+            for name, count in run.job.resources:
+                self.others[node, name] += processes * count
+
+    def too_much(self) -> Iterator[str]:
+        for node_id in sorted(self.nodes):
+            node, names = self.nodes[node_id], ", ".join(self.names[node_id])
+            if self.cores[node_id] > node.cores:
+                yield f"node {node_id} has {node.cores} cores, {names} take {self.cores[node_id]}"
+            if node.memory_bytes and self.memory[node_id] > node.memory_bytes:
+                yield f"node {node_id} has {node.memory_bytes} bytes, {names} and what is suspended there take {self.memory[node_id]}"
+            has = dict(node.resources)
+            for name in sorted(name for at, name in self.others if at == node_id):
+                if self.others[node_id, name] > has.get(name, 0):
+                    taken = self.others[node_id, name]
+                    yield f"node {node_id} has {has.get(name, 0)} {name}, {names} and what is suspended there take {taken}"
+            if self.exclusive[node_id] and len(self.names[node_id]) > 1:
+                yield f"node {node_id} is shared by {names}, and job {self.exclusive[node_id][0]} is exclusive"
+            for job_id in self.crowded[node_id]:
+                yield f"node {node_id} has several processes of job {job_id}, which is spread"
+
+
+def starved(make: Make, *, budget: Budget | None = None, partition: str = "default", queue: str = "default") -> Iterator[Tried]:
+    """Each stream, tried: three that keep the machine full, and in each one job that the others could pass for ever.
+
+    A stream here is long, not endless: the one job must start before the last of the others arrives. Cost: about 100 passes for each.
+    """
+    for what, world in streams(partition, queue).items():
+        drive = Drive(world, make(), budget=budget or Budget(0))
+        last_us = world.works[-1].job.submit_us
+        try:
+            while VICTIM not in drive.started and drive.now_us < last_us and drive.advance():
+                drive.decide()
+                drive.carry_out()
+        except OutOfTime:
+            yield Tried(drive.passes, Breach(ENDLESS, drive.budget.told, drive.now_us, world, tuple(drive.story[-12:]), tuple(drive.stays)))
+            continue
+        if VICTIM in drive.started or VICTIM in drive.gone:
+            yield Tried(drive.passes)
+            continue
+        waited = (drive.now_us - next(w.job.submit_us for w in world.works if w.job.id == VICTIM)) / UNIT_US
+        why = drive.plan.why(VICTIM, partition) or "no reason given"
+        text = f"{what} waits {waited:g} minutes while {len(drive.started)} others start ({why})"
+        yield Tried(drive.passes, Breach(ENDLESS, text, drive.now_us, world, tuple(drive.story[-12:]), tuple(drive.stays)))
+
+
+def streams(partition: str, queue: str) -> Mapping[str, SmallWorld]:
+    """What waits -> the world in which it does. The stream asks for exactly the whole machine."""
+    return {
+        "a job of every node among jobs of one node": _stream(partition, queue, victim=(NODES, 0), others=(1, 0), every=1),
+        "a job of one node among jobs of every node": _stream(partition, queue, victim=(1, 0), others=(NODES, 0), every=NODES),
+        "a job of low priority among jobs of high priority": _stream(partition, queue, victim=(NODES, 0), others=(NODES, 1), every=NODES),
+    }
+
+
+def _stream(partition: str, queue: str, *, victim: tuple[int, int], others: tuple[int, int], every: int) -> SmallWorld:
+    """victim, others: nodes and priority. every: minutes between two others; each runs for as many minutes as there are nodes."""
+
+    def work(job_id: int, submit: int, shape: tuple[int, int]) -> LawsJob:
+        processes, priority = shape
+        limit_us = NODES * UNIT_US
+        job = Job(
+            id=job_id,
+            submit_us=submit * UNIT_US,
+            processes=processes,
+            limit_us=limit_us,
+            priority=priority,
+            partition=partition,
+            queue=queue,
+            user="ann" if job_id == VICTIM else "bob",
+        )
+        return LawsJob(job=job, run_us=limit_us)
+
+    stream = [work(i + 1, i * every, others) for i in range(STREAM)]
+    nodes = tuple(Node(id=i, partition=partition) for i in range(NODES))
+    return SmallWorld(nodes=nodes, works=(work(VICTIM, NODES + 1, victim), *stream), unit_us=UNIT_US)
+
+
+# -- a policy before them ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,3 +2,66 @@
 
 One folder a paper. A paper uses `engine`, `runs`, `gangs` and `calls`, and no other paper.
 """
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Protocol, cast
+
+from rmgr.errors import UsageError
+from rmgr.sim.papers.report import PaperReport
+
+#: number -> (module, what it is about). A paper stands here when it can be run.
+PAPERS: Mapping[str, tuple[str, str]] = {
+    "000": ("rmgr.sim.papers.paper000", "queue selection and connection reservation on an HPC2500"),
+    "001": ("rmgr.sim.papers.paper001", "migration against starvation on a grid"),
+    "002": ("rmgr.sim.papers.paper002", "gang time-sharing over nested partitions (DQT)"),
+    "004": ("rmgr.sim.papers.paper004", "which server answers a call first, under stale information (Ninf)"),
+}
+
+
+class Paper(Protocol):
+    """Parts of a paper's module."""
+
+    CHECKS: tuple[str, ...]  #: ids of papers.md, without the letters of parts
+    SEEDS: int  #: how many seeds are run when nothing is said
+    QUICK_SEEDS: int  #: in a quick report
+
+    def report(
+        self,
+        seeds: Sequence[int],
+        checks: Sequence[str] | None = None,
+        on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+        processes: int = 1,
+        *,
+        quick: bool = False,
+    ) -> PaperReport:
+        """Runs what the checks need (None: everything, tables and figures too). quick: less of it, at most some 80 s of a processor."""
+        ...
+
+
+def paper_named(number: str) -> Paper:
+    """Raises: UsageError for an unknown paper; it names the nearest."""
+    if number not in PAPERS:
+        digits = number.strip().lower().removeprefix("paper").removesuffix(".txt").lstrip("_-")[:3].zfill(3)
+        near = [digits] if digits in PAPERS else get_close_matches(number, PAPERS, n=1, cutoff=0.3)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        known = ", ".join(f"{name} ({about})" for name, (_, about) in PAPERS.items())
+        raise UsageError(f"no paper is called {number!r}{meant}", hint=f"known: {known}; all for every one")
+    return cast(Paper, importlib.import_module(PAPERS[number][0]))
+
+
+def checks_named(paper: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The ids as papers.md writes them, each once, in its order. Raises: UsageError for an unknown one; it names the nearest."""
+    by_name = {name.lower(): name for name in known}
+    found = set()
+    for word in wanted:
+        name = by_name.get(word.strip().lower())
+        if name is None:
+            near = get_close_matches(word.strip().upper(), known, n=1, cutoff=0.3)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"paper {paper} has no check {word!r}{meant}", hint=f"known: {', '.join(known)}")
+        found.add(name)
+    return tuple(name for name in known if name in found)

@@ -1,30 +1,43 @@
-"""Gantt chart: processors against time. A few thousand stretches are drawn one by one; more of them become an image of what is in use."""
+"""Who has what when: Gantt charts of processors, slots of gangs, lanes of calls.
+
+A few thousand stretches are drawn one by one; more of them become an image of what is in use.
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, groupby
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rmgr.errors import UsageError
+from rmgr.sched.tree.shape import Tree
+from rmgr.sim.calls.runs import CallRow
 from rmgr.sim.plots.canvas import (
     EDGES,
     FILLS,
     INK,
+    PALE,
+    PALETTE,
     Axes,
     Figure,
+    Line2D,
     MaxNLocator,
+    MultipleLocator,
     Normalize,
     Patch,
     PolyCollection,
     TimeAxis,
     label_of,
     legend_below,
+    line_style,
     named,
     new_figure,
     set_time_axis,
 )
-from rmgr.sim.plots.reading import Floats, Integers, Run, TimeWindow, counted
+from rmgr.sim.plots.reading import SPELLS, Floats, Integers, LiveSlots, QueueTree, Run, TimeWindow, counted
 
 #: More rectangles than this are an image: they would be thinner than a dot.
 MOST_RECTANGLES = 4000
@@ -35,6 +48,17 @@ _MOST_NUMBERS, _MOST_ARROWS = 1000, 300
 _AXES_INCHES = (7.9, 4.0)
 #: (place of the spell, first core, last core), one a rectangle.
 _Ranges: TypeAlias = tuple[Integers, Integers, Integers]
+#: More rows than this cannot be told apart.
+MOST_SLOTS = 200
+#: More names of nodes than this do not stand beside each other.
+_MOST_NAMES = 16
+#: Fronts in one picture; more of them hide each other.
+MOST_FRONTS = 7
+#: Of a level's height, what the lines of successive slots are apart.
+_STEP = 0.085
+#: Bars of one lane that overlap are drawn in so many tracks at most.
+_TRACKS = 8
+_MOST_CLIENTS = len(PALETTE)
 
 
 def gantt(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
@@ -177,3 +201,317 @@ def occupancy(left: Floats, right: Floats, low: Floats, high: Floats, *, bins: i
             np.add.at(grid, (row, bin_), sign * part)
     covered: Floats = np.clip(grid.cumsum(0).cumsum(1)[:rows, :bins], 0, 1)
     return covered
+
+
+# -- slots of a gang: the matrix (Ousterhout), slots downwards and cores to the right; the fronts of its trees -----------------
+
+
+class Slots:
+    """The slots of a run under dqt. start: seconds at which each begins; rows: of each, (place of the job, first core, last core)."""
+
+    def __init__(self, run: Run, window: TimeWindow, most: int) -> None:
+        """The first `most` slots of the window in which anything runs.
+
+        Raises: UsageError for a run without gangs, or without its stretches.
+        """
+        if not any(path.name == SPELLS for path in run.spells.origins) or not run.turns.any():
+            raise UsageError(
+                f"{run.directory} has no slots: it is no run of dqt whose stretches were kept",
+                hint="rmgr sim run TRACE --policy dqt --spells --out DIR",
+            )
+        self.quantum = run.quantum
+        chosen = window.spells(run)
+        owners, first, last = run.spells.rectangles(chosen)
+        begins = self._begins(run, chosen, window, most)
+        self.start: Floats = begins
+        self.rows: list[list[tuple[int, int, int]]] = [[] for _ in begins]
+        for at in range(len(owners)):
+            spell = owners[at]
+            low = int(np.searchsorted(begins, run.spells.start[spell] - 1e-6))
+            high = int(np.searchsorted(begins, run.spells.end[spell] - 1e-6))
+            for slot in range(low, high):
+                self.rows[slot].append((int(run.spells.job[spell]), int(first[at]), int(last[at])))
+
+    def _begins(self, run: Run, chosen: Integers, window: TimeWindow, most: int) -> Floats:
+        """A stretch begins with a slot and lasts some of them; slots of one gang follow each other."""
+        low, high = window.of(run)
+        found: set[float] = set()
+        latest = high
+        for spell in chosen[np.argsort(run.spells.start[chosen], kind="stable")].tolist():
+            start, end = float(run.spells.start[spell]), float(run.spells.end[spell])
+            if start >= latest - 1e-6:
+                break
+            before = max(int(np.ceil((low - start) / self.quantum - 1e-9)), 0)
+            count = max(int(np.ceil((min(end, latest) - start) / self.quantum - 1e-9)), 1)
+            found.update(round(start + at * self.quantum, 6) for at in range(before, min(count, before + most)))
+            if len(found) > most:
+                latest = sorted(found)[most]
+        return np.array(sorted(found)[:most])
+
+
+def matrix(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
+    """Of a run: a row a slot, empty cells are idle cores. Raises: UsageError as `Slots`."""
+    slots = Slots(run, window, MOST_SLOTS)
+    follows = [at > 0 and bool(slots.start[at] - slots.start[at - 1] <= 1.5 * slots.quantum) for at in range(len(slots.rows))]
+    numbers = run.numbers.tolist()
+    figure, axes = _drawn(slots.rows, follows, list(map(str, numbers)), numbers, run.processors, first=0)
+    axes.set_xlabel("core")
+    told = f"slot of {slots.quantum:g} s"  # slots of several partitions begin at instants of their own
+    axes.set_ylabel(told if len(run.trees) == 1 else f"beginnings of slots, in order ({told})")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+    named(axes, f"Slots of {run.title}", *run.facts, f"from {slots.start[0]:g} s" if len(slots.start) else "")
+    return figure
+
+
+def matrix_of_live(live: LiveSlots) -> Figure:
+    """Of a live partition, its slots under their numbers."""
+    shown = live.rows[:MOST_SLOTS]
+    jobs = list(dict.fromkeys(job for row in shown for job in row if job is not None))
+    places = {job: place for place, job in enumerate(jobs)}
+    rows: list[list[tuple[int, int, int]]] = []
+    for row in shown:
+        rows.append([])
+        first = 0
+        for job, cores in groupby(row):
+            count = len(list(cores))
+            if job is not None:
+                rows[-1].append((places[job], first, first + count - 1))
+            first += count
+    figure, axes = _drawn(rows, [at > 0 for at in range(len(rows))], jobs, range(len(jobs)), live.cores, first=live.first)
+    axes.set_ylabel(f"slot of {live.quantum:g} s")
+    if len(live.nodes) <= _MOST_NAMES:
+        ends = list(accumulate(cores for _, cores in live.nodes))
+        axes.set_xticks([end - cores / 2 for end, (_, cores) in zip(ends, live.nodes, strict=True)], [name for name, _ in live.nodes])
+        for end in ends[:-1]:
+            axes.axvline(end, color="#999999", linewidth=0.6, linestyle=":", zorder=0)
+        axes.set_xlabel("node")
+    else:
+        axes.set_xlabel("core")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+    cut = f"the first {len(shown)} of {len(live.rows)} slots" if len(shown) < len(live.rows) else counted(len(shown), "slot")
+    facts = (counted(len(jobs), "job"), counted(live.cores, "core"), f"generation {live.generation}", cut)
+    named(axes, f"Slots of partition {live.partition} under {live.policy}", *facts)
+    return figure
+
+
+def _drawn(
+    rows: Sequence[Sequence[tuple[int, int, int]]],
+    follows: Sequence[bool],
+    names: Sequence[str],
+    colours: Sequence[int],
+    processors: int,
+    *,
+    first: int,
+) -> tuple[Figure, Axes]:
+    """A row a slot, numbered from `first`; what a job keeps over slots that follow each other is one rectangle.
+
+    Args:
+        rows: of each slot (place of the job, first core, last core). follows: it begins when the one before ends.
+        names, colours: of the jobs, by place.
+    """
+    corners: list[list[tuple[int, int]]] = []
+    places: list[int] = []
+    open_: dict[tuple[int, int, int], int] = {}  # what ran in the row before -> its rectangle
+    for at, row in enumerate(rows, first):
+        before, open_ = open_, {}
+        for place, low, high in row:
+            known = before.get((place, low, high))
+            if known is None or not follows[at - first]:
+                known = len(corners)
+                corners.append([(low, at), (low, at + 1), (high + 1, at + 1), (high + 1, at)])
+                places.append(place)
+            (left, top), _, (right, _), _ = corners[known]
+            corners[known] = [(left, top), (left, at + 1), (right, at + 1), (right, top)]
+            open_[place, low, high] = known
+    figure = new_figure(height=min(2.0 + 0.22 * len(rows), 9.0))
+    axes = figure.add_subplot()
+    chosen = np.array([colours[place] for place in places], dtype=np.int64)
+    fills, edges = (np.array(of)[chosen % len(of)] for of in (FILLS, EDGES))
+    axes.add_collection(PolyCollection(corners, facecolors=fills, edgecolors=edges, linewidths=0.4), autolim=False)
+    axes.set_xlim(0, processors)
+    axes.set_ylim(first + len(rows), first)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    axes.ticklabel_format(axis="y", useOffset=False, style="plain")
+    axes.grid(visible=False)
+    wide, tall = 7.5 * 72 / processors, (figure.get_figheight() - 1.2) * 72 / max(len(rows), 1)
+    for ((left, top), _, (right, bottom), _), place in zip(corners, places, strict=True):
+        text = names[place]
+        if (right - left) * wide > 5 * len(text) and (bottom - top) * tall > 8:
+            axes.text((left + right) / 2, (top + bottom) / 2, text, fontsize=6.5, ha="center", va="center")
+    return figure, axes
+
+
+def front(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
+    """The picture: levels of the trees downwards, cores to the right. Cores without a line in a slot are idle. Raises: as `Slots`."""
+    slots = Slots(run, window, MOST_FRONTS)
+    trees = [Leaves(shape) for shape in run.trees]
+    found = {place: _home(trees, first, last) for place, (first, last) in reaches(slots.rows).items()}
+    homes = {place: home for place, home in found.items() if home is not None}
+    height = max(leaves.tree.height for leaves in trees)
+    figure = new_figure(height=1.8 + 0.75 * (height + 1))
+    axes = figure.add_subplot()
+    for at, leaves in enumerate(trees):
+        _draw_tree(axes, leaves, {node: _told(run, homes, (at, node)) for node in range(leaves.tree.nodes)})
+    handles, labels = [], []
+    for step, row in enumerate(slots.rows):
+        style = line_style(step)
+        for place in dict.fromkeys(place for place, _, _ in row if place in homes):
+            at, node = homes[place]
+            y = trees[at].tree.depth[node] - 0.2 + _STEP * step
+            for low, high in trees[at].spans(node):
+                axes.plot([low + 0.1, high - 0.1], [y, y], linewidth=2.2, solid_capstyle="butt", **style)
+        handles.append(Line2D([], [], linewidth=2.2, **style))
+        labels.append(f"{slots.start[step]:g} s")
+    axes.set_xlim(0, run.processors)
+    axes.set_ylim(height + 0.6, -0.75)
+    axes.set_xlabel("core")
+    axes.set_ylabel("level of the tree")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+    axes.yaxis.set_major_locator(MultipleLocator(1))
+    axes.grid(visible=False)
+    legend_below(figure, handles, labels, title="the front in the slot that begins at")
+    named(axes, f"Front of {run.title}", *run.facts, "grey: nodes of the tree, with their jobs that run in these slots")
+    return figure
+
+
+class Leaves:
+    """A partition's tree over the cores of the machine: leaf i is the i-th of its cores."""
+
+    def __init__(self, shape: QueueTree) -> None:
+        self.name = shape.partition
+        self._cores = shape.cores
+        self._before = [0, *accumulate(last - first + 1 for first, last in shape.cores)]
+        self.tree = Tree(shape.width, self._before[-1])
+
+    def leaf(self, core: int) -> int | None:
+        """None for a core of another partition."""
+        for before, (first, last) in zip(self._before, self._cores, strict=False):
+            if first <= core <= last:
+                return before + core - first
+        return None
+
+    def spans(self, node: int) -> list[tuple[int, int]]:
+        """First core and the one beyond, of each run of cores that this node of the tree holds."""
+        low, high = self.tree.span(node)
+        found = []
+        for before, (first, last) in zip(self._before, self._cores, strict=False):
+            begin, end = max(low - before, 0), min(high - before, last - first + 1)
+            if begin < end:
+                found.append((first + begin, first + end))
+        return found
+
+    def home(self, first: int, last: int) -> int | None:
+        """The smallest node of the tree that holds both cores; None where it does not have them."""
+        low, high = self.leaf(first), self.leaf(last)
+        if low is None or high is None:
+            return None
+        node = 0
+        while True:
+            inside = [child for child in self.tree.children(node) if self.tree.span(child)[0] <= low and high < self.tree.span(child)[1]]
+            if not inside:
+                return node
+            node = inside[0]
+
+
+def reaches(rows: Iterable[Iterable[tuple[int, int, int]]]) -> dict[int, tuple[int, int]]:
+    """Of each job its first and its last core: on nodes of several cores there may be gaps between."""
+    found: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        for place, first, last in row:
+            low, high = found.get(place, (first, last))
+            found[place] = min(low, first), max(high, last)
+    return found
+
+
+def _home(trees: Sequence[Leaves], first: int, last: int) -> tuple[int, int] | None:
+    """(place of the tree, its node) on which a job with these cores stands; None for a job of a partition without one."""
+    return next(((at, node) for at, leaves in enumerate(trees) if (node := leaves.home(first, last)) is not None), None)
+
+
+def _told(run: Run, homes: Mapping[int, tuple[int, int]], home: tuple[int, int]) -> str:
+    """Numbers of the jobs of this node."""
+    jobs = sorted(int(run.numbers[place]) for place, found in homes.items() if found == home)
+    return ",".join(map(str, jobs[:4])) + ("..." if len(jobs) > 4 else "")
+
+
+def _draw_tree(axes: Axes, leaves: Leaves, jobs: Mapping[int, str]) -> None:
+    """Its nodes, and above them their jobs; the root has the partition's name."""
+    for node, told in jobs.items():
+        spans = leaves.spans(node)
+        if not spans:
+            continue
+        depth = leaves.tree.depth[node]
+        for low, high in spans:
+            axes.plot([low + 0.08, high - 0.08], [depth - 0.3] * 2, color=PALE, linewidth=1.2, solid_capstyle="butt")
+        text = f"{leaves.name}: {told}".rstrip(": ") if node == 0 and leaves.name else told
+        if text:
+            axes.text((spans[0][0] + spans[-1][1]) / 2, depth - 0.33, text, fontsize=6, ha="center", va="bottom", color=INK)
+
+
+# -- lanes of calls: when calls were transferred and computed, on each server and each of its links ----------------------------
+
+
+class _Bar(NamedTuple):
+    """start and end in seconds."""
+
+    client: str
+    start_s: float
+    end_s: float
+
+
+def calls(rows: Sequence[CallRow]) -> Figure:
+    """The picture of one policy, case and seed. A lane a server (waiting and computing) and, below it, a lane a link; colours are clients.
+
+    Raises: UsageError for no calls.
+    """
+    if not rows:
+        raise UsageError("there are no calls to draw", hint="rmgr sim calls ... --out DIR")
+    clients = sorted({row.client for row in rows}, key=lambda name: (len(name), name))
+    colours = {client: PALETTE[at % _MOST_CLIENTS] for at, client in enumerate(clients)}
+    lanes: list[tuple[str, list[_Bar]]] = []
+    for server in sorted({row.server for row in rows}):
+        mine = [row for row in rows if row.server == server]
+        lanes.append((f"{server}: computing", [_Bar(row.client, row.arrived_s, row.ended_s) for row in mine]))
+        for client in (name for name in clients if any(row.client == name for row in mine)):
+            bars = [_Bar(client, row.sent_s, row.arrived_s) for row in mine if row.client == client]
+            lanes.append((f"{server}: link of {client}", bars))
+    figure = new_figure(height=max(3.0, 0.34 * len(lanes) + 1.4))
+    axes = figure.add_subplot()
+    axis = set_time_axis(axes, 0.0, max(row.ended_s for row in rows))
+    axes.set_xlabel(axes.get_xlabel().replace("the first submit", "the beginning"))
+    for at, (_, bars) in enumerate(lanes):
+        tracks = _tracks(bars)
+        height = 0.84 / (max(track for track, _ in tracks) + 1)
+        for track, bar in tracks:
+            left, right = axis.at(bar.start_s), axis.at(bar.end_s)
+            axes.barh(
+                at - 0.42 + (track + 0.5) * height,
+                right - left,
+                left=left,
+                height=height,
+                color=colours[bar.client],
+                linewidth=0.2,
+                edgecolor="white",
+            )
+    axes.set_yticks(range(len(lanes)), [name for name, _ in lanes])
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    first = rows[0]
+    mean = sum(row.ended_s - row.issued_s for row in rows) / len(rows)
+    named(axes, f"Calls under {first.policy}, case {first.case}", f"seed {first.seed}", f"{len(rows)} calls", f"mean {mean:.2f} s")
+    legend_below(figure, [Patch(color=colours[client]) for client in clients[:_MOST_CLIENTS]], clients[:_MOST_CLIENTS])
+    return figure
+
+
+def _tracks(bars: Sequence[_Bar]) -> list[tuple[int, _Bar]]:
+    """Each bar with the first track that is free for it; those beyond the last track share it."""
+    free: list[float] = []
+    placed = []
+    for bar in sorted(bars, key=lambda bar: (bar.start_s, bar.end_s)):
+        track = next((at for at, end in enumerate(free) if end <= bar.start_s), len(free))
+        if track == len(free) and track < _TRACKS:
+            free.append(bar.end_s)
+        track = min(track, _TRACKS - 1)
+        free[track] = max(free[track], bar.end_s)
+        placed.append((track, bar))
+    return placed

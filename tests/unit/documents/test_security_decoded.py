@@ -58,7 +58,7 @@ EXEMPT = {
     "runner/ranks/terminal.py": _OWN,
     "runner/remote.py": _OWN,
     "sched/vetting.py": _SELF,
-    "sim/runs/sweep.py": _SELF,
+    "sim/runs/experiment.py": _SELF,
 }
 #: In the table, and not in `tests/harness/decoders.py`, because they decode in the midst of a connection, or the same as another one.
 NOT_ALONE = {

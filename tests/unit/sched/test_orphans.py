@@ -18,7 +18,7 @@ from rmgr.sched.plan import Plan, Resume, Start, Why
 from rmgr.sched.policies.dqt import Dqt
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.laws.trying import overcommitted
+from rmgr.sim.laws.check import overcommitted
 
 WHY = Why("test", "because")
 S = 1_000_000

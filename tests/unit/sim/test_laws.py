@@ -21,8 +21,7 @@ from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Maintenance
 from rmgr.sched.state import cluster
 from rmgr.sched.state.partition import Partition
-from rmgr.sim.laws.check import Drawn, check, digest
-from rmgr.sim.laws.trying import tried
+from rmgr.sim.laws.check import Drawn, check, digest, tried
 from rmgr.sim.laws.world import LawsJob, Outage, Seeded, SmallWorld, shrunk, smaller, world_of
 
 CLASSES = (QueueClass(name="large", max_cpus=8, max_processes=8, max_threads=2, max_reservations=2, head_trigger=True),)

@@ -17,10 +17,10 @@ from rmgr.cli.main import run
 from rmgr.cli.sim.paper import _check, parse_seed_count, tolerance
 from rmgr.errors import RmgrError, UsageError
 from rmgr.sched.policy import Stage
+from rmgr.sim import papers
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.models.feitelson96 import feitelson96
-from rmgr.sim.papers import catalogue
 from rmgr.sim.papers.paper001.runs import Paper001Run, measure
 from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Point, Table, Within, WithinBounds, is_selected, spread
 from rmgr.sim.runs.parallel import measured
@@ -168,7 +168,7 @@ def a_paper(monkeypatch: pytest.MonkeyPatch, ours: float) -> None:
     module = types.ModuleType("paper999")
     vars(module).update(CHECKS=("C9.1",), SEEDS=3, QUICK_SEEDS=2, report=report)
     monkeypatch.setitem(sys.modules, "paper999", module)
-    monkeypatch.setattr(catalogue, "PAPERS", {**catalogue.PAPERS, "999": ("paper999", "a test")})
+    monkeypatch.setattr(papers, "PAPERS", {**papers.PAPERS, "999": ("paper999", "a test")})
 
 
 def test_a_paper_that_passes_writes_everything_and_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -212,7 +212,7 @@ def test_a_required_check_that_fails_ends_with_1_and_wrong_names_with_2(monkeypa
 
 def test_all_papers_in_one_table_and_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     a_paper(monkeypatch, 0.25)
-    monkeypatch.setattr(catalogue, "PAPERS", {"999": catalogue.PAPERS["999"]})
+    monkeypatch.setattr(papers, "PAPERS", {"999": papers.PAPERS["999"]})
     out = tmp_path / "papers"
     assert run(["sim", "paper", "all", "--jobs", "1", "--out", str(out)]) == 0
     told = capsys.readouterr().out.splitlines()
@@ -225,7 +225,7 @@ def test_all_papers_in_one_table_and_in_one_directory(tmp_path: Path, monkeypatc
     capsys.readouterr()
 
     a_paper(monkeypatch, -0.25)
-    monkeypatch.setattr(catalogue, "PAPERS", {"999": catalogue.PAPERS["999"]})
+    monkeypatch.setattr(papers, "PAPERS", {"999": papers.PAPERS["999"]})
     assert run(["sim", "paper", "all", "--quick", "--jobs", "1"]) == 1
     assert "C9.1   fail      it holds" in capsys.readouterr().out
     assert run(["sim", "paper", "all", "--quick", "--json"]) == 1

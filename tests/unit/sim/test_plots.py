@@ -20,11 +20,23 @@ from rmgr.sim.engine.outcome import JobOutcome, Parting, Result, Spell
 from rmgr.sim.papers import report
 from rmgr.sim.plots import pictures
 from rmgr.sim.plots.canvas import Figure, PolyCollection, encoded, moment, styled, unit_for
-from rmgr.sim.plots.compare import compare_runs, compare_sweep, distribution, load, waits
+from rmgr.sim.plots.curves import (
+    Steps,
+    bin_length,
+    binned,
+    busy,
+    compare_runs,
+    compare_sweep,
+    cut,
+    distribution,
+    load,
+    utilisation,
+    waiting,
+    waits,
+)
 from rmgr.sim.plots.gantt import gantt, occupancy
+from rmgr.sim.plots.pictures import draw_table, is_drawable
 from rmgr.sim.plots.reading import TimeWindow, labels_of, read_run, read_sweep
-from rmgr.sim.plots.reports import draw_table, is_drawable
-from rmgr.sim.plots.utilisation import Steps, bin_length, binned, busy, cut, utilisation, waiting
 from rmgr.sim.runs.output import write_run
 from rmgr.sim.workload.jobs import SECOND, WorkloadJob
 

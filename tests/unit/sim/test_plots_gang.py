@@ -11,8 +11,8 @@ import pytest
 from rmgr.cli.main import run
 
 pytest.importorskip("matplotlib")
+from rmgr.sim.plots.gantt import Leaves, Slots, matrix_of_live, reaches
 from rmgr.sim.plots.reading import QueueTree, TimeWindow, read_live, read_run
-from rmgr.sim.plots.slots import Leaves, Slots, matrix_of_live, reaches
 
 Captured = pytest.CaptureFixture[str]
 #: Figure 1 of paper 002: processors and number of jobs of its queues.

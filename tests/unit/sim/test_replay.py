@@ -19,9 +19,8 @@ from rmgr.sched.records import Gang, Hold, Limits, Maintenance, Share, Suspended
 from rmgr.sched.state.cluster import Snapshot
 from rmgr.sched.state.event_log import AS_TOLD, End, Fact, LogError, Opening, Passed, decision, decode, described, encode
 from rmgr.sim.engine.driver import simulate
-from rmgr.sim.log_files import new_log, read_log
 from rmgr.sim.replay import recorded, under, verify
-from rmgr.sim.runs.output import reproducible, summary
+from rmgr.sim.runs.output import new_log, read_log, reproducible, summary
 
 Captured = pytest.CaptureFixture[str]
 WORDS = ["sim", "run", "lublin99", "--count", "300", "--nodes", "32", "--load", "1.1", "--mtbf", "3d", "--mttr", "3h", "--seed", "4"]

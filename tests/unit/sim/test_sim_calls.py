@@ -24,8 +24,7 @@ from rmgr.sched.records import Call, Server
 from rmgr.sim.calls import laws
 from rmgr.sim.calls.runs import half_width, student_t, summed
 from rmgr.sim.calls.scenario import SHIPPED, read_scenario, scenario_named
-from rmgr.sim.calls.stations import Background, FcfsStation, SharedStation, Station
-from rmgr.sim.calls.world import CallRequest, replicate, wants_next
+from rmgr.sim.calls.world import Background, CallRequest, FcfsStation, SharedStation, Station, replicate, wants_next
 
 Captured = pytest.CaptureFixture[str]
 SMALL = """

@@ -7,8 +7,7 @@ from typing import Any
 
 from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sched.tree.rotation import Newcomers
-from rmgr.sim.papers.paper002.cells import Paper002Runs
-from rmgr.sim.papers.paper002.exact import WEIGHTS
+from rmgr.sim.papers.paper002.cells import WEIGHTS, Paper002Runs
 from rmgr.sim.papers.report import PaperCheck, Within, WithinBounds, spread
 
 #: Loads of tables 2 to 4, as measured by the paper, and of figures 8 to 10.
@@ -274,7 +273,6 @@ def _half(runs: Paper002Runs) -> Iterator[PaperCheck]:
     yield PaperCheck(
         id="C2.15c", what=f"{what} saturation of FCFS batch", ours=batch, rule=WithinBounds(at_least=0.60, at_most=0.70), required=False
     )
-
 
 CHECKS: Mapping[str, Callable[[Paper002Runs], Iterator[PaperCheck]]] = {
     "C2.1": _c1,

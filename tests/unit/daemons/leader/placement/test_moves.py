@@ -23,8 +23,8 @@ from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.sched.pipeline import configured
 from rmgr.sched.policy import Stage
-from rmgr.sim.log_files import read_log
 from rmgr.sim.replay import verify
+from rmgr.sim.runs.output import read_log
 from tests.harness.leader_bench import Bench, committed
 from tests.property.test_leader_killed import Mortal
 from tests.property.test_placing_failover import stop

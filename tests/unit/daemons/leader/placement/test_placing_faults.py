@@ -29,8 +29,8 @@ from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Opening
-from rmgr.sim.log_files import read_log
 from rmgr.sim.replay import verify
+from rmgr.sim.runs.output import read_log
 from tests.harness.leader_bench import Bench
 
 WHY = Why("test", "because")

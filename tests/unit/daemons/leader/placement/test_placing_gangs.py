@@ -36,8 +36,8 @@ from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Opening
-from rmgr.sim.log_files import read_log
 from rmgr.sim.replay import verify
+from rmgr.sim.runs.output import read_log
 from tests.harness.leader_bench import Bench, Starter, committed
 from tests.property.test_placing_failover import stop
 

@@ -10,8 +10,8 @@ from rmgr.coord.protocol import keys
 from rmgr.errors import RmgrError
 from rmgr.sched.pipeline import configured
 from rmgr.sched.state.event_log import Opening, Passed
-from rmgr.sim.log_files import read_log
 from rmgr.sim.replay import verify
+from rmgr.sim.runs.output import read_log
 from tests.property.test_placing_failover import Story
 
 
