@@ -40,7 +40,6 @@ from rmgr.model.cluster.node import NodeState
 from rmgr.model.tasks.block import MAX_TASKS
 from rmgr.model.tasks.outcome import INITIALIZER_FAILED, Fragment, Outcome
 from rmgr.model.tasks.submission import Work
-from rmgr.procedures.admission import admit
 from rmgr.runtime import machine
 
 #: Calls that `map` adds at a time, and how much of a lazy input it reads ahead.
@@ -352,8 +351,8 @@ class Core(Tasks):
             python=options.python, modules=ship(submitter.store, modules, timeout_s=timeout_s), initializer=digest, group=group
         )
         draft = draft_of(options, work=Work.PYTHON, python=environment, user=submitter.user, ends_with_owner=True)
-        self._draft = admit(draft, submitter.settings(timeout_s=timeout_s), submitter.nodes(timeout_s=timeout_s))
-        self._opening = SubmissionOpening(submitter, self._draft, timeout_s=timeout_s)
+        self._opening = SubmissionOpening(submitter, draft, timeout_s=timeout_s)
+        self._draft = self._opening.draft
         self._throttle = Throttle(self, cap) if cap is not None else None
         self._adding = threading.Lock()
         self._completed = False

@@ -65,7 +65,6 @@ from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, KeyedPayload
 from rmgr.model.tasks.outcome import Call, Fragment, Outcome
 from rmgr.model.tasks.submission import Submission, Terms, Work
-from rmgr.procedures.admission import admit
 from rmgr.submitter.questions import CountFragments
 
 if TYPE_CHECKING:
@@ -163,8 +162,8 @@ class TaskQueue:
         )
         environment = python_environment(python=python, modules=ship(submitter.store, modules, timeout_s=timeout))
         draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.user)
-        draft = admit(draft, submitter.settings(timeout_s=timeout), submitter.nodes(timeout_s=timeout))
-        tasks = Tasks(connection, keep_all=bool(token), opening=SubmissionOpening(submitter, draft, timeout_s=timeout))
+        opening = SubmissionOpening(submitter, draft, timeout_s=timeout)
+        draft, tasks = opening.draft, Tasks(connection, keep_all=bool(token), opening=opening)
         if token or submitter.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: raised here
             draft = tasks.opened().submission
         self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token), function=function, asked=asked)
@@ -545,8 +544,8 @@ class TaskQueue:
         record, submitter = self._record, self.connection.submitter
         given = {name: value for name, value in options_of(record).items() if name != "function"} | options
         draft = draft_of(Options(**given), work=Work.PYTHON, python=record.python, function=record.function, user=submitter.user)
-        draft = admit(draft, submitter.settings(timeout_s=30.0), submitter.nodes(timeout_s=30.0))
-        tasks = Tasks(self.connection, keep_all=True, opening=SubmissionOpening(submitter, draft, timeout_s=30.0))
+        opening = SubmissionOpening(submitter, draft, timeout_s=30.0)
+        draft, tasks = opening.draft, Tasks(self.connection, keep_all=True, opening=opening)
         made = TaskQueue.__new__(TaskQueue)
         made._begin(self.connection, tasks, draft, overwrite=True, attached=True)  # noqa: SLF001 - a constructor of this class
         for call in calls:

@@ -24,6 +24,7 @@ from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, Submit
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Submission
+from rmgr.procedures.admission import admit
 from rmgr.procedures.removal import delete_pointers
 from rmgr.runtime import machine
 
@@ -404,11 +405,12 @@ class SubmissionOpening:
     """Makes one submission with its first tasks, once: one commit instead of two, and none for what is never used. Thread-safe.
 
     Args:
-        draft: checked. timeout_s: for making it.
+        draft: is checked against the cluster. timeout_s: for that, and for making it.
+    Raises: CoordinationUnavailable; what `admit` refuses.
     """
 
     def __init__(self, submitter: Engine, draft: Submission, *, timeout_s: float) -> None:
-        self.draft = draft
+        self.draft = admit(draft, submitter.settings(timeout_s=timeout_s), submitter.nodes(timeout_s=timeout_s))
         self._submitter = submitter
         self._timeout_s = timeout_s
         self._lock = threading.Lock()

@@ -76,7 +76,6 @@ class SubmissionHandle:
             fail=self.on_dead,
             authenticity=engine.authenticity,
         )
-        self._is_finished = False
 
     # -- from callers
 
@@ -103,11 +102,6 @@ class SubmissionHandle:
     def is_open(self, block: Packed) -> bool:
         """Tasks of it have not ended."""
         return any(self.progress.ends.state_of(index) is None for index in range(block.first, block.first + block.count))
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing is left to do, or nothing more will come."""
-        return self._is_finished or self.dead is not None
 
     def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
         """Adds tasks; they become durable with one of the next commits (`flush` waits for it). One caller at a time.
@@ -281,13 +275,8 @@ class SubmissionHandle:
 
     def _progressed(self) -> None:
         self.listener.on_progress()
-        if self.progress.is_ended and self._sender.idle:
-            self._finish()
-
-    def _finish(self) -> None:
-        """Every task is final: nothing is left to do here."""
-        self._is_finished = True
-        self._leave()
+        if self.progress.is_ended and self._sender.idle:  # every task is final: nothing is left to do here
+            self._leave()
 
     # -- submitter.port.KeptListener
 
