@@ -222,7 +222,7 @@ def to_toml(settings: ClusterSettings) -> str:
     for queue in settings.queues:
         lines += ["", f"[queues.{_bare(queue.name)}]"]
         lines += [f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(queue, {"name"})]
-    lines += toml_of(settings, _bare)
+    lines += _pipelines_toml(settings)
     lines += ["", "[limits]", *(f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(settings.limits, set()))]
     return "\n".join(lines) + "\n"
 
@@ -261,9 +261,16 @@ def _literal(field: str, value: Any) -> str:
         unit_us, unit = next(((size, name) for size, name in _UNITS if value % size == 0), (1_000_000, "s"))
         number = f"{value / unit_us:.6f}".rstrip("0").rstrip(".")
         return json.dumps(f"{number}{unit}") if value else "0"
+    return _value_text(value)
+
+
+def _value_text(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_bare(key)} = {json.dumps(item)}" for key, item in value.items()) + " }" if value else "{}"
-    return json.dumps(list(value) if isinstance(value, tuple) else value)
+        return "{ " + ", ".join(f"{_bare(key)} = {_value_text(item)}" for key, item in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value_text, value)) + "]"
+    return json.dumps(value)
 
 
 def _bare(key: str) -> str:
@@ -369,12 +376,12 @@ def document_of(settings: ClusterSettings) -> dict[str, Any]:
     return {spec.partition: _table(spec) for spec in settings.pipelines}
 
 
-def toml_of(settings: ClusterSettings, bare: Callable[[str], str]) -> list[str]:
-    """[pipelines] as lines of a file. bare: a key as TOML writes it."""
+def _pipelines_toml(settings: ClusterSettings) -> list[str]:
+    """[pipelines] as lines of a file."""
     lines: list[str] = []
     for spec in settings.pipelines:
-        lines += ["", f"[pipelines.{bare(spec.partition)}]"]
-        lines += [f"{bare(key)} = {_pipeline_literal(value, bare)}" for key, value in _table(spec).items()]
+        lines += ["", f"[pipelines.{_bare(spec.partition)}]"]
+        lines += [f"{_bare(key)} = {_value_text(value)}" for key, value in _table(spec).items()]
     return lines
 
 
@@ -385,11 +392,3 @@ def _table(spec: PipelineSpec) -> dict[str, Any]:
     if list(document) == ["stage"] and len(stages) == 1 and "partitions" not in stages[0] and stages[0].get("policy") == spec.name:
         return {"policy": spec.name} | {key: value for key, value in stages[0].items() if key != "policy"}
     return ({"name": spec.name} if spec.name else {}) | document
-
-
-def _pipeline_literal(value: Any, bare: Callable[[str], str]) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{bare(key)} = {_pipeline_literal(item, bare)}" for key, item in value.items()) + " }" if value else "{}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_pipeline_literal(item, bare) for item in value) + "]"
-    return json.dumps(value)
