@@ -1,4 +1,4 @@
-"""Measures for `rmgr bench`: one file a question, `table` names them, `measuring` times and prints.
+"""Measures for `rmgr bench`: one file a question (`rmgr.cli.bench` names them), `measuring` times.
 
 Only the command line imports it. Programs that make load stand in `load`.
 """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,27 +15,31 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import nearest
 from rmgr.errors import UsageError
 
+if TYPE_CHECKING:
+    from rmgr.bench.measuring import MeasuringPlan, Row
+
 _MAX_VALUE_BYTES = 64 * 2**20
-_NAMES = (
-    "tasks",
-    "latency",
-    "shell",
-    "backlog",
-    "commands",
-    "store",
-    "keyed",
-    "mixed",
-    "idle",
-    "scale",
-    "jobs",
-    "classes",
-    "gang",
-    "calls",
-    "reality",
-    "sim",
-    "pass",
-    "placing",
-)
+#: name -> where below `rmgr.bench` it is measured (module:function). Its module is imported when it is asked for.
+_MEASUREMENTS = {
+    "tasks": "tasks:tasks",
+    "latency": "tasks:latency",
+    "shell": "tasks:shell",
+    "backlog": "backlog:backlog",
+    "commands": "commands:commands",
+    "store": "store:store",
+    "keyed": "keyed:keyed",
+    "mixed": "mixed:mixed",
+    "idle": "idle:idle",
+    "scale": "scale:scale",
+    "jobs": "jobs:jobs",
+    "classes": "classes:classes",
+    "gang": "gang:gang",
+    "calls": "calls:calls",
+    "reality": "reality:reality",
+    "sim": "sched:sim",
+    "pass": "sched:passes",
+    "placing": "published:published",
+}
 
 
 @command(
@@ -60,7 +65,7 @@ _NAMES = (
     rmgr bench pass                      time of a scheduling pass by pending jobs and nodes""",
     exits="0 measured, 2 usage, 5 no cluster could be started",
 )
-@click.argument("names", nargs=-1, required=True, metavar="|".join(_NAMES) + "...")
+@click.argument("names", nargs=-1, required=True, metavar="|".join(_MEASUREMENTS) + "...")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="repetitions; medians and spread are printed")
 @click.option("--scale", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True, help="of the number of tasks, jobs, nodes")
 @click.option("--trace", default="", metavar="FILE", help="sim: this workload (SWF, plain or gz) instead of 28467 jobs of lublin99")
@@ -87,9 +92,8 @@ def bench(
     Nothing of a running cluster is touched.
     """
     for name in names:
-        if name not in _NAMES:
-            raise nearest("measurement", name, _NAMES)
-    from rmgr.bench import table
+        if name not in _MEASUREMENTS:
+            raise nearest("measurement", name, _MEASUREMENTS)
     from rmgr.bench.measuring import MeasuringPlan
     from rmgr.model.base.units import parse_size
 
@@ -105,7 +109,7 @@ def bench(
         gateway=gateway,
         rows=tuple(part.strip() for part in row.split(",") if part.strip()),
     )
-    rows = {name: table.run(name, plan) for name in names}
+    rows = {name: _measured(name, plan) for name in names}
     if session.json:
         documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(one) for one in found]} for name, found in rows.items()]
         emit(documents[0] if len(documents) == 1 else {"benches": documents})
@@ -117,6 +121,12 @@ def bench(
             detail = "".join(f"  {key.replace('_', ' ')} {value:.4g}" for key, value in one.detail.items())
             spread = f"[{_figure(one.spread[0])} .. {_figure(one.spread[1])}]"
             sys.stdout.write(f"{one.what:<{what}}  {one.system:<{system}} {_figure(one.rate):>10} {one.unit:<10} {spread}{ratio}{detail}\n")
+
+
+def _measured(name: str, plan: MeasuringPlan) -> list[Row]:
+    module, _, function = _MEASUREMENTS[name].partition(":")
+    found: list[Row] = getattr(importlib.import_module(f"rmgr.bench.{module}"), function)(plan)
+    return found
 
 
 def _value_size(size: int, text: str) -> int:
