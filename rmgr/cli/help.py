@@ -13,7 +13,7 @@ import click
 
 from rmgr.cli.display.render import emit, folded, paint
 from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session.context import Session, rmgr_version
 from rmgr.cli.words.params import nearest, one_of
 
 _WHERE = {
@@ -58,13 +58,6 @@ def completion(session: Session, shell: str) -> None:
         emit({"shell": shell, "script": script})
     else:
         sys.stdout.write(script)
-
-
-def rmgr_version() -> str:
-    """Version of the installed package; "unknown" when it runs from a plain directory."""
-    from rmgr.runtime.release import package_version
-
-    return package_version() or "unknown"
 
 
 @command("version", examples="rmgr version\nrmgr version --json")

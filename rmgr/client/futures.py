@@ -12,6 +12,7 @@ import hashlib
 import pickle
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as BaseFuture
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import msgspec
 
 from rmgr.client.pickling import RAISED, FutureHasNoValue, load, unreadable
-from rmgr.client.progress import table
+from rmgr.client.progress import escaped
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from rmgr.client.logs import Line
     from rmgr.client.tasks import Tasks
 
-#: Lines of a failed task's output that its error shows.
-TAIL_LINES = 10
+#: Lines of a failed task's output that its error shows; rows of a table in a notebook.
+TAIL_LINES, _SHOWN_ROWS = 10, 20
 _DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})
 #: After which a task that was found neither waiting nor running is looked for again.
 _LOOK_AGAIN_S = 0.5
@@ -348,6 +349,20 @@ class Futures(list[Future]):
 
     def _repr_html_(self) -> str:
         return table(self)
+
+
+def table(futures: Sequence[Future]) -> str:
+    """A list of futures: how many are in which state, and the first of them."""
+    states = Counter(future.state for future in futures)
+    counts = ", ".join(f"{count:,} {escaped(state)}" for state, count in sorted(states.items())) or "no futures"
+    rows = "".join(
+        f"<tr><td>{escaped(future.task_id)}</td><td>{escaped(future.state)}</td><td>{escaped(future.node)}</td>"
+        f"<td>{future.attempt or ''}</td></tr>"
+        for future in futures[:_SHOWN_ROWS]
+    )
+    more = f"<div>{len(futures) - _SHOWN_ROWS:,} more</div>" if len(futures) > _SHOWN_ROWS else ""
+    head = "<tr><th>task</th><th>state</th><th>node</th><th>attempt</th></tr>"
+    return f"<div>{counts}</div><table>{head}{rows}</table>{more}" if futures else f"<div>{counts}</div>"
 
 
 def settle(ended: Sequence[tuple[Future, Settled]]) -> None:

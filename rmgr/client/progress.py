@@ -10,16 +10,13 @@ import html
 import math
 import os
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import Any, Self, TextIO
 
 from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
-
-if TYPE_CHECKING:
-    from rmgr.client.futures import Future
 
 #: Seconds between two drawings of the bar, and between two plain lines.
 _REDRAW_S = 0.1
@@ -28,8 +25,8 @@ _LINE_S = 5.0
 _RATE_WINDOW_S = 15.0
 #: No answer for so long is worth a word.
 _SILENCE_S = 2.0
-#: Of what a notebook shows: characters of one text, rows of a table.
-_MOST_TEXT, _MOST_ROWS = 120, 20
+#: Characters of one text that a notebook shows.
+_MOST_TEXT = 120
 _BAR = '<progress style="width:20em" value="{done}" max="{total}"></progress>'
 
 
@@ -265,20 +262,6 @@ def card(kind: str, name: str, where: str, counts: Counts | None, *more: str) ->
     head = f"<b>{escaped(kind)}</b> {escaped(name)}".rstrip() + f" at {escaped(where)}"
     state = [escaped(text) for text in more if text]
     return f"<div>{', '.join([head, *state])}<br>{bar(counts) if counts is not None else 'unused'}</div>"
-
-
-def table(futures: Sequence[Future]) -> str:
-    """A list of futures: how many are in which state, and the first of them."""
-    states = Counter(future.state for future in futures)
-    counts = ", ".join(f"{count:,} {escaped(state)}" for state, count in sorted(states.items())) or "no futures"
-    rows = "".join(
-        f"<tr><td>{escaped(future.task_id)}</td><td>{escaped(future.state)}</td><td>{escaped(future.node)}</td>"
-        f"<td>{future.attempt or ''}</td></tr>"
-        for future in futures[:_MOST_ROWS]
-    )
-    more = f"<div>{len(futures) - _MOST_ROWS:,} more</div>" if len(futures) > _MOST_ROWS else ""
-    head = "<tr><th>task</th><th>state</th><th>node</th><th>attempt</th></tr>"
-    return f"<div>{counts}</div><table>{head}{rows}</table>{more}" if futures else f"<div>{counts}</div>"
 
 
 def is_notebook() -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.display.render import Column, Layout, emit, table
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
@@ -172,8 +173,6 @@ def limit(session: Session, user: str | None, cores: int | str | None, jobs: int
 
     Holds at once, for what starts from now on: nothing that runs is ended. Caps stand among the settings: rmgr config show --cluster.
     """
-    from rmgr.cli.control.operate import apply_settings, read_settings
-
     if user is None:
         user = ""  # everybody
     elif not user or "/" in user or not user.isprintable() or len(user) > 255:  # "" = a script's variable that is not set

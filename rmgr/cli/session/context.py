@@ -440,3 +440,10 @@ def _no_gateway(hosts: str, wait_s: float, error: Unavailable) -> Unavailable:
     if "does not talk to us" in error.message:
         hint = "a secured one hangs up on who has no credentials: set RMGR_SECURITY_DIR to your bundle (rmgr admin add-user)"
     return NotConnected(f"no gateway answers at {hosts} within {format_duration(wait_s)}: {error.message}", hint=hint)
+
+
+def rmgr_version() -> str:
+    """Version of the installed package; "unknown" when it runs from a plain directory."""
+    from rmgr.runtime.release import package_version
+
+    return package_version() or "unknown"

@@ -241,7 +241,7 @@ def _verdicts(report: PaperReport) -> str:
 
 def _write(session: Session, out: Path, found: _Found, checks: tuple[str, ...] | None) -> None:
     """All files, or none."""
-    from rmgr.cli.help import rmgr_version
+    from rmgr.cli.session.context import rmgr_version
     from rmgr.sim.runs.output import whole_directory, write_json
 
     report = found.report
@@ -324,7 +324,7 @@ def calls(
     predictions are off, of the actual time.
     """
     from rmgr.adapters import policy_files
-    from rmgr.cli.help import rmgr_version
+    from rmgr.cli.session.context import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sched.catalogue import CALL_POLICIES
     from rmgr.sim.calls.runs import calls_document, replications, summed, write_calls

@@ -194,7 +194,7 @@ def _compare(
 
 def _manifest(log: Path, history: History, policy: str, params: dict[str, str], configuration: Any) -> dict[str, Any]:
     """What decides the files, as of `rmgr sim run`."""
-    from rmgr.cli.help import rmgr_version
+    from rmgr.cli.session.context import rmgr_version
     from rmgr.sim.runs.experiment import digest_of
 
     recorded = {"policy": history.opening.policy, "params": dict(sorted(history.opening.parameters.items()))}

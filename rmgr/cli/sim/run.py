@@ -267,7 +267,7 @@ def _told(
 
 def _manifest(experiment: Experiment, result: Result, workload_name: str) -> dict[str, Any]:
     """What decides the files: versions, digests of what was read, the experiment."""
-    from rmgr.cli.help import rmgr_version
+    from rmgr.cli.session.context import rmgr_version
     from rmgr.sim.runs.experiment import inputs_of
 
     slots = experiment.slots()

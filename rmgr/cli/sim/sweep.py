@@ -109,7 +109,7 @@ def sweep(
     DIR gets manifest.json, a directory a run below runs/, and results.csv when all are there.
     """
     from rmgr.adapters.policy_files import load as configure
-    from rmgr.cli.help import rmgr_version
+    from rmgr.cli.session.context import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.models.catalogue import is_model
     from rmgr.sim.runs.experiment import Experiment, Sweep, carry_out_sweep

@@ -106,7 +106,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
 def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any], str]:
     """(what differs now, why nothing does). Raises as `UpdateSubmission`."""
     from rmgr.cli.control.operate import read_settings
-    from rmgr.client.submission.engine import update
+    from rmgr.client.identity import update
     from rmgr.daemons.leader.records.pipeline import idle_priority
 
     signer = session.signer()

@@ -151,7 +151,7 @@ def _anchor(like: Submission, token: str, name: str) -> Submission:
         submitted_us=like.submitted_us,
         command=Command(argv=("/bin/true",)),
         rigid=like.rigid,
-        host=like.reach,
+        host=like.host,
         ends_with_owner=True,
     )
 

@@ -117,7 +117,7 @@ def prepare(
 
 def slurm_variables(record: Submission, options: CommandOptions, tasks: int) -> dict[str, str]:
     """What `--slurm-env` adds to the variables of a command here: a node makes the others (`runner/host/slurm.py`)."""
-    from rmgr.runner.reach.slurm import FLAG
+    from rmgr.runner.host.slurm import FLAG
 
     found = {
         FLAG: "1",

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rmgr.client.executor import BrokenExecutor, Executor
+from rmgr.client.executor import BrokenExecutor, Executor, Throttle
 from rmgr.client.futures import Future, as_completed
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.client.tasks import Throttle
 from rmgr.errors import NotConnected, PickleFailed, RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockKey
@@ -244,8 +243,8 @@ def test_long_tasks_travel_alone() -> None:
 
         sizes: list[int] = []
 
+    from rmgr.client.executor import OutgoingTask
     from rmgr.client.ports import TaskSpec
-    from rmgr.client.tasks import OutgoingTask
 
     tasks = Nobody()
     throttle = Throttle(tasks, 2)  # type: ignore[arg-type]

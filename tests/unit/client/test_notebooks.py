@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from rmgr.client.executor import Executor
-from rmgr.client.progress import Counts, ProgressDisplay, card, escaped, is_notebook, table
+from rmgr.client.futures import table
+from rmgr.client.progress import Counts, ProgressDisplay, card, escaped, is_notebook
 from rmgr.client.taskqueue import TaskQueue
 from tests.harness.client_cluster import Cluster, running
 

@@ -104,7 +104,7 @@ def test_a_purge_is_for_operators(store: SqliteStore, run: Callable[..., tuple[i
     def refuse(_session: Any, what: str) -> None:
         raise PermissionDenied(f"{what} is for operators")
 
-    monkeypatch.setattr("rmgr.cli.listing.history.for_operators", refuse)
+    monkeypatch.setattr("rmgr.cli.control.operate.for_operators", refuse)
     assert run("history", "purge", "--older-than", "7d")[0] == 4
     assert len(left(store)) == 10
 
