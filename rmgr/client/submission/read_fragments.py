@@ -133,10 +133,14 @@ class ReadFragments:
         if one.is_believed or authenticity is None:
             return ""
         about = self._submission, one.fragment, one.zxid, one.data
-        why = authenticity.doubt(*about)
-        if why is None:
-            why = yield from self._io(lambda: authenticity.find_doubt(*about))
-        return why
+        if (why := authenticity.doubt(*about)) is not None:
+            return why
+
+        def judge() -> str:
+            why = authenticity.doubt(*about)
+            return authenticity.find_doubt(*about) if why is None else why
+
+        return (yield from self._io(judge))
 
     def _row(self, row: str) -> Story[Sequence[Outcome] | str]:
         """The outcomes in a row of the store, or why they are lost."""

@@ -14,12 +14,10 @@ class Keys:
     is_away = True
 
     def doubt(self, *_: object) -> str | None:
-        return None
+        return None if self.is_away else ""
 
     def find_doubt(self, *_: object) -> str:
-        if self.is_away:
-            raise CoordinationUnavailable("the gateway does not answer")
-        return ""
+        raise CoordinationUnavailable("the gateway does not answer")
 
 
 def test_what_could_not_be_judged_at_once_is_delivered_when_it_can() -> None:
