@@ -16,7 +16,7 @@ import pytest
 from rmgr.cli.bench import bench
 from rmgr.config import MAX_NODES, WatchdogConfig
 from rmgr.coord.decisions import keeping
-from rmgr.coord.ops import rules
+from rmgr.coord.ops import leader
 from rmgr.coord.protocol import multi, paths
 from rmgr.daemons.leader.placement.faults import BENCH_S
 from rmgr.daemons.leader.plugins import process as policy_process
@@ -321,7 +321,7 @@ def test_the_numbers_of_the_protocol_are_those_of_the_code() -> None:
         f"`/gangs/<partition>` {multi.MAX_GANGS_BYTES // 1024} KiB, `/usage` {multi.MAX_USAGE_BYTES // 1024} KiB)",
         f"a multi {multi.MAX_OPS} operations (the start of one job and UPDATE {multi.MAX_OPS_OF_ONE_JOB:,})",
         f"{multi.MAX_MULTI_BYTES // 1024} KiB; a queue `max_pending_blocks` ({queue.max_pending_blocks:,})",
-        f"After a loss at most {rules.SINGLE_AFTER_LOSS} tasks",
+        f"After a loss at most {leader.SINGLE_AFTER_LOSS} tasks",
         f"that has not acted for {keeping.PATIENCE_S:g} s",
         f"Beyond {settings.max_fragments:,} fragments",
         f"not complete within {settings.barrier_us / 1e6:g} s",

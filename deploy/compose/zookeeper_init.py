@@ -10,7 +10,7 @@ import os
 import sys
 
 from rmgr import config
-from rmgr.coord.protocol.quotas import HEAP_MIB
+from rmgr.coord.protocol.acl import HEAP_MIB
 from rmgr.errors import ConfigError, RmgrError
 from rmgr.runtime.secured import close_zookeeper, credentials_of
 

@@ -39,9 +39,9 @@ from rmgr.bench.reality import compare, simulated
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
+from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record, encode_record
-from rmgr.coord.validity import records as validity
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
 from rmgr.model.base.resources import Request

@@ -29,7 +29,7 @@ from rmgr.cli.session.tables import filter_options, positions_of
 from rmgr.cli.words.params import WORK_EXITS, exit_code_of, highest
 from rmgr.cli.words.selectors import Filter, parse, resolve, targets_of
 from rmgr.client.logs import read_ended, tail_of
-from rmgr.coord.decisions.dependencies import is_branch_not_taken
+from rmgr.coord.decisions.keeping import is_branch_not_taken
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.base.states import Reason, State
@@ -414,7 +414,7 @@ def read_ends(session: Session, number: int) -> Iterator[FollowedEnd]:
 
     Raises: NotFound, DataLost. Cost: every outcome is read; those of one fragment are in memory at a time.
     """
-    from rmgr.coord.decisions.ends import EndFold
+    from rmgr.coord.decisions.progress import EndFold
     from rmgr.procedures.snapshot import outcomes_of
     from rmgr.submitter.questions import ReadFragments
 

@@ -42,8 +42,7 @@ from rmgr.coord.calls.caller import (
     Tick,
     next_step,
 )
-from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome
-from rmgr.coord.calls.lives import Standing
+from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome, Standing
 from rmgr.errors import CallFailed, CallLost, LimitReached, NoServer, NotConnected, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.calls import arrays
 from rmgr.model.calls.arguments import Fitting, fit_inputs, fit_outputs

@@ -1,6 +1,6 @@
 """What a client of a secured cluster has beside one of an open cluster: it signs the work of its user, and judges what comes back.
 
-`coord/seal/work.py` says what is signed.
+`coord/seal.py` says what is signed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rmgr.coord.seal.work import amendment_statement, record_statement, seal_blocks, spec_digest
+from rmgr.coord.seal import amendment_statement, record_statement, seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied, StateConflict
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Amendment, Submission

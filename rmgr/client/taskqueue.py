@@ -42,11 +42,11 @@ from rmgr.client.specs import (
 )
 from rmgr.client.tasks import SubmissionOpening, Tasks, Waited, when_dropped
 from rmgr.client.waiting import Deadline, check_timeout, giving_slot_back
-from rmgr.coord.decisions.ownership import trusted
+from rmgr.coord.decisions.rights import trusted
 from rmgr.coord.protocol.keys import check_new_key, check_user_key
 from rmgr.coord.protocol.ports import SessionState, Store
 from rmgr.coord.protocol.records import decode_keyed, decode_payloads, encode_keyed
-from rmgr.coord.seal.work import row_digest
+from rmgr.coord.seal import row_digest
 from rmgr.errors import (
     DataLost,
     DeadlineExceeded,

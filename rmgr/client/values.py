@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from rmgr.client import content
 from rmgr.client.content import Payload, Scattered
 from rmgr.client.pickling import dump_value, load
-from rmgr.coord.decisions import ownership
-from rmgr.coord.decisions.ownership import Holder, ValueShare
-from rmgr.coord.decisions.rights import Person
+from rmgr.coord.decisions import rights
+from rmgr.coord.decisions.rights import Holder, Person, ValueShare
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
@@ -144,7 +143,7 @@ class Values:
                 return default
             raise NotFound(f"there is no value under the key {key!r}", hint="rmgr store ls lists the keys")
         if found[1] is Encoding.PICKLE and self.deeds is not None:
-            self.deeds.check_pickle(key, holder, ownership.trusted(trust))
+            self.deeds.check_pickle(key, holder, rights.trusted(trust))
         return load(found[0], found[1], f"the value under {key!r}")
 
     def read(self, key: str, lenient: bool, timeout: float) -> tuple[tuple[bytes, Encoding] | None, Holder]:
@@ -196,7 +195,7 @@ class Values:
             return
         holder = self.deeds.check_read(self._store, key, row, about)
         if about.encoding is Encoding.PICKLE:
-            ownership.check_pickle(self.deeds.me, key, holder, trust, how=ownership.HOW_TO_TRUST)
+            rights.check_pickle(self.deeds.me, key, holder, trust, how=rights.HOW_TO_TRUST)
 
     def check_mine(self, key: str, *, timeout: float = 30.0) -> Holder | None:
         """Raises PermissionDenied when the key is somebody else's. Returns whose it is, None where nobody asks, or nothing is there."""
@@ -265,7 +264,7 @@ class Values:
         Args: trust: as in `get`. progress, timeout: as in `put_many`, of 256 keys.
         Raises: PermissionDenied when one is somebody else's, or somebody else's pickle; DataLost, PickleFailed, StoreUnavailable.
         """
-        trusted = ownership.trusted(trust)
+        trusted = rights.trusted(trust)
         found: dict[str, Any] = {}
         asked = dict.fromkeys(keys)
         with _told("get", asked, progress) as tell:
@@ -304,10 +303,10 @@ class Values:
         """
         deeds = self._deeds_or_refuse()
         share = self._share(deeds, key, user, write=write, is_prefix=is_prefix)
-        there = self._store.keys(keys.shares_of(share.owner, share.user), limit=ownership.MOST_SHARES)
-        if len(there) >= ownership.MOST_SHARES and share.row not in there:
+        there = self._store.keys(keys.shares_of(share.owner, share.user), limit=rights.MOST_SHARES)
+        if len(there) >= rights.MOST_SHARES and share.row not in there:
             raise UsageError(
-                f"you share {ownership.MOST_SHARES:,} keys and prefixes with {user} already, the most that counts",
+                f"you share {rights.MOST_SHARES:,} keys and prefixes with {user} already, the most that counts",
                 hint="share a prefix of many keys: rmgr store share --prefix",
             )
         deeds.put_share(self._store, share)
@@ -321,7 +320,7 @@ class Values:
     def shares(self) -> list[ValueShare]:
         """What you share, and what others share with you, by owner and key. Cost: a read each."""
         deeds = self._deeds_or_refuse()
-        mine, told = {deeds.me.name, ownership.ALL}, deeds.read_shares(self._store)
+        mine, told = {deeds.me.name, rights.ALL}, deeds.read_shares(self._store)
         seen = (one for one in told if deeds.me.is_free or one.owner == deeds.me.name or one.user in mine)
         return sorted(seen, key=lambda one: (one.owner, one.key, one.user))
 
@@ -348,7 +347,7 @@ class Values:
         return self.deeds
 
     def _share(self, deeds: Deeds, key: str, user: str, *, write: bool = False, is_prefix: bool = False) -> ValueShare:
-        whom = ownership.ALL if user == ownership.ANYBODY else check_name(user)
+        whom = rights.ALL if user == rights.TRUST_ANYBODY else check_name(user)
         return ValueShare(owner=deeds.me.name, user=whom, key=keys.check_user_key(key), is_prefix=is_prefix, write=write)
 
     def keys(self, prefix: str = "", *, timeout: float = 30.0) -> list[str]:
@@ -498,7 +497,7 @@ class Values:
 
     def _origin(self, key: str, pointer: Pointer, about: About) -> str:
         """The row of an output, as its deed says it."""
-        deed = ownership.deed_of(about)
+        deed = rights.deed_of(about)
         row = deed.row if deed is not None else ""
         if not keys.is_output_of(row, pointer):
             raise DataLost(f"the gateway has sent another value than that of {key!r}", hint="read it again; rmgr doctor")

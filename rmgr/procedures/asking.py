@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rmgr.coord.ops import request as request_ops
+from rmgr.coord import validity
+from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.tasks.request import StopRequest
 
@@ -17,7 +17,7 @@ def send_stop(coordinator: Coordinator, guid: str, request: StopRequest, *, time
     guid: drawn by who asks; sent again, it is the same request. `read_stop` tells what came of it, as soon as somebody leads.
     Raises: CoordinationUnavailable.
     """
-    outcome = coordinator.commit(request_ops.ask(guid, request), timeout_s=timeout_s).result(timeout_s + 1)
+    outcome = coordinator.commit(leader_ops.ask_leader(guid, request), timeout_s=timeout_s).result(timeout_s + 1)
     is_there = isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS  # sent again
     if not (isinstance(outcome, Committed) or is_there):
         raise CoordinationUnavailable(f"the leader could not be asked: {outcome}", hint="try again")

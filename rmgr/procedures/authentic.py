@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.coord.seal.work import fragment_statement, is_precious, needs_seal
+from rmgr.coord.seal import fragment_statement, is_precious, needs_seal
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.runtime import machine

@@ -13,7 +13,7 @@ from itertools import islice
 
 import msgspec
 
-from rmgr.coord.decisions.gating import words_of
+from rmgr.coord.decisions.changing import words_of
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import cancel_failed, no_outcome, order
 from rmgr.coord.protocol import paths

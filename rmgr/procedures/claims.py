@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rmgr.coord.decisions.ownership import Holder
-from rmgr.coord.decisions.rights import Person
+from rmgr.coord.decisions.rights import Holder, Person
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import NOTHING, About, Encoding

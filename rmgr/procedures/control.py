@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from operator import eq
 from typing import Protocol
 
-from rmgr.coord.decisions import gating
-from rmgr.coord.decisions.gating import ITS_USER, Doer
+from rmgr.coord import validity
+from rmgr.coord.decisions import changing
+from rmgr.coord.decisions.changing import ITS_USER, Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Multi, Unknown
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotFound
 from rmgr.model.tasks.submission import Submission
 from rmgr.runtime import machine
@@ -49,22 +49,22 @@ def cancel_submission(
 
     Raises: NotFound, CoordinationUnavailable.
     """
-    return _change(connection, number, lambda record: gating.cancelled(record, detail, doer), timeout_s)
+    return _change(connection, number, lambda record: changing.cancelled(record, detail, doer), timeout_s)
 
 
 def hold_submission(
     connection: HasCoordinator, number: int, *, detail: str = "", doer: Doer = ITS_USER, timeout_s: float = 30.0
 ) -> Changed:
     """HOLD: nothing more of it starts until it is released; what runs goes on. Raises as `cancel_submission`."""
-    return _change(connection, number, lambda record: gating.held(record, detail, doer), timeout_s)
+    return _change(connection, number, lambda record: changing.held(record, detail, doer), timeout_s)
 
 
 def release_submission(connection: HasCoordinator, number: int, *, doer: Doer = ITS_USER, timeout_s: float = 30.0) -> Changed:
     """RELEASE: after a hold; operators alone release an operator's. One that waited for others before waits for them again."""
-    return _change(connection, number, lambda record: gating.released(record, doer), timeout_s)
+    return _change(connection, number, lambda record: changing.released(record, doer), timeout_s)
 
 
-def _change(connection: HasCoordinator, number: int, decide: Callable[[Submission], gating.Change | str], timeout_s: float) -> Changed:
+def _change(connection: HasCoordinator, number: int, decide: Callable[[Submission], changing.Change | str], timeout_s: float) -> Changed:
     def gated(_: Coordinator, record: Submission, version: int, _left_s: float) -> tuple[Submission, Multi] | str:
         change = decide(record)
         if isinstance(change, str):

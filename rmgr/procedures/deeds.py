@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.coord.decisions import ownership
-from rmgr.coord.decisions.ownership import ALL, Deed, Holder, Look, ValueShare
-from rmgr.coord.decisions.rights import Person
+from rmgr.coord.decisions import rights
+from rmgr.coord.decisions.rights import ALL, Deed, Holder, Look, Person, ValueShare
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import About, Encoding, Store
-from rmgr.coord.seal.tree import NotSealed, opened, sign_together
+from rmgr.coord.seal import NotSealed, opened, sign_together
 from rmgr.errors import UsageError
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.cluster.queue import SHARED, ClusterSettings
@@ -85,13 +84,13 @@ class Deeds:
     def notes(self, rows: Sequence[tuple[str, bytes, str]], encoding: Encoding) -> list[bytes]:
         """Notes of several values, by row, SHA-256 and owner ("" = oneself), which share a signature. Cost: 0.05 ms, and 5 us each."""
         mine, made_s = self._publish(), int(machine.wall_s())
-        deeds = [ownership.deed(row, owner or self.me.name, mine.identity.key_id, made_s) for row, _, owner in rows]
+        deeds = [rights.deed(row, owner or self.me.name, mine.identity.key_id, made_s) for row, _, owner in rows]
         told = [
-            ownership.statement(deed, row, encoding, digest, cluster_id=self._cluster_id)
+            rights.deed_statement(deed, row, encoding, digest, cluster_id=self._cluster_id)
             for deed, (row, digest, _) in zip(deeds, rows, strict=True)
         ]
         signed = zip(deeds, sign_together(told, mine.sign), strict=True)
-        return [ownership.encode_deed(msgspec.structs.replace(deed, signature=signature)) for deed, signature in signed]
+        return [rights.encode_deed(msgspec.structs.replace(deed, signature=signature)) for deed, signature in signed]
 
     # -- verifying
 
@@ -117,21 +116,21 @@ class Deeds:
     def check_read(self, store: Store, key: str, row: str, about: About, person: Person | None = None) -> Holder:
         """Whose it is. Raises PermissionDenied unless the person may read it; key: as users call it."""
         look = self.look(store, row, about, person)
-        ownership.check_read(look, key)
+        rights.check_read(look, key)
         return look.holder
 
     def check_write(self, store: Store, key: str, row: str, about: About, person: Person | None = None) -> Holder:
         """Whose it is. Raises PermissionDenied unless the person may replace and delete it."""
         look = self.look(store, row, about, person)
-        ownership.check_write(look, key)
+        rights.check_write(look, key)
         return look.holder
 
     def check_pickle(self, key: str, holder: Holder, trust: Collection[str]) -> None:
         """See `ownership.check_pickle`, of oneself in Python."""
-        ownership.check_pickle(self.me, key, holder, trust, how=f'if you trust {{who}}: store.get({key!r}, trust="{{who}}")')
+        rights.check_pickle(self.me, key, holder, trust, how=f'if you trust {{who}}: store.get({key!r}, trust="{{who}}")')
 
     def _holder(self, store: Store, row: str, about: About) -> Holder:
-        deed = ownership.decode_deed(about.note)
+        deed = rights.decode_deed(about.note)
         who = self._signer(deed, row, about)
         if keys.family(row) in keys.OUTPUTS:
             if who.role is not Role.STARTER:
@@ -150,7 +149,7 @@ class Deeds:
 
     def _signer(self, deed: Deed, row: str, about: About) -> Identity:
         """Who has signed a deed. Raises NotSealed."""
-        statement = ownership.statement(deed, row, about.encoding, about.sha256, cluster_id=self._cluster_id)
+        statement = rights.deed_statement(deed, row, about.encoding, about.sha256, cluster_id=self._cluster_id)
         signature, signed = opened(deed.signature, statement)
         dated = keys.family(row) in keys.OUTPUTS  # what a node has written outlives it: nodes come and go, values stay
         is_mine = deed.key_id == self._credentials.identity.key_id
@@ -189,7 +188,7 @@ class Deeds:
             known = self._shares.get((owner, user))
         if known is not None and now_s < known.until_s and (not key or any(one.covers(key) for one in known.shares)):
             return known.shares
-        told = (islice(self.read_shares(store, keys.shares_of(owner, who)), ownership.MOST_SHARES) for who in (user, ALL) if who)
+        told = (islice(self.read_shares(store, keys.shares_of(owner, who)), rights.MOST_SHARES) for who in (user, ALL) if who)
         found = tuple(chain.from_iterable(told))
         with self._lock:
             self._shares[owner, user] = _Shared(found, until_s=now_s + SHARES_S)
@@ -209,14 +208,14 @@ class Deeds:
                     data, about = found[row]
                     with suppress(NotSealed, UsageError):
                         if data is not None and self._holder(store, row, about).owner == keys.parse_share(row)[0]:
-                            yield ownership.decode_share(row, data)
+                            yield rights.decode_share(row, data)
             if len(names) < _PAGE:
                 return
             after = names[-1]
 
     def put_share(self, store: Store, share: ValueShare) -> None:
         """From now on the user may; replaces what was said of the same key and user."""
-        store.put(share.row, ownership.encode_share(share), note=self.noted(share.row, Encoding.RAW, owner=share.owner))
+        store.put(share.row, rights.encode_share(share), note=self.noted(share.row, Encoding.RAW, owner=share.owner))
         self.forget_shares()
 
     def forget_shares(self) -> None:

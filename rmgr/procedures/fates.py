@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rmgr.coord.decisions.ends import EndFold
-from rmgr.coord.ops.owner import reign_of
+from rmgr.coord import validity
+from rmgr.coord.decisions.progress import EndFold
+from rmgr.coord.ops.membership import reign_of
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.coord.validity import records as validity
 from rmgr.errors import PermissionDenied
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from rmgr.coord.decisions.dependencies import SubmissionEnd
+from rmgr.coord.decisions.keeping import SubmissionEnd
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.views.closing import decode_ending, decode_summary

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rmgr.coord.decisions.ends import EndFold
-from rmgr.coord.ops.owner import reign_of
+from rmgr.coord import validity
+from rmgr.coord.decisions.progress import EndFold
+from rmgr.coord.ops.membership import reign_of
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.ports import Coordinator, Store
-from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment

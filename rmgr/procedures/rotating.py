@@ -16,7 +16,7 @@ from rmgr.adapters.identity.sealing import seal_secret
 from rmgr.adapters.zookeeper.acl import RoleLists
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import check_tree
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict
 from rmgr.coord.protocol.records import decode_record
@@ -87,7 +87,7 @@ def _publish(coordinator: ZkCoordinator, authority: Authority, role: Role, ids: 
     record = AclRecord(generation=before.generation + 1, roles=roles)
     secret: SealedSecret = seal_secret(authority.secrets[Role.WATCHDOG], role, record.generation, authority.secrets[role])
     known = {role.value: sealed.version} if sealed is not None else {}
-    multi = join_ops.publish_acl(record, found.version if found is not None else None, {role.value: secret}, known)
+    multi = membership.publish_acl(record, found.version if found is not None else None, {role.value: secret}, known)
     outcome = coordinator.commit(multi, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
     if isinstance(outcome, Conflict):
         raise StateConflict("somebody else rotates secrets at the same time", hint="type the command again")

@@ -15,7 +15,7 @@ import msgspec
 
 from rmgr.adapters.identity import invitation
 from rmgr.adapters.identity.pki import Authority, issue, verify_certificate
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator
@@ -78,7 +78,7 @@ def invite(
         expires_us=int(((now_s or machine.wall_s)() + lasts_s) * 1e6),
         sealed=base64.b64encode(invitation.seal_files(token.key, purpose(draft.name), files)).decode(),
     )
-    _commit(coordinator, join_ops.invite(record))
+    _commit(coordinator, membership.invite(record))
     return invitation.encode(token)
 
 
@@ -93,7 +93,7 @@ def withdraw(coordinator: Coordinator, *, name: str = "", now_s: float | None = 
     gone = []
     for record, version in _invitations(coordinator):
         if (record.name == name and not record.redeemed) or record.expires_us < now_us:
-            _commit(coordinator, join_ops.withdraw(record.id, version))
+            _commit(coordinator, membership.withdraw(record.id, version))
             gone.append(record)
     return gone
 
@@ -171,7 +171,7 @@ def revoke(
         record = Revocation(
             key_id=who.key_id, name=who.name, role=who.role, by=by, since_us=since_us, reason=reason, work=told, others=others
         )
-        outcome = _committed(coordinator, join_ops.revoke(record))
+        outcome = _committed(coordinator, membership.revoke(record))
         if isinstance(outcome, Conflict) and outcome.kind is not ConflictKind.NODE_EXISTS:
             raise StateConflict(f"{whom} could not be revoked: {outcome.kind} at {outcome.path}", hint="rmgr doctor")
         made.append(_said_again(coordinator, record, work) if isinstance(outcome, Conflict) else record)
@@ -192,7 +192,7 @@ def _said_again(coordinator: Coordinator, record: Revocation, work: RevokedWork 
         changed = replace(changed, work=work.value, before=old.work)
     if changed == old:
         return old
-    _commit(coordinator, join_ops.change_revoked(changed, found.version))
+    _commit(coordinator, membership.change_revoked(changed, found.version))
     return changed
 
 

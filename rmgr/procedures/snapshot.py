@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from rmgr.coord.decisions.ends import stated
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord import validity
+from rmgr.coord.decisions.progress import Progress, stated
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_block, decode_failed, read_fragment
-from rmgr.coord.validity import records as validity
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotFound, PermissionDenied, WrongCluster
 from rmgr.model.base.units import format_duration

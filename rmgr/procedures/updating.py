@@ -1,4 +1,4 @@
-"""UPDATE: other terms for a submission that was sent: who may change what is said by `coord/decisions/amending.py`, once here, once more by
+"""UPDATE: other terms for a submission that was sent: who may change what is said by `coord/decisions/changing.py`, once here, once more by
 the gateway. The leader renames its blocks, places its jobs anew, and tells nodes of the time limit of what runs.
 """
 
@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rmgr.coord.decisions import amending
-from rmgr.coord.decisions.gating import Doer
+from rmgr.coord import validity
+from rmgr.coord.decisions import changing
+from rmgr.coord.decisions.changing import Doer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Multi
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import encode_record
-from rmgr.coord.validity import records as validity
 from rmgr.errors import InvalidRecord, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import NodeRecord
@@ -45,14 +45,14 @@ def update_submission(
 
     def decide(coordinator: Coordinator, record: Submission, version: int, left_s: float) -> tuple[Submission, Multi] | str:
         standing, waiting = _standing(coordinator, record, terms, left_s)
-        change = amending.amended(record, terms, doer, standing)
+        change = changing.amended(record, terms, doer, standing)
         if isinstance(change, str):
             return change
         made = change.record
         settings, nodes = read_settings(coordinator, timeout_s=left_s), _nodes(coordinator, left_s)
         check_changed(made, made.changes[-1].terms, settings, nodes)
         if sign is not None:
-            made = amending.signed(made, sign(number, made.changes[-1]))
+            made = changing.signed(made, sign(number, made.changes[-1]))
         _check_record(made)
         if len(waiting) > _MOST_WAITING:
             return f"it waits in {counted(len(waiting), 'block')}, and none of so many may start meanwhile: rmgr hold {number} first"
@@ -74,7 +74,7 @@ def _has_come(mine: Submission, record: Submission) -> bool:
     return record.changes[: len(mine.changes)] == mine.changes
 
 
-def _standing(coordinator: Coordinator, record: Submission, terms: Terms, timeout_s: float) -> tuple[amending.Standing, list[str]]:
+def _standing(coordinator: Coordinator, record: Submission, terms: Terms, timeout_s: float) -> tuple[changing.Standing, list[str]]:
     """What of it waits and runs; paths of the blocks of which none may start in the moment of the change."""
     number = record.id
     [tail] = fetch([paths.tail(number)], coordinator.get, timeout_s=timeout_s)
@@ -86,14 +86,14 @@ def _standing(coordinator: Coordinator, record: Submission, terms: Terms, timeou
         for name, key in sorted(paths.blocks_in(names), key=lambda one: paths.claim_order(one[0])) if key.submission == number
     ]  # fmt: skip
     if grows or failed or blocks:
-        may_move = not (grows or failed or amending.OF_STILL.isdisjoint(terms.said()))
+        may_move = not (grows or failed or changing.OF_STILL.isdisjoint(terms.said()))
         is_still = may_move and _is_all(coordinator, record.id, blocks, timeout_s)
         if is_still and record.phase is not Phase.OPEN:
-            return amending.Standing(waits=True), []  # nothing starts before its record is another one
-        return amending.Standing(waits=True, is_still=is_still), [] if grows or failed else blocks if is_still else blocks[-1:]
+            return changing.Standing(waits=True), []  # nothing starts before its record is another one
+        return changing.Standing(waits=True, is_still=is_still), [] if grows or failed else blocks if is_still else blocks[-1:]
     lists = fetch([paths.running_node(node) for node in nodes or ()], coordinator.children, timeout_s=timeout_s)
     runs = any(key.submission == number for names in lists for _, key in paths.blocks_in(names))
-    return amending.Standing(waits=False, runs=runs, is_still=False), []
+    return changing.Standing(waits=False, runs=runs, is_still=False), []
 
 
 def _is_all(coordinator: Coordinator, number: int, blocks: list[str], timeout_s: float) -> bool:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from rmgr.coord import validity
 from rmgr.coord.decisions.rights import Person, may
+from rmgr.coord.nonces import place_of
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.coord.seal.nonces import place_of
-from rmgr.coord.validity import records as validity
 from rmgr.coord.views import answers as views
 from rmgr.coord.views.health import with_part
 from rmgr.coord.views.snapshot import ClusterSnapshot

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, RmgrError, Unavailable
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Paged

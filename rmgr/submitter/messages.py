@@ -15,11 +15,11 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 
 from rmgr.adapters.access.errors import named_error
+from rmgr.coord import validity
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
-from rmgr.coord.validity import records as validity
 from rmgr.errors import InvalidRecord, RmgrError
 from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.outcome import Fragment

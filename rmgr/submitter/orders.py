@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.identity.trust import publish_certificate
-from rmgr.coord.decisions.gating import Doer, cancel_words
+from rmgr.coord import validity
+from rmgr.coord.decisions.changing import Doer, cancel_words
 from rmgr.coord.decisions.keeping import cancel_reason
-from rmgr.coord.decisions.view import Progress, overall_state
-from rmgr.coord.ops import operator as operator_ops
+from rmgr.coord.decisions.progress import Progress, overall_state
+from rmgr.coord.ops import membership
 from rmgr.coord.ops.leader import order
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi
-from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, StateConflict
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
@@ -221,7 +221,7 @@ def _drain(on: Answers, question: q.DrainNode, timeout_s: float) -> None:
 
     def attempt() -> Multi:
         found = read_drain(on, question.node, timeout_s)
-        return operator_ops.drain(record, found[1] if found is not None else None)
+        return membership.drain(record, found[1] if found is not None else None)
 
     _commit(on, attempt, f"the drain of {question.node}", timeout_s)
 
@@ -234,7 +234,7 @@ def _resume(on: Answers, question: q.ResumeNode, timeout_s: float) -> bool:
 
     def attempt() -> Multi | None:
         found = read_drain(on, question.node, timeout_s)
-        return operator_ops.resume(record, found[1]) if found is not None else None
+        return membership.resume(record, found[1]) if found is not None else None
 
     _commit(on, attempt, f"the drain of {question.node}", timeout_s)
     return True
@@ -257,7 +257,7 @@ def _forget(on: Answers, question: q.ForgetNode, timeout_s: float) -> None:
         if record.key_id and on.get(paths.revoked(record.key_id), timeout_s) is None:
             told = f"the credentials of {name} are still believed"
             raise StateConflict(told, hint=f"rmgr admin revoke {name} --role starter; then this again")
-        return operator_ops.forget(record, found.version)
+        return membership.forget(record, found.version)
 
     try:
         _commit(on, attempt, f"the record of {name}", timeout_s)
@@ -294,7 +294,7 @@ def _apply(on: Answers, question: q.ApplySettings, timeout_s: float) -> None:
                     )
     directories = [path for queue in settings.queues for path in (paths.pending(queue.name), paths.held(queue.name))]
     on.coordinator.ensure(directories, timeout_s=timeout_s)
-    match on.coordinator.commit(operator_ops.set_settings(settings, question.version), timeout_s=timeout_s).result(timeout_s + 5.0):
+    match on.coordinator.commit(membership.set_settings(settings, question.version), timeout_s=timeout_s).result(timeout_s + 5.0):
         case Committed():
             return
         case Conflict():

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rmgr.coord.ops import owner as owner_ops
-from rmgr.coord.ops.owner import is_owner, take_ownership, taken_over
+from rmgr.coord import validity
+from rmgr.coord.ops import membership
+from rmgr.coord.ops.membership import is_owner, take_ownership, taken_over
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import SessionState
-from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Phase
@@ -65,7 +65,7 @@ class OwnerEntry:
         """The owner has gone, while the session goes on: the leader, or who wants them, may have its submissions."""
         self._wanted = False
         if self._path and self._session == self._submitter.coordinator.session_id:
-            self._submitter.coordinator.commit(owner_ops.leave(self._path))
+            self._submitter.coordinator.commit(membership.leave(self._path))
         self._path = ""
 
     def _make(self) -> Story[None]:
@@ -75,7 +75,7 @@ class OwnerEntry:
             if session == self._session:
                 return
             try:
-                outcome = yield coordinator.commit(owner_ops.enter(self._entry), timeout_s=5.0)
+                outcome = yield coordinator.commit(membership.enter(self._entry), timeout_s=5.0)
             except RmgrError:
                 outcome = None
             if isinstance(outcome, Committed):

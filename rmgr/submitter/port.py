@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
+from rmgr.coord import validity
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol.ports import SessionState
-from rmgr.coord.validity import records as validity
 from rmgr.errors import InvalidRecord, RmgrError, UsageError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings

@@ -1,4 +1,4 @@
-"""The resubmit rule, carried out by the owner: attempts that ended FAILED wait again, or end, as `coord/ops/rules.py` says.
+"""The resubmit rule, carried out by the owner: attempts that ended FAILED wait again, or end, as `coord/ops/leader.py` says.
 
 Watches `failed/` of one submission. Names are deterministic, so the leader may act on the same record: the one that
 comes second finds it gone. Back-off is counted from when the record was seen; a successor starts it again.
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.coord.ops.leader import resubmit
-from rmgr.coord.ops.rules import Again, rule
+from rmgr.coord.ops.leader import Again, resubmit, rule
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_block, decode_failed

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
+from rmgr.coord import nonces, validity
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.seal import nonces
-from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, SubmitUnknown, UsageError, WrongCluster
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine

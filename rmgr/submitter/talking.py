@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from rmgr.adapters.gateway.talk import LOOK_S, Outbox, TalkLink
 from rmgr.adapters.rpc.gateways import Gateways
+from rmgr.coord import validity
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, RmgrError, Throttled, UsageError
 from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.node import NodeRecord, SubmitterEntry

@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from rmgr.coord import validity
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Stamped, Unknown
-from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, RequestTooLarge, RmgrError, StateConflict, Unavailable
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.block import MAX_TASKS

@@ -8,8 +8,7 @@ from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 
-from rmgr.coord.protocol.records import cut, unpack
-from rmgr.coord.protocol.skew import is_deep
+from rmgr.coord.protocol.records import cut, is_deep, unpack
 from rmgr.errors import RequestTooLarge, Unavailable, UsageError
 from rmgr.model.wire.decoders import msgpack_decoder
 from rmgr.submitter.questions import Question

@@ -20,12 +20,12 @@ from rmgr.adapters.identity.trust import publish
 from rmgr.client.connection import connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import membership
 from rmgr.coord.ops.work import HANDED_SEQ
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_fragment, encode_fragment, encode_outcomes, encode_payloads
-from rmgr.coord.seal.work import seal_fragment
+from rmgr.coord.seal import seal_fragment
 from rmgr.errors import DataLost, RmgrError, TaskFailed
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
@@ -226,13 +226,13 @@ def test_a_revoked_key_starts_nothing_any_more(scene: Scene) -> None:
         admin = Person(scene.cluster, Role.ADMIN, "admin")
         try:
             gone = Revocation(key_id=key_id, name=name, role=Role.USER, by="admin", since_us=1)
-            outcome = admin.zk.commit(join_ops.revoke(gone)).result(60)
+            outcome = admin.zk.commit(membership.revoke(gone)).result(60)
             assert isinstance(outcome, Committed), outcome
         finally:
             admin.zk.close()
         number = scene.submit(signer=scene.signer(eve))
         refused(scene, number, "revoked")
-        denied = eve.zk.commit(join_ops.revoke(replace(gone, key_id="1" * 32)))
+        denied = eve.zk.commit(membership.revoke(replace(gone, key_id="1" * 32)))
         with pytest.raises(RmgrError):  # nobody but the admin revokes
             denied.result(60)
     finally:

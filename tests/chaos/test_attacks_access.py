@@ -17,7 +17,7 @@ from rmgr.adapters.identity.invitation import decode, tls_pair
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.zookeeper.client import Acl, ZkCoordinator, four_letter
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord.protocol import paths, quotas
+from rmgr.coord.protocol import acl, paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Multi, Op, Set
 from rmgr.dev.cluster import CHROOT
 from rmgr.dev.zookeeper import ZooKeeperServer
@@ -75,7 +75,7 @@ def test_nobody_but_the_admin_and_watchdogs_changes_a_quota(scene: Scene, strang
                     client.commit(attempt(op)).result(60)
             found = client.get(limit).result(60)
             assert found is not None
-            assert found.data == quotas.encode(quotas.limits(HEAP_MIB)[paths.SUBS])
+            assert found.data == acl.encode(acl.limits(HEAP_MIB)[paths.SUBS])
 
 
 @pytest.mark.parametrize("word", ["conf", "cons", "crst", "dump", "envi", "mntr", "stat", "srst", "wchs", "wchc", "wchp", "dirs"])
@@ -104,7 +104,7 @@ def test_znodes_transactions_and_logs_are_nobody_elses_to_read(scene: Scene) -> 
 
 def fill(person: Person, root: str, *, size: int) -> list[str]:
     """Makes znodes of `size` bytes below `root` until ZooKeeper refuses; returns them. Fails when it never does."""
-    quota = quotas.limits(HEAP_MIB)[root]
+    quota = acl.limits(HEAP_MIB)[root]
     most = 2 * min(quota.znodes, quota.data_bytes // max(1, size)) + 1000
     made: list[str] = []
     batch = max(1, min(100, 200_000 // (size + 200)))
@@ -135,7 +135,7 @@ def test_who_fills_a_subtree_is_refused_and_others_work_goes_on(scene: Scene, ro
     try:
         [outcome] = scene.outcomes(scene.submit())
         assert outcome.state is State.COMPLETED
-        assert len(made) * size <= quotas.limits(HEAP_MIB)[root].data_bytes + 300_000
+        assert len(made) * size <= acl.limits(HEAP_MIB)[root].data_bytes + 300_000
     finally:
         remove(scene, made)
 

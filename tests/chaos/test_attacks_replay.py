@@ -13,14 +13,14 @@ from dataclasses import replace
 
 import pytest
 
+from rmgr.coord import nonces
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import no_outcome
-from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.ops.work import HANDED_SEQ
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_fragment, encode_record
-from rmgr.coord.seal import nonces
 from rmgr.daemons.leader.submissions.subs import LISTS_S
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State

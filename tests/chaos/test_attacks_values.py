@@ -22,7 +22,7 @@ from rmgr.client.connection import Connection, connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.values import Values
 from rmgr.config import ClusterConfig, Config, SecurityConfig
-from rmgr.coord.decisions.ownership import ValueShare
+from rmgr.coord.decisions.rights import ValueShare
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, PermissionDenied, RmgrError, TaskFailed

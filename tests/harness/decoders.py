@@ -26,9 +26,9 @@ from rmgr.adapters.identity import invitation
 from rmgr.adapters.rpc.convert import from_message
 from rmgr.cli.control.settings import parse_settings
 from rmgr.cli.submit import jobs_file
-from rmgr.coord.decisions import ownership
+from rmgr.coord.decisions import rights
 from rmgr.coord.protocol import keys, records
-from rmgr.coord.seal.tree import NotSealed
+from rmgr.coord.seal import NotSealed
 from rmgr.coord.views import closing
 from rmgr.daemons.leader.records import records as placing
 from rmgr.daemons.service import written
@@ -142,7 +142,7 @@ def _files_of(data: bytes) -> object:
 
 
 _SUBMISSION = RECORDS["submission_python"]
-_SHARE = ownership.ValueShare(owner="ana", user="bob", key="k", write=True)
+_SHARE = rights.ValueShare(owner="ana", user="bob", key="k", write=True)
 _VIEW = b'{"id":1,"name":"x","user":"u","queue":"q","state":"COMPLETED"}'
 _TOML = b'default_queue = "a"\n[queues.a]\ndispatch = "pull"\n[limits]\n'
 _CONFIG = b'[cluster]\nzk = "127.0.0.1:2181"\n[log]\n'
@@ -195,7 +195,7 @@ DECODERS = (
     ),
     Decoder(
         name="what a newer release wrote",
-        module="coord/protocol/skew.py",
+        module=_OF_RECORDS,
         decode=lambda data: _record(Tail)(b'{"later":' + data + b',"next":1}'),
         raises=(WrongCluster,),
         form=Form.JSON,
@@ -206,19 +206,19 @@ DECODERS = (
     Decoder(name="names of rows", module="coord/protocol/keys.py", decode=_names, raises=(), form=Form.BYTES, sample=b"out/42/7/1/0"),
     Decoder(
         name="deed",
-        module="coord/decisions/ownership.py",
-        decode=ownership.decode_deed,
+        module="coord/decisions/rights.py",
+        decode=rights.decode_deed,
         raises=(NotSealed,),
         form=Form.MSGPACK,
-        kind=ownership.Deed,
+        kind=rights.Deed,
     ),
     Decoder(
         name="share",
-        module="coord/decisions/ownership.py",
-        decode=lambda data: ownership.decode_share(_SHARE.row, data),
+        module="coord/decisions/rights.py",
+        decode=lambda data: rights.decode_share(_SHARE.row, data),
         raises=(NotSealed,),
         form=Form.JSON,
-        sample=ownership.encode_share(_SHARE),
+        sample=rights.encode_share(_SHARE),
     ),
     *(
         Decoder(name=name, module="submitter/messages.py", decode=decode, raises=(InvalidRecord,), form=Form.MSGPACK, kind=kind)

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from rmgr.client.submission.read_fragments import ReadFragments
+from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_fragment
-from rmgr.coord.validity import records as validity
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment, Outcome

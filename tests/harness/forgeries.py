@@ -8,7 +8,7 @@ from typing import Any
 
 from rmgr.adapters.identity.pki import issue, make_ca
 from rmgr.adapters.identity.trust import publish
-from rmgr.coord.seal.work import seal_blocks, spec_digest
+from rmgr.coord.seal import seal_blocks, spec_digest
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Submission

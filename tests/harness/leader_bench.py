@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from rmgr.coord.decisions import election
-from rmgr.coord.ops import owner as owner_ops
+from rmgr.coord.decisions import liveness
+from rmgr.coord.ops import membership
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import take_over
 from rmgr.coord.protocol import paths
@@ -190,7 +190,7 @@ class Submitter:
         self.guid = f"o{next(_guids)}"
 
     def enter(self, user: str = "") -> None:
-        committed(self.coordinator, owner_ops.enter(SubmitterEntry(guid=self.guid, host="h", pid=1, since_us=1, user=user)))
+        committed(self.coordinator, membership.enter(SubmitterEntry(guid=self.guid, host="h", pid=1, since_us=1, user=user)))
 
     def submit(
         self,
@@ -383,13 +383,13 @@ class Bench:
         """Candidate, take-over, leadership; what follows from it has happened when this returns."""
         coordinator = coordinator or self.leader_coordinator
         guid = f"w{next(_guids)}"
-        committed(coordinator, election.stand(guid, EpochRecord()))
+        committed(coordinator, liveness.stand(guid, EpochRecord()))
         name = next(item for item in self.look.names(paths.WATCHDOGS) if paths.entry_guid(item) == guid)
         found = self.outside.get(paths.EPOCH).result(60)
         old = EpochRecord() if found is None else decode_record(found.data, EpochRecord)
         record = replace(old, epoch=old.epoch + 1, leader=guid, candidate=name)
         multi = take_over(name, record, None if found is None else found.version)
-        version = election.epoch_version(multi, committed(coordinator, multi))
+        version = liveness.epoch_version(multi, committed(coordinator, multi))
         context = LeaderContext(
             coordinator,
             self.store,

@@ -9,7 +9,7 @@ from typing import Any
 
 from rmgr.coord.protocol import paths, records
 from rmgr.coord.protocol.multi import Multi, Outcome
-from rmgr.coord.seal.work import block_statement, spec_digest
+from rmgr.coord.seal import block_statement, spec_digest
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.block import BlockData, BlockKey, pending_indices
 from rmgr.model.tasks.outcome import Fragment

@@ -7,14 +7,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.coord.decisions.amending import amended
-from rmgr.coord.decisions.gating import Change, Doer, held, released
+from rmgr.coord import validity
+from rmgr.coord.decisions.changing import Change, Doer, amended, held, released
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
-from rmgr.coord.validity import records as validity
 from rmgr.model.tasks.amendments import key_now
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.placing import Allocation

@@ -21,8 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rmgr.coord.calls import caller
 from rmgr.coord.calls.caller import Calling, Numbers, next_step
-from rmgr.coord.calls.ledger import CallId, Drop, Ending, Fetch, Joined, Kill, Ledger, Life, Outcome, Refused
-from rmgr.coord.calls.lives import Lives, Standing
+from rmgr.coord.calls.ledger import CallId, Drop, Ending, Fetch, Joined, Kill, Ledger, Life, Lives, Outcome, Refused, Standing
 
 S = 1_000_000
 picks = st.integers(0, 1_000)

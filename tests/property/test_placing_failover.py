@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.leader.records.records import decode_records
@@ -164,7 +164,7 @@ def stop(starter: Starter, node: str, key: BlockKey, *orders: str, queue: str = 
     assert found is not None
     past = PastAttempt(attempt=key.attempt, node=node, reason=Reason.MIGRATED)
     data, version = decode_block(found.data), starter.versions[node]
-    multi, _ = stop_ops.stop(node, version, queue, key, data, found.version, past=past, stamp=f"{node}{key.attempt}", orders=orders)
+    multi, _ = place_ops.stop(node, version, queue, key, data, found.version, past=past, stamp=f"{node}{key.attempt}", orders=orders)
     committed(starter.coordinator, multi)
 
 

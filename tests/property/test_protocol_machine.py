@@ -20,12 +20,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from protocol_world import LEADERS, NODES, QUEUE, Actor, Held, World, decode_block, decode_record, signed_by
 
 from rmgr.coord.ops import leader as leader_ops
-from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome
 from rmgr.coord.protocol.records import decode_failed, encode_record
-from rmgr.coord.seal.work import seal_blocks
+from rmgr.coord.seal import seal_blocks
 from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState, StarterEntry
@@ -320,7 +320,7 @@ class Protocol(World, RuleBasedStateMachine):
         if held is None or held.data.done:
             return
         past = PastAttempt(attempt=held.key.attempt, node=node, reason=Reason.MIGRATED)
-        multi, _ = stop_ops.stop(node, actor.fence, QUEUE, held.key, held.data, held.version, past=past, stamp=self.fresh())
+        multi, _ = place_ops.stop(node, actor.fence, QUEUE, held.key, held.data, held.version, past=past, stamp=self.fresh())
         self.change(actor, held, msgspec.structs.replace(held.data, done=(1 << held.key.count) - 1), multi)
         self.meet(node, fate)
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.records import decode_block, encode_block
-from rmgr.coord.seal.tree import opened
-from rmgr.coord.seal.work import NotSealed, block_statement, seal_blocks
+from rmgr.coord.seal import NotSealed, block_statement, opened, seal_blocks
 from rmgr.model.tasks.block import BlockData, BlockKey
 
 _payloads = st.lists(

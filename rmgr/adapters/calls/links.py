@@ -22,8 +22,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.coord.calls.ledger import Life
-from rmgr.coord.calls.lives import Lives, Standing
+from rmgr.coord.calls.ledger import Life, Lives, Standing
 from rmgr.errors import RmgrError, UsageError, VersionMismatch
 from rmgr.model.base.ids import check_name
 from rmgr.model.calls.arrays import PIECE_BYTES

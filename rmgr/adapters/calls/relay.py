@@ -29,8 +29,7 @@ from rmgr.adapters.access.errors import fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.stalls import Stalls
 from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, VERSION, Links, ServerLink
-from rmgr.coord.calls.ledger import Life
-from rmgr.coord.calls.lives import Standing
+from rmgr.coord.calls.ledger import Life, Standing
 from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionMismatch
 from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb

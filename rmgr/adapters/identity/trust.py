@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from rmgr.coord.ops.join import identify
+from rmgr.coord.ops.membership import identify
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Stamped
 from rmgr.coord.protocol.ports import Coordinator

@@ -16,7 +16,7 @@ from rmgr.adapters.zookeeper.acl import OneList, RoleLists
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.link import ZkSecurity
 from rmgr.adapters.zookeeper.wire import Acl
-from rmgr.coord.protocol import quotas
+from rmgr.coord.protocol import acl
 from rmgr.coord.protocol.acl import ALL, Right
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, StateConflict
@@ -34,7 +34,7 @@ class RootReport:
     """closed: paths whose access list was changed now. quotas: subtrees whose quota was set or changed now."""
 
     closed: tuple[str, ...] = ()
-    quotas: tuple[str, ...] = ()
+    acl: tuple[str, ...] = ()
 
 
 def above(chroot: str) -> list[str]:
@@ -43,7 +43,7 @@ def above(chroot: str) -> list[str]:
     return ["/", *("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts) - 1)), _OWN, _QUOTA]
 
 
-def close_root(hosts: str, chroot: str, security: ZkSecurity, lists: RoleLists, *, heap_mib: int = quotas.HEAP_MIB) -> RootReport:
+def close_root(hosts: str, chroot: str, security: ZkSecurity, lists: RoleLists, *, heap_mib: int = acl.HEAP_MIB) -> RootReport:
     """Closes what lies above `chroot`, and sets the quotas of the cluster there. Idempotent. Cost: 50 requests in one session.
 
     Args:
@@ -64,24 +64,24 @@ class RootLook:
     """is_open: anybody may create below `/`. used: subtree -> (what is there, what may be), for those that have a quota."""
 
     is_open: bool
-    used: Mapping[str, tuple[quotas.Quota, quotas.Quota]]
+    used: Mapping[str, tuple[acl.Quota, acl.Quota]]
 
 
 def look_at_root(hosts: str, chroot: str, security: ZkSecurity | None) -> RootLook:
     """How it stands with `/` and the quotas. Cost: one session. Raises: CoordinationUnavailable, NotConnected."""
     with ZkCoordinator.connect(hosts, "", security=security) as root:
         entries = _allowed(root.access("/", timeout_s=_TIMEOUT_S))
-        used = _used(root, chroot, quotas.SHARES)
+        used = _used(root, chroot, acl.SHARES)
     return RootLook(is_open=any(one.scheme == "world" and one.perms & int(Right.CREATE) for one in entries or ()), used=used)
 
 
-def _used(root: ZkCoordinator, chroot: str, places: Collection[str]) -> dict[str, tuple[quotas.Quota, quotas.Quota]]:
+def _used(root: ZkCoordinator, chroot: str, places: Collection[str]) -> dict[str, tuple[acl.Quota, acl.Quota]]:
     asked = {
         place: [root.get(f"{_QUOTA}/{chroot.strip('/')}{place}/{name}", timeout_s=_TIMEOUT_S) for name in (_STATS, _LIMITS)]
         for place in places
     }
     told = {place: [_allowed(future) for future in futures] for place, futures in asked.items()}
-    return {place: (quotas.decode(there.data), quotas.decode(limit.data)) for place, (there, limit) in told.items() if there and limit}
+    return {place: (acl.decode(there.data), acl.decode(limit.data)) for place, (there, limit) in told.items() if there and limit}
 
 
 def _allowed(answer: Future[T]) -> T | None:
@@ -113,7 +113,7 @@ def _ours(path: str, answer: Future[T]) -> T:
 
 
 def _set_quotas(root: ZkCoordinator, chroot: str, heap_mib: int) -> list[str]:
-    limits = {f"/{chroot.strip('/')}{place}": quotas.encode(quota) for place, quota in quotas.limits(heap_mib).items()}
+    limits = {f"/{chroot.strip('/')}{place}": acl.encode(quota) for place, quota in acl.limits(heap_mib).items()}
     root.ensure([f"{_QUOTA}{path}" for path in limits], timeout_s=_TIMEOUT_S)
     asked = {path: root.get(f"{_QUOTA}{path}/{_LIMITS}", timeout_s=_TIMEOUT_S) for path in limits}
     under_way = {}

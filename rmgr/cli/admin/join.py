@@ -15,7 +15,7 @@ import click
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import SIZE, listed
-from rmgr.coord.protocol.quotas import HEAP_MIB
+from rmgr.coord.protocol.acl import HEAP_MIB
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable, UsageError
 from rmgr.model.cluster.identity import Role, check_name
 
@@ -143,7 +143,7 @@ def _default_directory() -> Path:
 
 def _nonce(where: Path, number: str) -> Path:
     """What this machine calls itself while it redeems a token, kept until it has. One that was cut short is made anew."""
-    from rmgr.coord.ops.join import check_nonce
+    from rmgr.coord.ops.membership import check_nonce
 
     where.mkdir(parents=True, exist_ok=True)
     path = where / f".{number}"

@@ -230,12 +230,12 @@ def _with_own_certificate(session: Session, view: StatusView) -> StatusView:
     mine = session.shown_credentials()
     if mine is None:
         return view
-    from rmgr.coord.views import certificates
+    from rmgr.coord.views import health
     from rmgr.coord.views.health import with_part
 
     who = mine.identity
-    holder = certificates.CertificateHolder(role=who.role.value, name=who.name, is_person=who.is_person)
-    for part in certificates.ending({holder: mine.not_after_s}, now_us() / 1e6):
+    holder = health.CertificateHolder(role=who.role.value, name=who.name, is_person=who.is_person)
+    for part in health.ending({holder: mine.not_after_s}, now_us() / 1e6):
         view = with_part(view, part)
     return view
 

@@ -141,7 +141,7 @@ def _explained_past(job: JobView) -> ExplainView:
 
 def _with_story(session: Session, view: ExplainView, position: int | None) -> ExplainView:
     """A task that runs is explained by what became of its checkpoints and of its claim, too."""
-    from rmgr.coord.decisions.nowhere import CLAIM_WAS_GONE
+    from rmgr.coord.decisions.keeping import CLAIM_WAS_GONE
 
     if view.state not in {State.RUNNING, State.STARTING, State.STOPPING}:
         return view
@@ -215,7 +215,7 @@ def _draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) -
 
 def _changes(job: JobView) -> list[tuple[str, str]]:
     """Who has changed what since it was sent."""
-    from rmgr.coord.views.changes import in_words as changed_in_words
+    from rmgr.coord.views.asked import changes_in_words as changed_in_words
 
     told: list[tuple[str, str]] = []
     for one in job.asked.get("changes", ()):

@@ -17,7 +17,7 @@ from rmgr.cli.words.moments import BEGINS
 from rmgr.cli.words.params import TIME_LIMIT_US, Parsed, listed
 from rmgr.cli.words.placed_options import BEGIN
 from rmgr.cli.words.selectors import Filter
-from rmgr.coord.views.changes import differences, in_words
+from rmgr.coord.views.asked import changes_in_words, differences
 from rmgr.errors import Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.tasks.block import PRIORITY_RANGE
 from rmgr.model.tasks.submission import Dependency, Phase, Terms
@@ -92,7 +92,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
             changed, why = {}, error.message
         except RmgrError:
             for done, what in changes.items():  # before it is said that no more can be done
-                session.note(f"{done}: {in_words(what, clock)}")
+                session.note(f"{done}: {changes_in_words(what, clock)}")
             raise
         if why:
             unchanged[str(number)] = why
@@ -127,7 +127,7 @@ def _tell(session: Session, changes: dict[str, dict[str, Any]], unchanged: dict[
         emit({"changed": list(changes), "unchanged": [{"id": id_, "why": why} for id_, why in unchanged.items()], "changes": told})
         return
     for number, changed in changes.items():
-        sys.stdout.write(f"{number}: {printable(in_words(changed, clock))}\n")
+        sys.stdout.write(f"{number}: {printable(changes_in_words(changed, clock))}\n")
     for number, why in unchanged.items():
         session.note(f"{number}: {why}")
     if not changes and not unchanged:

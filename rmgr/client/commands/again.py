@@ -38,7 +38,7 @@ def check_signature(
 
     Raises: PermissionDenied; CoordinationUnavailable.
     """
-    from rmgr.coord.seal.work import record_statement
+    from rmgr.coord.seal import record_statement
     from rmgr.runtime import machine
 
     key_id, _, signature = record.signature.partition(":")
@@ -68,7 +68,7 @@ def _of_another(record: Submission, asks: Asks, timeout_s: float) -> str:
 
 def _amended_by_others(record: Submission, trust: Trust, cluster_id: str, operators: Sequence[str], timeout_s: float) -> str:
     """Why an amendment of it is not that of somebody who may make it, "" = all are. (What an operator may change, its form says.)"""
-    from rmgr.coord.seal.work import amendment_fault
+    from rmgr.coord.seal import amendment_fault
 
     for change in record.changes:
         key_id, _, signature = change.signature.partition(":")

@@ -326,12 +326,12 @@ def check_inputs(reach: Reach, names: Iterable[str]) -> None:
     """Input keys are there, and may be read. Raises NotFound, PermissionDenied."""
     if not names:
         return
-    from rmgr.coord.decisions.ownership import ANYBODY
+    from rmgr.coord.decisions.rights import TRUST_ANYBODY
     from rmgr.coord.protocol import keys
 
     values, wait_s = reach.values(), reach.left_s(30.0) or 30.0
     for key in names:
-        values.check_input(key, trust=(ANYBODY,), timeout=wait_s)  # a file of bytes: nobody unpickles it
+        values.check_input(key, trust=(TRUST_ANYBODY,), timeout=wait_s)  # a file of bytes: nobody unpickles it
         if reach.data_store().head(keys.named(key), timeout_s=wait_s) is None:
             raise NotFound(
                 f"--input: there is no key {key!r} in the data store", hint=f"rmgr store put {key} FILE; rmgr store ls lists keys"

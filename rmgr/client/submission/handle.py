@@ -17,7 +17,7 @@ from rmgr.client.ports import Listener, TaskSpec
 from rmgr.client.submission.packing import Packed
 from rmgr.client.submission.read_fragments import ReadFragments
 from rmgr.client.submission.sender import Sender
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.progress import Progress
 from rmgr.errors import DeadlineExceeded, KeyExists, QueueFull, RmgrError, StateConflict, SubmitUnknown
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted

@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rmgr.coord.decisions.ends import stated
+from rmgr.coord.decisions.progress import stated
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes
-from rmgr.coord.seal.work import named_digest
+from rmgr.coord.seal import named_digest
 from rmgr.errors import DataLost, RmgrError, Unavailable
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail

@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias, assert_never
 
-from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome
-from rmgr.coord.calls.lives import Standing
+from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome, Standing
 from rmgr.errors import CallFailed, CallLost, CallTimeout, NoServer, RmgrError
 from rmgr.model.base.units import format_duration
 

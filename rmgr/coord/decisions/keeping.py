@@ -6,27 +6,36 @@ is remembered between two questions: a new leader that reads the same facts name
 Who does what: the owner (its Submitter) follows its submission while it lives; the leader stands in for a dead one,
 and for a living one that has not acted for `PATIENCE_S`. Names are deterministic, so two doers never do a thing twice.
 Sweeps, caps, dependencies and the end are the leader's alone: what has ended needs no owner, and changes no more.
+
+A task may be *nowhere*: not final, and covered by no block and no failed range. In the protocol every task is in exactly one of these
+places at any moment, and moves by one multi. So of what was read at one moment, a task that is in none of them has lost its znode:
+somebody deleted it, or ZooKeeper was restored from an older state. That is for good: every multi that could bring the task forward
+(CLAIM, COMPLETE, RETURN, RESUBMIT, ...) needs the znode that is gone, so a late COMPLETE of its old claim conflicts. Its arguments and
+signature went with the block, so nobody can make it again; it ends DATA_LOST. A Starter that still has the block puts its claim back
+before (PUT_BACK), while no task of the submission has been ended this way: NOWHERE raises the version of `/subs/../failed`, which
+PUT_BACK checks, so only one is ever committed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from rmgr.coord.ops.leader import no_outcome
-from rmgr.coord.ops.work import set_record
+from rmgr.coord import nonces
+from rmgr.coord.decisions.progress import Codes
+from rmgr.coord.ops.leader import OUTCOMES_PER_FRAGMENT, epoch_check, no_outcome
+from rmgr.coord.ops.work import fence_check, set_record
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Delete, Gone, Multi
-from rmgr.coord.protocol.records import brief_ends, encode_fragment
-from rmgr.coord.seal import nonces
+from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
+from rmgr.coord.protocol.records import brief_ends, encode_block, encode_fragment
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.amendments import key_now
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import Condition, Dependency, Phase, Submission, Tail
 
 #: A living owner that has not done its part for so long gets help from the leader.
 PATIENCE_S = 30.0
@@ -382,3 +391,158 @@ def unmet(submission: Submission, version: int, detail: str) -> tuple[Submission
     """UNMET: what it waited for can never happen any more."""
     ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
     return ended, set_record(ended, version=version, gate=None, name="UNMET")
+
+
+# -- dependencies: whether what it waits for has happened ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionEnd:
+    """Known end of a submission.
+
+    state: how it ended, None while it has not. spoiled: something of it has FAILED or was CANCELLED already.
+    began: an attempt of it ran, or was lost. known: False when neither ZooKeeper nor the history has heard of it.
+    """
+
+    state: State | None = None
+    spoiled: bool = False
+    began: bool = False
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """All conditions hold: it may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """One condition can never hold any more."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Not decided: these submissions have not ended. `missing`: those of which nothing was told."""
+
+    waits_for: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+
+
+Verdict = Met | Unmet | Open
+
+
+def weigh(after: Sequence[Dependency], endings: Mapping[int, SubmissionEnd]) -> Verdict:
+    """The verdict on a list of dependencies, all of which must hold. Cost: O(dependencies).
+
+    Args:
+        endings: what is known, by submission; one that is not in it has not been looked up.
+    """
+    waits: list[int] = []
+    missing: list[int] = []
+    for item in after:
+        ending = endings.get(item.submission)
+        if ending is None:
+            missing.append(item.submission)
+            continue
+        broken = _broken(item, ending)
+        if broken:
+            return Unmet(f"{item.condition}:{item.submission}: {broken}")
+        if ending.state is None:
+            waits.append(item.submission)
+    return Open(tuple(waits), tuple(missing)) if waits or missing else Met()
+
+
+def is_branch_not_taken(reason: str, detail: str) -> bool:
+    """It was cancelled because what it was to run after the failure of has succeeded: nothing is wrong. (As the leader records it.)"""
+    return reason == Reason.DEPENDENCY_FAILED and detail.startswith(f"{Condition.FAIL}:") and detail.endswith(f" ended {State.COMPLETED}")
+
+
+def _broken(item: Dependency, ending: SubmissionEnd) -> str:
+    if not ending.known:
+        return f"submission {item.submission} is neither in the cluster nor in the history"
+    if item.condition is Condition.OK:
+        if ending.state in {State.FAILED, State.CANCELLED}:
+            return f"submission {item.submission} ended {ending.state}"
+        if ending.spoiled:
+            return f"not all tasks of submission {item.submission} can complete any more"
+    if item.condition is Condition.FAIL:
+        if ending.state is State.COMPLETED:
+            return f"submission {item.submission} ended {State.COMPLETED}"
+        if ending.state is State.CANCELLED and not ending.began:
+            return f"submission {item.submission} was cancelled before anything of it ran"
+    return ""
+
+
+# -- tasks that are nowhere ----------------------------------------------------------------------------------------------------
+
+
+#: Fragments of one multi: together far below the limit of its size.
+FRAGMENTS = 12
+#: Tasks that are looked at in one round, of all submissions, far more than one multi ends.
+MOST_MISSING = 100_000
+#: How the sentence begins that a claim which was put back leaves in the story of its block.
+CLAIM_WAS_GONE = "its claim was nowhere in ZooKeeper"
+#: How a task that was ended this way explains itself.
+ERROR = (
+    "it was nowhere in ZooKeeper: not final, and no block of it waited or ran (its znode was deleted, or ZooKeeper was restored from "
+    "an older state)"
+)
+
+
+def missing_tasks(total: int, settled: Codes, ranges: Iterable[tuple[int, int]], most: int = MOST_MISSING) -> list[int]:
+    """Indices below `total` that are nowhere, ascending, the first `most` of them.
+
+    Args:
+        settled: a code for each task that is final. ranges: (first, count) of all blocks and failed ranges.
+    Cost: O(tasks that are nowhere or final, ranges); nothing for the size of `total`, which its owner may have made up.
+    """
+    found: list[int] = []
+    at = 0
+    for first, count in [*sorted(ranges), (total, 0)]:
+        if at < min(first, total):
+            found += settled.without(at, min(first, total), most - len(found))
+        if len(found) >= most:
+            break
+        at = max(at, first + count)
+    return found
+
+
+def end_missing(
+    submission: Submission,
+    indices: Sequence[int],
+    *,
+    epoch_version: int,
+    version: int,
+    tail_version: int,
+    failed_version: int,
+    stamp: str,
+) -> Multi:
+    """NOWHERE: the first of `indices` end DATA_LOST (with the rest of a cancelled submission: CANCELLED).
+
+    Args:
+        version, tail_version, failed_version: of the record, its tail and its `failed`, read at the moment at which they were nowhere.
+        stamp: fresh random text, so that the bytes prove it.
+    """
+    state, reason, error = State.FAILED, Reason.DATA_LOST, ERROR
+    if submission.phase is Phase.CANCELLED:
+        state, reason, error = State.CANCELLED, cancel_reason(submission), ""
+    number, data = submission.id, stamp.encode()
+    ops: list[Op] = [
+        epoch_check(epoch_version),
+        Check(paths.sub(number), version),
+        Check(paths.tail(number), tail_version),
+        Set(paths.failed(number), data, failed_version),
+    ]
+    for start in range(0, min(len(indices), FRAGMENTS * OUTCOMES_PER_FRAGMENT), OUTCOMES_PER_FRAGMENT):
+        fragment = no_outcome(state, reason, indices[start : start + OUTCOMES_PER_FRAGMENT], error)
+        ops.append(Create(paths.fragment_prefix(number), encode_fragment(fragment), sequence=True))
+    return Multi(name="NOWHERE", ops=tuple(ops), proof=Holds(paths.failed(number), data))
+
+
+def put_back(node: str, node_version: int, key: BlockKey, data: BlockData) -> Multi:
+    """PUT_BACK: the claim of a Starter that still has the block stands again. `data`: with a fresh stamp."""
+    path, encoded, fence = paths.running_block(node, key), encode_block(data), fence_check(node, node_version)
+    ops = (fence, Check(paths.failed(key.submission), 0), Create(path, encoded))
+    return Multi(name="PUT_BACK", ops=ops, proof=Exists(path, encoded), guard=fence)

@@ -1,25 +1,26 @@
-"""The multis of the leader, and those that an owner and the leader share (RESUBMIT, CLOSE, PAGE, GC).
+"""The multis of the leader, those that an owner and the leader share (RESUBMIT, CLOSE, PAGE, GC), and those by which it is asked.
 
-E = version of `/epoch`, the leader fence: it is checked first in every multi that only the leader may do.
+E = version of `/epoch`, the leader fence: it is checked first in every multi that only the leader may do. The rule at the end says whether
+what FAILED runs again: Starters ask it (at all?), Submitters and the leader (how?), and all get the same answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from rmgr.coord.ops.rules import Again, pieces, remember, rule
 from rmgr.coord.ops.work import cut
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Create, Delete, Gone, Holds, Multi, Op, Set
+from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import decode_block, encode_block, encode_failed, encode_fragment, encode_record
-from rmgr.model.base.states import Reason, State
+from rmgr.model.base.states import LOSSES, OWN_FAILURES, Reason, State
 from rmgr.model.base.version import SKEW
 from rmgr.model.cluster.node import EpochRecord, InboxOrder, Meta, NodeRecord, NodeState
-from rmgr.model.tasks.block import BlockKey, pending_indices, runs
+from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt, pending_indices, runs
 from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.request import StopRequest
 from rmgr.model.tasks.submission import Paged, Submission
 
 #: Outcomes with an error text each that surely fit one znode.
@@ -209,3 +210,105 @@ def no_outcome(state: State, reason: Reason, indices: Sequence[int], error: str 
         attempt=attempt if attempt > 1 else 0,
         outcomes=tuple(Outcome(index=index, state=state, reason=reason, error=error) for index in indices),
     )
+
+
+# -- the rule after an attempt ended FAILED: run again or not (protocol.md section 1) ------------------------------------------
+
+
+#: Attempts of a task that `rmgr show` can tell of.
+MAX_PAST = 8
+#: Least back-off, doubled each time, of a task whose worker or slot was lost before.
+_PAUSE_US = 250_000
+#: Ranges up to this many tasks are retried as blocks of one after a loss; larger ones as halves.
+SINGLE_AFTER_LOSS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Run it again: `block` carries the raised counters; not before `backoff_us` from when it is seen."""
+
+    block: BlockData
+    backoff_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """End it: FAILED with `reason`."""
+
+    reason: Reason
+
+
+Ruling = Again | GiveUp
+
+
+def rule(reason: Reason, block: BlockData, *, alone: bool, backoff_us: int, max_losses: int) -> Ruling:
+    """Whether tasks of `block`, whose attempt ended FAILED with `reason`, may run again.
+
+    A loss (NODE_LOST, DATA_LOST, LEASE_LOST, WORKER_LOST) runs again if `resubmit`; it counts against the task only when it
+    was `alone` in its block, and the `max_losses`-th makes it POISON (lost data stay DATA_LOST: no node was harmed); after
+    WORKER_LOST with back-off. The work's own failure runs again `retries` times, with exponential back-off from `backoff_us`
+    (doubled each time, at most 64-fold). Anything else is final.
+    """
+    if reason in LOSSES:
+        if not block.resubmit:
+            return GiveUp(reason)
+        losses = block.losses + (1 if alone else 0)
+        if losses >= max_losses:
+            return GiveUp(Reason.DATA_LOST if reason is Reason.DATA_LOST else Reason.POISON)
+        pause_us = 0
+        if reason is Reason.WORKER_LOST:  # its own doing, more often than not: the second loss waits, whatever its user asked for
+            pause_us = (backoff_us or (_PAUSE_US if block.losses else 0)) << min(block.losses, 6)
+        return Again(msgspec.structs.replace(block, losses=losses), pause_us)
+    if reason in OWN_FAILURES:
+        if block.failures >= block.retries:
+            return GiveUp(reason)
+        delay = backoff_us << min(block.failures, 6)
+        return Again(msgspec.structs.replace(block, failures=block.failures + 1), delay)
+    return GiveUp(reason)
+
+
+def remember(block: BlockData, failed: FailedRange, attempt: int) -> BlockData:
+    """`block` with the failed attempt added to its past."""
+    past = PastAttempt(
+        attempt=attempt,
+        node=failed.node,
+        reason=failed.reason,
+        exit_code=failed.exit_code,
+        started_us=failed.started_us,
+        ended_us=failed.ended_us,
+        error=failed.error,
+        cpu_us=failed.cpu_us,
+        max_rss_kib=failed.max_rss_kib,
+    )
+    return msgspec.structs.replace(block, past=(*block.past, past)[-MAX_PAST:])
+
+
+def pieces(first: int, count: int, reason: Reason) -> list[tuple[int, int]]:
+    """The blocks in which a failed range waits again: ones after a loss of few, halves of many, else as it was."""
+    if reason not in LOSSES or count == 1:
+        return [(first, count)]
+    if count <= SINGLE_AFTER_LOSS:
+        return [(index, 1) for index in range(first, first + count)]
+    half = count // 2
+    return [(first, half), (first + half, count - half)]
+
+
+# -- requests: somebody asks the leader, which answers -------------------------------------------------------------------------
+
+
+def ask_leader(guid: str, request: StopRequest) -> Multi:
+    """ASK: a new request under a name of one's own."""
+    path = paths.request(guid)
+    return Multi(name="ASK", ops=(Create(path, encode_record(request)),), proof=Exists(path))
+
+
+def answer_request(guid: str, request: StopRequest, version: int) -> Multi:
+    """ANSWER: by the leader, once."""
+    path, data = paths.request(guid), encode_record(request)
+    return Multi(name="ANSWER", ops=(Set(path, data, version),), proof=Holds(path, data))
+
+
+def clear_request(guid: str) -> Multi:
+    """CLEAR: whoever has asked has read the answer, or is gone."""
+    path = paths.request(guid)
+    return Multi(name="CLEAR", ops=(Delete(path),), proof=Gone(path))

@@ -1,10 +1,14 @@
-"""The leader's multis for placed jobs: ASSIGN gives a waiting block of one task to a node, UNHOLD ends what it held elsewhere.
+"""The multis of placed jobs: ASSIGN gives a waiting block of one task to a node, UNHOLD ends what it held elsewhere, STOP gives it up.
 
 RESERVE promises cores of running jobs to a waiting one: in the commit of the pass that decided it, and gone with the ASSIGN of that job.
 Nothing is committed when a run ends whose cores were promised: the COMPLETE that deletes its block is what makes them the waiting job's.
 
 Everything after ASSIGN is as for pulled work: the head's Starter commits COMPLETE or RETURN, the leader FAIL after FENCE. Ownership is
 the block under `/running/<head>`; holds on other nodes follow it: one whose block is gone is deleted by the leader.
+
+What RETURN is for tasks that have not started STOP is for a job that ran: its Starter gives the attempt up without fault of anybody, to
+go on elsewhere from a checkpoint (MIGRATED), or to make room (PREEMPTED), and it waits again as the next attempt. No back-off and no
+count; what there is to be restored lies in the store before this is committed.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from functools import cached_property
 
 import msgspec
 
+from rmgr.coord.ops.leader import MAX_PAST
 from rmgr.coord.ops.work import fence_check
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import (
@@ -25,6 +30,7 @@ from rmgr.coord.protocol.multi import (
     Delete,
     Exists,
     Gone,
+    GoneOrHolds,
     Holds,
     Multi,
     Op,
@@ -36,7 +42,7 @@ from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_re
 from rmgr.model.base.resources import Needs
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.placing import Allocation, NodeHold, Reserved
 
@@ -250,3 +256,64 @@ def complete(
     if go_idle:
         ops.append(Create(paths.idle(node)))
     return Multi(name="COMPLETE", ops=tuple(ops), proof=Gone(gone[0].path), guard=fence)
+
+
+# -- a Starter's: an attempt is given up ---------------------------------------------------------------------------------------
+
+
+def stop(
+    node: str,
+    node_version: int,
+    queue: str,
+    key: BlockKey,
+    data: BlockData,
+    version: int,
+    *,
+    past: PastAttempt,
+    stamp: str,
+    held: bool = False,
+    moved: bool = False,
+    orders: Sequence[str] = (),
+) -> tuple[Multi, BlockKey]:
+    """STOP: the claimed block goes, and waits again in its place with the next attempt, `past` behind it.
+
+    Args:
+        node_version: the fence of the Starter. data, version: of the running znode; no task of it may be done.
+        past: the attempt that ends here; its reason says why. held: the submission has no gate: set aside instead.
+        moved: by a policy, which is counted. orders: inbox guids obeyed by this.
+    Returns: the multi, and the key under which it waits.
+    Raises: ValueError when a task of it is done.
+    """
+    if data.done:
+        raise ValueError(f"{paths.block_name(key)} cannot be given up: tasks of it are done")
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    following = replace(key, attempt=key.attempt + 1)
+    target = paths.held_block(queue, following) if held else paths.pending_block(queue, following)
+    again = msgspec.structs.replace(
+        data,
+        incarnation=0,
+        claimed_us=0,
+        started=0,
+        allocation=None,
+        stopping="",
+        saving="",
+        moves=data.moves + moved,
+        past=(*data.past, past)[-MAX_PAST:],
+        stamp=stamp,
+    )
+    ops: list[Op] = [fence, Delete(path, version), Create(target, encode_block(again))]
+    ops += [Delete(paths.inbox(node, guid)) for guid in orders]
+    return Multi(name="STOP", ops=tuple(ops), proof=Gone(path), guard=fence), following
+
+
+def note(node: str, node_version: int, key: BlockKey, data: BlockData, version: int, *, orders: Sequence[str] = ()) -> Multi:
+    """NOTE: the claimed block stays, and says what became of its checkpoints; with it orders are crossed off that are done, or refused.
+
+    data: as it is from now on, stamped.
+    """
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    encoded = encode_block(data)
+    ops: list[Op] = [fence, Set(path, encoded, version), *(Delete(paths.inbox(node, guid)) for guid in orders)]
+    return Multi(name="NOTE", ops=tuple(ops), proof=GoneOrHolds(path, encoded), guard=fence)

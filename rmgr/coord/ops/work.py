@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import msgspec
 
+from rmgr.coord import nonces
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_block, encode_failed, encode_fragment, encode_record
-from rmgr.coord.seal import nonces
-from rmgr.coord.seal.work import narrowed
+from rmgr.coord.seal import narrowed
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry, Trouble
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, runs
 from rmgr.model.tasks.outcome import FailedRange, Fragment

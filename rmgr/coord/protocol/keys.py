@@ -14,7 +14,7 @@
 | `page/<sub>/<n>` | a page of old fragments | owner, else leader |
 | `name/<user key>` | a user's own value, or a pointer to an output | submitter, user |
 | `final/<sub>/<index>/<n>/<by>` | what a pointer stands for, written before its submission is collected | owner, else leader |
-| `share/<owner>/<user or *>/<hash>` | whom a user lets read or write values of his (`coord/decisions/ownership.py`) | user |
+| `share/<owner>/<user or *>/<hash>` | whom a user lets read or write values of his (`coord/decisions/rights.py`) | user |
 | `hist/<inverted sub>` | summary of a finished submission | owner, else leader |
 | `histu/<user>/<inverted sub>` | the same, by user | owner, else leader |
 | `metric/<node>/<inverted minute>` | measurements of a node | Starter |
@@ -253,7 +253,7 @@ class Pointer:
     """Reference to the value of an output key: the `n`-th result of the committed attempt of a task.
 
     Stored as JSON under `name/<user key>` with encoding POINTER when the task is submitted, and never changed.
-    by: guid of the Submitter that wrote it: it counts only if that one submitted the task (`coord.owner_ops.reign_of`),
+    by: guid of the Submitter that wrote it: it counts only if that one submitted the task (`reign_of` in `coord/ops/membership.py`),
     because it is written before the task is committed.
     """
 

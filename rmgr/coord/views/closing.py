@@ -11,10 +11,9 @@ from contextlib import suppress
 
 import msgspec
 
-from rmgr.coord.decisions.dependencies import SubmissionEnd
-from rmgr.coord.decisions.ends import EndFold
-from rmgr.coord.decisions.view import Progress
-from rmgr.coord.ops.owner import reign_of
+from rmgr.coord.decisions.keeping import SubmissionEnd
+from rmgr.coord.decisions.progress import EndFold, Progress
+from rmgr.coord.ops.membership import reign_of
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Check, Delete, Gone, Multi, Op
 from rmgr.coord.protocol.records import UNREADABLE, encode_record

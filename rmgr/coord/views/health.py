@@ -5,10 +5,13 @@ quarantined, a full disk); waiting work that no node can run; a partition where 
 nothing yet: a drained node (a fenced one, too, once it is drained), a stopped queue, a partition without nodes and without work, a single
 WatchDog, a policy that failed where FCFS places instead, no Starter where servers serve calls, a Starter that others do not reach. Busy
 nodes are neither, nor is one whose Starter was stopped in good order.
+
+Certificates: daemons work as long as theirs do. Then no connection to them comes about, and nothing that they sign is believed.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +19,17 @@ from dataclasses import dataclass
 import msgspec
 
 from rmgr.coord.decisions import liveness
-from rmgr.coord.views.nodes import kept_for_calls, nobody_up, nobody_up_anywhere, room_whys, state_words
 from rmgr.coord.views.snapshot import ClusterSnapshot
-from rmgr.model.base.resources import needs_of
+from rmgr.model.base.resources import Request, needs_of
 from rmgr.model.base.states import State
-from rmgr.model.base.units import counted
+from rmgr.model.base.units import counted, utc
 from rmgr.model.cluster.node import Drain, NodeRecord, NodeState, Trouble, TroubleKind
 from rmgr.model.cluster.queue import Dispatch, QueueSpec
+from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.model.views import JobView, Level, NodeView, PartView, StatusView, WhyView
 
-#: Nodes that get a sentence each; of more in the same state, how many. Requests that differ and are compared with all nodes.
+#: Nodes (of one state) and certificates that get a sentence each; of more, how many. Requests that differ and are compared with all nodes.
 _SHOWN, _MOST_REQUESTS = 8, 1000
 _STORE_FIX = "start it, or let the daemons reach it: rmgr doctor; running work goes on, its outputs wait on their nodes"
 NO_LEADER = "no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed"
@@ -300,3 +303,168 @@ def of_servers(view: StatusView) -> StatusView:
 
 def _on(record: NodeRecord) -> str:
     return f" on {record.host}" if record.host else ""
+
+
+# -- which nodes are missing that a job waits for, and why ---------------------------------------------------------------------
+
+
+_DRAINED = frozenset({NodeState.DRAINING, NodeState.DRAINED})
+
+
+def state_words(view: NodeView) -> str:
+    """State of a node in words: `up`, `quarantined until 2026-11-22T16:04:12Z`."""
+    return f"{view.state} until {utc(view.until_us)}" if view.state == NodeState.QUARANTINED and view.until_us else str(view.state)
+
+
+def _resumable(views: Sequence[NodeView]) -> list[str]:
+    """Nodes that an operator has drained."""
+    return [view.id for view in views if view.state in _DRAINED and not view.trouble]
+
+
+def nobody_up(views: Sequence[NodeView], partition: str) -> str:
+    """Why no node of the partition takes work, and what to type. views: its nodes, none of them up."""
+    drained, out = _resumable(views), [view for view in views if view.trouble]
+    if not views:
+        return f"no node of partition {partition} is up: it has none yet; rmgr starter on a machine adds one"
+    if len(drained) == len(views):
+        hint = f"rmgr resume {drained[0]}"
+    elif out:
+        hint = "they come back by themselves once that is over" + (f", or rmgr resume {drained[0]}" if drained else "") + "; rmgr nodes"
+    else:
+        hint = "start their Starters" + (f", or rmgr resume {drained[0]}" if drained else "") + "; rmgr nodes"
+    return f"no node of partition {partition} is up: {_told(views)}: {hint}"
+
+
+def nobody_up_anywhere(views: Sequence[NodeView]) -> str:
+    """The same, of a whole cluster."""
+    drained = _resumable(views)
+    if any(view.trouble for view in views):
+        return f"no node takes work: {_told(views)} (they come back by themselves once that is over; rmgr nodes)"
+    if drained:
+        return f"no node takes work: {_told(views)} (rmgr resume {drained[0]}, or start another one: rmgr starter)"
+    return "no node is up: nothing can run (start one: rmgr starter)"
+
+
+def allowed_whys(views: Sequence[NodeView], rigid: Rigid | None) -> list[WhyView]:
+    """The nodes of `--nodelist`, as they are now: a job that waits for them is not told by what the others have."""
+    if rigid is None or not rigid.nodelist:
+        return []
+    known = {view.id: view for view in views}
+    parts = []
+    for name in rigid.nodelist[:_SHOWN]:
+        view = known.get(name)
+        if view is None:
+            parts.append(f"{name} is not known")
+        else:
+            free = max(0, view.cores - view.cores_used)
+            parts.append(f"{name} is {_state(view)}, {free} of its {counted(view.cores, 'core')} free")
+    return [WhyView(what="nodelist", id=",".join(rigid.nodelist[:_SHOWN]), detail="; ".join(parts) + _more(len(rigid.nodelist)))]
+
+
+def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, partition: str) -> list[WhyView]:
+    """That it cannot start even when everything else has ended, and which nodes are missing. views: of its partition, some of them up."""
+    rigid, wanted = rigid or Rigid(), set(request.features)
+    able = [
+        (view, room)
+        for view in views
+        if wanted <= set(view.features) and view.id not in rigid.exclude and (not rigid.nodelist or view.id in rigid.nodelist)
+        if (room := _room(view, request))
+    ]
+    rooms = sorted((room for view, room in able if view.state == NodeState.UP), reverse=True)
+    if _fits(rooms, rigid):
+        return []
+    gone = [view for view, _ in able if view.state != NodeState.UP]
+    drained = _resumable(gone)
+    starts = gone and not any(view.trouble for view in gone)
+    hint = f"rmgr resume {drained[0]}" if drained else "start their Starters; rmgr nodes" if starts else "rmgr nodes"
+    detail = f"the nodes that are up have room for {sum(rooms)} of its {counted(rigid.processes, 'process')}"
+    if sum(rooms) >= rigid.processes:
+        detail = f"too few nodes are up for {counted(rigid.processes, 'process')}, spread over {counted(rigid.nodes, 'node')}"
+    kept = kept_for_calls(views) + (f"; {_told(gone)}" if gone else "")
+    return [WhyView(what="nodes", id=partition, detail=f"{detail}, even when they are empty{kept}: {hint}")]
+
+
+def kept_for_calls(views: Sequence[NodeView]) -> str:
+    """`; n1 keeps 2 of its 8 cores for calls`: of those that are up, for who is told that they are too small."""
+    kept = [view for view in views if view.call_cores and view.state == NodeState.UP]
+    told = (f"{view.id} keeps {view.call_cores} of its {view.cores + view.call_cores} cores for calls" for view in kept[:_SHOWN])
+    return "".join(f"; {words}" for words in told) + _more(len(kept))
+
+
+def _room(view: NodeView, request: Request) -> int:
+    """How many of its processes the empty node takes."""
+    room = view.cores // max(1, request.cores)
+    if request.memory_bytes and view.memory_bytes:
+        room = min(room, view.memory_bytes // request.memory_bytes)
+    return min([room, *(view.resources.get(name, 0) // count for name, count in needs_of(request.resources))])
+
+
+def _fits(rooms: Sequence[int], rigid: Rigid) -> bool:
+    """rooms: of each node, descending."""
+    if not rigid.nodes:
+        return sum(rooms) >= rigid.processes
+    return len(rooms) >= rigid.nodes and rooms[rigid.nodes - 1] >= -(-rigid.processes // rigid.nodes)
+
+
+def _told(views: Sequence[NodeView]) -> str:
+    return ", ".join(f"{view.id} {_state(view)}" for view in views[:_SHOWN]) + _more(len(views))
+
+
+def _state(view: NodeView) -> str:
+    return f"{state_words(view)} ({view.reason})" if view.reason else state_words(view)
+
+
+def _more(count: int) -> str:
+    return f", and {count - _SHOWN} more" if count > _SHOWN else ""
+
+
+# -- certificates that end soon: whose, when, and what to type before ----------------------------------------------------------
+
+
+#: Certificates that end within so many days are a warning.
+SOON_DAYS = 14
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CertificateHolder:
+    """Owner of a certificate. role: as the certificate names it. is_person: a user or an operator, who restarts nothing."""
+
+    role: str
+    name: str
+    is_person: bool = False
+
+
+def ending(ends_s: Mapping[CertificateHolder, float], now_s: float) -> tuple[PartView, ...]:
+    """A warning for each that ends within `SOON_DAYS`, a problem for each that has ended, the first to end first.
+
+    Args: ends_s: when the first certificate of each ends, seconds since 1970.
+    """
+    soon = sorted((at_s, holder) for holder, at_s in ends_s.items() if at_s - now_s < SOON_DAYS * _DAY_S)
+    found = [_part(holder, at_s, now_s) for at_s, holder in soon[:_SHOWN]]
+    if more := soon[_SHOWN:]:
+        is_over = any(at_s <= now_s for at_s, _ in more)
+        reason = f"{counted(len(more), 'more certificate')} end within {SOON_DAYS} days"
+        level = Level.PROBLEM if is_over else Level.WARNING
+        found.append(PartView(kind="certificate", id="", state="ends", reason=reason, fix="rmgr admin rotate tls --help", level=level))
+    return tuple(found)
+
+
+def _part(holder: CertificateHolder, at_s: float, now_s: float) -> PartView:
+    left_days = (at_s - now_s) / _DAY_S
+    day = dt.datetime.fromtimestamp(at_s, dt.UTC).strftime("%Y-%m-%d")
+    when = f"in {counted(int(left_days), 'day')}" if left_days >= 1 else "within a day"
+    told = f"ends {when} ({day})" if left_days > 0 else f"has ended ({day})"
+    if holder.is_person:
+        fix = f"ask the cluster's admin for a new bundle: rmgr admin add-user {holder.name}"
+    else:
+        renew = f"rmgr admin add-node {holder.name} --role {holder.role} --renew"
+        fix = f"{renew} (where its bundle lies: rmgr admin rotate tls DIR), then restart it"
+    return PartView(
+        kind="certificate",
+        id=f"{holder.role} {holder.name}",
+        state="ends" if left_days > 0 else "ended",
+        reason=f"the certificate of {holder.role} {holder.name} {told}",
+        fix=fix,
+        level=Level.WARNING if left_days > 0 else Level.PROBLEM,
+    )

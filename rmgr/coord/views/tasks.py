@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from rmgr.coord.decisions.ends import EndFold
-from rmgr.coord.decisions.view import claimed_state
+from rmgr.coord.decisions.progress import EndFold, claimed_state
 from rmgr.model.base.states import GIVEN_UP, Reason, State
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt

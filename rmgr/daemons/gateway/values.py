@@ -1,7 +1,7 @@
 """What the clients of a gateway may read, write and list of the data store.
 
 Rows are judged by family, and by whose submission they are (`check_rows`). Values by name (`name/`, `share/`, `final/`, `led/`) have
-owners (`decisions/ownership.py`), and `OwnedStore` asks for them, whatever it does: what somebody puts is his own and carries his own
+owners (`decisions/rights.py`), and `OwnedStore` asks for them, whatever it does: what somebody puts is his own and carries his own
 deed; a free name is taken in one step with the look whether it is free. What is named by its content may be read by whoever knows the
 name, and holds what its name says.
 """
@@ -17,13 +17,12 @@ from hashlib import sha256
 from typing import Any
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.coord.decisions import ownership
-from rmgr.coord.decisions.ownership import Holder
-from rmgr.coord.decisions.rights import Person, check, check_operator, may
+from rmgr.coord import validity
+from rmgr.coord.decisions import rights
+from rmgr.coord.decisions.rights import Holder, Person, check, check_operator, may
 from rmgr.coord.protocol import keys as names
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import About, Coordinator, Encoding, Note, Store
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound, PermissionDenied
@@ -283,7 +282,7 @@ class OwnedStore(Store):
         if about is None or self._person.is_free:
             return
         number = submission_of_row(key)
-        deed = ownership.deed_of(about)
+        deed = rights.deed_of(about)
         owner = self._deeds.holder(self._store, key, about).owner if deed is not None else self._owner_of(number or 0)
         if not self._person.owns(owner):
             raise PermissionDenied(f"{key!r} belongs to {owner or 'nobody'}", hint="ask its owner to share it: rmgr store share")
@@ -318,7 +317,7 @@ class OwnedStore(Store):
         if about is None:
             return None
         look = self._deeds.look(self._store, row, about, self._person)
-        ownership.check_seen(look, names.user_key(row))
+        rights.check_seen(look, names.user_key(row))
         return look.holder
 
     def get_noted(self, key: str, **how: Any) -> tuple[bytes, About] | None:
@@ -384,9 +383,9 @@ class OwnedStore(Store):
         return [row for row in rows if names.family(row) != _NAMED or (row in there and self._is_listed(row, there[row]))]
 
     def _is_listed(self, row: str, about: About) -> bool:
-        deed = ownership.deed_of(about)
+        deed = rights.deed_of(about)
         look = self._deeds.look_of(self._store, Holder(owner=deed.owner if deed is not None else ""), self._person)
-        return ownership.may_read(look, names.user_key(row))
+        return rights.may_read(look, names.user_key(row))
 
     def usage(self, prefix: str = "", **how: Any) -> tuple[int, int]:
         """See `Store.usage`: of values by name what he sees of them, of rows of submissions his own."""

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rmgr.coord.decisions import election
-from rmgr.coord.decisions.election import Absent, Behind, First
+from rmgr.coord.decisions import liveness
+from rmgr.coord.decisions.liveness import Absent, Behind, First
 from rmgr.coord.ops.leader import take_over
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped
@@ -92,14 +92,14 @@ class Candidacy:
 
     def _stand(self) -> None:
         self._turn += 1
-        multi = election.stand(self._guid, replace(self._record, since_us=self._wall_us()))
+        multi = liveness.stand(self._guid, replace(self._record, since_us=self._wall_us()))
         self._commit(multi, lambda _outcome: self.look())  # whatever came of it: the line tells
 
     def _on_line(self, names: list[str] | None) -> None:
         children = names or []
-        for double in election.doubles(children, self._guid):
-            self._commit(election.withdraw(double), lambda _outcome: None)
-        match election.standing(children, self._guid):
+        for double in liveness.doubles(children, self._guid):
+            self._commit(liveness.withdraw(double), lambda _outcome: None)
+        match liveness.standing(children, self._guid):
             case Absent():
                 self._later(self._stand)
             case First(name):
@@ -131,7 +131,7 @@ class Candidacy:
             return
         self._is_leading = self.is_standing = True
         failpoint("leader.after_take_over")
-        self._leads(record, election.epoch_version(multi, outcome))
+        self._leads(record, liveness.epoch_version(multi, outcome))
 
     # -- answers into the loop
 

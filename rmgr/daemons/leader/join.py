@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from rmgr.adapters.identity.pki import credential
 from rmgr.adapters.identity.sealing import open_secret
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Unknown
 from rmgr.coord.protocol.ports import Coordinator
@@ -49,14 +49,14 @@ class Joining:
             raise
 
     def _redeem(self, invitation: str, nonce: str) -> Invitation:
-        join_ops.check_nonce(nonce)
+        membership.check_nonce(nonce)
         path = paths.join(invitation)
         for _ in range(_TRIES):
             found = self._coordinator.get(path, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
             if found is None:
                 raise PermissionDenied("nothing waits for this token: it was withdrawn, or is over", hint="rmgr admin add-node NAME")
             record = decode_record(found.data, Invitation, path)
-            multi = join_ops.redeem(record, found.version, nonce, machine.wall_us())
+            multi = membership.redeem(record, found.version, nonce, machine.wall_us())
             if multi is None:
                 self._handed_over(record, "again, to the same machine")
                 return record

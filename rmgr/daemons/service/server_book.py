@@ -21,7 +21,7 @@ from math import isfinite
 
 import msgspec
 
-from rmgr.coord.calls.lives import OVER_US
+from rmgr.coord.calls.ledger import OVER_US
 from rmgr.model.base.units import format_duration
 from rmgr.model.calls.interface import Interface, offers, readable
 from rmgr.model.cluster.servers import (

@@ -1,7 +1,7 @@
 """One enum of states, one of reasons, and the transition table, used by znodes, store, CLI and API alike.
 
 A change that is not an edge of `TRANSITIONS` is none: whoever reads it counts it, logs it once, and the former state stands. The one
-fold of outcomes does so (`coord/decisions/ends.py`).
+fold of outcomes does so (`coord/decisions/progress.py`).
 The diagram in `rmgr/model/README.md` is generated from this table.
 """
 

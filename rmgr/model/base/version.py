@@ -9,7 +9,7 @@ work together; everything else is refused. The rules for whoever changes a recor
 - MessagePack structs get new fields at the end only; blocks keep trailing elements that they do not know;
 - a reason of an end may be new at any time: who does not know it reads `Reason.OTHER`;
 - another new value of an enum is written only when `Meta.oldest` has reached the release that knows it;
-- so is a new field that is signed with the work (`coord/seal/work.py`): a release that cannot honour it must refuse the work; and
+- so is a new field that is signed with the work (`coord/seal.py`): a release that cannot honour it must refuse the work; and
   a new form of its signature, which the release before would take for a forgery.
 
 A new cluster lets in nobody older than who made it: what this release writes may be used at once. One that was upgraded to
@@ -34,7 +34,7 @@ Newer = dict[str, Any] | UnsetType
 
 
 def newer() -> Any:
-    """The field of a record for what a newer release wrote into it; see `coord/protocol/skew.py`."""
+    """The field of a record for what a newer release wrote into it; see `coord/protocol/records.py`."""
     return field(default=UNSET, hash=False, repr=False)
 
 

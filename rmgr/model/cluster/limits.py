@@ -14,7 +14,7 @@ from rmgr.model.base.version import Newer, newer
 class UserLimits:
     """For each user; 0 = no limit. The defaults bear two million waiting tasks of one honest user.
 
-    Beside them ZooKeeper's quotas hold (`coord/protocol/quotas.py`): with a heap of 1000 MiB two million waiting tasks pass, with less as
+    Beside them ZooKeeper's quotas hold (`coord/protocol/acl.py`): with a heap of 1000 MiB two million waiting tasks pass, with less as
     many less.
     Those of a gateway or daemon hold in each process of that kind; those of the cluster hold over all gateways.
 

@@ -79,7 +79,7 @@ class PastAttempt(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Signature of a block by the user who submitted it (`coord/seal/work.py` says of what).
+    """Signature of a block by the user who submitted it (`coord/seal.py` says of what).
 
     key_id: of the signer. first, count: the block as it was signed; a part of it keeps them. not_after_s: seconds since
     the epoch after which it starts nothing. signature: Ed25519, 64 bytes. proof: what a part needs to be recognised.

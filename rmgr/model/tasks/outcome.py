@@ -77,7 +77,7 @@ def has_begun(outcome: Outcome) -> bool:
 
 
 class FragmentSeal(msgspec.Struct, frozen=True, array_like=True):
-    """Signature of a fragment by the Starter that made it (`coord/seal/work.py` says of what): key id, and 64 bytes of Ed25519."""
+    """Signature of a fragment by the Starter that made it (`coord/seal.py` says of what): key id, and 64 bytes of Ed25519."""
 
     key_id: str
     signature: bytes

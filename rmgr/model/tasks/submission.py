@@ -157,7 +157,7 @@ TERMS = tuple(one.name for one in fields(Terms) if one.name != "newer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendment:
-    """One change of a submission's terms, beside what its user has signed (`coord/decisions/amending.py`).
+    """One change of a submission's terms, beside what its user has signed (`coord/decisions/changing.py`).
 
     number: 1, 2, ... of its submission, so that none is taken for another. is_operators: by the right of an operator, who may change
     priority and time limit alone. signature: secured clusters: "key id:hex" of who has made it.
@@ -218,7 +218,7 @@ class Submission:
     by_us: SpanUs = 0  #: and when
     spec_sha256: str = ""  #: reserved: never written, and refused where it is
     entries: str = ""  #: sha256 of the stored lines of `--each-line`, for who runs tasks of it again
-    signature: str = ""  #: secured clusters: "key id:hex" of who submitted it, of all that runs again (`coord/seal/work.py`)
+    signature: str = ""  #: secured clusters: "key id:hex" of who submitted it, of all that runs again (`coord/seal.py`)
     was: Terms | None = None  #: what its user has signed of the terms that were changed since; None = all as he has
     changes: tuple[Amendment, ...] = ()  #: made since, oldest first: what stands above is what they make of it
     newer: Newer = newer()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rmgr
+from rmgr.coord import validity
 from rmgr.coord.protocol import paths
-from rmgr.coord.validity import records as validity
 from rmgr.errors import StateConflict, TaskFailed, UsageError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rmgr.adapters.identity.sealing import seal_secret
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.config import StarterConfig, check_file
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.daemons.leader.join import Joining
@@ -52,7 +52,7 @@ class Door:
             expires_us=int((time.time() + lasts_s) * 1e6),
             sealed=base64.b64encode(seal(b"s", "x", b"bundle")).decode(),
         )
-        assert isinstance(self.coordinator.commit(join_ops.invite(invitation)).result(60), Committed)
+        assert isinstance(self.coordinator.commit(membership.invite(invitation)).result(60), Committed)
         return TlsPair(files["ca.crt"], files["tls.crt"], files["tls.key"])
 
     def redeem(self, pair: TlsPair, nonce: str = "5e" * 16) -> tuple[str, Role, str]:
@@ -121,7 +121,7 @@ def test_an_expired_or_withdrawn_token_opens_nothing(door: Door) -> None:
     pair = door.invite("n2")
     found = door.coordinator.get(paths.join("n2-token")).result(60)
     assert found is not None
-    assert isinstance(door.coordinator.commit(join_ops.withdraw("n2-token", found.version)).result(60), Committed)
+    assert isinstance(door.coordinator.commit(membership.withdraw("n2-token", found.version)).result(60), Committed)
     with pytest.raises(PermissionDenied, match="nothing waits"):
         door.redeem(pair)
 
@@ -148,12 +148,12 @@ def test_a_rotated_secret_reaches_its_role_and_no_revoked_key(door: Door) -> Non
     record = AclRecord(generation=1, roles={"starter": ("starter:old", "starter:new")})
     sealed = seal_secret(secrets["watchdog"], "starter", 1, "brand-new")
     assert b"brand-new" not in base64.b64decode(sealed.sealed)
-    outcome = door.coordinator.commit(join_ops.publish_acl(record, None, {"starter": sealed}, {})).result(60)
+    outcome = door.coordinator.commit(membership.publish_acl(record, None, {"starter": sealed}, {})).result(60)
     assert isinstance(outcome, Committed)
     assert rpc_join.renew([door.endpoint], starter, 0) == (1, "starter:brand-new")
     stolen = door.bundles.credentials(Role.STARTER, "n8")  # the door has not heard of it yet; the tree says so
     record = Revocation(key_id=stolen.identity.key_id, name="n8", role=Role.STARTER, by="ops", since_us=1)
-    assert isinstance(door.coordinator.commit(join_ops.revoke(record)).result(60), Committed)
+    assert isinstance(door.coordinator.commit(membership.revoke(record)).result(60), Committed)
     with pytest.raises(PermissionDenied, match="revoked"):
         rpc_join.renew([door.endpoint], stolen, 0)
     door.revoked.add(starter.identity.key_id)

@@ -17,7 +17,7 @@ from rmgr.adapters.identity.credentials import Credentials, load_ca, write_files
 from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.identity.tls import context_of
 from rmgr.adapters.rpc.server import LeaderClient, NodeClient
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import membership
 from rmgr.coord.protocol.multi import Committed
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, Unavailable
@@ -180,7 +180,7 @@ def test_a_daemon_whose_key_nobody_believes_says_so_at_its_start(cluster: DevClu
     config = cluster.admin_config()
     with open_zookeeper(config, credentials_of(config)) as admin:
         admin.require_connected(60)
-        assert isinstance(admin.commit(join_ops.revoke(record)).result(60), Committed)
+        assert isinstance(admin.commit(membership.revoke(record)).result(60), Committed)
     options = ("--node", "n8", "--work-dir", str(tmp_path / "n8")) if role is Role.STARTER else ()
     ended = shell(cluster, tmp_path, cluster.daemon_environment(str(role), "n8")["RMGR_SECURITY_DIR"])(str(role), *options)
     assert ended.code == 4, ended

@@ -6,7 +6,7 @@ import time
 
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.model.cluster.identity import Role
@@ -21,5 +21,5 @@ def test_a_revocation_is_heard_at_once_by_who_has_read_the_list_before(coordinat
     trust, key_id = Trust(ZooKeeperKeys(coordinator), trusted.ca_pem), trusted.identity.key_id
     eventually(lambda: trust.look(key_id, at_s=time.time()) is not None, "the list is read")
     gone = Revocation(key_id=key_id, name="n1", role=Role.STARTER, by="admin", since_us=1)
-    assert isinstance(coordinator.commit(join_ops.revoke(gone)).result(60), Committed)
+    assert isinstance(coordinator.commit(membership.revoke(gone)).result(60), Committed)
     eventually(lambda: trust.is_revoked(key_id), "the revocation is heard", within_s=10.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record

@@ -20,7 +20,7 @@ import pytest
 
 from rmgr.adapters import store_rules
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Encoding

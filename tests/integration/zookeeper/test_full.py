@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord.protocol import quotas
+from rmgr.coord.protocol import acl
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Outcome, Set
 from rmgr.dev.zookeeper import ZooKeeperServer
 
@@ -26,7 +26,7 @@ def commit(zk: ZkCoordinator, *ops: Create | Set) -> Outcome:
 def test_a_server_with_a_small_heap_stands_with_all_quotas_full(zookeeper_parts: None, tmp_path: Path) -> None:
     with ZooKeeperServer(tmp_path / "zk", heap_mb=HEAP_MIB, tick_ms=2000) as server:
         with ZkCoordinator.connect(server.hosts, "", session_timeout_s=30) as zk:
-            for root, quota in quotas.limits(HEAP_MIB).items():
+            for root, quota in acl.limits(HEAP_MIB).items():
                 assert isinstance(commit(zk, Create(root)), Committed)
                 size = quota.data_bytes // quota.znodes
                 count = max(1, _REQUEST // (size + _NAME))

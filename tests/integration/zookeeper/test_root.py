@@ -13,7 +13,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.root import look_at_root
 from rmgr.cli.main import run
 from rmgr.config import ClusterConfig, Config, SecurityConfig
-from rmgr.coord.protocol import paths, quotas
+from rmgr.coord.protocol import acl, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
@@ -56,14 +56,14 @@ def test_a_root_is_closed_by_the_admin_and_the_cluster_lives_on_below_it(
     assert run(close) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["closed"] == ["/", "/rmgr", "/zookeeper", "/zookeeper/quota"]
-    assert told["quotas"] == [f"{CHROOT}{root}" for root in quotas.SHARES]
+    assert told["quotas"] == [f"{CHROOT}{root}" for root in acl.SHARES]
     assert run(close) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["closed"], told["quotas"]) == ([], [])
     seen = look_at_root(server.hosts, CHROOT, None)
     assert not seen.is_open
     assert seen.used[paths.QUEUES][0].znodes >= 4  # itself, a queue, its two directories
-    assert {place: limit for place, (_, limit) in seen.used.items()} == quotas.limits(64)
+    assert {place: limit for place, (_, limit) in seen.used.items()} == acl.limits(64)
     with ZkCoordinator.connect(server.hosts, "") as stranger:
         outcome = stranger.commit(Multi(name="T", ops=(Create("/mine"),), proof=Exists("/mine")))
         assert isinstance(outcome.exception(60), PermissionDenied)

@@ -20,8 +20,8 @@ from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import check_tree
 from rmgr.config import load
-from rmgr.coord.decisions import amending
-from rmgr.coord.decisions.gating import Change, Doer
+from rmgr.coord.decisions import changing
+from rmgr.coord.decisions.changing import Change, Doer
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.acl import ROLES, TABLE
 from rmgr.coord.protocol.multi import Delete, Exists, Multi, Set
@@ -175,7 +175,7 @@ def test_a_user_cancels_single_waiting_tasks(secured: DevCluster) -> None:
 
 def _amended(record: Submission) -> Submission:
     """In her name, by nobody who has her key."""
-    change = amending.amended(replace(record, phase=Phase.OPEN, reason=""), Terms(name="evil"), Doer(name=record.user, now_us=1))
+    change = changing.amended(replace(record, phase=Phase.OPEN, reason=""), Terms(name="evil"), Doer(name=record.user, now_us=1))
     assert isinstance(change, Change)
     return replace(change.record, phase=record.phase, reason=record.reason)
 

@@ -115,8 +115,8 @@ def test_a_wrong_parameter_of_a_file_is_told_with_its_range(tmp_path: Path, para
 
 
 def test_files_that_are_not_there_and_names_that_nobody_has() -> None:
-    with pytest.raises(ConfigError, match=r"nowhere.py cannot be read"):
-        load("nowhere.py", {})
+    with pytest.raises(ConfigError, match=r"keeping.py cannot be read"):
+        load("keeping.py", {})
     with pytest.raises(ConfigError, match=r"nowhere.toml cannot be read"):
         load("nowhere.toml", {})
     with pytest.raises(ConfigError, match=r"./mine is no policy: a policy's file ends with .py"):

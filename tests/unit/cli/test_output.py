@@ -12,7 +12,7 @@ import pytest
 from rmgr.cli.display.output import JsonLines, Labelled, Plain, ToFiles
 from rmgr.cli.waiting import AwaitedSubmission, FollowedEnd, expand, fetch_files, how, tell_failure
 from rmgr.client.logs import OutputPiece, read_ended, read_flushed, tail_of
-from rmgr.coord.decisions.dependencies import SubmissionEnd, Unmet, is_branch_not_taken, weigh
+from rmgr.coord.decisions.keeping import SubmissionEnd, Unmet, is_branch_not_taken, weigh
 from rmgr.coord.protocol import keys
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.submission import Command, Condition, Dependency

@@ -19,7 +19,7 @@ from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main
 from rmgr.cli.listing import report as command
 from rmgr.cli.listing.report import Days, Report, Wanted, core_us, percentile
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.views.closing import history_rows, summary
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rmgr.client.commands.moving import move_each
 from rmgr.coord.decisions.rights import ANYBODY
-from rmgr.coord.ops import request as request_ops
+from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
@@ -40,7 +40,7 @@ def test_jobs_are_asked_at_once_and_each_gets_its_own_answer() -> None:
             found.append((decode_record(stamped.data, StopRequest), guid, stamped.version))
         for request, guid, version in sorted(found, key=lambda one: -one[0].index):
             answered = replace(request, answered=True, **answers[request.index])  # type: ignore[arg-type]
-            assert isinstance(coordinator.commit(request_ops.answer(guid, answered, version)).result(60), Committed)
+            assert isinstance(coordinator.commit(leader_ops.answer_request(guid, answered, version)).result(60), Committed)
 
     leader = threading.Thread(target=lead)
     leader.start()

@@ -12,11 +12,11 @@ import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Stamped
 from rmgr.coord.protocol.records import encode_fragment
-from rmgr.coord.seal.work import seal_fragment
+from rmgr.coord.seal import seal_fragment
 from rmgr.errors import PermissionDenied
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
@@ -125,7 +125,7 @@ def test_what_was_committed_before_a_revocation_stays_believed(world: World) -> 
     node = world.published(Role.STARTER, f"n{time.monotonic_ns()}")
     fragment, before = world.signed(node), world.zxid()
     gone = Revocation(key_id=node.identity.key_id, name="n", role=Role.STARTER, by="admin", since_us=1)
-    assert isinstance(world.coordinator.commit(join_ops.revoke(gone)).result(60), Committed)
+    assert isinstance(world.coordinator.commit(membership.revoke(gone)).result(60), Committed)
     after = world.zxid()
     end_s = time.monotonic() + 60
     while not world.trust.is_revoked(node.identity.key_id):
@@ -152,7 +152,7 @@ def test_a_revocation_that_comes_while_another_is_read_is_known_soon(world: Worl
 
     def revoke(node: Credentials) -> None:
         gone = Revocation(key_id=node.identity.key_id, name="n", role=Role.STARTER, by="admin", since_us=1)
-        assert isinstance(here.commit(join_ops.revoke(gone)).result(60), Committed)
+        assert isinstance(here.commit(membership.revoke(gone)).result(60), Committed)
 
     revoke(nodes[0])
     trust = Trust(ZooKeeperKeys(Slow()), world.node.ca_pem)  # type: ignore[arg-type] - what it asks for

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord.ops import owner as owner_ops
+from rmgr.coord.ops import membership
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.ports import Encoding
@@ -172,7 +172,7 @@ def test_who_enters_with_the_guid_of_another_users_dead_submitter_keeps_nobody_f
     with cluster.connect() as second, cluster.connect() as third:
         attached = TaskQueue.attach(queue.name, connection=second)
         entry = SubmitterEntry(guid=first.submitter.guid, host="h", pid=1, since_us=1, user="mallory")
-        for multi in (owner_ops.enter(entry), _entry(entry.guid, b"\xff")):
+        for multi in (membership.enter(entry), _entry(entry.guid, b"\xff")):
             assert isinstance(third.coordinator.commit(multi).result(60), Committed)  # type: ignore[union-attr]
         first.coordinator.close()  # type: ignore[union-attr]
         attached.submit_call(100)

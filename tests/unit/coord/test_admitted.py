@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from rmgr.coord.decisions.admitted import not_admitted
-from rmgr.coord.decisions.amending import amended
-from rmgr.coord.decisions.gating import Change, Doer
+from rmgr.coord.decisions.changing import Change, Doer, amended
 from rmgr.coord.protocol import paths
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.queue import QueueSpec

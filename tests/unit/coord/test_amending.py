@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.coord.decisions.amending import Standing, amended, limit_of_running, signed
-from rmgr.coord.decisions.gating import Change, Doer, held, released
+from rmgr.coord import validity
+from rmgr.coord.decisions.changing import Change, Doer, Standing, amended, held, limit_of_running, released, signed
 from rmgr.coord.decisions.keeping import BringBack, EndBlock, RenameBlock, SetBlockAside, end_block, moves
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import resubmit
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Delete, Set
 from rmgr.coord.protocol.records import encode_block, encode_record
-from rmgr.coord.seal.work import NotSealed, amendment_statement, check_shape, spec_digest
-from rmgr.coord.validity import records as validity
+from rmgr.coord.seal import NotSealed, amendment_statement, check_shape, spec_digest
 from rmgr.errors import InvalidRecord
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.base.states import Reason

@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from rmgr.cli.display.columns import where_or_why
-from rmgr.coord.decisions.amending import amended
-from rmgr.coord.decisions.gating import Change, Doer
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.changing import Change, Doer, amended
+from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.views.answers import explain, jobs, nodes, queues, status
-from rmgr.coord.views.nodes import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
+from rmgr.coord.views.health import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.coord.views.tasks import task_views
 from rmgr.errors import NotFound

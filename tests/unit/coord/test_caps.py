@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.coord.decisions.caps import capped, room, tell
+from rmgr.coord.decisions.admitted import capped, room_below_cap, tell_use
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_USAGE_BYTES, Create, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.coord.views.snapshot import BlockOnNode
-from rmgr.coord.views.use import by_node, in_all
+from rmgr.coord.views.snapshot import BlockOnNode, by_node, in_all
 from rmgr.model.cluster.limits import CORES, JOBS, CappedUse, UserLimits
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation
@@ -39,8 +38,8 @@ def test_only_of_users_who_have_a_cap_is_told() -> None:
     limits = UserLimits(cores_of={"ann": 4, "cy": 0}, max_jobs_per_user=9, jobs_of={"bob": 0})
     told = capped(limits, {"n1": {"ann": 1, "bob": 6}, "n2": {"ann": 3, "cy": 1}}, {"ann": 2, "bob": 3}, 3)
     assert told == CappedUse(cores={"ann": 4}, nodes={"ann": 2}, jobs={"ann": 2}, free=3)
-    assert [type(tell(told, version).ops[0]) for version in (None, 7)] == [Create, Set]
-    assert tell(told, 7).ops[0].path == paths.USAGE
+    assert [type(tell_use(told, version).ops[0]) for version in (None, 7)] == [Create, Set]
+    assert tell_use(told, 7).ops[0].path == paths.USAGE
     assert (limits.of(CORES, "ann"), limits.of(CORES, "bob"), limits.of(JOBS, "bob"), limits.of(JOBS, "ann")) == (4, 0, 0, 9)
     assert [one.has_caps for one in (limits, UserLimits(), UserLimits(cores_of={"ann": 0}), UserLimits(max_cores_per_user=1))] == [
         True, False, False, True,
@@ -64,7 +63,7 @@ def test_only_of_users_who_have_a_cap_is_told() -> None:
     ],
 )
 def test_a_starter_claims_its_part_of_what_a_cap_leaves(told: int, more: int, among: int, cores: int, least: int, most: int) -> None:
-    found = [room(cap=40, told=told, more=more, part=1 / among, cores=cores, chance=at / 100) for at in range(100)]
+    found = [room_below_cap(cap=40, told=told, more=more, part=1 / among, cores=cores, chance=at / 100) for at in range(100)]
     assert (min(found), max(found)) == (least, most)
 
 

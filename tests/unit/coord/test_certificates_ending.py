@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.coord.views.certificates import SOON_DAYS, CertificateHolder, ending
+from rmgr.coord.views.health import SOON_DAYS, CertificateHolder, ending
 from rmgr.model.views import Level
 
 NOW_S, DAY_S = 1_800_000_000.0, 86_400.0

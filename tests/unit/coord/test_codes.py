@@ -8,8 +8,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.coord.decisions.codes import Codes
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.progress import Codes, Progress
 from rmgr.model.base.states import State
 from rmgr.model.tasks.block import MOST_TASKS
 from rmgr.model.tasks.outcome import Fragment, Outcome

@@ -7,11 +7,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from rmgr.coord.decisions.view import Progress, overall_state, running_count, state_counts
+from rmgr.coord.decisions.progress import Progress, overall_state, running_count, state_counts
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
-from rmgr.coord.ops.rules import Again, GiveUp, pieces, rule
+from rmgr.coord.ops.leader import Again, GiveUp, pieces, rule
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES, Check, Create, Delete, Gone, Set
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_record, encode_block, encode_record

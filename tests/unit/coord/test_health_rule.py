@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rmgr.coord.decisions import liveness
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.views.answers import explain, nodes, status
 from rmgr.coord.views.health import of_servers, with_part
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot

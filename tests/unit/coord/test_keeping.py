@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmgr.coord import nonces
 from rmgr.coord.decisions import keeping
-from rmgr.coord.decisions.dependencies import Met, Open, SubmissionEnd, Unmet, weigh
 from rmgr.coord.decisions.keeping import (
     GONE_S,
     PATIENCE_S,
@@ -22,18 +22,22 @@ from rmgr.coord.decisions.keeping import (
     EndTail,
     Facts,
     FailedSeen,
+    Met,
+    Open,
     Page,
     ReconcilePlan,
     Resubmit,
     SetBlockAside,
+    SubmissionEnd,
     SweepPending,
+    Unmet,
     Weigh,
+    weigh,
 )
-from rmgr.coord.decisions.view import Progress, overall_state
+from rmgr.coord.decisions.progress import Progress, overall_state
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_fragment, encode_record
-from rmgr.coord.seal import nonces
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import MAX_TASKS, NO_SEQ, BlockKey

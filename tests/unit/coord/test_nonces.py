@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from rmgr.coord import nonces
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Set, Stamped, Stat
-from rmgr.coord.seal import nonces
 from rmgr.model.tasks.submission import Submission, Work
 
 RECORD = Submission(id=42, name="x", user="ann", queue="default", work=Work.COMMAND, nonce="a" * 32, signed_s=1_800_000_000, host="laptop")

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.cli.waiting import read_ends
-from rmgr.coord.decisions.ends import EndFold, stated
+from rmgr.coord.decisions.progress import EndFold, Progress, claimed_state, stated
 from rmgr.coord.decisions.rights import ANYBODY
-from rmgr.coord.decisions.view import Progress, claimed_state
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set

@@ -23,7 +23,7 @@ from rmgr.coord.protocol.records import (
     read_fragment,
     split_page,
 )
-from rmgr.coord.seal.work import (
+from rmgr.coord.seal import (
     BLOCK_UNSIGNED,
     KEY_UNSIGNED,
     RECORD_UNSIGNED,

@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 import pytest
 
-from rmgr.coord.seal.tree import MAX_LEAVES, NotSealed, opened, sign_together
+from rmgr.coord.seal import MAX_LEAVES, NotSealed, opened, sign_together
 
 ALONE = 64
 HEAD = ALONE + 4

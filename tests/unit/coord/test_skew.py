@@ -11,9 +11,9 @@ import pytest
 
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
-from rmgr.coord.ops.owner import take_ownership, taken_over
-from rmgr.coord.ops.rules import GiveUp, rule
-from rmgr.coord.protocol import paths, records, skew
+from rmgr.coord.ops.leader import GiveUp, rule
+from rmgr.coord.ops.membership import take_ownership, taken_over
+from rmgr.coord.protocol import paths, records
 from rmgr.coord.protocol.multi import Create, Multi, Set
 from rmgr.errors import WrongCluster
 from rmgr.model.base.states import Reason
@@ -207,8 +207,8 @@ def test_a_reason_that_only_the_next_release_knows_is_read_as_other_and_never_ru
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 300, 70_000])
 def test_arrays_are_put_together_and_counted_as_messagepack_has_them(count: int) -> None:
-    assert skew.array_of([b"\x01"] * count) == msgspec.msgpack.encode([1] * count)
-    assert skew.array_length(msgspec.msgpack.encode([1] * count)) == count
+    assert records.array_of([b"\x01"] * count) == msgspec.msgpack.encode([1] * count)
+    assert records.array_length(msgspec.msgpack.encode([1] * count)) == count
 
 
 def test_a_record_whose_meaning_changed_is_refused() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.coord.ops import stop as stop_ops
-from rmgr.coord.ops.rules import MAX_PAST
+from rmgr.coord.ops import place as place_ops
+from rmgr.coord.ops.leader import MAX_PAST
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Delete, Gone
 from rmgr.coord.protocol.records import decode_block
@@ -22,7 +22,7 @@ def test_a_given_up_attempt_waits_again_in_its_place_as_the_next_one_and_nothing
         function="f", retries=2, failures=1, losses=1, incarnation=9, started=1, claimed_us=5, stamp="old",
         past=(PastAttempt(1, "n9", Reason.NODE_LOST),), allocation=Allocation(shares=(("n1", 4),), threads=1),
     )  # fmt: skip
-    multi, waiting = stop_ops.stop("n1", 3, "batch", KEY, data, 6, past=PAST, stamp="new", orders=("g1",))
+    multi, waiting = place_ops.stop("n1", 3, "batch", KEY, data, 6, past=PAST, stamp="new", orders=("g1",))
     fence, gone, made, order = multi.ops
     assert fence == Check(paths.node("n1"), 3) == multi.guard
     assert gone == Delete(paths.running_block("n1", KEY), 6)
@@ -37,7 +37,7 @@ def test_a_given_up_attempt_waits_again_in_its_place_as_the_next_one_and_nothing
 
 def test_the_past_stays_short_and_a_held_submission_is_set_aside() -> None:
     data = BlockData(past=tuple(PastAttempt(n, "n1", Reason.MIGRATED) for n in range(1, MAX_PAST + 1)))
-    multi, waiting = stop_ops.stop("n1", 3, "batch", KEY, data, 6, past=PAST, stamp="s", held=True)
+    multi, waiting = place_ops.stop("n1", 3, "batch", KEY, data, 6, past=PAST, stamp="s", held=True)
     made = multi.ops[2]
     assert isinstance(made, Create)
     assert made.path == paths.held_block("batch", waiting)
@@ -47,4 +47,4 @@ def test_the_past_stays_short_and_a_held_submission_is_set_aside() -> None:
 
 def test_what_is_done_is_not_given_up() -> None:
     with pytest.raises(ValueError, match="done"):
-        stop_ops.stop("n1", 3, "batch", KEY, BlockData(done=1), 6, past=PAST, stamp="s")
+        place_ops.stop("n1", 3, "batch", KEY, BlockData(done=1), 6, past=PAST, stamp="s")

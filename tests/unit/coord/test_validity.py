@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmgr.coord import validity
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import MAX_OPS, Stamped, Stat
 from rmgr.coord.protocol.records import UNREADABLE, encode_block, encode_record
-from rmgr.coord.validity import records as validity
 from rmgr.errors import InvalidRecord, RmgrError, UsageError, WrongCluster
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.cluster.node import InboxOrder, OrderKind
@@ -55,7 +55,7 @@ def _records() -> list[type]:
 
 
 def test_every_field_of_every_record_has_a_rule() -> None:
-    """A new field, or a new record, needs a line in `coord/validity/work.py` or `coord/validity/cluster.py`."""
+    """A new field, or a new record, needs a line in `coord/validity.py` or `coord/validity.py`."""
     known = validity.kinds()
     for kind in _records():
         if kind.__name__ in NO_RECORDS:
@@ -186,7 +186,7 @@ def test_a_record_that_was_refused_is_refused_again_and_one_that_was_read_is_sti
 
 
 def test_what_no_newer_release_wrote_costs_a_record_no_rule() -> None:
-    from rmgr.coord.validity.rules import BOOK
+    from rmgr.coord.field_rules import BOOK
 
     assert BOOK.fault(Tail(next=1)) is None
     asked = BOOK._asked[Tail]

@@ -14,9 +14,8 @@ import pytest
 
 from rmgr.client.specs import python_environment, user_name
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord.decisions.amending import amended
-from rmgr.coord.decisions.gating import Change, Doer
-from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.decisions.changing import Change, Doer, amended
+from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.ops.work import hand, update
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.coord.validity.work import LONG
+from rmgr.coord.validity import LONG
 from rmgr.model.base.states import Reason
 from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import (

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.coord.decisions.ends import MOST_STATED
+from rmgr.coord.decisions.progress import MOST_STATED
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding

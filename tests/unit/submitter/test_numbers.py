@@ -13,10 +13,10 @@ import pytest
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.packing import first_blocks
+from rmgr.coord import nonces
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.seal import nonces
 from rmgr.errors import UsageError
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.runtime import machine

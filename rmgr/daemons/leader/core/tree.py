@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar, cast
 
-from rmgr.coord.decisions.election import fenced
+from rmgr.coord.decisions.liveness import fenced
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat, Unknown
 from rmgr.coord.protocol.ports import Coordinator, MomentReader

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from rmgr.coord import validity
 from rmgr.coord.decisions import liveness
 from rmgr.coord.ops.leader import fail
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Conflict, ConflictKind, Delete, Gone, Multi, Outcome, Stamped
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.errors import RmgrError

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import msgspec
 
+from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_GANGS_BYTES, Stamped
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.facts import Names, natural
 from rmgr.daemons.leader.records.gangs import MemberTurn, encode_gang, gang_of, most_members, served_until, turns_of
 from rmgr.daemons.leader.records.served import ServedPartitions

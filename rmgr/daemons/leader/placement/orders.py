@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
+from rmgr.coord import validity
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.place import Assigned
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Check, Committed, Multi, Op, Outcome, Stamped, size_of
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.facts import Names, allocation_of
 from rmgr.daemons.leader.core.term import Term

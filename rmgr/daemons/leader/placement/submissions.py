@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
+from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderReads
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.records.job_table import JobTable

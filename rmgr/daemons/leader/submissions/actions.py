@@ -13,6 +13,7 @@ from functools import partial
 
 import msgspec
 
+from rmgr.coord import nonces, validity
 from rmgr.coord.decisions.keeping import (
     Abandon,
     Bar,
@@ -32,20 +33,11 @@ from rmgr.coord.decisions.keeping import (
     is_to_be_broken_off,
 )
 from rmgr.coord.ops import leader as leader_ops
-from rmgr.coord.ops.rules import Again, rule
+from rmgr.coord.ops.leader import Again, rule
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Holds, Multi, Outcome, Set, Stamped
 from rmgr.coord.protocol.ports import Store
-from rmgr.coord.protocol.records import (
-    NOTHING,
-    decode_block,
-    encode_fragment,
-    encode_record,
-    join_page,
-    read_fragment,
-)
-from rmgr.coord.seal import nonces
-from rmgr.coord.validity import records as validity
+from rmgr.coord.protocol.records import NOTHING, decode_block, encode_fragment, encode_record, join_page, read_fragment
 from rmgr.coord.views.closing import history_rows, paged_with, summary
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
@@ -261,7 +253,7 @@ class ReconcileActions:
         """The summary goes to the history, then the record becomes CLOSED.
 
         Nothing is done for a record that somebody has put back, or rewritten: it would change the history of what has ended, and its end
-        could not be said where Starters look (`coord/seal/nonces.py`).
+        could not be said where Starters look (`coord/nonces.py`).
         """
         submission = followed.submission
         assert submission is not None

@@ -1,4 +1,4 @@
-"""Finds tasks that are nowhere in ZooKeeper, and ends them (`coord/decisions/nowhere.py` says why that is safe).
+"""Finds tasks that are nowhere in ZooKeeper, and ends them (`coord/decisions/keeping.py` says why that is safe).
 
 A round every `CENSUS_S` while something is unfinished. The first look compares memory with the names of all blocks; it is cheap, and
 memory may lag, so what it suspects is read again at one moment with all that decides. What is nowhere in two rounds in succession
@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from rmgr.coord.decisions import nowhere
-from rmgr.coord.decisions.codes import Codes
+from rmgr.coord import validity
+from rmgr.coord.decisions import keeping
 from rmgr.coord.decisions.keeping import FailedSeen
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.progress import Codes, Progress
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import StoreCalls, Thunk
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.doors import KnownSubmission
@@ -201,7 +200,7 @@ class Census:
         assert isinstance(record, Stamped)
         assert isinstance(tail, Stamped)
         assert isinstance(directory, Stamped)
-        multi = nowhere.end(
+        multi = keeping.end_missing(
             validity.submission(record.data, number),
             indices,
             epoch_version=self._term.epoch_version,
@@ -243,9 +242,9 @@ def _absent(suspects: Iterable[_Facts], lists: Found) -> dict[int, list[int]]:
             if key.submission in covered:
                 covered[key.submission].append((key.first, key.count))
     absent: dict[int, list[int]] = {}
-    left = nowhere.MOST_MISSING
+    left = keeping.MOST_MISSING
     for facts in suspects:
-        indices = nowhere.missing(facts.total, facts.settled, covered[facts.number], min(left, _MOST_OF_ONE))
+        indices = keeping.missing_tasks(facts.total, facts.settled, covered[facts.number], min(left, _MOST_OF_ONE))
         if indices:
             absent[facts.number] = indices
             left -= len(indices)

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from rmgr.coord.decisions.ends import EndFold
+from rmgr.coord import validity
 from rmgr.coord.decisions.keeping import Collect
+from rmgr.coord.decisions.progress import EndFold
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped, Stat
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import kept_outputs, removal
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term

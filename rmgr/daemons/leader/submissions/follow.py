@@ -12,14 +12,13 @@ from functools import partial
 from itertools import takewhile
 from typing import TypeVar
 
-from rmgr.coord.decisions.dependencies import SubmissionEnd
-from rmgr.coord.decisions.keeping import Bar, Facts, FailedSeen, ReconcileAction
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord import validity
+from rmgr.coord.decisions.keeping import Bar, Facts, FailedSeen, ReconcileAction, SubmissionEnd
+from rmgr.coord.decisions.progress import Progress
+from rmgr.coord.nonces import place_of
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.coord.seal.nonces import place_of
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderReads, StoreCalls, Thunk
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below

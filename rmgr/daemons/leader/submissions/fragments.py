@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from rmgr.coord.decisions.ends import MOST_STATED
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.progress import MOST_STATED, Progress
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.leader.core.term import Term
 from rmgr.model.tasks.outcome import Fragment

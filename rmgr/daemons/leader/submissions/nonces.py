@@ -1,4 +1,4 @@
-"""Deletes the znodes of nonces under which nothing can be submitted any more (`coord/seal/nonces.py`), once their submissions have gone.
+"""Deletes the znodes of nonces under which nothing can be submitted any more (`coord/nonces.py`), once their submissions have gone.
 
 They are told by their names, which say when they were drawn; those of submissions that are there stay. What time it is says ZooKeeper,
 whose clock Starters go by, too: that of `/epoch` when this leadership began, and what has passed since.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from rmgr.coord import nonces
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Delete, Gone, Multi, Outcome, Stat, Unknown
-from rmgr.coord.seal import nonces
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.runtime import machine

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 
+from rmgr.coord import validity
 from rmgr.coord.decisions.keeping import GONE_S
-from rmgr.coord.ops.owner import is_owner
+from rmgr.coord.ops.membership import is_owner
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderReads
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.errors import RmgrError

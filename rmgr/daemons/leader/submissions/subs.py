@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 
+from rmgr.coord import validity
 from rmgr.coord.decisions import keeping
-from rmgr.coord.decisions.dependencies import Met, Open, SubmissionEnd, Unmet, weigh
 from rmgr.coord.decisions.keeping import (
     Abandon,
     Bar,
@@ -21,18 +21,22 @@ from rmgr.coord.decisions.keeping import (
     Collect,
     DropFailed,
     EndTail,
+    Met,
+    Open,
     Page,
     ReconcileAction,
     Resubmit,
+    SubmissionEnd,
     SweepPending,
+    Unmet,
     Weigh,
+    weigh,
 )
-from rmgr.coord.decisions.view import overall_state
+from rmgr.coord.decisions.progress import overall_state
+from rmgr.coord.nonces import place_of
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.protocol.ports import Store
-from rmgr.coord.seal.nonces import place_of
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.tree import version_of

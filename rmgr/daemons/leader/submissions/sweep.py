@@ -13,14 +13,14 @@ from functools import partial
 from itertools import groupby
 from typing import Protocol
 
-from rmgr.coord.decisions.gating import cancel_words
+from rmgr.coord import validity
+from rmgr.coord.decisions.changing import cancel_words
 from rmgr.coord.decisions.keeping import BringBack, EndBlock, Move, RenameBlock, SetBlockAside, cancel_reason, end_block, moves, room_of
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.ops.leader import order
 from rmgr.coord.ops.work import bring_back, rename, set_aside
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.doors import KnownSubmission

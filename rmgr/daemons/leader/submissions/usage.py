@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.progress import Progress
 from rmgr.model.tasks.submission import Submission
 
 #: The other znodes of a submission, with what ZooKeeper keeps of each (bytes).

@@ -11,11 +11,11 @@ from functools import partial
 
 import msgspec
 
-from rmgr.coord.decisions import caps
+from rmgr.coord.decisions import admitted
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
 from rmgr.coord.protocol.records import decode_block
-from rmgr.coord.views import use
+from rmgr.coord.views import snapshot
 from rmgr.coord.views.snapshot import BlockOnNode
 from rmgr.daemons.leader.core.doors import StoreCalls
 from rmgr.daemons.leader.core.tree import LeaderTree
@@ -119,14 +119,14 @@ class CapKeeper:
         data = dict(zip(wanted, found, strict=True))
         cores = {node: record.capacity.cores for node, record in self._nodes.records.items()}
         claimed = [block for one in blocks if (block := _block(*one, data)) is not None]
-        used = use.by_node(claimed, partial(self._user_of, tags), cores)
+        used = snapshot.by_node(claimed, partial(self._user_of, tags), cores)
         jobs = {user: one.open_submissions for user, one in counted.items()}
-        self.cores = use.in_all(used)
+        self.cores = snapshot.in_all(used)
         up = self._up()
         free = sum(cores[node] > sum(used.get(node, {}).values()) for node in up)
-        told = caps.capped(settings.limits, used, jobs, free or len(up))
+        told = admitted.capped(settings.limits, used, jobs, free or len(up))
         if self._told != (used, told):
-            self._tree.commit(caps.tell(told, self._version), partial(self._written, used, told))
+            self._tree.commit(admitted.tell_use(told, self._version), partial(self._written, used, told))
         else:
             self._is_looking = False
 

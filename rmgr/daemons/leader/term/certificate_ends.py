@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rmgr.coord.views.certificates import CertificateHolder
+from rmgr.coord.views.health import CertificateHolder
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials

@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from rmgr.coord.ops import request as request_ops
+from rmgr.coord import validity
+from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Outcome, Stamped
 from rmgr.coord.protocol.records import decode_record
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import names_below
@@ -88,10 +88,10 @@ class RequestKeeper:
 
     def _answer(self, guid: str, request: StopRequest, version: int) -> None:
         self._term.log.info("request_answered", submission=request.submission, count=len(request.done), error=request.error)
-        self._tree.commit(request_ops.answer(guid, request, version), partial(self._answered, guid))
+        self._tree.commit(leader_ops.answer_request(guid, request, version), partial(self._answered, guid))
 
     def _answered(self, guid: str, _outcome: Outcome) -> None:
         self._clear_later(guid)  # without an answer, too: who has asked has long given up by then
 
     def _clear_later(self, guid: str) -> None:
-        self._tree.after(_KEEP_S, lambda: self._tree.commit(request_ops.clear(guid)))
+        self._tree.after(_KEEP_S, lambda: self._tree.commit(leader_ops.clear_request(guid)))

@@ -22,10 +22,9 @@ from rmgr.coord.decisions.liveness import MassLoss
 from rmgr.coord.decisions.rights import Person, check, may
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
-from rmgr.coord.validity.records import check as check_record
-from rmgr.coord.views import answers, certificates
-from rmgr.coord.views.certificates import CertificateHolder
-from rmgr.coord.views.health import unreached, with_part
+from rmgr.coord.validity import check as check_record
+from rmgr.coord.views import answers, health
+from rmgr.coord.views.health import CertificateHolder, unreached, with_part
 from rmgr.coord.views.placing import on_the_move
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.daemons.leader.records.what_if import Scheduler, copied, tried
@@ -233,7 +232,7 @@ class LeaderAnswering:
         snapshot = self._snapshot()
         zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
         view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=machine.wall_us())
-        for part in (*certificates.ending(self._ends_s(snapshot), machine.wall_s()), *unreached(self._unreached(snapshot))):
+        for part in (*health.ending(self._ends_s(snapshot), machine.wall_s()), *unreached(self._unreached(snapshot))):
             view = with_part(view, part)
         leader = self._leader()
         if leader is not None:

@@ -152,7 +152,7 @@ class Checkpoints:
             self.notes.tell(block, "", orders=(guid,))  # it has begun, and goes on
             return
         why = order.detail or extra.get("why", "")
-        given_us = int(extra.get("grace_us", "0"))  # a number, as `coord/validity/cluster.py` says
+        given_us = int(extra.get("grace_us", "0"))  # a number, as `coord/validity.py` says
         grace_us = given_us or (KILL_US if kills else rigid_of(block).checkpoint_grace_us)
         if case is not None and (not is_stop or case.is_stop):
             case.orders.append(guid)

@@ -20,7 +20,7 @@ import msgspec
 from rmgr.adapters.host.accounts import Account, acting, open_regular
 from rmgr.checkpoint import CONTROL
 from rmgr.coord.protocol.records import UNREADABLE
-from rmgr.coord.seal.checkpoint import CheckpointSeal
+from rmgr.coord.seal import CheckpointSeal
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from rmgr.model.base.units import format_size
 from rmgr.model.wire.decoders import json_decoder
@@ -73,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     files: tuple[FileEntry, ...]
     format: int = 1
-    seal: CheckpointSeal | None = None  #: the last field, for ever (`coord/seal/checkpoint.py`)
+    seal: CheckpointSeal | None = None  #: the last field, for ever (`coord/seal.py`)
 
 
 class ManifestHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stat
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, PendingNote
@@ -122,7 +122,7 @@ class Notes:
             data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12])
             block.sending = PendingNote(data=data)
             fence = self.shared.committer.fence(self.node.name)
-            multi = stop_ops.note(self.node.name, fence, block.key, data, block.version, orders=wish.orders)
+            multi = place_ops.note(self.node.name, fence, block.key, data, block.version, orders=wish.orders)
             self.shared.committer.commit(multi, partial(self._answered, wish))
             return
         block.sending = PendingNote(data=block.data)
@@ -141,7 +141,7 @@ class Notes:
         if not self.shared.committer.may_commit:
             self._again(wish)
             return
-        multi, _ = stop_ops.stop(
+        multi, _ = place_ops.stop(
             self.node.name,
             self.shared.committer.fence(self.node.name),
             block.queue,

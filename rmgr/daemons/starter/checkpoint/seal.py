@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rmgr.coord.protocol.keys import Checkpoint
-from rmgr.coord.seal.checkpoint import CheckpointSeal, before_seal, statement
+from rmgr.coord.seal import CheckpointSeal, before_seal, checkpoint_statement
 from rmgr.daemons.starter.checkpoint.files import Manifest, ManifestHead, encode_manifest
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
@@ -46,7 +46,7 @@ class StarterSeals(Seals):
         told = before_seal(encode_manifest(bare), None)
         assert told is not None, "the seal is the last field"
         mine = self._credentials
-        signature = mine.sign(statement(told, _name(manifest), cluster_id=self._cluster_id))
+        signature = mine.sign(checkpoint_statement(told, _name(manifest), cluster_id=self._cluster_id))
         return msgspec.structs.replace(bare, seal=CheckpointSeal(key_id=mine.identity.key_id, signature=signature))
 
     def check(self, row: bytes, manifest: Manifest | ManifestHead) -> None:
@@ -60,7 +60,7 @@ class StarterSeals(Seals):
         if who.role is not Role.STARTER:
             raise PermissionDenied(f"it was sealed by {who.role} {who.name}, and only Starters take checkpoints")
         told = before_seal(row, seal)
-        if told is None or not signer.verify(seal.signature, statement(told, _name(manifest), cluster_id=self._cluster_id)):
+        if told is None or not signer.verify(seal.signature, checkpoint_statement(told, _name(manifest), cluster_id=self._cluster_id)):
             raise PermissionDenied(f"it is not what Starter {who.name} has sealed")
 
 

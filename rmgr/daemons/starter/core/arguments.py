@@ -15,8 +15,7 @@ from typing import Any, overload
 import msgspec
 
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Store
-from rmgr.coord.protocol.records import UNREADABLE, decode_payloads
-from rmgr.coord.protocol.skew import array_length
+from rmgr.coord.protocol.records import UNREADABLE, array_length, decode_payloads
 from rmgr.errors import DataLost, RowGone
 from rmgr.model.tasks.block import MAX_TASKS
 from rmgr.model.wire.stream import MAX_FRAME

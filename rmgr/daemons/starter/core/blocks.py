@@ -22,7 +22,7 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.protocol.records import brief, encode_block, encode_failed, encode_outcomes
-from rmgr.coord.seal.work import narrowed
+from rmgr.coord.seal import narrowed
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece
 from rmgr.model.base.resources import Needs
 from rmgr.model.base.states import Reason, State

@@ -1,4 +1,4 @@
-"""Nonces of submissions, as a Starter needs them: whether what was signed is for that number, and goes on (`coord/seal/nonces.py`).
+"""Nonces of submissions, as a Starter needs them: whether what was signed is for that number, and goes on (`coord/nonces.py`).
 
 The znode of a nonce is read once, as soon as the record is known that names it, and watched. As long as the watch has not fired it is
 as new as anything that has been read since on the same connection: ZooKeeper tells of a change before it answers with what came

@@ -13,11 +13,11 @@ from hashlib import sha256
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import WorkerSpec
+from rmgr.coord.nonces import place_of
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.seal.nonces import place_of
-from rmgr.coord.validity.records import submission as checked_record
+from rmgr.coord.validity import submission as checked_record
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
 from rmgr.daemons.starter.core.nonces import Nonces
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError

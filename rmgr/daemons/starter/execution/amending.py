@@ -1,7 +1,7 @@
 """Time limits that were changed while work runs (`rmgr update -t`): reads the record anew, asks whether it is to be believed, tells slots.
 
 A task that begins later has the new limit from its record. One that runs keeps its own where the change is not for what runs
-(`coord/decisions/amending.py`): its user may only shorten it, an operator only lengthen it.
+(`coord/decisions/changing.py`): its user may only shorten it, an operator only lengthen it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from rmgr.coord.decisions.amending import limit_of_running
+from rmgr.coord.decisions.changing import limit_of_running
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info, RecordCache
 from rmgr.daemons.starter.execution.lanes import Lanes

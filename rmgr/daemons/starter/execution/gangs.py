@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn, TurnerRestarted, TurnEvent
+from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.starter.health.watch import WatchedZnode
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.gang import GangClock, GangRecord

@@ -10,9 +10,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
-from rmgr.coord.seal import nonces
-from rmgr.coord.seal.tree import NotSealed, opened
-from rmgr.coord.seal.work import amendment_fault, block_statement, check_shape, seal_fragment, spec_digest
+from rmgr.coord import nonces
+from rmgr.coord.seal import NotSealed, amendment_fault, block_statement, check_shape, opened, seal_fragment, spec_digest
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.outcome import Fragment

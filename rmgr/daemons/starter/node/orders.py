@@ -13,7 +13,7 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Outcome, Stamped
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.validity.records import decode
+from rmgr.coord.validity import decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.quietly import Quietly

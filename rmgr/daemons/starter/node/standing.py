@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from rmgr.coord import validity
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Stamped, Unknown
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block
-from rmgr.coord.validity import records as validity
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.base.states import Reason

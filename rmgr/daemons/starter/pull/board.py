@@ -27,7 +27,7 @@ from itertools import chain, groupby
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.validity.records import check_block, decode
+from rmgr.coord.validity import check_block, decode
 from rmgr.daemons.starter.core.turns import Turns
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import QueueSpec

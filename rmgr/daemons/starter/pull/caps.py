@@ -2,7 +2,7 @@
 
 The leader tells what each has in use in all (`/usage`, each second). A Starter adds what has changed here since: tasks that have ended make
 room at once, so who is at the cap keeps its cores, however short the tasks are. Figures that were told hold until others come, also while
-nobody leads. `coord/decisions/caps.py` says how Starters share what is left.
+nobody leads. `coord/decisions/admitted.py` says how Starters share what is left.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from math import inf
 
-from rmgr.coord.decisions import caps
+from rmgr.coord.decisions import admitted
 from rmgr.model.cluster.limits import CORES, CappedUse, UserLimits
 from rmgr.runtime import machine
 
@@ -55,7 +55,7 @@ class Caps:
             return min(cap, cores) if more <= 0 else 0
         has = told.cores.get(user, 0)
         among = max(told.free if has < cap else told.nodes.get(user, 0), len(self._here))
-        return caps.room(
+        return admitted.room_below_cap(
             cap=cap, told=has, more=more, part=len(self._here) / max(1, among), cores=cores, chance=self._chance(user, now_s)
         )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from rmgr.coord.decisions import nowhere
+from rmgr.coord.decisions import keeping
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, PendingNote
@@ -81,11 +81,11 @@ class Claims:
 
     def _put_back(self, block: ClaimedBlock) -> None:
         name = self._node.name
-        what = f"{nowhere.CLAIM_WAS_GONE} at {utc(machine.wall_us())}, and node {name} put it back"
+        what = f"{keeping.CLAIM_WAS_GONE} at {utc(machine.wall_us())}, and node {name} put it back"
         data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12], story=(*block.data.story, what)[-MAX_STORY:])
         block.sending = PendingNote(data=data)
         self._log.error("claim_was_gone", block=paths.block_name(block.key))
-        multi = nowhere.put_back(name, self._shared.committer.fence(name), block.key, data)
+        multi = keeping.put_back(name, self._shared.committer.fence(name), block.key, data)
         self._shared.committer.commit(multi, partial(self._answered, block))
 
     def _answered(self, block: ClaimedBlock, outcome: Outcome) -> None:

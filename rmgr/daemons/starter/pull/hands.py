@@ -24,7 +24,7 @@ from rmgr.coord.ops.work import HANDED_SEQ
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.validity.records import check_block, decode
+from rmgr.coord.validity import check_block, decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.daemons.starter.pull.caps import Caps

@@ -24,7 +24,7 @@ from rmgr.adapters.rpc.line import DirectLine, LineServer
 from rmgr.coord.ops.work import HANDED_SEQ
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Multi, Stamped
-from rmgr.coord.validity.records import check_block, decode
+from rmgr.coord.validity import check_block, decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import RmgrError

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from rmgr.coord.decisions.ownership import Holder
-from rmgr.coord.decisions.rights import Person
+from rmgr.coord.decisions.rights import Holder, Person
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Store

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rmgr.coord.decisions import ownership
-from rmgr.coord.decisions.ends import EndFold
-from rmgr.coord.decisions.ownership import Holder
-from rmgr.coord.decisions.rights import Person
-from rmgr.coord.ops.owner import reign_of
+from rmgr.coord import validity
+from rmgr.coord.decisions import rights
+from rmgr.coord.decisions.progress import EndFold
+from rmgr.coord.decisions.rights import Holder, Person
+from rmgr.coord.ops.membership import reign_of
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.ports import About, Coordinator, Encoding, Store
-from rmgr.coord.validity import records as validity
 from rmgr.errors import DataLost, NotFound, PermissionDenied, StoreUnavailable
 from rmgr.model.base.states import State
 from rmgr.model.tasks.submission import Paged
@@ -176,7 +175,7 @@ class Inputs:
                     one.holder = its
             about, is_pickle = one.about, one.about.encoding is Encoding.PICKLE
             if deeds is not None and is_pickle and ask.trust is not None:
-                ownership.check_pickle(person, one.key, one.holder, ask.trust, how=ownership.HOW_TO_TRUST)
+                rights.check_pickle(person, one.key, one.holder, ask.trust, how=rights.HOW_TO_TRUST)
             known = about if deeds is not None else None
             inputs.append(Input(one.row, known, one.data, about.size, is_pickle))
         return inputs

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from rmgr.adapters.host.accounts import Account, acting, open_regular
 from rmgr.adapters.host.workevents import WorkerEnded
-from rmgr.coord.ops.rules import Again, rule
+from rmgr.coord.ops.leader import Again, rule
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
 from rmgr.coord.protocol.ports import Encoding, Store

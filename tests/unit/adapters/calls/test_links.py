@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.calls.links import VERSION, Links, ServerLink
-from rmgr.coord.calls.ledger import Life
-from rmgr.coord.calls.lives import OVER_US, Standing
+from rmgr.coord.calls.ledger import OVER_US, Life, Standing
 from rmgr.errors import UsageError
 from rmgr.v1 import calls_pb2 as pb
 

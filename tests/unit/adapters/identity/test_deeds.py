@@ -11,10 +11,9 @@ import pytest
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
 from rmgr.client.values import Values
-from rmgr.coord.decisions import ownership
-from rmgr.coord.decisions.ownership import ValueShare
-from rmgr.coord.decisions.rights import Person
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.decisions import rights
+from rmgr.coord.decisions.rights import Person, ValueShare
+from rmgr.coord.ops import membership
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Encoding
@@ -65,7 +64,7 @@ class World:
     def revoke(self, credentials: Credentials, since_s: float) -> None:
         who = credentials.identity
         gone = Revocation(key_id=who.key_id, name=who.name, role=who.role, by="admin", since_us=int(since_s * 1e6))
-        assert isinstance(self.coordinator.commit(join_ops.revoke(gone)).result(60), Committed)
+        assert isinstance(self.coordinator.commit(membership.revoke(gone)).result(60), Committed)
 
     def owner(self, row: str, seen_by: str = "carol") -> str:
         about = self.store.about(row)
@@ -233,9 +232,9 @@ def test_shares_among_rows_that_are_none_are_found_and_no_more_than_count_are_ma
     world.store.put("share/nobody/at/all/of/them", b"{}")
     assert [one.key for one in ann.shares()] == ["in/0", "in/1", "in/2"]
     assert {one.key for one in bob.shared_with(world.store, "ann", "bob")} == {"in/0", "in/1", "in/2"}
-    monkeypatch.setattr(ownership, "MOST_SHARES", 5)
+    monkeypatch.setattr(rights, "MOST_SHARES", 5)
     ann.share("in/0", "bob", write=True)
     with pytest.raises(UsageError, match="you share 5 keys and prefixes with bob already"):
         ann.share("in/3", "bob")
-    monkeypatch.setattr(ownership, "MOST_SHARES", 2)
+    monkeypatch.setattr(rights, "MOST_SHARES", 2)
     assert len(bob.shared_with(world.store, "ann", "bob")) == 2

@@ -31,8 +31,7 @@ from rmgr.coord.calls.caller import (
     error_of,
     next_step,
 )
-from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome
-from rmgr.coord.calls.lives import Standing
+from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome, Standing
 
 S = 1_000_000
 ID = CallId("ana", "g", 7)

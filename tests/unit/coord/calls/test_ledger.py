@@ -9,6 +9,9 @@ from rmgr.coord.calls.ledger import (
     ABSENT_US,
     FORGOTTEN_US,
     KEPT_US,
+    OVER_US,
+    REMEMBERED_US,
+    SILENT_US,
     CallId,
     Drop,
     Ending,
@@ -17,11 +20,12 @@ from rmgr.coord.calls.ledger import (
     Kill,
     Ledger,
     Life,
+    Lives,
     Outcome,
     Refused,
+    Standing,
     Verdict,
 )
-from rmgr.coord.calls.lives import OVER_US, REMEMBERED_US, SILENT_US, Lives, Standing
 
 S = 1_000_000
 ONE, TWO = CallId("ana", "g", 1), CallId("ana", "g", 2)

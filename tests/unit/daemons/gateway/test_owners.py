@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord.decisions.amending import amended
-from rmgr.coord.decisions.gating import Change, Doer
+from rmgr.coord.decisions.changing import Change, Doer, amended
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict

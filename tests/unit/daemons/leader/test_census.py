@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from rmgr.coord.decisions import nowhere
-from rmgr.coord.decisions.codes import Codes
+from rmgr.coord.decisions import keeping
+from rmgr.coord.decisions.progress import Codes
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Delete, Gone, Multi
@@ -41,16 +41,16 @@ def outcomes(bench: Bench, number: int) -> dict[int, tuple[State, Reason]]:
 
 
 def test_missing_is_what_no_end_and_no_range_covers() -> None:
-    assert nowhere.missing(10, codes(1, 3), [(4, 2), (8, 100)]) == [0, 2, 6, 7]
-    assert nowhere.missing(3, codes(0, 1, 2), []) == []
-    assert nowhere.missing(2, codes(), [(0, 1)]) == [1]
-    assert nowhere.missing(9000, codes(*range(4096), 8191, 8193), [(4096, 4094), (8190, 1)]) == [8192, *range(8194, 9000)]
+    assert keeping.missing_tasks(10, codes(1, 3), [(4, 2), (8, 100)]) == [0, 2, 6, 7]
+    assert keeping.missing_tasks(3, codes(0, 1, 2), []) == []
+    assert keeping.missing_tasks(2, codes(), [(0, 1)]) == [1]
+    assert keeping.missing_tasks(9000, codes(*range(4096), 8191, 8193), [(4096, 4094), (8190, 1)]) == [8192, *range(8194, 9000)]
 
 
 def test_what_is_missing_is_found_quickly_however_many_tasks_are_claimed_to_be_there():
-    found = nowhere.missing(1 << 26, codes((1 << 26) - 1), [(5, 1)])
+    found = keeping.missing_tasks(1 << 26, codes((1 << 26) - 1), [(5, 1)])
     assert found[:6] == [0, 1, 2, 3, 4, 6]
-    assert len(found) == nowhere.MOST_MISSING
+    assert len(found) == keeping.MOST_MISSING
 
 
 def codes(*indices: int) -> Codes:
@@ -115,7 +115,7 @@ def test_a_late_complete_of_a_claim_that_was_deleted_conflicts_and_one_result_is
     bench.advance(2 * CENSUS_S + 1)
     assert outcomes(bench, number) == dict.fromkeys(range(2), (State.FAILED, Reason.DATA_LOST))
     assert isinstance(bench.outside.commit(late).result(60), Conflict)
-    back = nowhere.put_back("n1", starter.versions["n1"], key, decode_block(found.data))
+    back = keeping.put_back("n1", starter.versions["n1"], key, decode_block(found.data))
     assert isinstance(bench.outside.commit(back).result(60), Conflict), "what was ended stays ended"
 
 
@@ -129,7 +129,7 @@ def test_a_claim_that_was_put_back_in_time_goes_on(bench: Bench) -> None:
     assert found is not None
     vanish(bench, path)
     bench.advance(CENSUS_S + 0.5)
-    back = nowhere.put_back("n1", starter.versions["n1"], key, decode_block(found.data))
+    back = keeping.put_back("n1", starter.versions["n1"], key, decode_block(found.data))
     assert isinstance(bench.outside.commit(back).result(60), Committed)
     bench.advance(3 * CENSUS_S)
     assert outcomes(bench, number) == {}
@@ -151,10 +151,10 @@ def test_an_end_conflicts_with_whatever_changed_since_the_moment_it_was_decided_
     right = {"epoch_version": epoch.version, "version": found.version, "tail_version": 0, "failed_version": 0}
     for name in right:
         wrong = right | {name: right[name] + 1}
-        multi = nowhere.end(followed, [0], stamp=uuid.uuid4().hex, **wrong)
+        multi = keeping.end_missing(followed, [0], stamp=uuid.uuid4().hex, **wrong)
         assert isinstance(bench.outside.commit(multi).result(60), Conflict), name
-    assert isinstance(bench.outside.commit(nowhere.end(followed, [0], stamp="s", **right)).result(60), Committed)
-    assert isinstance(bench.outside.commit(nowhere.end(followed, [0], stamp="t", **right)).result(60), Conflict), "a second doer"
+    assert isinstance(bench.outside.commit(keeping.end_missing(followed, [0], stamp="s", **right)).result(60), Committed)
+    assert isinstance(bench.outside.commit(keeping.end_missing(followed, [0], stamp="t", **right)).result(60), Conflict), "a second doer"
 
 
 def late_complete(bench: Bench, starter: Starter, key: BlockKey) -> Multi:

@@ -6,15 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Exists, Holds, Multi, Set
-from rmgr.coord.protocol.records import (
-    decode_page,
-    decode_record,
-    encode_block,
-    encode_record,
-)
+from rmgr.coord.protocol.records import decode_page, decode_record, encode_block, encode_record
 from rmgr.coord.views.closing import history_rows
 from rmgr.daemons.leader.submissions import history as leader_history
 from rmgr.daemons.leader.submissions import subs as leader_subs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.coord.decisions import election
-from rmgr.coord.decisions.election import Absent, Behind, First
+from rmgr.coord.decisions import liveness
+from rmgr.coord.decisions.liveness import Absent, Behind, First
 from rmgr.coord.ops.leader import epoch_check, fail, take_over
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Delete, Gone, Multi
@@ -19,32 +19,32 @@ def entry(guid: str, sequence: int) -> str:
 
 def test_the_smallest_candidate_is_first_whatever_its_guid() -> None:
     line = [entry("zz", 3), entry("aa", 7), entry("mm", 5)]
-    assert election.standing(line, "zz") == First(entry("zz", 3))
+    assert liveness.standing(line, "zz") == First(entry("zz", 3))
 
 
 def test_everyone_else_watches_the_one_just_before_it() -> None:
     line = [entry("zz", 3), entry("aa", 7), entry("mm", 5)]
-    assert election.standing(line, "aa") == Behind(entry("aa", 7), entry("mm", 5))
-    assert election.standing(line, "mm") == Behind(entry("mm", 5), entry("zz", 3))
+    assert liveness.standing(line, "aa") == Behind(entry("aa", 7), entry("mm", 5))
+    assert liveness.standing(line, "mm") == Behind(entry("mm", 5), entry("zz", 3))
 
 
 def test_a_candidate_without_entry_is_absent() -> None:
-    assert election.standing([entry("zz", 3)], "aa") == Absent()
-    assert election.standing([], "aa") == Absent()
+    assert liveness.standing([entry("zz", 3)], "aa") == Absent()
+    assert liveness.standing([], "aa") == Absent()
 
 
 def test_a_create_that_was_sent_twice_keeps_the_older_place_and_undoes_the_other() -> None:
     line = [entry("a", 1), entry("b", 2), entry("b", 3), entry("c", 4)]
-    assert election.standing(line, "b") == Behind(entry("b", 2), entry("a", 1))
-    assert election.doubles(line, "b") == [entry("b", 3)]
-    assert election.doubles(line, "c") == []
+    assert liveness.standing(line, "b") == Behind(entry("b", 2), entry("a", 1))
+    assert liveness.doubles(line, "b") == [entry("b", 3)]
+    assert liveness.doubles(line, "c") == []
 
 
 @given(st.lists(st.integers(0, 10_000), unique=True, min_size=1, max_size=20), st.randoms())
 def test_exactly_one_candidate_is_first_and_predecessors_form_one_chain(numbers: list[int], random: object) -> None:
     line = [entry(f"g{number}", number) for number in numbers]
     random.shuffle(line)  # type: ignore[attr-defined]
-    found = [election.standing(line, f"g{number}") for number in sorted(numbers)]
+    found = [liveness.standing(line, f"g{number}") for number in sorted(numbers)]
     assert isinstance(found[0], First)
     names = [entry(f"g{number}", number) for number in sorted(numbers)]
     assert [place.predecessor for place in found[1:] if isinstance(place, Behind)] == names[:-1]
@@ -52,16 +52,16 @@ def test_exactly_one_candidate_is_first_and_predecessors_form_one_chain(numbers:
 
 def test_the_epoch_version_comes_from_the_answer_of_the_take_over() -> None:
     first = take_over("n-a-1", EpochRecord(epoch=1), None)
-    assert election.epoch_version(first, Committed(paths=("", paths.EPOCH), versions=(-1, 0))) == 0
+    assert liveness.epoch_version(first, Committed(paths=("", paths.EPOCH), versions=(-1, 0))) == 0
     later = take_over("n-a-1", EpochRecord(epoch=2), 0)
-    assert election.epoch_version(later, Committed(paths=("", paths.EPOCH), versions=(-1, 1))) == 1
+    assert liveness.epoch_version(later, Committed(paths=("", paths.EPOCH), versions=(-1, 1))) == 1
 
 
 def test_a_fenced_multi_checks_the_epoch_first_and_only_once() -> None:
     multi = Multi(name="X", ops=(Delete("/a", 3),), proof=Gone("/a"))
-    assert election.fenced(7, multi).ops == (epoch_check(7), Delete("/a", 3))
-    assert election.fenced(7, election.fenced(7, multi)).ops == (epoch_check(7), Delete("/a", 3))
-    assert election.fenced(7, multi).proof == multi.proof
+    assert liveness.fenced(7, multi).ops == (epoch_check(7), Delete("/a", 3))
+    assert liveness.fenced(7, liveness.fenced(7, multi)).ops == (epoch_check(7), Delete("/a", 3))
+    assert liveness.fenced(7, multi).proof == multi.proof
 
 
 def test_a_multi_with_its_own_guard_keeps_it() -> None:
@@ -71,4 +71,4 @@ def test_a_multi_with_its_own_guard_keeps_it() -> None:
 
     key = BlockKey(priority=0, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0)
     multi = fail(Check("/nodes/a", 4), "a", "default", key, encode_block(BlockData()), 0, reason=Reason.NODE_LOST, now_us=1)
-    assert election.fenced(7, multi).ops[:2] == (epoch_check(7), Check("/nodes/a", 4))
+    assert liveness.fenced(7, multi).ops[:2] == (epoch_check(7), Check("/nodes/a", 4))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord.decisions import election
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.decisions import liveness
+from rmgr.coord.ops import membership
 from rmgr.coord.ops.leader import fence, order, take_over
 from rmgr.coord.ops.work import mark_idle
 from rmgr.coord.protocol import paths
@@ -83,7 +83,7 @@ def test_a_node_whose_key_is_revoked_is_fenced_however_often_it_registers(bench:
     number = bench.submitter.submit(4)
     starter.claim("n1")
     revocation = Revocation(key_id="k1", name="n1", role=Role.STARTER, by="ann", since_us=1)
-    committed(bench.outside, join_ops.revoke(revocation))
+    committed(bench.outside, membership.revoke(revocation))
     bench.advance(2 * GRACE_S)
     record = bench.look.node("n1")
     assert (record.state, record.reason) == (NodeState.FENCED, "its Starter's key was revoked")
@@ -157,7 +157,7 @@ def test_a_new_leader_finishes_what_the_old_one_fenced(bench: Bench) -> None:
     # fenced by a leader that died before its first FAIL
 
     dead = bench.connect()
-    committed(dead, election.stand("dead", EpochRecord()))
+    committed(dead, liveness.stand("dead", EpochRecord()))
     name = bench.look.names(paths.WATCHDOGS)[0]
     committed(dead, take_over(name, EpochRecord(epoch=1), None))
     committed(dead, fence(0, bench.look.node("n1"), 0, "lost"))
@@ -177,7 +177,7 @@ def test_a_deposed_leader_commits_nothing_more(bench: Bench) -> None:
     successor = bench.connect()
     # the successor takes over while the old one sleeps: only its fence tells
 
-    committed(successor, election.stand("next", EpochRecord()))
+    committed(successor, liveness.stand("next", EpochRecord()))
     name = bench.look.names(paths.WATCHDOGS)[-1]
     committed(successor, take_over(name, EpochRecord(epoch=2), 0))
     starter.close()

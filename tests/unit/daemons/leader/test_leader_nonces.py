@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from rmgr.coord import nonces
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi, Set, Stamped
 from rmgr.coord.protocol.records import decode_record, encode_fragment, encode_record
-from rmgr.coord.seal import nonces
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.outcome import Fragment, Outcome

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmgr.coord.ops import request as request_ops
+from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Create, Exists, Multi
 from rmgr.coord.protocol.records import decode_record, encode_record
@@ -35,7 +35,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.mark.parametrize("index", [-1, MAX_INDEX, 1 << 62])
 def test_a_task_that_cannot_be_is_refused_and_jobs_are_placed(bench: Bench, index: int) -> None:
-    committed(bench.outside, request_ops.ask("odd", StopRequest(kind=StopKind.MIGRATE, submission=7, index=index)))
+    committed(bench.outside, leader_ops.ask_leader("odd", StopRequest(kind=StopKind.MIGRATE, submission=7, index=index)))
     number = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
     bench.advance(1)
     assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]

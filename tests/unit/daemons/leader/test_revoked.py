@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi
 from rmgr.coord.protocol.records import decode_record
@@ -29,7 +29,7 @@ def bench() -> Iterator[Bench]:
 
 
 def revoke(bench: Bench, record: Revocation = EVES) -> None:
-    committed(bench.outside, join_ops.revoke(record))
+    committed(bench.outside, membership.revoke(record))
     bench.advance(1.0)
 
 
@@ -37,7 +37,7 @@ def change(bench: Bench, work: RevokedWork) -> None:
     found = bench.outside.get(paths.revoked(EVES.key_id)).result(60)
     assert found is not None
     old = decode_record(found.data, Revocation)
-    committed(bench.outside, join_ops.change_revoked(replace(old, work=work, before=old.work), found.version))
+    committed(bench.outside, membership.change_revoked(replace(old, work=work, before=old.work), found.version))
     bench.advance(1.0)
 
 
@@ -72,7 +72,7 @@ def test_what_he_had_submitted_is_held_and_others_work_is_not(bench: Bench) -> N
 
 def test_a_leader_that_comes_later_does_it_too(bench: Bench) -> None:
     number = bench.submitter.submit(4, user="eve")
-    committed(bench.outside, join_ops.revoke(EVES))
+    committed(bench.outside, membership.revoke(EVES))
     bench.lead()
     bench.advance(1.0)
     assert shown(bench, number) == BARRED

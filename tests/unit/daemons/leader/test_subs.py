@@ -11,13 +11,7 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.ports import Encoding
-from rmgr.coord.protocol.records import (
-    decode_block,
-    decode_record,
-    encode_fragment,
-    encode_keyed,
-    encode_outcomes,
-)
+from rmgr.coord.protocol.records import decode_block, decode_record, encode_fragment, encode_keyed, encode_outcomes
 from rmgr.coord.views.closing import decode_summary
 from rmgr.daemons.leader.submissions import follow
 from rmgr.model.base.states import Reason, State

@@ -11,12 +11,11 @@ import msgspec
 import pytest
 
 from rmgr.client.identity import Signer
-from rmgr.coord.decisions.amending import amended, signed
-from rmgr.coord.decisions.gating import Change, Doer
+from rmgr.coord import nonces
+from rmgr.coord.decisions.changing import Change, Doer, amended, signed
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import decode_block, encode_block, encode_record
-from rmgr.coord.seal import nonces
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.health import trust as starter_trust

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rmgr.coord.ops import operator as operator_ops
-from rmgr.coord.ops import request as request_ops
-from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import membership
+from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.records import decode_block, decode_record
@@ -72,7 +72,7 @@ class Cluster:
         return {}
 
     def ask(self, guid: str, kind: StopKind, number: int = 0, **fields: object) -> None:
-        committed(self.bench.outside, request_ops.ask(guid, StopRequest(kind=kind, submission=number, **fields)))  # type: ignore[arg-type]
+        committed(self.bench.outside, leader_ops.ask_leader(guid, StopRequest(kind=kind, submission=number, **fields)))  # type: ignore[arg-type]
         self.rest()
 
     def answer(self, guid: str) -> StopRequest | None:
@@ -105,7 +105,7 @@ class Cluster:
             found = self.bench.outside.get(paths.running_block(node, key)).result(60)
             assert found is not None
             data = msgspec.structs.replace(decode_block(found.data), story=(why,), stamp=guid)
-            committed(self.nodes.coordinator, stop_ops.note(node, self.nodes.versions[node], key, data, found.version, orders=(guid,)))
+            committed(self.nodes.coordinator, place_ops.note(node, self.nodes.versions[node], key, data, found.version, orders=(guid,)))
         self.rest()
 
     def end(self, number: int) -> None:
@@ -218,7 +218,7 @@ def test_who_asks_while_a_job_is_being_stopped_says_where_it_goes(cluster: Clust
 
 def test_what_cannot_be_asked_is_refused_at_once_with_the_reason(cluster: Cluster) -> None:
     wide, once = cluster.submit(4), cluster.submit(1, resubmit=False)
-    committed(cluster.bench.outside, operator_ops.drain(Drain(node="n2", reason="r", user="u", since_us=1), None))
+    committed(cluster.bench.outside, membership.drain(Drain(node="n2", reason="r", user="u", since_us=1), None))
     cluster.bench.advance(1)
     waiting = cluster.submit(6)
     for at, (fields, code, words) in enumerate(
@@ -254,7 +254,7 @@ def test_a_drained_node_is_emptied_but_for_what_may_not_move(cluster: Cluster) -
     assert cluster.where(first) == cluster.where(once) == {"n1": 1}
     cluster.ask("g1", StopKind.VACATE, node="n1")
     assert cluster.orders() == [], "nobody has drained it yet"
-    committed(cluster.bench.outside, operator_ops.drain(Drain(node="n1", reason="r", user="u", since_us=1), None))
+    committed(cluster.bench.outside, membership.drain(Drain(node="n1", reason="r", user="u", since_us=1), None))
     cluster.bench.advance(1)
     ((_, _, order),) = cluster.orders()
     assert order.extra["why"] == "drain"
@@ -347,7 +347,7 @@ def test_a_moved_job_waits_for_other_nodes_as_long_as_there_are_any(cluster: Clu
     view = cluster.bench.leader.placer.view().jobs[(job, 0)]
     assert (view.state, "asked to leave n1" in view.reason) == ("waiting", True), view
     for node in ("n2", "n3"):
-        committed(cluster.bench.outside, operator_ops.drain(Drain(node=node, reason="r", user="u", since_us=1), None))
+        committed(cluster.bench.outside, membership.drain(Drain(node=node, reason="r", user="u", since_us=1), None))
         cluster.bench.advance(1)
     assert cluster.where(job) == {"n1": 2}, "no other node takes anything any more"
     assert [cluster.where(other) for other in others] == [{"n2": 2}, {"n3": 2}]
@@ -362,7 +362,7 @@ def asked_all_day(**fields: int | bool) -> tuple[list[dict[str, int]], list[tupl
         cluster.obey()
         cluster.ask("g2", StopKind.MIGRATE, second, attempt=1, to="n1")
         cluster.refuse("no")
-        committed(cluster.bench.outside, operator_ops.drain(Drain(node="n2", reason="r", user="u", since_us=1), None))
+        committed(cluster.bench.outside, membership.drain(Drain(node="n2", reason="r", user="u", since_us=1), None))
         cluster.rest()
         cluster.ask("g3", StopKind.VACATE, node="n2")
         cluster.obey()

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi
@@ -62,7 +62,7 @@ class Grid(Cluster):
                 past = PastAttempt(attempt=key.attempt, node=node, reason=Reason.MIGRATED)
                 fence = self.nodes.versions[node]
                 moved = order.extra["why"] == "policy"
-                multi, _ = stop_ops.stop(node, fence, "batch", key, data, version, past=past, stamp=guid, moved=moved, orders=(guid,))
+                multi, _ = place_ops.stop(node, fence, "batch", key, data, version, past=past, stamp=guid, moved=moved, orders=(guid,))
                 committed(self.nodes.coordinator, multi)
         self.rest()
 
@@ -72,7 +72,7 @@ class Grid(Cluster):
             if order.submission == number:
                 key, data, version = self.block_of(node, number)
                 data = msgspec.structs.replace(data, story=("it has not saved its state within 30 s",), stamp=guid, **fields)
-                committed(self.nodes.coordinator, stop_ops.note(node, self.nodes.versions[node], key, data, version, orders=(guid,)))
+                committed(self.nodes.coordinator, place_ops.note(node, self.nodes.versions[node], key, data, version, orders=(guid,)))
         self.rest()
 
     def take_back(self) -> list[int]:

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from rmgr.adapters.policy_files import recorded
-from rmgr.coord.ops import request as request_ops
-from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Holds, Multi, Set, Stat
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_record
@@ -268,7 +268,7 @@ def test_a_node_that_cannot_stop_work_takes_no_job_of_a_gang() -> None:
 
 
 def _migrate(cluster: Cluster, number: int) -> str:
-    committed(cluster.bench.outside, request_ops.ask("g1", StopRequest(kind=StopKind.MIGRATE, submission=number)))
+    committed(cluster.bench.outside, leader_ops.ask_leader("g1", StopRequest(kind=StopKind.MIGRATE, submission=number)))
     cluster.bench.advance(1)
     ((_, guid, order),) = cluster.orders()
     assert order.submission == number
@@ -302,7 +302,7 @@ def test_a_member_that_refuses_to_leave_goes_on_with_its_turns() -> None:
     assert found is not None
     data = msgspec.structs.replace(decode_block(found.data), story=("it cannot",), stamp=guid)
     starter = cluster.starter_of(node)
-    committed(starter.coordinator, stop_ops.note(node, starter.versions[node], key, data, found.version, orders=(guid,)))
+    committed(starter.coordinator, place_ops.note(node, starter.versions[node], key, data, found.version, orders=(guid,)))
     cluster.bench.advance(1)
     third = cluster.submit()
     assert cluster.members() == {first: 1, second: 1, third: 1}

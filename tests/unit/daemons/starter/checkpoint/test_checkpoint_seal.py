@@ -13,7 +13,7 @@ import pytest
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
-from rmgr.coord.seal.checkpoint import CheckpointSeal
+from rmgr.coord.seal import CheckpointSeal
 from rmgr.daemons.starter.checkpoint import parts, rows
 from rmgr.daemons.starter.checkpoint.files import Manifest, decode_manifest, encode_manifest
 from rmgr.daemons.starter.checkpoint.parts import LocalPart, RemotePart, answer

@@ -15,7 +15,7 @@ from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Check, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block, encode_failed
-from rmgr.coord.seal.work import block_statement, seal_blocks
+from rmgr.coord.seal import block_statement, seal_blocks
 from rmgr.daemons.starter.core.blocks import GATHER_S, ClaimedBlock, CompletePart, failed_record, split_share
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockData, BlockKey

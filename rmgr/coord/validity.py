@@ -1,18 +1,26 @@
-"""Rules for the records of work: submissions, blocks, outcomes, failed attempts. The table behind `coord/validity/records.py`.
+"""Checks every field of every record that anybody can write into ZooKeeper before it is believed. Pure.
+
+Whoever reads what a client could have written asks here: the gateway, which refuses it, Starters, the leader and followers,
+who set it aside (it concerns its owner only). First the table, for records of work and of the cluster, then the questions. What a rule is
+stands in `field_rules.py`; a field without a rule fails a test. Names of znodes are refused by the parsers of `coord/protocol/paths.py`:
+what they accept, their builders make.
 
 Limits are far above what anybody needs who means well (2 million waiting tasks of one user, attempts until the six digits of a
 name end), and low enough that nothing which passes makes a daemon raise, or costs it more than its bytes.
+
+What depends on who asks is a parameter: a submission's record belongs to the number that its path says (`submission`).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
-from rmgr.coord.validity.rules import (
+from rmgr.coord.field_rules import (
     BOOK,
     FieldFault,
     Rule,
+    at,
     blob,
     file_name,
     flag,
@@ -23,14 +31,36 @@ from rmgr.coord.validity.rules import (
     optional,
     real,
     row,
+    shown,
     text,
     whole,
     words,
 )
-from rmgr.errors import UsageError
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.multi import MAX_OPS, Stamped
+from rmgr.coord.protocol.records import cut, decode_block, decode_failed, decode_fragment, decode_keyed, decode_record
+from rmgr.errors import InvalidRecord, UsageError, WrongCluster
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.base.resources import MOST, Capacity, NodeAttributes, Request
 from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.gang import LEAST_QUANTUM_US, MOST_LEAVES, MOST_QUANTUM_US, GangClock, GangRecord
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
+from rmgr.model.cluster.limits import BOUNDS, CappedUse, UserLimits
+from rmgr.model.cluster.node import (
+    Drain,
+    EpochRecord,
+    InboxOrder,
+    Meta,
+    NodeRecord,
+    NodeState,
+    OrderKind,
+    StarterEntry,
+    SubmitterEntry,
+    Trouble,
+)
+from rmgr.model.cluster.queue import FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.amendments import MOST_CHANGES, fault_of
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import (
@@ -47,6 +77,7 @@ from rmgr.model.tasks.block import (
 )
 from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
 from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, Reserved, Rigid
+from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.model.tasks.submission import (
     Amendment,
     Command,
@@ -62,6 +93,7 @@ from rmgr.model.tasks.submission import (
     Upload,
     Work,
 )
+from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
 #: Bytes of one znode.
 ZNODE_BYTES = 1 << 20
@@ -469,3 +501,329 @@ BOOK.add(
     gang=optional(NAME, ""),
     generation=whole(0, 1 << 31),
 )
+
+
+# -- records of the cluster: nodes, settings, orders, requests, invitations ----------------------------------------------------
+
+
+_WIDE_COUNT = whole(0, 1 << 62)
+_GANG_TIME = whole(-(1 << 57), 1 << 57)
+_TREE_NODE = whole(0, 4 * MOST_LEAVES)
+_PID = whole(0, 1 << 32)
+_PROTOCOL = whole(0, 1 << 16)
+_WHY = text(64 * 1024)
+_SEALED = text(ZNODE_BYTES)
+_KEY_ID = words(r"[0-9a-f]{32}", "32 lower-case hex digits")
+_TOLD = many(row(whole(0, MAX_NUMBER), _INDEX, _WHY), LONG)
+
+
+def _counts_leaves(record: Any) -> FieldFault | None:
+    leaves = sum(cores for _, cores in record.leaves)
+    return FieldFault("leaves", leaves, f"at most {MOST_LEAVES} in all") if leaves > MOST_LEAVES else None
+
+
+def _is_bounded(record: Any) -> FieldFault | None:
+    """Of an order to a node: which block is meant must be sayable, and how long it may take a span of time."""
+    block = record.extra.get("block", "")
+    if len(block) > 100:
+        return FieldFault("extra['block']", block, "the name of a block")
+    grace_us = record.extra.get("grace_us", "0")
+    is_number = grace_us.isascii() and grace_us.isdigit() and len(grace_us) <= 20  # else `int` fails, or takes long
+    fault = SPAN(int(grace_us)) if is_number else FieldFault("", grace_us, "microseconds in digits")
+    return at("extra['grace_us']", fault) if fault is not None else None
+
+
+BOOK.add(
+    NodeRecord,
+    node=NAME,
+    incarnation=_WIDE_COUNT,
+    state=member(NodeState),
+    guid=GUID,
+    capacity=BOOK.of(Capacity),
+    attributes=BOOK.of(NodeAttributes),
+    endpoint=WORD,
+    host=WORD,
+    pid=_PID,
+    registered_us=SPAN,
+    reason=LINE,
+    version=WORD,
+    key_id=optional(_KEY_ID, ""),
+    protocol=_PROTOCOL,
+    life=GUID,
+    takes_handed=flag,
+    takes_left=flag,
+    line=WORD,
+    metrics=WORD,
+    leaves=flag,
+    freezer=text(16),
+    forgotten=flag,
+)
+BOOK.add(GangClock, node=NAME, incarnation=_WIDE_COUNT, offset_us=_GANG_TIME)
+BOOK.add(
+    GangRecord,
+    _counts_leaves,
+    format=_WIDE_COUNT,
+    policy=text(255),
+    slot_us=whole(LEAST_QUANTUM_US, MOST_QUANTUM_US),
+    origin_us=_GANG_TIME,
+    slot=_WIDE_COUNT,
+    width=whole(2, 64),
+    leaves=many(row(NAME, whole(1, MOST_LEAVES)), MOST_LEAVES),
+    clock=BOOK.of(GangClock),
+    queues=many(row(_TREE_NODE, many(row(_WIDE_COUNT, whole(1, 64)), LONG)), LONG),
+    front=many(row(_TREE_NODE, _WIDE_COUNT, flag), LONG),
+    late=many(row(_WIDE_COUNT, _TREE_NODE, whole(1, 64)), LONG),
+    next_round=flag,
+    attempts=many(row(_WIDE_COUNT, whole(1, MOST_ATTEMPTS), _WIDE_COUNT), LONG),
+    set_us=_GANG_TIME,
+    memory_share=whole(0, 1_000_000),
+)
+BOOK.add(StarterEntry, guid=GUID, nodes=many(NAME, LONG), endpoint=WORD, host=WORD, pid=_PID)
+BOOK.add(SubmitterEntry, guid=GUID, host=WORD, pid=_PID, since_us=SPAN, user=optional(USER, ""))
+BOOK.add(Drain, node=NAME, reason=LINE, user=USER, since_us=SPAN, is_over=flag)
+BOOK.add(
+    Trouble,
+    node=NAME,
+    incarnation=_WIDE_COUNT,
+    kind=text(64),
+    reason=_WHY,
+    since_us=SPAN,
+    until_us=SPAN,
+    refused=mapping(text(255), _WHY, LONG),
+)
+BOOK.add(
+    EpochRecord,
+    epoch=_WIDE_COUNT,
+    leader=GUID,
+    endpoint=WORD,
+    host=WORD,
+    pid=_PID,
+    since_us=SPAN,
+    candidate=text(128),
+    version=WORD,
+    protocol=_PROTOCOL,
+    metrics=WORD,
+)
+BOOK.add(Meta, cluster_id=GUID, created_us=SPAN, protocol=_PROTOCOL, oldest=_PROTOCOL, store_bound_us=SPAN)
+BOOK.add(
+    InboxOrder,
+    _is_bounded,
+    order=member(OrderKind),
+    submission=NUMBER,
+    index=whole(-1, MOST_TASKS - 1),
+    reason=WORD,
+    detail=LINE,
+    signal=whole(0, 64),
+    extra=mapping(text(64), WORD, 32),
+)
+BOOK.add(
+    QueueSpec,
+    name=NAME,
+    partition=text(255, 1),
+    dispatch=member(Dispatch),
+    policy=WORD,
+    state=one_of("open", "closed", "stopped"),
+    default_time_us=SPAN,
+    max_time_us=SPAN,
+    max_cores=_WIDE_COUNT,
+    max_memory_bytes=_WIDE_COUNT,
+    default_memory_bytes=_WIDE_COUNT,
+    default_priority=PRIORITY,
+    max_priority=whole(-PRIORITY_RANGE, 1 << 31),
+    max_pending_blocks=_WIDE_COUNT,
+    rank=whole(-(1 << 31), 1 << 31),
+    backfill_pull=flag,
+    order=one_of(FAIR, FIFO),
+    users=many(text(255), LONG),
+)
+_BY_USER = mapping(USER, _WIDE_COUNT, LONG)
+BOOK.add(UserLimits, **dict.fromkeys((bound.name for bound in BOUNDS), _WIDE_COUNT), cores_of=_BY_USER, jobs_of=_BY_USER)
+BOOK.add(CappedUse, cores=_BY_USER, nodes=_BY_USER, jobs=_BY_USER, free=_WIDE_COUNT)
+BOOK.add(PipelineSpec, partition=text(255, 1), document=text(ZNODE_BYTES), name=WORD)
+BOOK.add(
+    ClusterSettings,
+    queues=many(BOOK.of(QueueSpec), LONG),
+    default_queue=text(64),
+    retention_us=SPAN,
+    grace_us=SPAN,
+    mass_loss_share=real(0.0, 1e9),
+    mass_requeue_per_s=real(0.0, 1e12),
+    max_losses=_WIDE_COUNT,
+    max_fragments=_WIDE_COUNT,
+    log_retention_us=SPAN,
+    history_retention_us=SPAN,
+    operators=many(text(255), LONG),
+    pipelines=many(BOOK.of(PipelineSpec), LONG),
+    barrier_us=SPAN,
+    values=one_of(PRIVATE, SHARED),
+    limits=BOOK.of(UserLimits),
+    extra=mapping(text(1000), text(ZNODE_BYTES), 1000),
+    changed_by=optional(USER, ""),
+    changed_us=SPAN,
+)
+BOOK.add(
+    StopRequest,
+    kind=member(StopKind),
+    submission=whole(0, MAX_NUMBER),
+    index=_INDEX,
+    attempt=_ANY_ATTEMPT,
+    to=_NODE,
+    node=_NODE,
+    grace_us=SPAN,
+    detail=LINE,
+    answered=flag,
+    done=_TOLD,
+    left=_TOLD,
+    error=_WHY,
+    code=text(64),
+    hint=_WHY,
+)
+BOOK.add(
+    Invitation,
+    id=GUID,
+    name=USER,
+    role=member(Role),
+    key_id=_KEY_ID,
+    expires_us=SPAN,
+    sealed=_SEALED,
+    redeemed=text(128),
+)
+BOOK.add(
+    Revocation,
+    key_id=_KEY_ID,
+    name=USER,
+    role=member(Role),
+    by=text(255),
+    since_us=SPAN,
+    reason=LINE,
+    work=text(16),
+    before=text(16),
+    others=flag,
+)
+BOOK.add(AclRecord, generation=_WIDE_COUNT, roles=mapping(text(64), many(text(255), 16), 32))
+BOOK.add(SealedSecret, generation=_WIDE_COUNT, sealed=_SEALED)
+BOOK.add(Pointer, sub=NUMBER, index=whole(0, MAX_NUMBER), n=whole(0, 99_999), by=GUID)
+BOOK.add(Hint, node=NAME, block=text(100, 1), data=blob(ZNODE_BYTES), is_early=flag)
+BOOK.add(Claimed, node=NAME, block=text(100, 1), stage=member(ClaimStage, *ClaimStage))
+BOOK.add(Ahead, serial=_WIDE_COUNT, submission=NUMBER, fragment=blob(ZNODE_BYTES))
+BOOK.add(Told, serial=_WIDE_COUNT, submission=NUMBER, number=_WIDE_COUNT)
+
+
+# -- questions -----------------------------------------------------------------------------------------------------------------
+
+
+#: Tasks that one ENQUEUE can bring.
+_MOST_IN_A_MULTI = MAX_OPS * MAX_TASKS
+#: Records of submissions of up to so many bytes are remembered for a moment.
+_REMEMBERED_BYTES = 4096
+
+T = TypeVar("T")
+
+_HINT = "only rmgr's own commands and library write such records; rmgr version"
+#: Records that are not JSON.
+PACKED: dict[type, Any] = {
+    BlockData: decode_block,
+    Fragment: decode_fragment,
+    FailedRange: decode_failed,
+    KeyedPayload: decode_keyed,
+}
+
+
+def kinds() -> dict[type, frozenset[str]]:
+    """Every record that has rules, and the fields that have one."""
+    return BOOK.kinds()
+
+
+def check(record: object, *, where: str) -> None:
+    """Raises InvalidRecord, naming `where`, the field and what may stand there, unless every field holds what may stand in it.
+
+    Cost: of a plain submission 6 us, of a block's data 1.3 us and 0.2 us for each argument; nothing is built.
+    """
+    fault = BOOK.fault(record)
+    if fault is not None:
+        raise invalid(where, fault)
+
+
+def decode(data: bytes, kind: type[T], where: str) -> T:
+    """Bytes of a znode or a row -> the record, checked. Raises InvalidRecord; WrongCluster when a newer release wrote it."""
+    packed = PACKED.get(kind)
+    try:
+        record: T = packed(data) if packed is not None else decode_record(data, kind, where)
+    except WrongCluster as error:
+        if isinstance(error.__cause__, Exception):  # it could not be read, not: it is newer
+            raise InvalidRecord(error.message, hint=_HINT) from error
+        raise
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRecord(f"{where}: what stands there is no {kind.__name__}: {cut(error)}", hint=_HINT) from None
+    if kind is int:
+        if not 0 <= record <= MAX_NUMBER:  # type: ignore[operator]
+            raise invalid(where, FieldFault("", record, f"a number from 0 to {MAX_NUMBER}"))
+        return record
+    check(record, where=where)
+    return record
+
+
+def submission(data: bytes, number: int) -> Submission:
+    """The record of that submission. Raises: as `decode`, also when it says that it is another's.
+
+    Cost: 15 us for a plain one, 1 us when the same bytes were asked about a moment ago: a leader and a Starter read a record twice.
+    """
+    return _remembered(data, number) if len(data) <= _REMEMBERED_BYTES else _submission(data, number)
+
+
+def _submission(data: bytes, number: int) -> Submission:
+    where = paths.sub(number)
+    record = decode(data, Submission, where)
+    if record.id != number:
+        raise invalid(where, FieldFault("id", record.id, f"{number}"))
+    return record
+
+
+#: Frozen, so whoever asks may have the same; what is refused is looked at again each time.
+_remembered = lru_cache(256)(_submission)
+
+
+def tail(found: Stamped, number: int) -> Tail:
+    """How far that submission has grown. Raises: as `decode`, also for more tasks than its changes can have brought.
+
+    Each change of a tail brings as many as one multi holds: who claims millions has written thousands of times.
+    """
+    where = paths.tail(number)
+    record = decode(found.data, Tail, where)
+    most = (found.stat.version + 1) * _MOST_IN_A_MULTI
+    if record.next > most:
+        raise invalid(where, FieldFault("next", record.next, f"what {found.stat.version + 1} changes can bring, {most} at most,"))
+    return record
+
+
+def check_block(key: BlockKey, data: BlockData, *, where: str = "", pulled: bool = False) -> None:
+    """Data (checked already) of a block that waits fit its name: nothing is done, and they hold the arguments of all its tasks.
+
+    pulled: it waits where Starters take it, so that no leader has placed it. Raises InvalidRecord.
+    """
+    if data.done:
+        fault = FieldFault("done", data.done, "0, as long as it waits,")
+    elif pulled and data.allocation is not None:
+        fault = FieldFault("allocation", data.allocation, "nothing, for only the leader places jobs,")
+    elif data.payloads and not (data.base <= key.first and key.end <= data.base + len(data.payloads)):
+        fault = FieldFault("payloads", len(data.payloads), f"arguments of all tasks from {key.first} to {key.end - 1}")
+    else:
+        return
+    raise invalid(where or paths.block_name(key), fault)
+
+
+def check_failed(failed: FailedRange, submission: Submission, first: int, count: int, *, where: str) -> None:
+    """A failed range (checked already) is of that submission's work: its queue, its shape, a block of it. Raises InvalidRecord."""
+    if failed.queue != submission.queue:
+        raise invalid(where, FieldFault("queue", failed.queue, submission.queue))
+    data = decode(failed.block, BlockData, f"{where}: block")
+    if data.payloads and not (data.base <= first and first + count <= data.base + len(data.payloads)):
+        raise invalid(
+            where, FieldFault("block.payloads", len(data.payloads), f"arguments of all tasks from {first} to {first + count - 1}")
+        )
+
+
+def invalid(where: str, fault: FieldFault) -> InvalidRecord:
+    """The error for a fault."""
+    field = f" {fault.path}" if fault.path else ""
+    return InvalidRecord(f"{where}:{field} is {shown(fault.value)}, where only {fault.what} may stand", hint=_HINT)

@@ -3,14 +3,16 @@
 The leader keeps one `Progress` per open submission; a follower keeps one for what it waits for; a command without a
 leader builds one from znodes. Nothing here reads a clock or does IO: callers feed it what they read, in any order that
 respects fragment numbers.
+
+`EndFold` is the one place where an outcome changes the state of a task, along `TRANSITIONS` alone: leader, follower, commands without a
+leader, Starters that look for inputs, and the collection of outputs read fragments through it. An outcome that the table forbids changes
+nothing: the first end of a task stands, whoever asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from rmgr.coord.decisions.codes import Codes
-from rmgr.coord.decisions.ends import EndFold
 from rmgr.model.base.states import LOSSES, TRANSITIONS, Reason, State
 from rmgr.model.tasks.block import MOST_TASKS, BlockKey, PastAttempt
 from rmgr.model.tasks.outcome import Fragment, Outcome
@@ -264,3 +266,258 @@ def overall_state(submission: Submission, progress: Progress, running: int) -> S
     if submission.phase is Phase.HELD:
         return State.HELD
     return State.RUNNING if progress.final else State.INITIAL
+
+
+# -- how each task ended -------------------------------------------------------------------------------------------------------
+
+
+#: A task is open (0), whatever it waits for or does, or it has ended so.
+CODE_OF_END = {state: code for code, state in enumerate((state for state in State if state.is_final), 1)}
+END_OF_CODE = {code: state for state, code in CODE_OF_END.items()}
+
+
+def _edges(code: int) -> dict[State, int]:
+    """Ends that the table lets a task of this code come to, with their codes."""
+    former = [END_OF_CODE[code]] if code else [state for state in State if not state.is_final]
+    return {new: end for new, end in CODE_OF_END.items() if any((old, new) in TRANSITIONS for old in former)}
+
+
+#: By the task's code. Open: each end that can be reached from some state that is not final. Ended: none, as the table is today.
+_EDGES = tuple(_edges(code) for code in range(len(CODE_OF_END) + 1))
+_FROM_OPEN = _EDGES[0]
+#: Outcomes of one fragment, far more than a commit can have.
+MOST_STATED = 100_000
+#: The last place of a page of `Codes`.
+_PAGE_END = 4095
+
+
+class EndFold:
+    """Ends of the tasks of one submission: one byte a task.
+
+    `strange`: outcomes of tasks that were never submitted, or that are no ends; `duplicates`: outcomes of tasks that were final already.
+    Neither changes a state. The protocol makes duplicates impossible: anything but 0 is a defect worth an alarm.
+    """
+
+    __slots__ = ("codes", "counts", "duplicates", "strange")
+
+    def __init__(self) -> None:
+        self.codes = Codes()
+        self.counts: dict[State, int] = dict.fromkeys(CODE_OF_END, 0)
+        self.duplicates = 0
+        self.strange = 0
+
+    @property
+    def refused(self) -> int:
+        """Outcomes that changed nothing."""
+        return self.duplicates + self.strange
+
+    def state_of(self, index: int) -> State | None:
+        """How a task ended, None while it is open."""
+        return END_OF_CODE.get(self.codes[index])
+
+    def fold(self, outcomes: Iterable[Outcome], end: int = MOST_TASKS) -> list[Outcome]:
+        """Those outcomes that ended a task just now, in their order.
+
+        Args:
+            end: tasks that were submitted, where that is known: an outcome of another changes nothing.
+        Cost: 0.1 us an outcome.
+        """
+        codes, counts = self.codes, self.counts
+        fresh = []
+        number, page = -1, bytearray()
+        for outcome in outcomes:
+            index, state = outcome.index, outcome.state
+            low, code = index & _PAGE_END, _FROM_OPEN.get(state)
+            if code is None or not 0 <= index < end:
+                self.strange += 1
+                continue
+            if index >> 12 != number or low >= len(page):
+                number, page = index >> 12, codes.room(index)
+            if page[low] and state not in _EDGES[page[low]]:
+                self.duplicates += 1
+                continue
+            page[low] = code
+            counts[state] += 1
+            fresh.append(outcome)
+        return fresh
+
+    def fold_ranges(self, ranges: Iterable[tuple[State, int, int]], end: int = MOST_TASKS, most: int = MOST_TASKS) -> bool:
+        """As `fold` of what is `stated` by (state, first, count), of the first `most` tasks. Returns: one of them ended just now.
+
+        Cost: 50 us for 4,096 tasks in a row that were open, 0.2 us a task where some had ended.
+        """
+        ended = sum(self.counts.values())
+        for state, first, count in ranges:
+            stop = min(first + count, end, first + most)
+            if stop <= first:
+                continue
+            most -= stop - first
+            code = _FROM_OPEN.get(state)
+            if code is None or first < 0:
+                self.strange += stop - first
+                continue
+            for at in (first, *range((first | _PAGE_END) + 1, stop, _PAGE_END + 1)):
+                self._fill(at, min(stop, (at | _PAGE_END) + 1), state, code)
+        return sum(self.counts.values()) > ended
+
+    def _fill(self, first: int, stop: int, state: State, code: int) -> None:
+        """Tasks of one page end alike."""
+        page = self.codes.room(stop - 1)
+        low, high = first & _PAGE_END, ((stop - 1) & _PAGE_END) + 1
+        if page.count(0, low, high) == high - low:
+            page[low:high] = bytes((code,)) * (high - low)
+            self.counts[state] += high - low
+            return
+        for at in range(low, high):
+            if page[at] and state not in _EDGES[page[at]]:
+                self.duplicates += 1
+            else:
+                page[at] = code
+                self.counts[state] += 1
+
+    def copy(self) -> EndFold:
+        """The same at this moment, for another thread. Cost: O(tasks) bytes."""
+        twin = EndFold()
+        twin.codes, twin.counts = self.codes.copy(), dict(self.counts)
+        twin.duplicates, twin.strange = self.duplicates, self.strange
+        return twin
+
+
+def stated(fragment: Fragment, *, end: int = MOST_TASKS, most: int | None = None, error: str = "") -> Iterator[Outcome]:
+    """What a fragment whose outcomes lie in a row says of them without it: states by index, below `end`, of the first `most` tasks.
+
+    Where that is not told, of `end` or `MOST_STATED` tasks: anybody could have written the same range a thousand times.
+    """
+    left = min(end, MOST_STATED) if most is None else most
+    for state, first, count in fragment.ranges:
+        stop = min(first + count, end, first + left)
+        left -= max(0, stop - first)
+        for index in range(first, stop):
+            yield Outcome(index=index, state=state, error=error)
+
+
+# -- a byte for each task ------------------------------------------------------------------------------------------------------
+
+
+#: Tasks of a page, and bytes by which a page grows.
+_BITS = 12
+_TASKS = 1 << _BITS
+_GROWTH = 64
+#: Open pages before some are folded, and runs of a folded one at most.
+_OPEN, _RUNS = 4, 64
+#: One task with each code.
+_ONE = tuple(bytes((code,)) for code in range(256))
+
+
+class Codes:
+    """Codes 1..255 by index; 0 = none. Cost: 0.1 us an index; a page is folded or opened in 5 us."""
+
+    __slots__ = ("_most_open", "_open", "pages")
+
+    def __init__(self) -> None:
+        self.pages: dict[int, bytearray | bytes] = {}  #: open, or folded: (start, code) of each run
+        self._open = 0
+        self._most_open = _OPEN
+
+    def __getitem__(self, index: int) -> int:
+        page = self.pages.get(index >> _BITS)
+        low = index & (_TASKS - 1)
+        if type(page) is bytes:
+            return _code_at(page, low)
+        return page[low] if page is not None and low < len(page) else 0
+
+    def __setitem__(self, index: int, code: int) -> None:
+        self.room(index)[index & (_TASKS - 1)] = code
+
+    def room(self, index: int) -> bytearray:
+        """The page of an index, long enough for it, until the next call. Where in it: the lowest 12 bits of the index."""
+        number = index >> _BITS
+        page = self.pages.get(number)
+        if type(page) is not bytearray:
+            if self._open >= self._most_open:
+                self._fold()
+            page = self.pages[number] = bytearray() if page is None else bytearray(_unfolded(page))
+            self._open += 1
+        low = index & (_TASKS - 1)
+        if low >= len(page):
+            page.extend(bytes(min(low + _GROWTH, _TASKS) - len(page)))
+        return page
+
+    def copy(self) -> Codes:
+        """The same at this moment. Cost: O(bytes)."""
+        twin = Codes()
+        twin.pages = {number: page[:] for number, page in self.pages.items()}
+        twin._open, twin._most_open = self._open, self._most_open
+        return twin
+
+    @property
+    def count(self) -> int:
+        """Indices with a code. Cost: O(bytes)."""
+        pages = (_unfolded(page) for page in self.pages.values())
+        return sum(len(page) - page.count(0) for page in pages)
+
+    def without(self, start: int, stop: int, most: int) -> list[int]:
+        """The first indices from `start` to below `stop` that have no code, at most so many. Cost: O(those, and pages looked through)."""
+        found: list[int] = []
+        at = start
+        while at < stop and len(found) < most:
+            end = min(stop, ((at >> _BITS) + 1) << _BITS)
+            page, base = _unfolded(self.pages.get(at >> _BITS, b"")), at & -_TASKS
+            known = min(end, base + len(page))
+            low = page.find(0, at - base, known - base) if at < known else -1
+            while low >= 0 and len(found) < most:
+                found.append(base + low)
+                low = page.find(0, low + 1, known - base)
+            found += range(max(at, known), min(end, max(at, known) + most - len(found)))
+            at = end
+        return found
+
+    def _fold(self) -> None:
+        """Open pages that say little; twice as many as then are left may be open before the next time."""
+        left = 0
+        for number, page in self.pages.items():
+            if type(page) is bytearray:
+                folded = _folded(page)
+                if folded is None:
+                    left += 1
+                else:
+                    self.pages[number] = folded  # a value only: the table stays as it is
+        self._open, self._most_open = left, max(_OPEN, 2 * left)
+
+
+def _folded(page: bytearray) -> bytes | None:
+    """Its runs, None where there are too many."""
+    runs = bytearray()
+    left, at = bytes(page), 0
+    while left:
+        if len(runs) >= 3 * _RUNS:
+            return None
+        code = left[0]
+        runs += at.to_bytes(2, "big")
+        runs.append(code)
+        rest = left.lstrip(_ONE[code])
+        at += len(left) - len(rest)
+        left = rest
+    if at < _TASKS:
+        runs += at.to_bytes(2, "big") + b"\0"
+    return bytes(runs)
+
+
+def _unfolded(page: bytearray | bytes) -> bytearray | bytes:
+    """As it was before, without what has no code at its end."""
+    if type(page) is bytearray or not page:
+        return page
+    starts = [int.from_bytes(page[at : at + 2], "big") for at in range(0, len(page), 3)]
+    ends = [*starts[1:], _TASKS if page[-1] else starts[-1]]
+    return b"".join([_ONE[code] * (end - start) for start, end, code in zip(starts, ends, page[2::3], strict=True)])
+
+
+def _code_at(page: bytes, low: int) -> int:
+    low_, high = 0, len(page) // 3
+    while high - low_ > 1:
+        middle = (low_ + high) >> 1
+        if int.from_bytes(page[3 * middle : 3 * middle + 2], "big") <= low:
+            low_ = middle
+        else:
+            high = middle
+    return page[3 * low_ + 2]

@@ -3,7 +3,7 @@
 A Submitter signs each block that it makes: a *statement* of everything that makes code run or limits it,
 
     where     format, cluster id, first index and count of the block as it was signed; of which submission says the nonce in its record,
-              in place of the number: that is given later (`coord/seal/nonces.py`)
+              in place of the number: that is given later (`coord/nonces.py`)
     who       the user, who must be the holder of the signing key
     limits    not-after (the signature is too old to start anything), resubmit, retries
     what      function hash, keyed, serial, and `spec_digest` of the submission's record: command, script hash, arguments,
@@ -19,11 +19,29 @@ side. Cores and memory in a block's name are compared with the record.
 Blocks are cut (claimed in part, split, tried again in halves) by processes without the user's key. So arguments are signed
 as the root of a hash tree: leaves are the arguments, sixteen leaves make a group, the groups make the root. The part
 keeps the groups and leaves beside it (`Seal.proof`), which replace arguments at least as long, so that a part is not larger
-than the block that it was cut from. Arguments in a store row: the row's name ends in the SHA-256 of its bytes. Blocks that leave together
-share one signature (`coord/seal/tree.py`).
+than the block that it was cut from. Arguments in a store row: the row's name ends in the SHA-256 of its bytes.
+
+Blocks that leave together share one signature, of the root of a hash tree over their statements:
+
+    a block alone                 signature                                             64 bytes, of its statement
+    one of several                signature, place, count, path to the root             64 + 4 + 32 a level, of `_signed`
+
+              root                A leaf is the hash of a whole statement, so that all that a seal covers is covered,
+             /    \\               and any block can be verified without the others. Leaves, nodes and what is signed begin differently,
+          node     \\              and what is signed tells the number of leaves, which fixes the length of every path: a node cannot
+         /    \\     \\             stand for a leaf, nor a leaf for a node. A node without a neighbour goes up as it is.
+        0      1     2
+
+Whoever cuts a block keeps all of it as it is: what differs between the parts of a block is not in its statement.
 
 A Starter signs each fragment of outcomes; values in the store are named in it with their SHA-256. A seal is required wherever
 a task COMPLETED or a value could be unpickled; outcomes that a Submitter decides (cancelled, given up) carry neither.
+
+A Starter signs each checkpoint. Its row is JSON whose last field is its seal, for ever. Signed are the bytes before it, which hold the
+hash of every file and piece, with the cluster and the checkpoint's own key: it is worth nothing under another key, nor in another
+cluster.
+
+Here are bytes to sign. Keys and signatures belong to `rmgr.adapters.identity` and to whoever signs.
 """
 
 from __future__ import annotations
@@ -36,7 +54,7 @@ from enum import Enum
 
 import msgspec
 
-from rmgr.coord.seal.tree import NotSealed, sign_together
+from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
@@ -105,6 +123,7 @@ _WORK = "rmgr work 2"
 _RESULT = "rmgr result 1"
 _RECORD = "rmgr record 2"
 _AMENDMENT = "rmgr amendment 1"
+_CHECKPOINT = "rmgr checkpoint 1"
 _GROUP = b"rmgr group\0"
 _ROOT = b"rmgr root\0"
 #: How "no seal" is written: the last field of a fragment, for ever.
@@ -379,3 +398,97 @@ def is_precious(outcome: Outcome) -> bool:
     """See `needs_seal`."""
     has_value = bool(outcome.value) or outcome.value_size >= 0 or outcome.outputs > 0
     return outcome.state is State.COMPLETED or has_value or outcome.call is not None
+
+
+# -- one signature for several blocks ------------------------------------------------------------------------------------------
+
+
+#: Most blocks of one signature: 8 levels, 324 bytes beside each.
+MAX_LEAVES = 256
+
+_SIGNED = "rmgr works 1"
+_LEAF = b"rmgr leaf\0"
+_NODE = b"rmgr node\0"
+_HASH = 32
+#: Bytes of an Ed25519 signature, and with place and count.
+_ALONE = 64
+_HEAD = _ALONE + 4
+
+
+class NotSealed(Exception):
+    """Reason (a sentence) for which a block or a fragment cannot be what was signed."""
+
+
+def sign_together(statements: Sequence[bytes], sign: Callable[[bytes], bytes]) -> list[bytes]:
+    """A signature for each statement. Cost: `sign` once for up to `MAX_LEAVES` of them, and two hashes each."""
+    signatures: list[bytes] = []
+    for at in range(0, len(statements), MAX_LEAVES):
+        some = statements[at : at + MAX_LEAVES]
+        signatures += _signed_tree(some, sign) if len(some) > 1 else [sign(some[0])]
+    return signatures
+
+
+def opened(signature: bytes, statement: bytes) -> tuple[bytes, bytes]:
+    """The Ed25519 signature in the `signature` of a block with that statement, and what it must be a signature of.
+
+    Raises: NotSealed when it has no form that a signature can have. Cost: of one of several a hash, and one a level.
+    """
+    if len(signature) == _ALONE:
+        return signature, statement
+    place, count = int.from_bytes(signature[_ALONE : _ALONE + 2], "big"), int.from_bytes(signature[_ALONE + 2 : _HEAD], "big")
+    if not (len(signature) > _HEAD and 2 <= count <= MAX_LEAVES and place < count):
+        raise NotSealed(f"its signature has {len(signature)} bytes, and no form that one can have")
+    found, at, left = hashlib.sha256(_LEAF + statement).digest(), _HEAD, count
+    while left > 1:
+        if place ^ 1 < left:
+            beside = signature[at : at + _HASH]
+            at += _HASH
+            found = hashlib.sha256(_NODE + beside + found if place & 1 else _NODE + found + beside).digest()
+        place, left = place >> 1, (left + 1) >> 1
+    if at != len(signature):  # too short as well: what is cut off counts as if it were there
+        raise NotSealed(f"its path has {len(signature) - _HEAD} bytes where {at - _HEAD} are needed")
+    return signature[:_ALONE], _message(count, found)
+
+
+def _signed_tree(statements: Sequence[bytes], sign: Callable[[bytes], bytes]) -> list[bytes]:
+    level = [hashlib.sha256(_LEAF + statement).digest() for statement in statements]
+    levels = []
+    while len(level) > 1:
+        levels.append(level)
+        pairs = zip(level[::2], level[1::2], strict=False)
+        level = [hashlib.sha256(_NODE + left + right).digest() for left, right in pairs] + level[len(level) & ~1 :]
+    beside = [b""]  # the way from each node of a level to the root, from the top down
+    for nodes in reversed(levels):
+        beside = [b"".join(nodes[at ^ 1 : (at ^ 1) + 1]) + beside[at >> 1] for at in range(len(nodes))]
+    count = len(statements)
+    head = sign(_message(count, level[0]))
+    size = count.to_bytes(2, "big")
+    return [head + place.to_bytes(2, "big") + size + path for place, path in enumerate(beside)]
+
+
+def _message(count: int, root: bytes) -> bytes:
+    return _pack.encode((_SIGNED, count, root))
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------------------
+
+
+
+
+class CheckpointSeal(msgspec.Struct, frozen=True, kw_only=True):
+    """key_id: of the Starter that took it."""
+
+    key_id: str
+    signature: bytes
+
+
+def checkpoint_statement(told: bytes, checkpoint: Checkpoint, *, cluster_id: str) -> bytes:
+    """What the seal must be a signature of. told: the row before its seal, see `before_seal`. Cost: 2 ms a MiB."""
+    where = (checkpoint.sub, checkpoint.index, checkpoint.attempt, checkpoint.n)
+    return _pack.encode((_CHECKPOINT, cluster_id, where, hashlib.sha256(told).digest()))
+
+
+def before_seal(row: bytes, seal: CheckpointSeal | None) -> bytes | None:
+    """The row without its last field, which must be this seal; None if it is not."""
+    end = b',"seal":' + msgspec.json.encode(seal) + b"}"
+    return row[: -len(end)] if row.endswith(end) else None

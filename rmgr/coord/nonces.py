@@ -2,7 +2,7 @@
 
     /nonces/<time of signing>.<sha256 of user, nonce>     the submission's number; its version: 0 = it goes on, else it has ended
 
-Who signs a submission draws a nonce, and says when: both are in its record, and in all that is signed of it (`coord/seal/work.py`).
+Who signs a submission draws a nonce, and says when: both are in its record, and in all that is signed of it (`coord/seal.py`).
 SUBMIT makes the znode together with the record, in one transaction, and the leader changes it together with CLOSE. A Starter runs what
 was signed only if
 

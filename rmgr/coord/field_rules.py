@@ -1,4 +1,4 @@
-"""Rules of `coord/validity/records.py`: what may stand in one field, each a function from a value to its fault. Pure.
+"""Rules of `coord/validity.py`: what may stand in one field, each a function from a value to its fault. Pure.
 
 A rule answers None, or a `FieldFault`: where inside the value, what was found there, what may stand there. Rules are strict about types
 (True is no number), because a record may be built by hand; they never raise, whatever they are given.
@@ -307,5 +307,5 @@ class Rulebook:
         return next((kind for kind in type(record).__mro__ if kind in self._fields), None)
 
 
-#: Filled by `validity/work.py` and `validity/cluster.py`.
+#: Filled by `validity.py` and `validity.py`.
 BOOK = Rulebook(format=whole(1, 1), newer=extra)

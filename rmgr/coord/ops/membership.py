@@ -1,0 +1,176 @@
+"""The multis by which machines, owners and nodes enter, stand and leave, and by which the settings of all change.
+
+Machines enter a secured cluster by invitation, and leave it when their key is revoked. An owner (a Submitter) says that it lives, takes a
+submission over, gives it back to the leader: a submission grows only through its tail, whose version is the fence of its owner, so that
+after a take-over nothing of the former owner can be committed any more. Which owner submitted an index is written into the tail
+(`reigns`), because pointers to outputs are written before the commit, and one that was never committed must not be believed. Operators
+drain, resume and forget.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi, Op, Set
+from rmgr.coord.protocol.records import encode_record
+from rmgr.errors import PermissionDenied
+from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
+from rmgr.model.cluster.node import Drain, NodeRecord, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.submission import Submission, Tail
+
+#: What a machine calls itself while it redeems a token: at least 16 random bytes, in hex. Who could guess it would be that machine.
+_NONCE = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
+
+
+def check_nonce(nonce: str) -> None:
+    """Raises PermissionDenied for a nonce that is empty, short or no hex: it would be everybody's."""
+    if _NONCE.fullmatch(nonce) is None:
+        raise PermissionDenied(
+            f"a token is redeemed with a nonce of 16 random bytes or more, in hex (here are {len(nonce)} characters)",
+            hint="rmgr join makes one by itself; type it again on that machine",
+        )
+
+
+def invite(invitation: Invitation) -> Multi:
+    """INVITE: credentials wait for their machine. Raises PermissionDenied for one that is redeemed from the beginning."""
+    if invitation.redeemed:
+        raise PermissionDenied(f"the token of {invitation.name} would be used before it is made", hint="rmgr admin add-node NAME")
+    path, data = paths.join(invitation.id), encode_record(invitation)
+    return Multi(name="INVITE", ops=(Create(path, data),), proof=Exists(path, data))
+
+
+def redeem(invitation: Invitation, version: int, nonce: str, now_us: int) -> Multi | None:
+    """REDEEM: from now on only the holder of `nonce` gets them. None: it is his already.
+
+    now_us: wall clock; an invitation ends at a time that people name, so it is compared with theirs.
+    Raises: PermissionDenied when it was used by somebody else or has expired, or the nonce is no nonce.
+    """
+    check_nonce(nonce)
+    if invitation.redeemed == nonce:
+        return None
+    if invitation.redeemed:
+        raise PermissionDenied(
+            f"the token of {invitation.name} was used already: it works once",
+            hint=f"if that was not you: rmgr admin revoke {invitation.name}; a new one: rmgr admin add-node {invitation.name}",
+        )
+    if now_us >= invitation.expires_us:
+        raise PermissionDenied(f"the token of {invitation.name} has expired", hint=f"a new one: rmgr admin add-node {invitation.name}")
+    path, data = paths.join(invitation.id), encode_record(replace(invitation, redeemed=nonce))
+    return Multi(name="REDEEM", ops=(Set(path, data, version),), proof=Holds(path, data))
+
+
+def withdraw(invitation: str, version: int) -> Multi:
+    """WITHDRAW: an invitation that is used or over goes."""
+    path = paths.join(invitation)
+    return Multi(name="WITHDRAW", ops=(Delete(path, version),), proof=Gone(path))
+
+
+def revoke(revocation: Revocation) -> Multi:
+    """REVOKE: the key is worth nothing from now on. A Conflict NODE_EXISTS says that it was so before."""
+    path, data = paths.revoked(revocation.key_id), encode_record(revocation)
+    return Multi(name="REVOKE", ops=(Create(path, data),), proof=Exists(path))
+
+
+def change_revoked(revocation: Revocation, version: int) -> Multi:
+    """REVOKED: something else becomes of the work of somebody whose key was revoked before."""
+    path, data = paths.revoked(revocation.key_id), encode_record(revocation)
+    return Multi(name="REVOKED", ops=(Set(path, data, version),), proof=Holds(path, data))
+
+
+def publish_acl(record: AclRecord, version: int | None, secrets: dict[str, SealedSecret], known: dict[str, int]) -> Multi:
+    """ROTATE: credentials that stand for roles, and the new secrets for those who may fetch them, as one.
+
+    version: of `/acl`, None when there is none yet. known: versions of the `/secrets/<role>` that exist.
+    """
+    data = encode_record(record)
+    ops: list[Op] = [Create(paths.ACL, data) if version is None else Set(paths.ACL, data, version)]
+    for role, secret in sorted(secrets.items()):
+        path, content = paths.secret(role), encode_record(secret)
+        ops.append(Set(path, content, known[role]) if role in known else Create(path, content))
+    return Multi(name="ROTATE", ops=tuple(ops), proof=Holds(paths.ACL, data))
+
+
+def identify(key_id: str, pem: bytes) -> Multi:
+    """IDENTIFY: a certificate where all read it. It vouches for itself, so whoever writes it does not matter."""
+    path = paths.identity(key_id)
+    return Multi(name="IDENTIFY", ops=(Create(path, pem),), proof=Exists(path, pem))
+
+
+# -- owners, besides SUBMIT and ENQUEUE ----------------------------------------------------------------------------------------
+
+
+def reign_of(tail: Tail, index: int) -> str:
+    """Guid of the Submitter that submitted task `index`; "" when it was not recorded. Cost: O(take-overs)."""
+    guid = ""
+    for first, owner in tail.reigns:
+        if first > index:
+            break
+        guid = owner
+    return guid
+
+
+def is_owner(entry: SubmitterEntry, submission: Submission) -> bool:
+    """Whether who made `entry` looks after `submission`: it is named there, and the entry names no other user."""
+    return bool(entry.guid) and entry.guid == submission.owner and entry.user in {"", submission.user}
+
+
+def taken_over(tail: Tail, owner: str, stamp: str) -> Tail:
+    """The tail when `owner` goes on from here."""
+    kept = tuple(reign for reign in tail.reigns if reign[0] < tail.next)
+    return replace(tail, reigns=(*kept, (tail.next, owner)), enqueued=stamp)
+
+
+def take_ownership(submission: Submission, version: int, tail: Tail, tail_version: int) -> Multi:
+    """TAKE_OWNERSHIP: `submission` names its new owner, `tail` comes from `taken_over`."""
+    data = encode_record(tail)
+    ops = (
+        Set(paths.sub(submission.id), encode_record(submission), version),
+        Set(paths.tail(submission.id), data, tail_version),
+    )
+    return Multi(name="TAKE_OWNERSHIP", ops=ops, proof=Holds(paths.tail(submission.id), data))
+
+
+def enter(entry: SubmitterEntry) -> Multi:
+    """ENTER: a Submitter lives. The sequential name is not known beforehand: an unknown outcome is simply tried again."""
+    path = paths.submitter(entry.guid)
+    return Multi(name="ENTER", ops=(Create(path, encode_record(entry), ephemeral=True, sequence=True),), proof=Exists(path))
+
+
+def leave(path: str) -> Multi:
+    """EXIT: an owner has gone, while the session that holds its entry goes on (a gateway's client)."""
+    return Multi(name="EXIT", ops=(Delete(path),), proof=Gone(path))
+
+
+# -- operators -----------------------------------------------------------------------------------------------------------------
+
+
+def drain(record: Drain, version: int | None) -> Multi:
+    """The node takes nothing new. version: of the drain that it replaces, None when there is none."""
+    return Multi(name="DRAIN", ops=_made_anew(record, version), proof=Holds(paths.drain(record.node), encode_record(record)))
+
+
+def resume(record: Drain, version: int) -> Multi:
+    """The node takes work again; who has resumed it stays to be told. version: of the drain that ends."""
+    over = replace(record, is_over=True)
+    return Multi(name="RESUME", ops=_made_anew(over, version), proof=Holds(paths.drain(over.node), encode_record(over)))
+
+
+def _made_anew(record: Drain, version: int | None) -> tuple[Op, ...]:
+    """Not set: the leader watches which drains there are."""
+    made = Create(paths.drain(record.node), encode_record(record))
+    return (made,) if version is None else (Delete(made.path, version), made)
+
+
+def forget(record: NodeRecord, version: int) -> Multi:
+    """FORGET: nothing shows the node any more. Its znode stays, and its version: a Starter that registers it anew goes on from there."""
+    path, data = paths.node(record.node), encode_record(replace(record, forgotten=True))
+    return Multi(name="FORGET", ops=(Set(path, data, version),), proof=Holds(path, data))
+
+
+def set_settings(settings: ClusterSettings, version: int) -> Multi:
+    """Queues, limits and times of the whole cluster, replaced as one; their directories exist already."""
+    data = encode_record(settings)
+    return Multi(name="SETTINGS", ops=(Set(paths.CONFIG, data, version),), proof=Holds(paths.CONFIG, data))
