@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from rmgr.adapters.identity.credentials import Credentials, write_files
-from rmgr.adapters.identity.founding import ensure_authority
+from rmgr.adapters.identity.credentials import Credentials, ensure_authority, write_files
 from rmgr.adapters.identity.pki import DAEMON_DAYS, Authority, issue, issue_server
 from rmgr.errors import ConfigError, RmgrError
 from rmgr.model.cluster.identity import Role

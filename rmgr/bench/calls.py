@@ -23,9 +23,8 @@ from typing import Any, Self
 import psutil
 
 import rmgr
-from rmgr.adapters.rpc.alive import OwnVoice
 from rmgr.adapters.rpc.metaserver import MetaserverClient
-from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.adapters.rpc.server import OPTIONS, OwnVoice
 from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.load import solver
 from rmgr.bench.load.bare_hops import Hops

@@ -555,7 +555,7 @@ def talkative(name: str, words: set[str]) -> Iterator[CheckResult]:
 
 def root(session: Session) -> Iterator[CheckResult]:
     """Whether strangers can fill ZooKeeper beside a secured cluster, and how full it is. Nothing in an open one, or behind a gateway."""
-    from rmgr.adapters.zookeeper.root import look_at_root
+    from rmgr.adapters.zookeeper.tree import look_at_root
     from rmgr.runtime.secured import zookeeper_security
 
     config = session.config()

@@ -21,8 +21,7 @@ from typing import Self
 
 import psutil
 
-from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle
+from rmgr.adapters.identity.credentials import LOCAL_HOSTS, Credentials, ensure_authority, ensure_bundle
 from rmgr.adapters.identity.pki import Authority, issue_server
 from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.zookeeper.client import ZkCoordinator
@@ -207,7 +206,7 @@ class DevCluster:
 
     def _init_store(self, end: float, report: Callable[[str], None]) -> None:
         """The schema in our own Cassandra; nobody else knows it yet, so no lock is needed."""
-        from rmgr.adapters.cassandra.setup.init import init_store
+        from rmgr.adapters.cassandra.setup import init_store
         from rmgr.adapters.cassandra.url import parse_url
 
         report("making rmgr's tables in Cassandra")

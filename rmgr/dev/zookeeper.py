@@ -145,7 +145,7 @@ class ZooKeeperServer(ServerProcess):
             f"-Djava.io.tmpdir={self.data_dir}",  # libraries that unpack native code
             "-Djava.net.preferIPv4Stack=true",
             "-Dzookeeper.preAllocSize=16384",
-            "-Dzookeeper.enforceQuota=true",  # of the subtrees that have one: `adapters/zookeeper/root.py`
+            "-Dzookeeper.enforceQuota=true",  # of the subtrees that have one: `adapters/zookeeper/tree.py`
             "-Dzookeeper.nio.numWorkerThreads=0",  # the thread that selects also reads and writes: half the switches of threads a request
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rmgr.adapters.identity.credentials import write_files
+from rmgr.adapters.identity.invitation import seal_secret
 from rmgr.adapters.identity.pki import Authority, digest_id
-from rmgr.adapters.identity.sealing import seal_secret
 from rmgr.adapters.zookeeper.acl import RoleLists
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import check_tree

@@ -64,7 +64,7 @@ def pool(most: int, name: str) -> Executor:
 
 def steady_pool(most: int, name: str) -> Executor:
     """The same, started at once, for a daemon that must not become mute when the machine has no thread left. Raises: RuntimeError."""
-    from rmgr.adapters.rpc.threads import SteadyThreads
+    from rmgr.adapters.rpc.server import SteadyThreads
 
     return SteadyThreads(most, name)
 

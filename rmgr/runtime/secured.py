@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.adapters.zookeeper.link import ZkSecurity
-    from rmgr.adapters.zookeeper.root import RootReport
+    from rmgr.adapters.zookeeper.tree import RootReport
     from rmgr.config import Config
     from rmgr.coord.protocol.ports import Coordinator
 
@@ -91,7 +91,7 @@ def close_zookeeper(config: Config, credentials: Credentials, *, heap_mib: int) 
     Args: credentials: the admin's, or a WatchDog's.
     Raises: as `zookeeper_options`, `zk_root.close_root`; NotConnected where no ZooKeeper is named.
     """
-    from rmgr.adapters.zookeeper.root import close_root
+    from rmgr.adapters.zookeeper.tree import close_root
 
     options = zookeeper_options(config, credentials)
     return close_root(*config.cluster.hosts_and_chroot(), options["security"], options["acl"], heap_mib=heap_mib)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from rmgr.adapters.rpc.work import WorkClient
+from rmgr.adapters.rpc.gateways import WorkClient
 from rmgr.errors import CoordinationUnavailable, NotConnected, Throttled, Unavailable
 from rmgr.runtime import machine
 from rmgr.submitter.questions import Question

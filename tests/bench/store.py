@@ -115,7 +115,7 @@ class Busy:
 @contextlib.contextmanager
 def cassandra(folder: Path, nodes: int) -> Iterator[str]:
     """The URL of a keyspace in nodes of its own, each value on all of them."""
-    from rmgr.adapters.cassandra.setup.init import init_store
+    from rmgr.adapters.cassandra.setup import init_store
     from rmgr.adapters.cassandra.url import parse_url
     from tests.harness.cassandra_ring import CassandraRing
 

@@ -19,7 +19,7 @@ from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.rpc.line import dial
 from rmgr.adapters.rpc.server import OPTIONS, NodeClient
-from rmgr.adapters.terminals.tunnel import Tunnel
+from rmgr.adapters.terminals import Tunnel
 from rmgr.client.connection import connect
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord.protocol import paths

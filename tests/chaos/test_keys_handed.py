@@ -61,7 +61,7 @@ def town(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     store = ""
     if is_cassandra := request.param == "cassandra":
         node = request.getfixturevalue("cassandra")
-        from rmgr.adapters.cassandra.setup.init import init_store
+        from rmgr.adapters.cassandra.setup import init_store
         from rmgr.adapters.cassandra.url import parse_url
 
         store = f"cassandra://{node.contact}/k{uuid.uuid4().hex[:16]}?replication_factor=1"

@@ -57,7 +57,7 @@ def town(ring: CassandraRing, zookeeper_parts: None, tmp_path: Path, keyspace: s
 
 def made(url: str) -> str:
     """The URL, after making the schema there."""
-    from rmgr.adapters.cassandra.setup.init import init_store
+    from rmgr.adapters.cassandra.setup import init_store
     from rmgr.adapters.cassandra.url import parse_url
 
     init_store(parse_url(url), timeout_s=60)

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rmgr.adapters.cassandra.schema import FOUNDED_NAME, MIGRATIONS, NEWEST, VERSION_NAME
-from rmgr.adapters.cassandra.statements import ask
+from rmgr.adapters.cassandra.schema import FOUNDED_NAME, MIGRATIONS, NEWEST, VERSION_NAME, ask
 from rmgr.adapters.cassandra.url import parse_url
 from rmgr.adapters.store_rules import now_ms
 
@@ -31,7 +30,7 @@ class Keyspaces:
     def fresh(self, folder: Path) -> str:
         """The URL of the keyspace; empty when `folder` asks for the first time."""
         if not self._made:
-            from rmgr.adapters.cassandra.setup.init import init_store
+            from rmgr.adapters.cassandra.setup import init_store
 
             init_store(parse_url(self.url))
             self._made = True

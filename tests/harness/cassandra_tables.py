@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rmgr.adapters.cassandra.link import Lost
-from rmgr.adapters.cassandra.statements import StatementRequest
+from rmgr.adapters.cassandra.schema import StatementRequest
 
 Rows = list[Any]
 

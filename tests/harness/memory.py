@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rmgr.adapters.zookeeper.bulk import BulkRead
 from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble
-from rmgr.adapters.zookeeper.ops import Commit, to_stamped
-from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl
+from rmgr.adapters.zookeeper.session import Commit, SessionCoordinator, to_stamped
+from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, BulkRead
 from rmgr.coord.protocol.multi import Stamped
 from tests.harness.memory_tree import Event, MemoryTree, NoZnode, SessionGone
 

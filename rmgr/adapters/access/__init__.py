@@ -1,6 +1,6 @@
 """Access: who calls a gRPC server, what they may call, and how much of the server each user may hold.
 
-`auth` identifies and authorises callers; `limits`, `shares` and `turnstile` divide the server between users;
-`request`, `stalls` and `expel` end calls that hold threads or lost their key. The room may use `identity`.
+`auth` identifies and authorises callers, and ends streams of those whose key is revoked; `limits` counts what users take;
+`server_threads` divides the threads of a server between them, and ends calls that hold them. The room may use `identity`.
 It must not know which services there are: `rpc` and `gateway` build on it.
 """

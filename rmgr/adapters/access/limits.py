@@ -8,6 +8,13 @@ and tried again by clients.
 
 A server that is overloaded answers so late that nobody asks for much: then who asks for many things at once floods, too, whatever
 he gets (`strained`), until threads get their turn again; and floods get less and less meanwhile, and nobody else does.
+
+That is measured (`StrainMeter`), for what a request costs is no constant: other processes take the machine's cores, and the threads of
+hundreds of sessions wait for one interpreter. A thread that sleeps for some milliseconds and wakes later than it asked for has waited as
+any request does.
+
+`Rates` bounds what each address, or user, may have done a second: TLS handshakes (2 to 4 ms of a processor each), messages on direct
+lines. Each has a rate of its own, so that who floods takes nothing from the others, and all together have one.
 """
 
 from __future__ import annotations
@@ -15,10 +22,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
-from rmgr.adapters.access.shares import Shares
 from rmgr.errors import LimitReached, PermissionDenied, QueueFull, Throttled
 from rmgr.model.cluster.limits import BOUND, UserLimits
 
@@ -364,3 +370,143 @@ def _error(name: str, user: str, limit: int, more: str = "") -> LimitReached:
     bound = BOUND[name]
     kind = Throttled if name in _SOON else LimitReached
     return kind(f"{user or 'this user'} has reached the limit {name} = {limit}: {bound.what}{more}", hint=f"{bound.advice}; rmgr limits")
+
+
+# -- places --------------------------------------------------------------------------------------------------------------------
+
+
+class Shares:
+    """`most` places at once, three quarters of them for one user, or fewer. Thread-safe.
+
+    Args:
+        reserved: places that only operators get. of_one: what the settings give one user, 0 = no more than said above.
+    """
+
+    def __init__(self, most: int, *, reserved: int = 0, of_one: Callable[[], int] = lambda: 0) -> None:
+        self.most = most
+        self._for_all = most - reserved
+        self._of_one = of_one
+        self._taken: Counter[str] = Counter()
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        """How many are taken."""
+        return self._taken.total()
+
+    @property
+    def of_one(self) -> int:
+        """How many one user may have."""
+        return min(self._of_one() or self.most, self.most - self.most // 4)
+
+    def taken(self, user: str) -> int:
+        """How many he has."""
+        return self._taken[user]
+
+    def take(self, user: str, timeout_s: float = 0.0, *, is_operator: bool = False) -> bool:
+        """Takes a place; False when there is none for him within `timeout_s`."""
+        end_s = time.monotonic() + timeout_s
+        most = self.most if is_operator else self._for_all
+        with self._changed:
+            while self._taken[user] >= self.of_one or self._taken.total() >= most:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    self._forget(user)
+                    return False
+            self._taken[user] += 1
+            return True
+
+    def give_back(self, user: str) -> None:
+        """Once for each place that he has taken."""
+        with self._changed:
+            self._taken[user] -= 1
+            self._forget(user)
+            self._changed.notify_all()
+
+    def greediest(self, user: str) -> str | None:
+        """Who is to make room for him: whoever has the most places, and more than he would have then; None = he waits his turn."""
+        with self._changed:
+            [(other, most)] = self._taken.most_common(1) or [("", 0)]
+            return other if other != user and self._taken.get(user, 0) + 1 < most and self._taken.get(user, 0) < self.of_one else None
+
+    def _forget(self, user: str) -> None:
+        if not self._taken[user]:
+            del self._taken[user]
+
+
+# -- lateness of threads -------------------------------------------------------------------------------------------------------
+
+
+_SLEEP_S, _SAMPLES, _IDLE_S = 0.02, 12, 0.5
+
+
+class StrainMeter:
+    """Args: bounds: told of the mean lateness and of the processor time, four times a second while many ask.
+
+    Cost: 0.2 % of a core then, else nothing.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._stopped = threading.Event()
+
+    def start(self) -> StrainMeter:
+        """Begins to measure."""
+        threading.Thread(target=self._run, name="strain", daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            if not self._bounds.is_crowded:
+                self._bounds.strained(0.0)
+                self._stopped.wait(_IDLE_S)
+                continue
+            late_s, burnt_s, looked_s = 0.0, time.process_time(), time.monotonic()
+            for _ in range(_SAMPLES):
+                began_s = time.monotonic()
+                self._stopped.wait(_SLEEP_S)
+                late_s += max(0.0, time.monotonic() - began_s - _SLEEP_S)
+            self._bounds.strained(late_s / _SAMPLES, (time.process_time() - burnt_s) / (time.monotonic() - looked_s))
+
+
+# -- rates of addresses --------------------------------------------------------------------------------------------------------
+
+
+#: Those that are remembered, the latest ones.
+_KEEP = 1024
+
+
+class Rates:
+    """Args:
+    rate, burst: of each, a second and at once. all_: so many times as much for all together. clock: monotonic seconds.
+
+    For one thread. Cost: 1 us.
+    """
+
+    def __init__(self, rate: float, burst: float, *, all_: float = 2.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.refused = 0
+        self._rate, self._burst, self._times = rate, burst, all_
+        self._clock = clock
+        self._all = (math.inf, clock())  #: what is left, as of when
+        self._of: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def may(self, who: str) -> bool:
+        """Whether this address, or user, gets one now; it is counted then."""
+        now_s = self._clock()
+        mine = _filled(self._of.pop(who, (math.inf, now_s)), self._rate, self._burst, now_s)
+        whole = _filled(self._all, self._rate * self._times, self._burst * self._times, now_s)
+        is_free = mine >= 1 and whole >= 1
+        self._of[who] = mine - is_free, now_s
+        self._all = whole - is_free, now_s
+        if len(self._of) > _KEEP:
+            self._of.popitem(last=False)
+        self.refused += not is_free
+        return is_free
+
+
+def _filled(bucket: tuple[float, float], rate: float, burst: float, now_s: float) -> float:
+    left, at_s = bucket
+    return min(burst, left + (now_s - at_s) * rate)

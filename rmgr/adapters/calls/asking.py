@@ -12,7 +12,7 @@ import grpc
 
 from rmgr.adapters.access.auth import USER_KEY, open_channel
 from rmgr.adapters.access.errors import rebuild
-from rmgr.adapters.access.stalls import Stalls
+from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.calls.links import SILENT_S, STALLED_S
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS

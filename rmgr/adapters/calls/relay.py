@@ -27,7 +27,7 @@ import grpc
 from rmgr.adapters.access.auth import Caller, caller_of
 from rmgr.adapters.access.errors import fail
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.stalls import Stalls
+from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life, Standing
 from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionMismatch

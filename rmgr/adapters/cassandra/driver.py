@@ -25,11 +25,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from rmgr.adapters.cassandra.awake import awake
-from rmgr.adapters.cassandra.link import Lost
-from rmgr.adapters.cassandra.schema import VERSION_NAME, no_datacenter, no_keyspace, version_problem
-from rmgr.adapters.cassandra.statements import STATEMENTS, StatementRequest, ask
-from rmgr.adapters.cassandra.threads import use_daemons
+from rmgr.adapters.cassandra.link import Lost, awake, use_daemons
+from rmgr.adapters.cassandra.schema import STATEMENTS, VERSION_NAME, StatementRequest, ask, no_datacenter, no_keyspace, version_problem
 from rmgr.adapters.cassandra.url import CassandraTarget
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError, StoreUnavailable
 from rmgr.model.base.units import counted, format_duration

@@ -3,19 +3,34 @@
 Nobody who opens a store waits for the cluster. A thread connects, again and again at a constant pace; calls fail at once
 while the cluster is known to be away, wait only for the very first verdict, and work again when a probe has passed. What
 no time will heal (a wrong keyspace, wrong credentials, another schema) is an error of its own, and is tried again, too.
+
+Two deadlines lie around each other. A request has a short one (2 s), after which it is sent again, to another node: all requests are
+idempotent. A call of the store has the caller's; it ends earlier when the cluster is known not to serve.
+
+A node that hangs still accepts connections, for the kernel does that. The driver gives each such node the whole connect timeout, in the
+order of its list, and two of them would take up what a command may take. So all nodes are asked at once before (`awake`). A thread that
+looks a name up or connects is left alone when its time is over: it is a daemon, and so are the threads of the driver (`DaemonPool`): one
+that waits for a frozen node must not hold up the exit of a command.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
+import random
+import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, wait
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, Protocol, TypeVar
 
-from rmgr.adapters.cassandra.statements import StatementRequest
+from rmgr.adapters.cassandra.schema import StatementRequest
 from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.model.base.units import format_duration
@@ -246,3 +261,271 @@ class CassandraLink:
         if isinstance(self._verdict, RmgrError):
             return f"{self._verdict.message} ({self._verdict.hint})" if self._verdict.hint else self._verdict.message
         return f"Cassandra at {self._where} is away: {self._verdict}"
+
+
+# -- requests under a caller's deadline ----------------------------------------------------------------------------------------
+
+
+Rows = list[Any]
+
+#: Requests of one call in flight: so many at first, and then between these, as quickly as answers come.
+WINDOW = 64
+SMALLEST_WINDOW, LARGEST_WINDOW = 16, 192
+#: Answers below the first let the window grow, above the second it shrinks (s): more in flight would only wait in the cluster.
+_QUICK_S, _SLOW_S = 0.03, 0.2
+#: How long an outage is waited out before the call fails and the link is told (s); a coordinator that was wrong about its peers is not one.
+PATIENCE_S = 1.5
+_FIRST_PAUSE_S = 0.03
+_LONGEST_PAUSE_S = 0.5
+_GRACE_S = 1.0  # the driver ends a request by itself; this is for a driver that does not
+
+
+class RequestWindow:
+    """Requests that a call has in flight: as many as the cluster answers quickly. Threads share it; a lost step matters little."""
+
+    def __init__(self) -> None:
+        self._size = float(WINDOW)
+        self._shrunk_s = -math.inf
+
+    @property
+    def size(self) -> int:
+        """Whole requests."""
+        return int(self._size)
+
+    def answered(self, after_s: float) -> None:
+        """An answer that was waited for came after so long."""
+        if after_s < _QUICK_S:
+            self._size = min(LARGEST_WINDOW, self._size + 8 / self._size)
+        elif after_s > _SLOW_S:
+            self.shrink()
+
+    def shrink(self) -> None:
+        """The cluster has too much to do, or is away. Counts once for all that waits at the time."""
+        now_s = time.monotonic()
+        if now_s - self._shrunk_s > _SLOW_S:
+            self._shrunk_s = now_s
+            self._size = max(SMALLEST_WINDOW, self._size * 0.7)
+
+
+class Calls:
+    """Sends requests through whatever connection the link has."""
+
+    def __init__(self, link: CassandraLink, *, request_timeout_s: float) -> None:
+        self.window = RequestWindow()
+        self._link = link
+        self._request_timeout_s = request_timeout_s
+        self._forgotten: set[Future[Rows]] = set()
+
+    @property
+    def ready(self) -> CassandraSession | None:
+        """See `CassandraLink.ready`."""
+        return self._link.ready
+
+    def one(self, request: StatementRequest, deadline: CallDeadline, doing: str) -> Rows:
+        """The rows of one request. Raises: `StoreUnavailable`, or what the link found wrong."""
+        return next(self.each((request,), deadline, doing))
+
+    def all(self, requests: Iterable[StatementRequest], deadline: CallDeadline, doing: str, *, window: int = 0) -> list[Rows]:
+        """The rows of every request, in their order."""
+        return list(self.each(requests, deadline, doing, window=window))
+
+    def each(self, requests: Iterable[StatementRequest], deadline: CallDeadline, doing: str, *, window: int = 0) -> Iterator[Rows]:
+        """As `all`, one after the other while later ones are in flight; takes no more than `window` ahead from `requests`.
+
+        window: 0 = as many as the cluster takes; for large ones a number.
+        """
+        flying: deque[tuple[StatementRequest, Future[Rows], float]] = deque()
+        for request in requests:
+            flying.append(self._send(request, deadline, doing))
+            while len(flying) >= (window or self.window.size):
+                yield self._settle(*flying.popleft(), deadline, doing)
+        while flying:
+            yield self._settle(*flying.popleft(), deadline, doing)
+
+    def elsewhere(self, request: StatementRequest, deadline: CallDeadline, doing: str) -> list[Rows]:
+        """The rows of a read as other coordinators see them; those that do not answer are left out."""
+        connection = self._connection(deadline, doing, is_write=False)
+        answers = []
+        for future in connection.send_to_others(request, self._timeout_s(deadline)):
+            try:
+                answers.append(future.result(self._timeout_s(deadline) + _GRACE_S))
+            except (Lost, TimeoutError):
+                continue
+        return answers
+
+    def forget(self, request: StatementRequest) -> None:
+        """Sends a write whose outcome nobody needs to know: what it would have said also follows from time passing."""
+        connection = self._link.serving
+        if connection is not None:
+            future = connection.send(request, self._request_timeout_s)
+            self._forgotten.add(future)
+            future.add_done_callback(self._forgotten.discard)
+
+    def settle_forgotten(self, timeout_s: float) -> None:
+        """Lets writes that nobody waits for go out before the connection is closed."""
+        wait([*self._forgotten], timeout_s)
+
+    def _send(self, request: StatementRequest, deadline: CallDeadline, doing: str) -> tuple[StatementRequest, Future[Rows], float]:
+        connection = self._connection(deadline, doing, is_write=request.is_write)
+        return request, connection.send(request, self._timeout_s(deadline)), time.monotonic()
+
+    def _connection(self, deadline: CallDeadline, doing: str, *, is_write: bool) -> CassandraSession:
+        deadline.check(doing)
+        return self._link.connection(deadline, doing, is_write=is_write)
+
+    def _timeout_s(self, deadline: CallDeadline) -> float:
+        return max(0.05, min(self._request_timeout_s, deadline.left_s()))
+
+    def _settle(self, request: StatementRequest, future: Future[Rows], sent_s: float, deadline: CallDeadline, doing: str) -> Rows:
+        """Waits for one request and sends it again, to another node, as long as that may help."""
+        first_s, tries, pause_s = sent_s, 0, _FIRST_PAUSE_S
+        while True:
+            is_waited_for = not future.done()
+            try:
+                rows = future.result(self._request_timeout_s + _GRACE_S)
+                if is_waited_for:
+                    self.window.answered(time.monotonic() - sent_s)
+                return rows
+            except Lost as error:
+                lost = error
+            except TimeoutError:
+                lost = Lost("no answer, not even of the driver", is_outage=False)
+            self.window.shrink()
+            tries += 1
+            spent_s = time.monotonic() - first_s
+            if spent_s > PATIENCE_S and (lost.is_outage or tries >= 2):
+                self._link.report(lost, is_write=request.is_write)
+                raise StoreUnavailable(f"cannot {doing}: {lost}", hint="it is asked again in the background; rmgr doctor looks closer")
+            if deadline.left_s() <= pause_s:
+                raise StoreUnavailable(
+                    f"cannot {doing} within {format_duration(deadline.timeout_s)}: {lost}", hint="try again; rmgr doctor looks closer"
+                )
+            threading.Event().wait(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            _, future, sent_s = self._send(request, deadline, doing)
+
+
+# -- which nodes answer --------------------------------------------------------------------------------------------------------
+
+
+#: Others that answer within this after the first (s) are taken, too, so that not all clients gather at one node.
+_TOGETHER_S = 0.05
+_OPTIONS = b"\x05\x00\x00\x00\x05\x00\x00\x00\x00"  # protocol 5, stream 0, opcode OPTIONS, empty body
+
+
+def awake(hosts: tuple[str, ...], port: int, *, tls: ssl.SSLContext | None, timeout_s: float) -> tuple[str, ...]:
+    """Those of `hosts` that say something, anything, at least one. Raises: `Lost` when within `timeout_s` none does."""
+    answers: SimpleQueue[tuple[str, str]] = SimpleQueue()
+    for host in hosts:
+        threading.Thread(target=_look, args=(host, port, tls, timeout_s, answers), name="rmgr-store-awake", daemon=True).start()
+    end_s = time.monotonic() + timeout_s
+    found: list[str] = []
+    problems: dict[str, str] = {}
+    while len(found) + len(problems) < len(hosts):
+        try:
+            host, problem = answers.get(timeout=max(0.0, end_s - time.monotonic()))
+        except Empty:
+            break
+        if problem:
+            problems[host] = problem
+            continue
+        if not found:
+            end_s = min(end_s, time.monotonic() + _TOGETHER_S)
+        found.append(host)
+    if found:
+        return tuple(found)
+    silent = [host for host in hosts if host not in problems]
+    told = [f"{host}: {problem}" for host, problem in problems.items()]
+    told += [f"{', '.join(silent)}: no answer in {format_duration(timeout_s)}"] if silent else []
+    raise Lost(f"no node can be reached: {'; '.join(told)}", is_outage=True)
+
+
+def _look(host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float, answers: SimpleQueue[tuple[str, str]]) -> None:
+    try:
+        with socket.create_connection((host, port), timeout_s) as link:
+            link.sendall(_hello(tls) if tls else _OPTIONS)
+            link.recv(1)  # also the end of the stream is an answer: the driver finds out what it does not like
+    except ConnectionResetError:
+        answers.put((host, ""))
+    except TimeoutError:
+        pass  # silent: whoever waits comes to the end of the same time a moment before or after
+    except OSError as error:
+        answers.put((host, error.strerror or str(error)))
+    else:
+        answers.put((host, ""))
+
+
+def _hello(tls: ssl.SSLContext) -> bytes:
+    """The first message of a handshake."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.wrap_bio(incoming, outgoing, server_hostname="cassandra" if tls.check_hostname else None).do_handshake()
+    return outgoing.read()
+
+
+# -- threads for the driver ----------------------------------------------------------------------------------------------------
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class DaemonPool(Executor):
+    """An executor whose threads are daemons, made when they are needed.
+
+    Those of `ThreadPoolExecutor` are joined by the interpreter at its end, whatever they are waiting for. Here the driver
+    connects to nodes, which takes a node that hangs all of the connect timeout; nothing of it needs to be finished.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._free = 0  #: threads that wait, less what waits for them
+        self._is_over = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See `Executor.submit`. Raises: RuntimeError after `shutdown`."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:  # noqa: BLE001 - as every executor: it belongs to the one who asks for the result
+                    future.set_exception(error)
+
+        with self._lock:
+            if self._is_over:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            self._queue.put(work)
+            self._free -= 1
+            if self._free < 0 and self._threads < self._most:
+                self._threads += 1
+                self._free += 1
+                threading.Thread(target=self._run, name=f"rmgr-store-driver-{self._threads}", daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - the interface's
+        """Takes no more; what waits is carried out, and nobody waits for it."""
+        with self._lock:
+            if not self._is_over:
+                self._is_over = True
+                for _ in range(self._threads):
+                    self._queue.put(None)
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+            with self._lock:
+                self._free += 1
+
+
+def use_daemons(cluster: Any, *, most: int) -> None:
+    """Gives a driver's Cluster that was just made, and has started nothing, a `DaemonPool` in place of its own executor."""
+    own = cluster.executor
+    pool = DaemonPool(most)
+    cluster.executor = pool
+    cluster.scheduler._executor = pool  # noqa: SLF001 - the scheduler was given the other one, and there is no way to say which
+    own.shutdown(wait=False)

@@ -1,18 +1,35 @@
-"""The tables in Cassandra, their versions, and what `rmgr admin init-store` has to do to reach the newest one. Pure text.
+"""The tables in Cassandra and their versions, where rows lie in them, and every statement that the store sends.
 
-Only that command changes the schema: CREATE TABLE from two nodes at once corrupts a table silently (CASSANDRA-9424), so
+Only `rmgr admin init-store` changes the schema: CREATE TABLE from two nodes at once corrupts a table silently (CASSANDRA-9424), so
 it holds a lock, and the id of every table follows from its name, so that even two would make the same table. A daemon
 reads the version (`version_problem`) and refuses to work with another one.
 
 To change the schema, append a `SchemaMigration`. Never edit one that was released; its statements may run twice.
+
+Every partition is addressed by its full key and stays below 10 MB:
+
+- a chunk: 16 chunks of 512 KiB a partition;
+- the index of keys: a partition for each of 16 hash buckets of a *scope*, which is the family of the key, or for divided
+  families one submission, user or node of it (`out/0000000042/`): a collected submission takes its tombstones along, and
+  no listing of another crosses them;
+- the journal: an hour, in four parts.
+
+There is no DELETE, no compare-and-set (IF), no ALLOW FILTERING: tests/unit/adapters/cassandra/test_ddl.py looks. Writes carry
+their own timestamp and may be repeated: each of them is idempotent.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+from zlib import crc32
 
+from rmgr.coord.protocol import keys
 from rmgr.errors import ConfigError
 
 _NAMESPACE = uuid.UUID("5b7b1f52-7a5e-5d0c-9f8e-2f1d6f0b6d11")
@@ -231,3 +248,166 @@ def no_keyspace(keyspace: str) -> ConfigError:
         f"there is no keyspace {keyspace!r} in this Cassandra",
         hint=f"check the name in the store's URL, or make it, once: {_INIT}",
     )
+
+
+# -- statements ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`cql` holds `{ks}` for the keyspace."""
+
+    cql: str
+    is_write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StatementRequest:
+    """A statement by name with the values of its markers; several `rows` are one batch within one partition.
+
+    beside: another write that goes with it in one batch, to a partition of its own: one round trip and one sync of a commit log for
+    both, but of the two one alone may be carried out.
+    """
+
+    name: str
+    rows: tuple[tuple[Any, ...], ...]
+    beside: StatementRequest | None = None
+
+    @property
+    def is_write(self) -> bool:
+        """True for those that change something."""
+        return STATEMENTS[self.name].is_write
+
+
+def ask(name: str, *values: Any) -> StatementRequest:
+    """The request for one row."""
+    return StatementRequest(name, (values,))
+
+
+def _read(cql: str) -> Statement:
+    return Statement(cql, is_write=False)
+
+
+def _write(cql: str) -> Statement:
+    return Statement(cql, is_write=True)
+
+
+STATEMENTS: dict[str, Statement] = {
+    # values: the first is what readers take, the second what writers need to go above it
+    "value": _read("SELECT manifest FROM {ks}.value WHERE key = ?"),
+    "value_seen": _read("SELECT manifest, WRITETIME(manifest) FROM {ks}.value WHERE key = ?"),
+    "set_value": _write("INSERT INTO {ks}.value (key, manifest) VALUES (?, ?) USING TIMESTAMP ? AND TTL ?"),
+    "chunk": _read("SELECT data, sha256 FROM {ks}.chunk WHERE generation = ? AND bucket = ? AND number = ?"),
+    "chunk_numbers": _read("SELECT number FROM {ks}.chunk WHERE generation = ? AND bucket = ?"),
+    "set_chunk": _write(
+        "INSERT INTO {ks}.chunk (generation, bucket, number, data, sha256) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
+    ),
+    # the index of keys
+    "index": _read("SELECT key, entry FROM {ks}.key_index WHERE scope = ? AND bucket = ? AND key >= ? AND key < ? LIMIT ?"),
+    "set_index": _write("INSERT INTO {ks}.key_index (scope, bucket, key, entry) VALUES (?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"),
+    "scopes": _read("SELECT scope, since_ms FROM {ks}.scope WHERE family = ? AND scope >= ? LIMIT ?"),
+    "set_scope": _write("INSERT INTO {ks}.scope (family, scope, since_ms) VALUES (?, ?, ?) USING TIMESTAMP ? AND TTL ?"),
+    # keys that must be new
+    "claims": _read("SELECT claimant, held FROM {ks}.claim WHERE key = ?"),
+    "set_claim": _write("INSERT INTO {ks}.claim (key, claimant, held) VALUES (?, ?, ?) USING TIMESTAMP ? AND TTL ?"),
+    # chunks that may be unreferenced
+    "journal": _read("SELECT generation, key FROM {ks}.journal WHERE hour = ? AND part = ? AND generation > ? LIMIT ?"),
+    "set_journal": _write("INSERT INTO {ks}.journal (hour, part, generation, key) VALUES (?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"),
+    # facts and probes
+    "info": _read("SELECT value FROM {ks}.info WHERE name = ?"),
+    "set_info": _write("INSERT INTO {ks}.info (name, value) VALUES (?, ?) USING TIMESTAMP ? AND TTL ?"),
+}
+
+
+# -- places of rows, and the timestamps that order writes ----------------------------------------------------------------------
+
+
+CHUNKS_PER_PARTITION = 16
+INDEX_BUCKETS = 16
+JOURNAL_PARTS = 4
+#: Scope of the keys without a slash.
+NO_FAMILY = "(none)"
+#: Above every key: keys have at most 1,024 bytes, this has more, all of the last character.
+ABOVE_ALL = "\U0010ffff" * 257
+
+#: Families that are divided once more, by what stands behind the first slash: a submission, a user, a node.
+DIVIDED = frozenset({"args", "ckpt", "frag", "log", "out", "page", "histu", "metric"})
+#: Families in which every writer of a key writes the same bytes (`coord/protocol/keys.py`).
+_IMMUTABLE = DIVIDED | keys.BY_CONTENT | {"final", "hist"}
+_OUTPUT = "out/"
+#: Partition of the register of scopes that holds the scopes that are not divided.
+FAMILIES = "/"
+
+
+def scope_of(key: str) -> str:
+    """`out/0000000042/` for a key of a divided family, `name/` for others, `NO_FAMILY` without a slash."""
+    family, slash, rest = key.partition("/")
+    if not slash:
+        return NO_FAMILY
+    if family in DIVIDED:
+        part, slash, _ = rest.partition("/")
+        if slash:
+            return f"{family}/{part}/"
+    return f"{family}/"
+
+
+def register_of(scope: str) -> str:
+    """The partition of the register that lists `scope`: `out/` for `out/0000000042/`, `FAMILIES` for `name/`."""
+    family, _, rest = scope.partition("/")
+    return f"{family}/" if rest else FAMILIES
+
+
+def bucket_of(key: str) -> int:
+    """Which partition of its scope's index holds `key`."""
+    return crc32(key.encode()) % INDEX_BUCKETS
+
+
+def is_found_unlisted(key: str) -> bool:
+    """True if whoever frees what a dead writer left under this key knows its name (`delete_outputs` in procedures/removal.py)."""
+    return key.startswith(_OUTPUT)
+
+
+def is_immutable(key: str) -> bool:
+    """True when every writer of this key writes the same bytes: the order of their writes does not matter."""
+    return key.partition("/")[0] in _IMMUTABLE
+
+
+def span(prefix: str, after: str) -> tuple[str, str]:
+    """(from, below): the keys that begin with `prefix` and come behind `after`. No key holds a NUL, so \\x01 is "behind"."""
+    return max(prefix, f"{after}\x01" if after else ""), (keys.prefix_end(prefix) if prefix else None) or ABOVE_ALL
+
+
+def may_hold(scope: str, prefix: str) -> bool:
+    """True when some key of `scope` can begin with `prefix`."""
+    if scope == NO_FAMILY:
+        return "/" not in prefix
+    return scope.startswith(prefix) or prefix.startswith(scope)
+
+
+def chunk_place(generation: UUID | None, number: int) -> tuple[UUID | None, int, int]:
+    """(generation, bucket, number): the primary key of a chunk."""
+    return generation, number // CHUNKS_PER_PARTITION, number
+
+
+def journal_part(generation: UUID) -> int:
+    """Which part of an hour's journal holds `generation`."""
+    return generation.bytes[-1] % JOURNAL_PARTS
+
+
+class WriteClock:
+    """Timestamps (us) of writes: never the same twice in a process, and later than any that was seen.
+
+    Cassandra keeps the cell with the greatest timestamp, and clocks of machines differ. Whoever may replace a value of
+    somebody else reads its timestamp first and goes above it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last_us = time.time_ns() // 1000
+
+    def next_us(self, seen_us: int | None = None) -> int:
+        """A timestamp for one write that is to win over the one at `seen_us`."""
+        now_us = time.time_ns() // 1000
+        with self._lock:
+            self._last_us = max(now_us, self._last_us + 1, (seen_us or 0) + 1)
+            return self._last_us

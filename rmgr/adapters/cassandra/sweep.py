@@ -15,12 +15,11 @@ import math
 from collections.abc import Iterable, Iterator
 from uuid import UUID
 
-from rmgr.adapters.cassandra import layout
-from rmgr.adapters.cassandra.calls import Calls
-from rmgr.adapters.cassandra.listing import Listing
+from rmgr.adapters.cassandra import schema
+from rmgr.adapters.cassandra.link import Calls
+from rmgr.adapters.cassandra.reading import Listing
 from rmgr.adapters.cassandra.rows import manifest_of
-from rmgr.adapters.cassandra.schema import FOUNDED_NAME
-from rmgr.adapters.cassandra.statements import StatementRequest, ask
+from rmgr.adapters.cassandra.schema import FOUNDED_NAME, StatementRequest, ask
 from rmgr.adapters.store_rules import CallDeadline, now_ms
 
 JOURNAL_TTL_S = 7 * 86_400
@@ -37,7 +36,7 @@ _SCOPES_A_SWEEP = 200
 class Journal:
     """The journal of one store, and who works it off."""
 
-    def __init__(self, calls: Calls, listing: Listing, clock: layout.WriteClock, *, grace_s: float, hour_s: float) -> None:
+    def __init__(self, calls: Calls, listing: Listing, clock: schema.WriteClock, *, grace_s: float, hour_s: float) -> None:
         """hour_s: length of an hour of the journal; the same for everyone who uses the keyspace."""
         self._calls = calls
         self._listing = listing
@@ -49,7 +48,7 @@ class Journal:
     def note(self, generation: UUID, key: str, *, later_s: float = 0.0) -> StatementRequest:
         """Notes that `generation` of `key` may be unreferenced from `later_s` seconds on."""
         hour = (now_ms() + int(later_s * 1000)) // self._hour_ms
-        return ask("set_journal", hour, layout.journal_part(generation), generation, key, self._clock.next_us(), JOURNAL_TTL_S)
+        return ask("set_journal", hour, schema.journal_part(generation), generation, key, self._clock.next_us(), JOURNAL_TTL_S)
 
     def sweep(self, deadline: CallDeadline) -> int:
         """Works off the hours that are over; returns how many generations were freed and scopes forgotten. Ends early at the deadline."""
@@ -71,7 +70,7 @@ class Journal:
         return max(oldest, int(rows[0][0]) // self._hour_ms) if rows else oldest
 
     def _noted(self, hour: int, deadline: CallDeadline) -> Iterator[tuple[UUID, str]]:
-        for part in range(layout.JOURNAL_PARTS):
+        for part in range(schema.JOURNAL_PARTS):
             behind = _NO_UUID
             while True:
                 rows = self._calls.one(ask("journal", hour, part, behind, _PAGE), deadline, "sweep")
@@ -100,7 +99,7 @@ class Journal:
         """Goes on through the register of divided families where the last sweep ended."""
         forgotten = looked = 0
         before_ms = now_ms() - _SCOPE_REST_MS
-        for family in sorted(f"{name}/" for name in layout.DIVIDED):
+        for family in sorted(f"{name}/" for name in schema.DIVIDED):
             if family < self._walked and not self._walked.startswith(family):
                 continue
             start = self._walked if self._walked.startswith(family) else ""
@@ -121,7 +120,7 @@ class Journal:
 class Register:
     """Writes the scopes that this process uses into the register, each once an hour."""
 
-    def __init__(self, calls: Calls, clock: layout.WriteClock) -> None:
+    def __init__(self, calls: Calls, clock: schema.WriteClock) -> None:
         self._calls = calls
         self._clock = clock
         self._known: dict[str, float] = {}  # scope -> monotonic time until which it need not be written again
@@ -129,7 +128,7 @@ class Register:
     def requests(self, scopes: Iterable[str], now_s: float) -> list[StatementRequest]:
         """Writes of those scopes that are due."""
         due = [scope for scope in sorted(scopes) if self._known.get(scope, -math.inf) <= now_s]
-        return [ask("set_scope", layout.register_of(scope), scope, now_ms(), self._clock.next_us(), 0) for scope in due]
+        return [ask("set_scope", schema.register_of(scope), scope, now_ms(), self._clock.next_us(), 0) for scope in due]
 
     def written(self, scopes: Iterable[str], now_s: float) -> None:
         """Remembers that `scopes` are in the register."""

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.shares import Shares
+from rmgr.adapters.access.limits import Bounds, Shares
 from rmgr.errors import Throttled
 
 T = TypeVar("T")

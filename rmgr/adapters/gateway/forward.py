@@ -12,12 +12,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rmgr.adapters.access.auth import Caller, caller_of, open_channel, speaking_for
-from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.shares import Shares
-from rmgr.adapters.access.stalls import Stalls
+from rmgr.adapters.access.limits import Bounds, Shares
+from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.channels import IDLE_OPTIONS, Channels
-from rmgr.adapters.rpc.server import ERROR_KEY, OPTIONS, TARGET_KEY, fail
+from rmgr.adapters.rpc.server import ERROR_KEY, IDLE_OPTIONS, OPTIONS, TARGET_KEY, Channels, fail
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.cluster.identity import Role
 

@@ -10,10 +10,8 @@ from typing import Any, Protocol, Self
 import grpc
 
 from rmgr.adapters.access.auth import Caller, caller_of
-from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.request import WaitingRoom
-from rmgr.adapters.access.shares import Shares
-from rmgr.adapters.access.stalls import Stalls
+from rmgr.adapters.access.limits import Bounds, Shares
+from rmgr.adapters.access.server_threads import Stalls, WaitingRoom
 from rmgr.adapters.gateway.parts import MESSAGE_BYTES
 from rmgr.adapters.gateway.store import PAGE_KEYS
 from rmgr.adapters.rpc.server import fail

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, caller_of
-from rmgr.adapters.access.expel import expel
+from rmgr.adapters.access.auth import Caller, caller_of, expel
 from rmgr.adapters.access.limits import SESSION_COST, Bounds
 from rmgr.adapters.gateway.bounds import PING_COST, SMALL_BYTES, Booking, Tarpit, take_place
 from rmgr.adapters.rpc.gateways import Gateways, user_metadata

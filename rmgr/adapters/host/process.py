@@ -9,7 +9,8 @@ core units of the node a task occupies is the Starter's count (a task of 4 cores
     shape = Shape(submission=42, limit_us=60_000_000)
     seq = runner.next_seq()
     slot.run(CommandBatch(shape=shape, argv=("sh", "-c", "echo hi"), items=(CommandItem(seq=seq, index=0),)))
-    # -> CommandsEnded(slot, (CommandEnd(seq, exit_code=0, out=Output(size=3, data=b"hi\n"), ...),))
+    # -> CommandsEnded(slot, (CommandEnd(seq, exit_code=0, out=Output(size=3, data=b"hi
+"), ...),))
     worker = slot.start_worker(WorkerSpec(environ={"OMP_NUM_THREADS": "1"}))   # tasks may be sent at once
     items = tuple(TaskItem(seq=runner.next_seq(), index=i, payload=payload[i]) for i in range(256))
     worker.send(TaskBatch(shape=shape, function=sha256, blob=blob, items=items))
@@ -28,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -37,10 +39,10 @@ from rmgr.adapters.host import leftovers
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.cgroup import CgroupConfig, Cgroups, SlotCgroup
 from rmgr.adapters.host.channel import Loop
-from rmgr.adapters.host.slot import Slot, SlotPlace
+from rmgr.adapters.host.slot import Slot
 from rmgr.adapters.host.turner import Turner
 from rmgr.adapters.host.worker import Worker, WorkerSpec
-from rmgr.adapters.host.workevents import NodeEvent, SlotEvents
+from rmgr.adapters.host.workevents import NodeEvent
 from rmgr.errors import ConfigError
 from rmgr.model.cluster.gang import AUTO, Freezer
 from rmgr.model.wire import frames
@@ -96,11 +98,11 @@ class NodeRunner:
         self.cache.mkdir(exist_ok=True)
         self.environ = dict(environ) if environ is not None else {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
         self.lease_end_ns = 0
-        self.inline_bytes = frames.MAX_INLINE_VALUE  #: see `SlotPlace`
-        self.hash_seed = 0  #: see `SlotPlace`
+        self.inline_bytes = frames.MAX_INLINE_VALUE  #: of results of calls with this process's own rights: larger ones come as files
+        self.hash_seed = 0  #: of the interpreters of workers: `hash("word")` is the same in all of them
         self.check: Callable[[], None] = lambda: None  #: raises OSError when `directory` is not to be used now
         self.slots: dict[str, Slot] = {}  #: by name: a place may have a spawner for each of several users
-        self._on_events = on_events
+        self.on_events = on_events
         self._seq = itertools.count(1)
         self._opened = itertools.count(1)
         self._cgroups = Cgroups.open(cgroups, f"{node}-{self.guid}") if cgroups is not None else None
@@ -124,28 +126,7 @@ class NodeRunner:
         memory, no descriptors, full disk).
         """
         self.check()
-        place = SlotPlace(
-            node=self.node,
-            directory=self.directory,
-            guid=self.guid,
-            environ=self.environ,
-            pids_limit_of_user=self.pids_limit_of_user,
-            no_new_privs=self.no_new_privs,
-            cgroup_of=self.slot_cgroup,
-            inline_bytes=self.inline_bytes,
-            hash_seed=self.hash_seed,
-        )
-        slot = Slot(
-            place,
-            number,
-            next(self._opened),
-            loop=self.loop,
-            python=python or home.PYTHON,
-            account=account,
-            lease_end_ns=self.lease_end_ns,
-            listener=lambda made: SlotEvents(made, lambda told: self._on_events([*told])),
-            forget=lambda name: self.slots.pop(name, None),
-        )
+        slot = Slot(self, number, next(self._opened), python=python or home.PYTHON, account=account)
         self.slots[slot.name] = slot
         return slot
 
@@ -222,3 +203,14 @@ def _pids_of_user(pids_limit: int) -> int:
     except (OSError, ValueError):
         most = 8192
     return min(pids_limit * (os.cpu_count() or 1), most)
+
+
+_DEVICE = re.compile(r"nvidia\d+")
+
+
+def gpus_here(directory: str = "/dev") -> int:
+    """Device files nvidia0, nvidia1, ... in `directory`; 0 where it cannot be read. Their indices are CUDA's: 0 to that number less one."""
+    try:
+        return sum(_DEVICE.fullmatch(name) is not None for name in os.listdir(directory))
+    except OSError:
+        return 0

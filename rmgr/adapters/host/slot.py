@@ -13,28 +13,28 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rmgr.adapters.host import distrust, leftovers
 from rmgr.adapters.host.accounts import Account, live_output
-from rmgr.adapters.host.cgroup import SlotCgroup
-from rmgr.adapters.host.channel import Channel, Loop, start_program
-from rmgr.adapters.host.deaths import death_words, lost_words, lost_worker
-from rmgr.adapters.host.worker import Worker, WorkerListener, WorkerSpec
+from rmgr.adapters.host.channel import Channel, start_program
+from rmgr.adapters.host.worker import Worker, WorkerSpec
+from rmgr.adapters.host.workevents import CommandsEnded, CommandsStarted, SlotLost, SlotUp, Surprised, TasksReturned, WorkEvent
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
 from rmgr.model.base.version import PROTOCOL
 from rmgr.model.wire import frames, stream
-from rmgr.model.wire.frames import CommandBatch, CommandEnd, CommandStarted, WorkerGone
+from rmgr.model.wire.frames import CommandBatch, CommandStarted, WorkerGone
 from rmgr.runner.host import home
 from rmgr.runner.host.board import Board
 from rmgr.runner.host.contain import processor_seconds
 from rmgr.runner.host.kernel import OF_SPAWNERS
 from rmgr.runner.host.removal import remove_tree
+
+if TYPE_CHECKING:
+    from rmgr.adapters.host.process import NodeRunner
 
 #: How long a killed spawner's socket may take to close.
 _BURIED_S = 0.5
@@ -44,76 +44,26 @@ _DEAF_S = 15.0
 _SHOWN = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotPlace:
-    """Options of all slots of a node. directory: the node's own. guid: of its Starter's incarnation. pids_limit_of_user: where no cgroup
-    counts processes, 0 = none. cgroup_of: makes the cgroups of a slot, None where there are none. inline_bytes: of results of calls
-    with this process's own rights: larger ones come as files. hash_seed: of the interpreters of workers: `hash("word")` is the same in all
-    of them."""
-
-    node: str
-    directory: Path
-    guid: str
-    environ: Mapping[str, str]
-    pids_limit_of_user: int
-    no_new_privs: bool
-    cgroup_of: Callable[[str], SlotCgroup | None]
-    inline_bytes: int
-    hash_seed: int
-
-
-class SlotListener(WorkerListener, Protocol):
-    """Is told what becomes of a slot, its commands and its workers, on the selector thread."""
-
-    def up(self, pid: int, features: tuple[str, ...]) -> None: ...
-
-    def lost(self, why: str, running: tuple[int, ...], unstarted: tuple[int, ...], *, expected: bool) -> None: ...
-
-    def commands_started(self, started: tuple[CommandStarted, ...]) -> None: ...
-
-    def commands_ended(self, ends: tuple[CommandEnd, ...]) -> None: ...
-
-    def surprised(self, what: str, detail: str) -> None: ...
-
-    def returned(self, worker: Worker | None, seqs: tuple[int, ...], reason: Reason) -> None: ...
-
-
 class Slot:
-    """One place to run work in: a spawner, at most one command at a time, and its Python workers.
+    """One place to run work in: a spawner, at most one command at a time, and its Python workers. Made by `NodeRunner.open_slot`.
 
-    Args:
-        serial: how many slots the node has had. lease_end_ns: until when exclusive work may run (CLOCK_BOOTTIME). listener: made for this
-        slot, is told what becomes of it. forget: of a slot that is gone, by its name.
+    serial: how many slots the node has had.
     """
 
-    def __init__(
-        self,
-        place: SlotPlace,
-        number: int,
-        serial: int,
-        *,
-        loop: Loop,
-        python: str,
-        account: Account | None,
-        lease_end_ns: int,
-        listener: Callable[[Slot], SlotListener],
-        forget: Callable[[str], object],
-    ) -> None:
-        self._place = place
-        self.loop = loop
-        self.tell = listener(self)
-        self._forget = forget
+    def __init__(self, node: NodeRunner, number: int, serial: int, *, python: str, account: Account | None) -> None:
+        self._node = node
+        self.loop = node.loop
         self.account = account
         self.number = number
         self.name = f"s{number}-{serial}"
-        self.directory = place.directory / self.name
+        self.directory = node.directory / self.name
         self.pid = 0
         self.features: tuple[str, ...] = ()
         self.is_up = False
         self.is_lost = False
         self.uses = 0  #: how often it was given work, counted by its owner
         self.workers: dict[int, Worker] = {}
-        self.marker = f"{place.guid}-{self.name}"
+        self.marker = f"{node.guid}-{self.name}"
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._commands: dict[int, CommandStarted | None] = {}
@@ -126,7 +76,7 @@ class Slot:
         self._home = leftovers.identity(self.directory)
         if account is not None:
             os.chown(self.directory, account.uid, account.gid, follow_symlinks=False)
-        self._cgroup = group = place.cgroup_of(self.name)
+        self._cgroup = group = node.slot_cgroup(self.name)
         if group is not None and account is not None:
             group.give(account.uid, account.gid)
         # An installed rmgr stands among packages built for this interpreter: another one has its own.
@@ -134,22 +84,22 @@ class Slot:
         cwd = str(self.directory) if account is None else "/"
         self._process, ours = start_program(partial(self._command, python), cwd=cwd, environ=self._environ(), root=root)
         self.pid = self._process.pid
-        leftovers.record_spawner(place.directory, self.name, pid=self.pid, marker=self.marker)
+        leftovers.record_spawner(node.directory, self.name, pid=self.pid, marker=self.marker)
         if group is not None and account is None:
             group.add(self.pid)
-        self._channel = Channel(loop, ours, frames.FromSpawner, on_frames=self._on_frames, on_end=self._on_end, passes_fds=True)
+        self._channel = Channel(self.loop, ours, frames.FromSpawner, on_frames=self._on_frames, on_end=self._on_end, passes_fds=True)
         self.order(
             frames.Setup(
                 slot=number,
-                node=place.node,
+                node=node.node,
                 directory=str(self.directory),
                 cgroup=group.unified if group is not None else "",
                 has_memory=group is not None and group.has_memory,
                 freezer=group.v1("freezer") if group is not None else "",
                 memory=group.v1("memory") if group is not None else "",
                 pids=group.v1("pids") if group is not None else "",
-                no_new_privs=place.no_new_privs,
-                lease_end_ns=lease_end_ns,
+                no_new_privs=node.no_new_privs,
+                lease_end_ns=node.lease_end_ns,
             )
         )
 
@@ -167,17 +117,17 @@ class Slot:
             "cgroups": self._cgroup.doors if self._cgroup is not None else (),
             "fd": fd,
             "directory": str(self.directory),
-            "processes": self._place.pids_limit_of_user if self._cgroup is None or not self._cgroup.limits_pids else 0,
+            "processes": self._node.pids_limit_of_user if self._cgroup is None or not self._cgroup.limits_pids else 0,
             "argv": argv,
         }
         return [sys.executable, "-I", "-S", str(home.source("rmgr.runner.host.privileges")), json.dumps(plan)]
 
     def _environ(self) -> dict[str, str]:
-        environ = dict(self._place.environ)
+        environ = dict(self._node.environ)
         environ = (environ if self.account is None else self.account.environment(environ)) | {"RMGR_SLOT": self.marker}
         for name in OF_SPAWNERS:
             environ[f"RMGR_SPAWNER_{name}"] = environ.get(name, "")
-        environ["PYTHONHASHSEED"] = str(self._place.hash_seed)
+        environ["PYTHONHASHSEED"] = str(self._node.hash_seed)
         return environ
 
     # -- the Starter's side ------------------------------------------------------------------------------------------
@@ -216,7 +166,7 @@ class Slot:
                 memory_bytes=spec.memory_bytes,
                 cloudpickle=spec.cloudpickle,
                 protocol=PROTOCOL,
-                inline_bytes=self._place.inline_bytes if self.account is None else frames.MAX_INLINE_VALUE,
+                inline_bytes=self._node.inline_bytes if self.account is None else frames.MAX_INLINE_VALUE,
                 program=spec.program,
             )
         )
@@ -316,6 +266,10 @@ class Slot:
 
     # -- the selector thread's side ------------------------------------------------------------------------------------
 
+    def tell(self, event: WorkEvent) -> None:
+        """What has become of it, of its commands, or of one of its workers."""
+        self._node.on_events([event])
+
     def _on_frames(self, received: list[object], fds: list[int]) -> None:
         with self.guarded():
             if self._talk is not None:
@@ -347,13 +301,13 @@ class Slot:
                 with distrust.taken(fds, 1) as (board,):
                     self._board = Board(board)
                 self.is_up, self.features = True, frame.features
-                self.tell.up(frame.pid, frame.features)
+                self.tell(SlotUp(self, frame.pid, frame.features))
             case frames.WorkerForked():
                 distrust.check_process(frame.pid, self.account)
                 distrust.check_board(fds[1], self.account)
                 with distrust.taken(fds, 2) as given:
                     worker = self.workers[frame.worker]
-                    leftovers.record_spawner(self._place.directory, f"{self.name}.w{frame.worker}", pid=frame.pid, marker=self.marker)
+                    leftovers.record_spawner(self._node.directory, f"{self.name}.w{frame.worker}", pid=frame.pid, marker=self.marker)
                     worker.attach(frame.pid, frame.directory, given)
             case frames.WorkerGone():
                 distrust.check_gone(frame, self.account)
@@ -373,18 +327,18 @@ class Slot:
                         self._commands.pop(end.seq, None)
                     self._ordered_ends.over(end.seq for end in ends)
                 if frame.started:
-                    self.tell.commands_started(frame.started)
+                    self.tell(CommandsStarted(self, frame.started))
                 if ends:
-                    self.tell.commands_ended(ends)
+                    self.tell(CommandsEnded(self, ends))
             case frames.CommandsReturned():
                 with self._lock:
                     for seq in frame.seqs:
                         self._commands.pop(seq, None)
                     self._ordered_ends.over(frame.seqs)
-                self.tell.returned(None, frame.seqs, frame.reason)
+                self.tell(TasksReturned(self, None, frame.seqs, frame.reason))
             case frames.Surprise():
                 distrust.check_surprise(frame, self.account)
-                self.tell.surprised(frame.what, frame.detail[:_SHOWN])
+                self.tell(Surprised(self, frame.what, frame.detail[:_SHOWN]))
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -394,7 +348,7 @@ class Slot:
         except distrust.NONSENSE as error:
             if self.account is None:
                 raise
-            self.tell.surprised("imposture", f"work of {self.account.name}: {type(error).__name__}: {error}")
+            self.tell(Surprised(self, "imposture", f"work of {self.account.name}: {type(error).__name__}: {error}"))
             self.kill()
             self.loop.call(lambda: self._channel.end("it said what makes no sense"))
 
@@ -402,7 +356,7 @@ class Slot:
         with self._lock:
             worker = self.workers.pop(gone.worker, None)
         if worker is not None:
-            leftovers.forget(self._place.directory, f"{self.name}.w{gone.worker}")
+            leftovers.forget(self._node.directory, f"{self.name}.w{gone.worker}")
             worker.end(gone)
 
     def _on_end(self, why: str) -> None:
@@ -428,9 +382,30 @@ class Slot:
         remove_tree(self.directory)
         if self._cgroup is not None:
             self._cgroup.close()
-        leftovers.forget(self._place.directory, self.name)
-        self._forget(self.name)
+        leftovers.forget(self._node.directory, self.name)
+        self._node.slots.pop(self.name, None)
         self._gone.set()
         if killed:
-            self.tell.surprised("leftovers", f"{counted(killed, 'process')} of {self.marker}")
-        self.tell.lost(how, running, tuple(seq for seq in left if seq not in running), expected=self._closing)
+            self.tell(Surprised(self, "leftovers", f"{counted(killed, 'process')} of {self.marker}"))
+        unstarted = tuple(seq for seq in left if seq not in running)
+        self.tell(SlotLost(slot=self, why=how, running=running, unstarted=unstarted, expected=self._closing))
+
+
+def death_words(code: int | None) -> str:
+    """How a process ended, by its return code as `subprocess` has it (None: it still lives)."""
+    if code is None or code >= 0:
+        return "does not answer" if code is None else f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def lost_words(how: str) -> str:
+    """What is said of work whose slot has died."""
+    return f"rmgr's process that ran it {how}; work that kills that itself (kill $PPID, pkill -u) ends so"
+
+
+def lost_worker(worker: int, detail: str) -> WorkerGone:
+    """What its spawner would have said of it."""
+    return WorkerGone(worker=worker, reason=Reason.WORKER_LOST, seq=0, detail=detail)

@@ -10,19 +10,30 @@ import os
 import signal
 import threading
 import time
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rmgr.adapters.host import distrust
-from rmgr.adapters.host.accounts import Account, live_output
-from rmgr.adapters.host.channel import Channel, Loop
+from rmgr.adapters.host.accounts import live_output
+from rmgr.adapters.host.channel import Channel
+from rmgr.adapters.host.workevents import (
+    TasksEnded,
+    TasksReturned,
+    WorkerBlocked,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerReady,
+    WorkerUnblocking,
+)
 from rmgr.model.base.states import Reason
 from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import Output, TaskBatch, TaskEnd, WorkerGone
 from rmgr.runner.host.board import SETTLE_S, Board
+
+if TYPE_CHECKING:
+    from rmgr.adapters.host.slot import Slot
 
 #: A worker that is silent this long while it has tasks may hold finished results: they are read from its board.
 _RESCUE_S = 0.05
@@ -54,48 +65,10 @@ class WorkerSpec:
     program: str = ""
 
 
-class WorkerListener(Protocol):
-    """Is told what becomes of workers and their tasks, on the selector thread; the events of `workevents.py` say what each means."""
-
-    def worker_ready(self, worker: Worker) -> None: ...
-
-    def worker_failed(self, worker: Worker, error: bytes, summary: str, out: Output, err: Output, *, initializer: bool) -> None: ...
-
-    def worker_ended(
-        self, worker: Worker, gone: WorkerGone, *, seq: int, started_us: int, elapsed_us: int, unstarted: tuple[int, ...]
-    ) -> None: ...
-
-    def tasks_ended(self, worker: Worker, ends: tuple[TaskEnd, ...]) -> None: ...
-
-    def returned(self, worker: Worker, seqs: tuple[int, ...], reason: Reason) -> None: ...
-
-    def blocked(self, worker: Worker, seq: int) -> None: ...
-
-    def unblocking(self, worker: Worker, seq: int) -> None: ...
-
-
-class WorkerSlot(Protocol):
-    """The slot that a worker lives in. account: whose rights its work has, None = the Starter's."""
-
-    account: Account | None
-    loop: Loop
-
-    @property
-    def tell(self) -> WorkerListener: ...
-
-    def order(self, frame: object) -> bool:
-        """Sends a control frame to the spawner. False: it is gone."""
-        ...
-
-    def guarded(self) -> AbstractContextManager[None]:
-        """Ends the slot when what a user's processes say makes no sense."""
-        ...
-
-
 class Worker:
     """Handle of one worker; made by `Slot.start_worker`. Methods may be called from any thread and never block."""
 
-    def __init__(self, slot: WorkerSlot, number: int, spec: WorkerSpec) -> None:
+    def __init__(self, slot: Slot, number: int, spec: WorkerSpec) -> None:
         self.slot = slot
         self.number = number
         self.spec = spec
@@ -269,7 +242,23 @@ class Worker:
         unstarted = tuple(other for other in left if other != seq)
         if seq and self.slot.account is not None:
             gone = msgspec.structs.replace(gone, reason=self._ordered_ends.believed(seq, gone.reason))
-        self.slot.tell.worker_ended(self, gone, seq=seq, started_us=started_us, elapsed_us=elapsed_us, unstarted=unstarted)
+        ended = WorkerEnded(
+            slot=self.slot,
+            worker=self,
+            seq=seq,
+            reason=gone.reason,
+            exit_code=gone.exit_code,
+            signal=gone.signal,
+            detail=gone.detail,
+            started_us=started_us,
+            elapsed_us=elapsed_us,
+            cpu_us=gone.cpu_us if seq else 0,
+            max_rss_kib=gone.max_rss_kib,
+            out=gone.out,
+            err=gone.err,
+            unstarted=unstarted,
+        )
+        self.slot.tell(ended)
 
     def _on_frames(self, received: list[object], _fds: list[int]) -> None:
         with self.slot.guarded():
@@ -295,34 +284,34 @@ class Worker:
 
     def _take(self, received: list[object]) -> None:
         self._heard = True
-        tell = self.slot.tell
+        slot = self.slot
         for frame in received:
             match frame:
                 case frames.TaskEnds():
                     if known := self._account(frame.ends):
-                        tell.tasks_ended(self, known)
+                        slot.tell(TasksEnded(slot, self, known))
                 case frames.Skipped():
                     with self._lock:
                         self._highest = max(self._highest, frame.seqs[-1])
                         seqs = tuple(seq for seq in frame.seqs if self._outstanding.pop(seq, self) is None)
                         self._ordered_ends.over(frame.seqs)
                     if seqs:
-                        tell.returned(self, seqs, Reason.NONE)
+                        slot.tell(TasksReturned(slot, self, seqs, Reason.NONE))
                 case frames.Blocked():
                     self.blocked_seq = frame.seq
-                    tell.blocked(self, frame.seq)
+                    slot.tell(WorkerBlocked(slot, self, frame.seq))
                     self._recall(0)
                 case frames.Unblocking():
                     if frame.seq in self._outstanding:
                         self._is_asking = True
-                        tell.unblocking(self, frame.seq)
+                        slot.tell(WorkerUnblocking(slot, self, frame.seq))
                     else:  # a thread that outlived its task: there is nothing to give cores to
                         self.grant(frame.seq)
                 case frames.WorkerUp():
                     if self.is_ready:
                         raise distrust.Imposture("a worker is up twice")
                     self.is_ready = True
-                    tell.worker_ready(self)
+                    slot.tell(WorkerReady(slot, self))
                 case frames.WorkerRefused():
                     distrust.check_output(frame.out, frame.err)
                     self._refuse(frame.error, frame.summary, frame.initializer, frame.out, frame.err)
@@ -331,7 +320,7 @@ class Worker:
 
     def _refuse(self, error: bytes, summary: str, initializer: bool, out: Output, err: Output) -> None:
         self.is_leaving = self.is_refused = True
-        self.slot.tell.worker_failed(self, error, summary, out, err, initializer=initializer)
+        self.slot.tell(WorkerFailed(self.slot, self, error, summary, initializer, out, err))
 
     def _account(self, ends: tuple[TaskEnd, ...]) -> tuple[TaskEnd, ...]:
         """Those not accounted for before (a result may arrive by the socket and from the board)."""
@@ -356,7 +345,7 @@ class Worker:
                 seqs = tuple(self._outstanding)
                 self._early.clear()
                 self._outstanding.clear()
-            self.slot.tell.returned(self, seqs, Reason.NONE)
+            self.slot.tell(TasksReturned(self.slot, self, seqs, Reason.NONE))
             return
         with self._lock:
             current = board.begun
@@ -387,7 +376,7 @@ class Worker:
         board = self._board
         if board is None:  # it has died meanwhile: everything is accounted for
             if answer:
-                self.slot.tell.returned(self, (), Reason.NONE)
+                self.slot.tell(TasksReturned(self.slot, self, (), Reason.NONE))
             return
         with self._lock:
             after = max(after, board.begun)
@@ -396,7 +385,7 @@ class Worker:
                 del self._outstanding[seq]
             self._ordered_ends.over(seqs)
         if seqs or answer:
-            self.slot.tell.returned(self, seqs, Reason.NONE)
+            self.slot.tell(TasksReturned(self.slot, self, seqs, Reason.NONE))
 
     def _rescue(self) -> None:
         """A quick task's result must not wait for the slow one that came after it in its batch."""
@@ -417,7 +406,7 @@ class Worker:
             with self.slot.guarded():
                 known = self._account(ends_on_board(data, count))
                 if known:
-                    self.slot.tell.tasks_ended(self, known)
+                    self.slot.tell(TasksEnded(self.slot, self, known))
 
 
 def ends_on_board(data: bytes, count: int) -> tuple[TaskEnd, ...]:

@@ -1,15 +1,17 @@
-"""Events of a node's slots for the Starter: facts, past tense. `SlotEvents` makes them of what slots and workers say, on their thread."""
+"""Events of a node's slots for the Starter: facts, past tense, told on the thread of slots and workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.adapters.host.slot import Slot
-from rmgr.adapters.host.worker import Worker
 from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import CommandEnd, CommandStarted, Output, TaskEnd, WorkerGone
+from rmgr.model.wire.frames import CommandEnd, CommandStarted, Output, TaskEnd
+
+if TYPE_CHECKING:
+    from rmgr.adapters.host.slot import Slot
+    from rmgr.adapters.host.worker import Worker
 
 
 class SlotUp(msgspec.Struct, frozen=True):
@@ -183,77 +185,3 @@ WorkEvent = (
     | Surprised
 )
 NodeEvent = WorkEvent | TurnEvent
-
-
-class SlotEvents:
-    """Hands over what one slot and its workers say (`slot.SlotListener`), as events, one at a time."""
-
-    def __init__(self, slot: Slot, emit: Callable[[list[WorkEvent]], None]) -> None:
-        self._slot = slot
-        self._emit = emit
-
-    def up(self, pid: int, features: tuple[str, ...]) -> None:
-        """See `SlotUp`."""
-        self._emit([SlotUp(self._slot, pid, features)])
-
-    def lost(self, why: str, running: tuple[int, ...], unstarted: tuple[int, ...], *, expected: bool) -> None:
-        """See `SlotLost`."""
-        self._emit([SlotLost(slot=self._slot, why=why, running=running, unstarted=unstarted, expected=expected)])
-
-    def commands_started(self, started: tuple[CommandStarted, ...]) -> None:
-        """See `CommandsStarted`."""
-        self._emit([CommandsStarted(self._slot, started)])
-
-    def commands_ended(self, ends: tuple[CommandEnd, ...]) -> None:
-        """See `CommandsEnded`."""
-        self._emit([CommandsEnded(self._slot, ends)])
-
-    def surprised(self, what: str, detail: str) -> None:
-        """See `Surprised`."""
-        self._emit([Surprised(self._slot, what, detail)])
-
-    def returned(self, worker: Worker | None, seqs: tuple[int, ...], reason: Reason) -> None:
-        """See `TasksReturned`."""
-        self._emit([TasksReturned(self._slot, worker, seqs, reason)])
-
-    def worker_ready(self, worker: Worker) -> None:
-        """See `WorkerReady`."""
-        self._emit([WorkerReady(self._slot, worker)])
-
-    def worker_failed(self, worker: Worker, error: bytes, summary: str, out: Output, err: Output, *, initializer: bool) -> None:
-        """See `WorkerFailed`."""
-        self._emit([WorkerFailed(self._slot, worker, error, summary, initializer, out, err)])
-
-    def worker_ended(
-        self, worker: Worker, gone: WorkerGone, *, seq: int, started_us: int, elapsed_us: int, unstarted: tuple[int, ...]
-    ) -> None:
-        """See `WorkerEnded`."""
-        event = WorkerEnded(
-            slot=self._slot,
-            worker=worker,
-            seq=seq,
-            reason=gone.reason,
-            exit_code=gone.exit_code,
-            signal=gone.signal,
-            detail=gone.detail,
-            started_us=started_us,
-            elapsed_us=elapsed_us,
-            cpu_us=gone.cpu_us if seq else 0,
-            max_rss_kib=gone.max_rss_kib,
-            out=gone.out,
-            err=gone.err,
-            unstarted=unstarted,
-        )
-        self._emit([event])
-
-    def tasks_ended(self, worker: Worker, ends: tuple[TaskEnd, ...]) -> None:
-        """See `TasksEnded`."""
-        self._emit([TasksEnded(self._slot, worker, ends)])
-
-    def blocked(self, worker: Worker, seq: int) -> None:
-        """See `WorkerBlocked`."""
-        self._emit([WorkerBlocked(self._slot, worker, seq)])
-
-    def unblocking(self, worker: Worker, seq: int) -> None:
-        """See `WorkerUnblocking`."""
-        self._emit([WorkerUnblocking(self._slot, worker, seq)])

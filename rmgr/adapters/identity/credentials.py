@@ -7,27 +7,50 @@
     watchdogs.json    where WatchDogs answered last; daemons that have met one
 
 The admin's directory is his own bundle and holds `ca.key` beside it. A bundle that others could read or change is refused.
+
+Programs that only show the certificate to somebody who proves it read names and dates from it without `cryptography` (`read_own`), which
+proves nothing. What that is worth: 1 ms instead of 18 in a command that asks the leader, a ninth of its processor time (median of 9).
+Whoever signs or believes loads the bundle whole.
+
+What a cluster begins with, made by `ensure_authority`, `ensure_bundle`, `ensure_server`:
+
+    DIR/ca.crt, ca.key, zookeeper.secrets, ...   the authority, and the admin's own bundle
+    DIR/bundles/<name>/                          a bundle to be carried to where it is used
+    DIR/servers/<name>/                          a certificate of a ZooKeeper or Cassandra server: server.pem (key and certificate), ca.pem
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rmgr.adapters.identity.own_certificate import read_own
-from rmgr.adapters.identity.pki import KEY_SCHEME, Authority, Certified, cluster_of, key_id_of, verify_certificate
+from rmgr.adapters.identity.pki import (
+    KEY_SCHEME,
+    Authority,
+    Certified,
+    cluster_of,
+    issue,
+    issue_server,
+    key_id_of,
+    make_ca,
+    verify_certificate,
+)
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, PermissionDenied, UsageError
 from rmgr.model.cluster.identity import Identity, Role, parse_uri
 
 if TYPE_CHECKING:
     from rmgr.config import SecurityConfig
+
 
 _NEEDED = ("ca.crt", "tls.crt", "tls.key", "sign.crt", "sign.key", "roles.json")
 #: Files that only their owner may read.
@@ -335,3 +358,160 @@ def _mapping(path: Path, data: bytes) -> dict[str, str]:
 
 def _told(who: Identity) -> str:
     return f"{who.role} {who.name} of {who.cluster}"
+
+
+# -- the process's own certificate ---------------------------------------------------------------------------------------------
+
+
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+_SEQUENCE, _OCTETS, _OID, _UTC, _GENERALIZED = 0x30, 0x04, 0x06, 0x17, 0x18
+_VERSION, _EXTENSIONS, _URI = 0xA0, 0xA3, 0x86
+_SUBJECT_ALT_NAME = bytes((0x55, 0x1D, 0x11))
+#: After the serial number of a certificate: the algorithm and the issuer; then come the dates.
+_BEFORE_DATES = 3
+#: After the dates: the holder, and his public key.
+_BEFORE_KEY = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """uris: URIs among the holder's names. key: the raw public key. not_before_s, not_after_s: seconds since 1970.
+
+    key_info: the public key as libraries load it (DER). signed, signature: what the authority has signed, and how.
+    """
+
+    uris: tuple[str, ...]
+    key: bytes
+    not_before_s: float
+    not_after_s: float
+    key_info: bytes
+    signed: bytes
+    signature: bytes
+
+
+def read_own(pem: bytes) -> Said:
+    """The first certificate of `pem` (X.509 in DER, RFC 5280 section 4.1). Raises ValueError when it is none. Cost: 0.05 ms."""
+    found = _PEM.search(pem)
+    if found is None:
+        raise ValueError("there is no certificate in it")
+    try:
+        return _parts_of(base64.b64decode(found[1]))
+    except (IndexError, UnicodeDecodeError) as error:
+        raise ValueError(f"not a certificate: {error}") from None
+
+
+def _parts_of(der: bytes) -> Said:
+    certificate = _items(_items(der)[0][1])
+    body = _items(certificate[0][1])
+    fields = body[1:] if body[0][0] == _VERSION else body
+    before, after = (_time(tag, value) for tag, value in _items(fields[_BEFORE_DATES][1])[:2])
+    extensions = next((value for tag, value in fields if tag == _EXTENSIONS), b"")
+    uris: list[str] = []
+    for _, extension in _items(_items(extensions)[0][1]) if extensions else ():
+        parts = _items(extension)
+        if parts[0] == (_OID, _SUBJECT_ALT_NAME) and parts[-1][0] == _OCTETS:
+            uris += [name.decode() for tag, name in _items(_items(parts[-1][1])[0][1]) if tag == _URI]
+    return Said(
+        uris=tuple(uris),
+        key=_items(fields[_BEFORE_KEY][1])[1][1][1:],  # a bit string: before it the number of its unused bits
+        not_before_s=before,
+        not_after_s=after,
+        key_info=_encoded(*fields[_BEFORE_KEY]),
+        signed=_encoded(*certificate[0]),
+        signature=certificate[2][1][1:],
+    )
+
+
+def _encoded(tag: int, content: bytes) -> bytes:
+    """A value as it stands in the certificate: DER has one form of each."""
+    size = len(content)
+    if size < 0x80:
+        return bytes((tag, size)) + content
+    length = size.to_bytes((size.bit_length() + 7) // 8, "big")
+    return bytes((tag, 0x80 | len(length))) + length + content
+
+
+def _items(data: bytes) -> list[tuple[int, bytes]]:
+    """(tag, content) of each value in a row. Raises IndexError where it ends too early."""
+    found = []
+    at = 0
+    while at < len(data):
+        tag, length = data[at], data[at + 1]
+        at += 2
+        if length & 0x80:
+            size = length & 0x7F
+            length = int.from_bytes(data[at : at + size], "big")
+            at += size
+        if at + length > len(data):
+            raise IndexError("it is cut off")
+        found.append((tag, data[at : at + length]))
+        at += length
+    return found
+
+
+def _time(tag: int, value: bytes) -> float:
+    text = value.decode("ascii")
+    if tag == _UTC:  # years of two digits, RFC 5280 section 4.1.2.5.1
+        text = ("20" if int(text[:2]) < 50 else "19") + text
+    elif tag != _GENERALIZED:
+        raise ValueError("a date was expected")
+    year, month, day, hour, minute, second = (int(text[at:end]) for at, end in ((0, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 14)))
+    return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+
+
+# -- the bundles that a cluster begins with: each made once, and never overwritten ---------------------------------------------
+
+
+#: Every machine reaches itself by these; bundles for one machine carry them beside its names.
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+def ensure_authority(directory: Path, *, cluster: str = "") -> tuple[Authority, bool]:
+    """The authority in `directory`, made if there is none; (it, whether it was made).
+
+    Args: cluster: name of the trust domain, "" = a random one, or the one that is there.
+    Raises: ConfigError when another cluster's is there, or a bundle without an authority.
+    """
+    if (directory / "ca.key").exists():
+        found = load_ca(directory)
+        if cluster and found.cluster != cluster:
+            raise ConfigError(f"{directory} is the authority of the cluster {found.cluster}, not of {cluster}", hint="choose another --dir")
+        return found, False
+    if (directory / "ca.crt").exists():
+        raise ConfigError(f"{directory} holds a bundle of credentials, but no authority", hint="choose another --dir")
+    made = make_ca(cluster)
+    write_files(directory, issue(made, "admin", Role.ADMIN) | made.files())
+    return made, True
+
+
+def ensure_bundle(authority: Authority, directory: Path, name: str, role: Role, *, hosts: Sequence[str] = (), renew: bool = False) -> bool:
+    """A bundle in `directory`, made if there is none; whether it was made.
+
+    Args: renew: one that cannot be used any more (expired, another authority's) is replaced.
+    Raises: ConfigError when one is there that is not this cluster's, or cannot be used.
+    """
+    if (directory / "ca.crt").exists():
+        try:
+            found = Credentials.load(directory)
+            mine = found.ca_pem == authority.cert_pem
+            if not mine and not renew:
+                raise ConfigError(
+                    f"{directory} holds credentials of another cluster ({cluster_of(found.ca_pem)})",
+                    hint="they are left alone: move them away, or name another place",
+                )
+            if mine and not (renew and found.days_left() < 1):
+                return False
+        except ConfigError:
+            if not renew:
+                raise
+    write_files(directory, issue(authority, name, role, hosts=hosts), replace=renew)
+    return True
+
+
+def ensure_server(authority: Authority, directory: Path, name: str, hosts: Sequence[str]) -> bool:
+    """The certificate of a server that is not ours in `directory`, made if there is none; whether it was made."""
+    if (directory / "server.pem").exists():
+        return False
+    certificate, key = issue_server(authority, name, tuple(dict.fromkeys((*hosts, *LOCAL_HOSTS))))
+    write_files(directory, {"server.pem": key + certificate, "ca.pem": authority.cert_pem})
+    return True

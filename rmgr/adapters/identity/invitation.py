@@ -3,6 +3,8 @@
 A token is everything that a new machine has to know: whom to trust (the cluster's authority), where to ask, and a
 certificate of its own, good for one hour and one question. Its private key also opens the credentials that wait in
 ZooKeeper, so neither those who read ZooKeeper nor the WatchDogs ever see them.
+
+Secrets of ZooKeeper are encrypted on their way through ZooKeeper, too: with the secret of the WatchDogs, who alone hand them out.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rmgr.errors import UsageError
+from rmgr.errors import CoordinationUnavailable, UsageError
+from rmgr.model.cluster.joining import SealedSecret
 from rmgr.model.wire.stream import UNREADABLE
 
 _PREFIX = "rmgr1."
@@ -123,3 +126,25 @@ def _key(secret: bytes, purpose: str) -> bytes:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=b"rmgr " + purpose.encode()).derive(secret)
+
+
+# -- secrets of ZooKeeper, with the secret of the WatchDogs, who alone hand them out -------------------------------------------
+
+
+_PURPOSE = "zookeeper secret of {role}, generation {generation}"
+
+
+def seal_secret(watchdogs: str, role: str, generation: int, secret: str) -> SealedSecret:
+    """What `/secrets/<role>` is to hold. watchdogs: the secret of their own role."""
+    sealed = seal(watchdogs.encode(), _PURPOSE.format(role=role, generation=generation), secret.encode())
+    return SealedSecret(generation=generation, sealed=base64.b64encode(sealed).decode())
+
+
+def open_secret(watchdogs: str, role: str, record: SealedSecret) -> str:
+    """Reverse of `seal_secret`. Raises CoordinationUnavailable where the WatchDogs' own secret is another one."""
+    purpose = _PURPOSE.format(role=role, generation=record.generation)
+    try:
+        return unseal(watchdogs.encode(), purpose, base64.b64decode(record.sealed)).decode()
+    except UsageError as error:
+        hint = "give this WatchDog the newest bundle of its role"
+        raise CoordinationUnavailable(f"the secret of {role} cannot be opened: {error.message}", hint=hint) from None

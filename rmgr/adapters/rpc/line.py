@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rmgr.adapters.access.pace import Rates
+from rmgr.adapters.access.limits import Rates
 from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.identity.tls import ServerContext, context_of, peer_of
 from rmgr.errors import ConfigError, PermissionDenied

@@ -74,13 +74,13 @@ def handler_of(answers: MetaserverAnswers) -> Any:
 
     def pick(request: Any, context: grpc.ServicerContext) -> Any:
         try:
-            return pick_to_message(answers.pick(_asked(request)))
+            return to_message(answers.pick(_asked(request)))
         except RmgrError as error:
             return fail(context, error)
 
     def servers(request: Any, context: grpc.ServicerContext) -> Any:
         try:
-            return servers_to_message(answers.servers(request.name))
+            return to_message(answers.servers(request.name))
         except RmgrError as error:
             return fail(context, error)
 
@@ -125,16 +125,6 @@ class MetaserverClient:
             return method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
             raise rebuild(error, self.endpoint) from None
-
-
-def pick_to_message(found: Pick) -> Any:
-    """As `PickReply`."""
-    return to_message(found)
-
-
-def servers_to_message(found: ServersView) -> Any:
-    """As `ServersReply`."""
-    return to_message(found)
 
 
 def _asked(request: Any) -> PickRequest:

@@ -2,13 +2,28 @@
 
 The only place that knows the generated stubs. Handlers get and give nouns of `rmgr.model`; errors travel as status
 codes with `code` and `hint` in the trailing metadata, and arrive as the same class of `rmgr.errors`.
+
+A server's parts: its health service (watching holds a thread, so few watch at once, and asking never waits for them); a pool of threads
+that outlives a moment in which the machine has no thread left; and a voice of its own, which tells when it answers nothing at all. gRPC
+takes calls on one thread, and where that ends or is held the daemon is mute, while its port listens, its process lives, and its main loop
+and its session are well. So a daemon asks its own server.
+
+Channels to other daemons are opened on first use, and let go when they were not used for some minutes: nodes come and go, and a daemon
+lives for months. A channel that is let go is not closed: a call that is still under way on it holds it (grpc keeps a channel for as long
+as it has calls), and its connection ends with the last one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import resource
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -19,15 +34,11 @@ from rmgr import errors
 from rmgr.adapters.access.auth import Caller, Doorkeeper, Refused, ServerIdentity, caller_of, open_channel
 from rmgr.adapters.access.errors import ERROR_KEY, fail, named_error, rebuild
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.request import Requests
-from rmgr.adapters.access.turnstile import Turnstile
+from rmgr.adapters.access.server_threads import Requests, Turnstile
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.alive import OwnVoice
 from rmgr.adapters.rpc.convert import from_message, to_message
-from rmgr.adapters.rpc.health import Health
-from rmgr.adapters.rpc.listening import check_place
 from rmgr.adapters.rpc.port_guard import PortGuard
-from rmgr.adapters.rpc.threads import SteadyThreads
+from rmgr.errors import ConfigError, QueueFull, Throttled, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
 from rmgr.v1 import leader_pb2, leader_pb2_grpc, node_pb2, node_pb2_grpc
@@ -504,3 +515,243 @@ class NodeClient(_Client):
 def _stats_of(message: Any) -> NodeStats:
     found = NodeStats(**{name: getattr(message, name) for name in NodeStats.__slots__})
     return found if message.HasField("clock_error_us") else replace(found, clock_error_us=None)
+
+
+# -- health (grpc.health.v1) ---------------------------------------------------------------------------------------------------
+
+
+#: Streams of `Watch` at once, of all peers and of one: health is asked for, or read as `/healthz`.
+MAX_WATCHERS, OF_ONE = 8, 2
+_LOOK_S = 1.0
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """Health of the whole daemon (service ""). Thread-safe."""
+
+    def __init__(self) -> None:
+        self._status = health_pb2.HealthCheckResponse.NOT_SERVING
+        self._changed = threading.Condition()
+        self._watchers: list[str] = []
+        self._ended = False
+
+    def set(self, healthy: bool) -> None:
+        """Never waits for who watches."""
+        with self._changed:
+            if not self._ended:
+                self._status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """NOT_SERVING from now on; streams end."""
+        self.set(False)
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def Check(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - generated name
+        if request.service:
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            return health_pb2.HealthCheckResponse()
+        return health_pb2.HealthCheckResponse(status=self._status)
+
+    def Watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
+        peer = self._enter(context)
+        try:
+            told: int | None = None
+            while context.is_active() and not (self._ended and told is not None):
+                status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN if request.service else self._status
+                if status != told:
+                    told = status
+                    yield health_pb2.HealthCheckResponse(status=status)
+                with self._changed:
+                    if not self._ended and (request.service or self._status == told):
+                        self._changed.wait(_LOOK_S)
+        finally:
+            with self._changed:
+                self._watchers.remove(peer)
+
+    def _enter(self, context: grpc.ServicerContext) -> str:
+        """Who watches, once he is counted; else the call ends, by an exception."""
+        identity = caller_of(context).identity
+        peer = f"{identity.role} {identity.name}" if identity is not None else context.peer().rpartition(":")[0]
+        error: QueueFull | None = None
+        with self._changed:
+            if self._watchers.count(peer) >= OF_ONE:
+                error = Throttled(f"{peer} watches the health of this daemon {OF_ONE} times already", hint="ask (Check), or read /healthz")
+            elif len(self._watchers) >= MAX_WATCHERS:
+                error = QueueFull(f"{MAX_WATCHERS} clients watch the health of this daemon already", hint="ask (Check), or read /healthz")
+            else:
+                self._watchers.append(peer)
+        if error is not None:
+            fail(context, error)
+        return peer
+
+
+# -- parts of a server ---------------------------------------------------------------------------------------------------------
+
+
+#: No server has this method: the thread that takes calls refuses it by itself, whatever the threads of the pool do.
+_NOBODYS = "/rmgr.v1.Nobody/Ask"
+_CHECK = "/grpc.health.v1.Health/Check"
+#: How long one attempt to connect may take, ms: on its own machine a connection that takes longer has failed, and is no call unanswered.
+_ATTEMPT = "grpc.min_reconnect_backoff_ms"
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared, not listened at
+
+
+class OwnVoice:
+    """Asks a server from inside its own process, on one connection that is kept.
+
+    Args: endpoint: where it listens. credentials: its own, None in an open cluster. options: of channels.
+    """
+
+    def __init__(self, endpoint: str, credentials: Credentials | None, options: tuple[tuple[str, int], ...]) -> None:
+        host, _, port = endpoint.rpartition(":")
+        self._endpoint = f"{_ANYWHERE.get(host, host)}:{port}"
+        self._credentials = credentials
+        near = (option for option in options if option[0] != _ATTEMPT)
+        self._options = (*near, (_ATTEMPT, 100), ("grpc.use_local_subchannel_pool", 1))
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+
+    def is_mute(self, timeout_s: float) -> bool:
+        """A call was not answered within `timeout_s`, not even by a refusal. A connection that fails says nothing of that."""
+        try:
+            self._method(_NOBODYS)(b"", timeout=timeout_s)
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+        except ValueError:
+            return False  # closed meanwhile
+        return False
+
+    def greet(self, timeout_s: float) -> None:
+        """One call as any other daemon of this role would make it.
+
+        Raises: TimeoutError; Unavailable when no connection comes about; PermissionDenied, and whatever else the server says.
+        """
+        try:
+            self._method(_CHECK)(b"", timeout=timeout_s)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError from None
+            raise rebuild(error, self._endpoint) from None
+
+    def _method(self, name: str) -> Any:
+        with self._lock:
+            if self._channel is None:
+                role = self._credentials.identity.role if self._credentials is not None else Role.SUBMITTER
+                self._channel = open_channel(self._endpoint, self._credentials, role, self._options)
+            return self._channel.unary_unary(name)
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock, contextlib.suppress(Exception):
+            if self._channel is not None:
+                self._channel.close()
+
+
+_HINTS = {
+    errno.EADDRINUSE: ("another process listens there", "is the daemon running already? port 0 is any free one"),
+    errno.EADDRNOTAVAIL: ("this machine has no such address", "name one of its own (ip address), or 0.0.0.0 for all of them"),
+    errno.EACCES: ("this user may not", "take a port above 1023"),
+}
+
+
+def check_place(listen: str, what: str = "") -> None:
+    """HOST:PORT can be listened on now. Raises: ConfigError when it is no place; Unavailable with the reason. Cost: 0.1 ms.
+
+    what: for whom ("metrics: "), before the message.
+
+    Somebody else may take the port in the moment after: gRPC's own error is the net below.
+    """
+    host, colon, port = listen.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{what}{listen!r} is not a place to listen on", hint="HOST:PORT, as in 127.0.0.1:7071; port 0 is any free one")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError):
+        why = f"{what}cannot listen on {listen}: the name {host} does not resolve"
+        raise Unavailable(why, hint="name an address of this machine") from None
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            if int(port):
+                probe.listen(1)
+        except OSError as error:
+            why, hint = _HINTS.get(error.errno or 0, (error.strerror or str(error), "rmgr doctor"))
+            raise Unavailable(f"{what}cannot listen on {listen}: {why}", hint=hint) from None
+
+
+#: Started with the pool: whatever happens on the machine later, somebody works.
+_FIRST = 4
+
+
+class SteadyThreads(ThreadPoolExecutor):
+    """Runs calls; one for which no thread can be started waits for one of those that there are.
+
+    gRPC's Python server takes calls on one thread and ends that thread when `submit` raises: from then on a daemon is mute
+    for good while its process lives on and looks well. A daemon's own loop would lose what it was about to do.
+    Raises: RuntimeError from the constructor when there is no thread at all.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        super().__init__(most, thread_name_prefix=name)
+        for _ in range(min(_FIRST, most)):
+            super()._adjust_thread_count()
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:  # "can't start new thread": the call is in the queue already, and the next one tries again
+            if not self._threads:
+                raise
+
+
+# -- channels of a daemon to others --------------------------------------------------------------------------------------------
+
+
+#: Channels that were not asked for in so long are let go, and connections without calls are ended.
+KEEP_S = 300.0
+#: For channels that are kept here: grpc itself would hold an idle connection for half an hour.
+IDLE_OPTIONS: Sequence[tuple[str, Any]] = (("grpc.client_idle_timeout_ms", round(KEEP_S * 1000)),)
+
+
+class Channels:
+    """Args:
+    opened: makes a channel to an endpoint; does not block. clock: monotonic seconds.
+
+    Thread-safe.
+    """
+
+    def __init__(self, opened: Callable[[str], grpc.Channel], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._opened = opened
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[float, grpc.Channel]] = OrderedDict()  #: when it was used last, the oldest first
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, endpoint: str) -> grpc.Channel:
+        """The channel to `endpoint`, for a call that begins now."""
+        now = self._clock()
+        with self._lock:
+            while self._kept and next(iter(self._kept.values()))[0] < now - KEEP_S:
+                self._kept.popitem(last=False)
+            _, channel = self._kept.pop(endpoint, (now, None))
+            if channel is None:
+                channel = self._opened(endpoint)
+            self._kept[endpoint] = now, channel
+            return channel
+
+    def forget(self, endpoint: str) -> None:
+        """The next call gets another channel; those under way go on."""
+        with self._lock:
+            self._kept.pop(endpoint, None)
+
+    def close(self) -> None:
+        """Ends all channels with their calls. Idempotent."""
+        with self._lock:
+            kept, self._kept = list(self._kept.values()), OrderedDict()
+        for _, channel in kept:
+            channel.close()

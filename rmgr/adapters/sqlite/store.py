@@ -19,8 +19,7 @@ from typing import TypeVar
 
 from rmgr.adapters.sqlite import rows as table
 from rmgr.adapters.sqlite.file import StoreFile
-from rmgr.adapters.sqlite.readers import Readers
-from rmgr.adapters.sqlite.rows import ManifestRow
+from rmgr.adapters.sqlite.rows import ManifestRow, Readers
 from rmgr.adapters.sqlite.values import ValueFiles
 from rmgr.adapters.sqlite.writer import Write, Writer
 from rmgr.adapters.store_rules import (

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from rmgr.adapters.sqlite import rows as table
 from rmgr.adapters.sqlite.file import StoreFile
-from rmgr.adapters.sqlite.readers import Readers
-from rmgr.adapters.sqlite.rows import ManifestRow
+from rmgr.adapters.sqlite.rows import ManifestRow, Readers
 from rmgr.adapters.sqlite.writer import Writer
 from rmgr.adapters.store_rules import CHUNK_BYTES, CallDeadline, data_lost, now_ms, patience_s
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES

@@ -1,13 +1,27 @@
-"""Access lists as ZooKeeper wants them: the roles' rights of `coord/protocol/acl.py`, said in digest ids, encoded once a place."""
+"""Access lists as ZooKeeper wants them: the roles' rights of `coord/protocol/acl.py`, said in digest ids, encoded once a place.
+
+While secrets are being rotated `/acl` says what the new credentials are, and the lists of new znodes name them, too (`PublishedLists`).
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Protocol
 
 from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, encode_acl
+from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.acl import ROLES, TABLE, Right, place_of, rights
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.records import decode_record
+from rmgr.errors import RmgrError
 from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import AclRecord
+
+if TYPE_CHECKING:
+    from rmgr.adapters.zookeeper.session import SessionCoordinator
 
 #: What lies above a cluster's chroot is shared with other clusters: anybody may make a sibling, nobody else may spoil it.
 _ABOVE = Acl(perms=int(Right.READ | Right.CREATE))
@@ -93,3 +107,38 @@ def role_of(acl: Acl, ids: Mapping[Role, Sequence[str]]) -> str:
     if acl.scheme == "world":
         return "anybody"
     return next((role.value for role, known in ids.items() if acl.id in known), f"{acl.scheme}:{acl.id.partition(':')[0]}")
+
+
+# -- rotation ------------------------------------------------------------------------------------------------------------------
+
+
+_LOG = logging.getLogger("rmgr.zookeeper")
+
+
+class PublishedLists:
+    """Keeps `coordinator.lists` at what was published last; `own` is what the bundle says, for roles that nobody has rotated."""
+
+    def __init__(self, coordinator: SessionCoordinator, own: RoleLists) -> None:
+        self._coordinator = coordinator
+        self._own = {role.value: ids for role, ids in own.ids.items()}
+        coordinator.listen(self._on_state)
+
+    def _on_state(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._read()
+
+    def _read(self) -> None:
+        self._coordinator.get(paths.ACL, watch=self._read).add_done_callback(self._adopt)
+
+    def _adopt(self, answer: Future[Stamped | None]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            return  # read again after the reconnection; without rights nothing else works here either
+        found = answer.result()
+        if found is None:
+            return
+        try:
+            record = decode_record(found.data, AclRecord, paths.ACL)
+        except RmgrError as unreadable:
+            _LOG.error("acl_unreadable: %s", unreadable.message)
+            return
+        self._coordinator.lists = RoleLists({**self._own, **record.roles})

@@ -1,32 +1,44 @@
 """The Coordinator port on top of one link to ZooKeeper: futures, deadlines, order, read-back, watches, session states.
 
 Knows nothing of kazoo: `adapters/zookeeper/client.py` supplies the link. Three kinds of threads meet here under one lock: callers,
-the link's thread (answers, states), and a guard's (`zookeeper/guard.py`) that ends what is past its deadline and revives a dead link.
+the link's thread (answers, states), and a guard's (`Guard`) that ends what is past its deadline and revives a dead link.
 Futures are resolved and listeners called outside the lock.
+
+The guard sleeps until something may be past its deadline, and no shorter: it looked ten times a second once, and five daemons with
+nothing to do paid a quarter of what an idle cluster costs for that.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import itertools
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, Self
 
 from rmgr.adapters.zookeeper.acl import AccessLists, lists_of
-from rmgr.adapters.zookeeper.bulk import MOST, BulkRead, flatten, gather
-from rmgr.adapters.zookeeper.guard import Guard
 from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble, ZookeeperLink
-from rmgr.adapters.zookeeper.ops import Commit, Nobody, Proof, ProofPart, Read, Watch, allowed, to_stamped, to_stat
-from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, encode_multi
-from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat
+from rmgr.adapters.zookeeper.wire import (
+    MOST,
+    OP_MULTI,
+    OPEN_ACL,
+    Acl,
+    BulkRead,
+    Failure,
+    Refused,
+    decode_multi,
+    encode_multi,
+)
+from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat, Unknown
 from rmgr.coord.protocol.ports import SessionState
-from rmgr.coord.protocol.readback import Answer, Order, Pipeline, Prove, Refuse, SendOperation, Sync
-from rmgr.errors import PermissionDenied
+from rmgr.coord.protocol.readback import Answer, Order, Pending, Pipeline, Prove, Refuse, SendOperation, Sync
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError
 
 _LOG = logging.getLogger("rmgr.zookeeper")
 
@@ -106,7 +118,7 @@ class SessionCoordinator(abc.ABC):
         full = [self._absolute(path) for path in paths]
         requests = [BulkRead(full[at : at + MOST]) for at in range(0, len(full), MOST)]
         parts = [self._read(one, partial(allowed, one.paths), timeout_s, f"{one.paths[0]} and others") for one in requests]
-        return parts[0] if len(parts) == 1 else gather(parts, flatten)
+        return parts[0] if len(parts) == 1 else gather(parts)
 
     def at_one_moment(
         self, paths: Sequence[str], lists: Sequence[str], *, timeout_s: float = 10.0
@@ -377,3 +389,306 @@ def _tell(told: list[Answer | Refuse]) -> None:
         else:
             assert isinstance(order, Refuse)
             op.refuse(order.cause)
+
+
+# -- operations under way: each is the destination of its request and the future of its caller ---------------------------------
+
+
+_NO_AUTH = -102
+_OVER_QUOTA = -125
+_FULL = (
+    "what is there has to go before more is taken: cancel what nobody needs (rmgr jobs), or the cluster's admin revokes who fills it "
+    "(rmgr admin revoke) or raises the quota (rmgr admin init --close-root --zookeeper-heap SIZE)"
+)
+_NO_RIGHT = "what each role may do is in SECURITY.md; are the credentials in [security] dir (RMGR_SECURITY_DIR) the right ones?"
+
+
+class Watch:
+    """Fires once, whichever of its registrations is first."""
+
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    def __call__(self, _event: object) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class Commit(Pending):
+    """A multi under way: the request on the wire, the place its answer goes to, and the caller's future, in one object."""
+
+    __slots__ = ("body", "deadline_s", "future", "owner")
+    type = OP_MULTI
+
+    def __init__(self, owner: SessionCoordinator, multi: Multi, body: bytes, deadline_s: float) -> None:
+        super().__init__(multi)
+        self.owner = owner
+        self.body = body
+        self.deadline_s = deadline_s
+        self.future: Future[Outcome] = Future()
+
+    @property
+    def request(self) -> Commit:
+        return self
+
+    def serialize(self) -> bytes:
+        return self.body
+
+    def deserialize(self, buffer: bytes, offset: int) -> list[object]:
+        assert self.multi is not None
+        return [decode_multi(self.multi, self.owner.root, buffer, offset)]
+
+    def set(self, value: list[object]) -> None:
+        self.owner.on_answer(self, value[0])
+
+    def set_exception(self, error: Exception) -> None:
+        self.owner.on_error(self, error)
+
+    def on_trouble(self, trouble: LinkTrouble, error: Exception) -> object:
+        """The outcome for an error that concerns the request as a whole."""
+        assert self.multi is not None
+        if trouble is LinkTrouble.DENIED:
+            return PermissionDenied(f"{self.multi.name}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
+        return RmgrError(f"{self.multi.name}: ZooKeeper answered {error!r}")
+
+    def resolve(self, value: object) -> None:
+        assert self.multi is not None
+        with contextlib.suppress(InvalidStateError):  # cancelled by the caller
+            if isinstance(value, Failure):
+                at = f"{self.multi.name}: operation {value.index} on {self.multi.ops[value.index].path}"
+                if value.code == _NO_AUTH:
+                    self.future.set_exception(PermissionDenied(f"{at} is not allowed to this role", hint=_NO_RIGHT))
+                elif value.code == _OVER_QUOTA:
+                    self.future.set_exception(over_quota(self.multi.name, self.multi.ops[value.index].path))
+                else:
+                    self.future.set_exception(RmgrError(f"{at} failed with ZooKeeper's error {value.code}"))
+            elif isinstance(value, Exception):
+                self.future.set_exception(value)
+            else:
+                self.future.set_result(value)  # type: ignore[arg-type]
+
+    def refuse(self, cause: str) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_result(Unknown(cause))
+
+
+class Read(Pending):
+    """An operation that may be repeated: a read, a sync, the creation of a path that may exist.
+
+    With a `watch`, an absent path takes two steps: the read leaves no watch there, `exists` does.
+    """
+
+    __slots__ = ("deadline_s", "finish", "first", "future", "owner", "path", "request", "watch")
+
+    def __init__(
+        self,
+        owner: SessionCoordinator,
+        request: Any,
+        finish: Callable[[Any], object],
+        deadline_s: float,
+        path: str,
+        watch: Watch | None = None,
+    ) -> None:
+        super().__init__(None)
+        self.owner = owner
+        self.first = self.request = request
+        self.finish = finish
+        self.deadline_s = deadline_s
+        self.path = path
+        self.watch = watch
+        self.future: Future[Any] = Future()
+
+    def set(self, value: Any) -> None:
+        if self.request is not self.first:  # the second step: absent still?
+            if value is None:
+                self.owner.on_answer(self, None)
+            else:
+                self.owner.on_next_step(self, self.first)
+        else:
+            self.owner.on_answer(self, self.finish(value))
+
+    def set_exception(self, error: Exception) -> None:
+        self.owner.on_error(self, error)
+
+    def on_trouble(self, trouble: LinkTrouble, error: Exception) -> object:
+        if trouble in {LinkTrouble.ABSENT, LinkTrouble.EXISTS}:
+            return None
+        if trouble is LinkTrouble.DENIED:
+            return PermissionDenied(f"{self.path}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
+        if trouble is LinkTrouble.FULL:
+            return over_quota("ENSURE", self.path.removeprefix(self.owner.root))
+        return RmgrError(f"{self.path}: ZooKeeper answered {error!r}")
+
+    def resolve(self, value: object) -> None:
+        with contextlib.suppress(InvalidStateError):
+            if isinstance(value, Exception):
+                self.future.set_exception(value)
+            else:
+                self.future.set_result(value)
+
+    def refuse(self, cause: str) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_exception(CoordinationUnavailable(f"ZooKeeper: {cause}", hint="is the ensemble up? `rmgr doctor` tells"))
+
+
+def over_quota(name: str, path: str) -> QuotaReached:
+    """What is said when ZooKeeper takes no more below the root of `path`."""
+    return QuotaReached(f"{name}: ZooKeeper's quota of /{path.split('/')[1]} is used up; nothing was changed", hint=_FULL)
+
+
+def allowed(paths: Sequence[str], found: list[Stamped | None] | Refused) -> list[Stamped | None] | RmgrError:
+    """What a bulk read has found, or why none of it is told."""
+    if not isinstance(found, Refused):
+        return found
+    at = paths[found.place]
+    if found.code == _NO_AUTH:
+        return PermissionDenied(f"{at}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
+    return RmgrError(f"{at}: ZooKeeper's error {found.code}")
+
+
+class Proof:
+    """Gathers the reads of one `Prove` order."""
+
+    def __init__(self, owner: SessionCoordinator, order: Prove) -> None:
+        self.owner = owner
+        self.op = order.op
+        self.seen: list[Stamped | None] = [None] * len(order.paths)
+        self.missing = len(order.paths)
+        self.cause = ""
+
+    def put(self, index: int, found: Stamped | None) -> None:
+        self.seen[index] = found
+        self.missing -= 1
+        if self.missing == 0:
+            self.owner.on_proof(self)
+
+
+class ProofPart:
+    def __init__(self, proof: Proof, index: int) -> None:
+        self.proof = proof
+        self.index = index
+
+    def set(self, value: Any) -> None:
+        self.proof.put(self.index, to_stamped(value))
+
+    def set_exception(self, error: Exception) -> None:
+        trouble = self.proof.owner.trouble(error)
+        if trouble is LinkTrouble.LOST:
+            return  # the link fell: the proof is ordered again
+        if trouble is not LinkTrouble.ABSENT:
+            self.proof.cause = f"the proof cannot be read: {error!r}"
+        self.proof.put(self.index, None)
+
+
+class Nobody:
+    """Takes the answer to a sync that nobody waits for."""
+
+    def set(self, value: object) -> None: ...
+    def set_exception(self, error: Exception) -> None: ...
+
+
+def to_stat(raw: Any) -> Stat:
+    """A raw stat as ours. The server reports changes of children, creates * 2 - children; sequences count creates."""
+    return Stat(
+        version=raw.version,
+        mzxid=raw.mzxid,
+        children=raw.numChildren,
+        creates=(raw.cversion + raw.numChildren) // 2,
+        ephemeral_owner=raw.ephemeralOwner,
+        mtime_ms=raw.mtime,
+        czxid=raw.czxid,
+        ctime_ms=raw.ctime,
+    )
+
+
+def to_stamped(raw: tuple[bytes | None, Any]) -> Stamped:
+    """Data and raw stat as ours."""
+    return Stamped(raw[0] or b"", to_stat(raw[1]))
+
+
+def gather(parts: Sequence[Future[Any]]) -> Future[list[Stamped | None]]:
+    """One list of all that they read, once the last has come; the first error of any. No parts: done at once."""
+    whole: Future[list[Stamped | None]] = Future()
+    arrived = itertools.count(1)  # callbacks come on several threads
+
+    def one(_: object) -> None:
+        if next(arrived) >= len(parts) and whole.set_running_or_notify_cancel():
+            error = next((error for part in parts if (error := part.exception()) is not None), None)
+            if error is not None:
+                whole.set_exception(error)
+            else:
+                whole.set_result([found for part in parts for found in part.result()])
+
+    for part in parts:
+        part.add_done_callback(one)
+    if not parts:
+        one(None)
+    return whole
+
+
+# -- the guard -----------------------------------------------------------------------------------------------------------------
+
+
+#: Between two looks at least: so late may a deadline be noticed, and that is the pace when many come one after the other.
+PACE_S = 0.1
+
+
+class Guard:
+    """Calls `look` when a time that was named by `at` has come, or the one that `look` itself has returned.
+
+    Args:
+        lock: under which `at` is called. look: called without it; returns when it wants to be called again (None: not by itself).
+        clock: of all these times, monotonic seconds.
+    """
+
+    def __init__(self, lock: threading.Lock, look: Callable[[], float | None], clock: Callable[[], float]) -> None:
+        self.until_s = math.inf  #: the next look; whoever adds something that is due earlier calls `at`
+        self._look = look
+        self._clock = clock
+        self._turn = threading.Condition(lock)
+        self._earliest_s = -math.inf
+        self._stopped = False
+
+    def start(self) -> None:
+        """Starts the thread; it looks once by itself."""
+        with self._turn:
+            self.at(self._clock() + PACE_S)
+        threading.Thread(target=self._run, name="zookeeper-guard", daemon=True).start()
+
+    def at(self, due_s: float) -> None:
+        """Something may be due at `due_s`. Under the lock. Cost: a switch of threads when nothing was due before that."""
+        due_s = max(due_s, self._earliest_s)
+        if due_s < self.until_s:
+            self.until_s = due_s
+            self._turn.notify()
+
+    def stop(self) -> None:
+        """Ends the thread. Under the lock. Idempotent."""
+        self._stopped = True
+        self._turn.notify()
+
+    def _run(self) -> None:
+        while self._sleep():
+            try:
+                again_s = self._look()
+            except Exception:  # noqa: BLE001 - without its guard no operation of this client would have a deadline
+                _LOG.exception("zookeeper_guard_raised")
+                again_s = self._clock()
+            if again_s is not None:
+                with self._turn:
+                    self.at(again_s)
+
+    def _sleep(self) -> bool:
+        """Until the next look, before which everything that is given has been seen. False: it is over."""
+        with self._turn:
+            while not self._stopped:
+                left_s = self.until_s - self._clock()
+                if left_s <= 0:
+                    self.until_s = math.inf  # what is given from here on says so itself
+                    self._earliest_s = self._clock() + PACE_S
+                    return True
+                self._turn.wait(None if left_s == math.inf else left_s)
+        return False

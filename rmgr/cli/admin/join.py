@@ -22,7 +22,7 @@ from rmgr.model.cluster.identity import Role, check_name
 if TYPE_CHECKING:
     from rmgr.adapters.identity.invitation import Token
     from rmgr.adapters.identity.pki import Authority
-    from rmgr.adapters.zookeeper.root import RootReport
+    from rmgr.adapters.zookeeper.tree import RootReport
 
 _MOST = 64 * 1024
 #: For one more connection to who has just answered.
@@ -212,7 +212,7 @@ def init(
 
     Nothing that is there is ever overwritten: type it again to see what there is. Keys are files of mode 0600.
     """
-    from rmgr.adapters.identity.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle, ensure_server
+    from rmgr.adapters.identity.credentials import LOCAL_HOSTS, ensure_authority, ensure_bundle, ensure_server
     from rmgr.cli.display.render import emit
     from rmgr.config import authority_directory
 
@@ -267,7 +267,7 @@ def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
 
 def _first_user(session: Session, authority: Authority, where: Path, name: str, user_dir: str | None) -> tuple[Path, bool]:
     """The user's bundle, and whether it was made: where rmgr looks, if it is the caller's own and the place is free."""
-    from rmgr.adapters.identity.founding import ensure_bundle
+    from rmgr.adapters.identity.credentials import ensure_bundle
     from rmgr.config import user_bundle
 
     mine = Path(user_dir).expanduser().resolve() if user_dir else user_bundle() if name == session.me else None

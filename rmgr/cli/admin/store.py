@@ -117,7 +117,7 @@ def _as_who_may_lock(session: Session, authority: str | None) -> None:
 
 
 def _cassandra(session: Session, url: str, replication_factor: int | None, *, dry_run: bool, force: bool) -> None:
-    from rmgr.adapters.cassandra.setup.init import init_store as prepare
+    from rmgr.adapters.cassandra.setup import init_store as prepare
     from rmgr.adapters.cassandra.url import parse_url
 
     with contextlib.ExitStack() as stack:

@@ -126,7 +126,7 @@ class _Seat:
     """This terminal at a command. code: the command's, once it has ended."""
 
     def __init__(self, endpoint: str, number: int, *, via: str, credentials: Credentials | None) -> None:
-        from rmgr.adapters.terminals.terminal import TerminalClient
+        from rmgr.adapters.terminals import TerminalClient
 
         self.code: int | None = None
         self.trouble = ""  #: why nobody answered

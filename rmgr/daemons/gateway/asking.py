@@ -206,7 +206,7 @@ class _OfUser:
 
 
 class Asking:
-    """`WorkAnswers` of a gateway.
+    """Answers what is asked of a gateway.
 
     Args:
         owner_of: whose a submission is. loose: counts what users leave beside their submissions.
@@ -241,7 +241,7 @@ class Asking:
         self._fates = Fates(store, coordinator)
 
     def answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
-        """See `WorkAnswers`."""
+        """The answer to a question. Raises what it is refused for. Called on threads of the server."""
         try:
             take_place(self._bounds, "calls", self._places, caller, self._desk.waiting)
             try:

@@ -23,8 +23,8 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.calls.links import ServerLink
 from rmgr.adapters.calls.relay import Relay, Wanted
-from rmgr.adapters.rpc.convert import from_message
-from rmgr.adapters.rpc.metaserver import MetaserverClient, pick_to_message, servers_to_message
+from rmgr.adapters.rpc.convert import from_message, to_message
+from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.coord.calls.ledger import Life
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.routes import ClusterRoutes
@@ -194,7 +194,7 @@ class Calls:
         took_s = machine.perf_counter() - began_s
         failpoint("calls.picked")
         self._metrics.picks.labels("gateway" if found.degraded else "leader").inc()
-        return pick_to_message(found), self._trace(wanted, links, found, took_s)
+        return to_message(found), self._trace(wanted, links, found, took_s)
 
     def explain(self, caller: Caller, request: Any) -> Any:
         """See `relay.Choosing`."""
@@ -203,7 +203,7 @@ class Calls:
             raise NotFound(f"no server offers {request.function}", hint="rmgr functions")
         wanted = self._wanted(caller, interface, request.sizes)
         request = self._request(wanted, caller.user, self.relay.links.all())
-        return pick_to_message(self._picked(msgspec.structs.replace(request, explain=True)))
+        return to_message(self._picked(msgspec.structs.replace(request, explain=True)))
 
     def _request(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> PickRequest:
         return PickRequest(
@@ -308,7 +308,7 @@ class Calls:
     def servers(self, request: Any) -> Any:
         """See `relay.Choosing`."""
         found: ServersView | None = self._asked(lambda leader: leader.servers(request.name))
-        return servers_to_message(msgspec.structs.replace(self._own.servers(request.name), degraded=True) if found is None else found)
+        return to_message(msgspec.structs.replace(self._own.servers(request.name), degraded=True) if found is None else found)
 
     def _run(self) -> None:
         looked_s = reported_s = -math.inf

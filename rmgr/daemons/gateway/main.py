@@ -12,8 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rmgr import log as logs
-from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.strain import StrainMeter
+from rmgr.adapters.access.limits import Bounds, StrainMeter
 from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
 from rmgr.adapters.gateway.rows import MAX_CALLS, Rows
@@ -21,10 +20,10 @@ from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc import use as rpc_use
-from rmgr.adapters.rpc import work as rpc_work
+from rmgr.adapters.rpc.gateways import work_handler
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.adapters.terminals.tunnel import MAX_TUNNELS, Tunnels
+from rmgr.adapters.terminals import MAX_TUNNELS, Tunnels
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.config import Config
@@ -234,7 +233,7 @@ def _serve(
         count=metrics.count,
     )
     rows, tunnels = Rows(stores, bounds=bounds), Tunnels(forwarder, bounds=bounds)
-    for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, told, rpc_work.handler_of(asking)):
+    for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, told, work_handler(asking.answer)):
         server.add_generic(handler)
     if calls is not None:
         server.add_generic(calls.relay.handler)

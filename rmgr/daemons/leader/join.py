@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rmgr.adapters.identity.invitation import open_secret
 from rmgr.adapters.identity.pki import credential
-from rmgr.adapters.identity.sealing import open_secret
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Unknown

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.registry import CollectorRegistry
 
-from rmgr.adapters.access.pace import Rates
-from rmgr.adapters.rpc.listening import check_place
+from rmgr.adapters.access.limits import Rates
+from rmgr.adapters.rpc.server import check_place
 from rmgr.daemons.service.metrics_common import CommonMetrics
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Role

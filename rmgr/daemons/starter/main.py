@@ -14,15 +14,14 @@ from zlib import crc32
 import psutil
 
 from rmgr import log as logs
+from rmgr.adapters import terminals as rpc_terminal
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.cgroup import CgroupConfig
-from rmgr.adapters.host.gpus import gpus_here
-from rmgr.adapters.host.process import NodeRunner
+from rmgr.adapters.host.process import NodeRunner, gpus_here
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc.ranks import Peers, handler_of
-from rmgr.adapters.terminals import terminal as rpc_terminal
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import MAX_NODES, Config, StarterConfig
 from rmgr.coord.protocol.ports import Coordinator, Store

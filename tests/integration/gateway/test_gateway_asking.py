@@ -5,14 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 
+from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.rpc.gateways import WorkClient, work_handler
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.adapters.rpc.work import WorkAnswers, WorkClient, handler_of
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
@@ -51,9 +52,9 @@ class Place:
         self.servers: list[RpcServer] = []
         self.clients: list[RemoteAnswers] = []
 
-    def gateway(self, answers: WorkAnswers | None = None) -> RpcServer:
+    def gateway(self, answer: Callable[[bytes, Caller, float], bytes] | None = None) -> RpcServer:
         server = RpcServer("127.0.0.1:0")
-        server.add_generic(handler_of(answers or self.asking))
+        server.add_generic(work_handler(answer or self.asking.answer))
         server.start()
         self.servers.append(server)
         return server
@@ -166,7 +167,7 @@ class Breaking:
 def test_an_order_whose_answer_was_lost_is_given_again_but_for_new_settings(place: Place) -> None:
     for question in (q.DrainNode(node="n1", reason="fan"), q.ApplySettings(settings=ClusterSettings(), version=0)):
         breaking = Breaking(place)
-        breaking.server = place.gateway(breaking)
+        breaking.server = place.gateway(breaking.answer)
         client = place.client(breaking.server.endpoint)
         client._client._gateways._at = 0
         client._client._gateways.endpoints = (breaking.server.endpoint, place.gateway().endpoint)

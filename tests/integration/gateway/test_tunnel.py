@@ -13,8 +13,7 @@ import pytest
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.gateway.forward import Forwarder
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.adapters.terminals.terminal import TerminalClient, handler_of
-from rmgr.adapters.terminals.tunnel import Tunnel, Tunnels
+from rmgr.adapters.terminals import TerminalClient, Tunnel, Tunnels, handler_of
 from rmgr.errors import NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, VersionMismatch
 from rmgr.model.cluster.identity import Role
 from tests.harness.bundles import session_bundles

@@ -13,9 +13,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from rmgr.adapters.access.auth import METHODS
-from rmgr.adapters.identity.invitation import TlsPair, Token, seal
+from rmgr.adapters.identity.invitation import TlsPair, Token, seal, seal_secret
 from rmgr.adapters.identity.pki import issue
-from rmgr.adapters.identity.sealing import seal_secret
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.config import StarterConfig, check_file

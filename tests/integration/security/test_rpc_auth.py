@@ -30,8 +30,8 @@ from rmgr.adapters.rpc.metaserver import handler_of as picks
 from rmgr.adapters.rpc.ranks import handler_of
 from rmgr.adapters.rpc.server import OPTIONS, LeaderClient, NodeClient, RpcServer, fail
 from rmgr.adapters.rpc.use import handler_of as uses
-from rmgr.adapters.terminals.terminal import handler_of as terminals
-from rmgr.adapters.terminals.tunnel import Tunnels
+from rmgr.adapters.terminals import Tunnels
+from rmgr.adapters.terminals import handler_of as terminals
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.v1.calls_pb2_grpc import CallsServicer, add_CallsServicer_to_server

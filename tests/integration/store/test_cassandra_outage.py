@@ -102,7 +102,7 @@ def as_user(node: CassandraNode, tmp_path_factory: pytest.TempPathFactory) -> Ca
 @pytest.fixture(scope="module")
 def root(as_user: Callable[..., str]) -> str:
     """The superuser's URL of a keyspace that is ready."""
-    from rmgr.adapters.cassandra.setup.init import init_store
+    from rmgr.adapters.cassandra.setup import init_store
 
     url = as_user("cassandra", "cassandra")
 
@@ -167,7 +167,7 @@ def test_a_user_without_the_right_to_write_reads_and_health_says_so(root: str, a
 
 
 def test_the_keyspace_of_somebody_else_is_left_alone(root: str, as_user: Callable[..., str]) -> None:
-    from rmgr.adapters.cassandra.setup.init import init_store
+    from rmgr.adapters.cassandra.setup import init_store
     from tests.harness.cassandra_keyspaces import behind
 
     with behind(root) as run:

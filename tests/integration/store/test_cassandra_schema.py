@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.cassandra.layout import CHUNKS_PER_PARTITION
-from rmgr.adapters.cassandra.schema import MIGRATIONS, NEWEST, VERSION_NAME
-from rmgr.adapters.cassandra.setup.init import init_store
+from rmgr.adapters.cassandra.schema import CHUNKS_PER_PARTITION, MIGRATIONS, NEWEST, VERSION_NAME
+from rmgr.adapters.cassandra.setup import init_store
 from rmgr.adapters.cassandra.store import CassandraStore
 from rmgr.adapters.cassandra.url import parse_url
 from rmgr.adapters.store_rules import CHUNK_BYTES

@@ -91,7 +91,7 @@ def test_a_keyspace_without_tables_ends_a_daemon_with_what_to_type(
 def test_the_store_of_another_cluster_ends_a_daemon(
     cassandra: SharedNode, keyspace: str, zookeeper: ZooKeeperServer, tmp_path: Path
 ) -> None:
-    from rmgr.adapters.cassandra.setup.init import init_store
+    from rmgr.adapters.cassandra.setup import init_store
     from rmgr.adapters.cassandra.url import parse_url
 
     url = f"cassandra://{cassandra.contact}/{keyspace}?replication_factor=1"

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.host.accounts import Account
-from rmgr.adapters.host.reach import obstacle
+from rmgr.adapters.host.accounts import Account, obstacle
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home

@@ -10,7 +10,7 @@ import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.adapters.zookeeper.root import look_at_root
+from rmgr.adapters.zookeeper.tree import look_at_root
 from rmgr.cli.main import run
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import acl, paths

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.access.limits import TOTALS, Bounds
-from rmgr.adapters.access.pace import Rates
-from rmgr.adapters.access.shares import Shares
+from rmgr.adapters.access.limits import TOTALS, Bounds, Rates, Shares
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
 from rmgr.cli.control.settings import parse_settings, to_document, to_toml

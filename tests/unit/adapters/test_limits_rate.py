@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rmgr.adapters.access.limits import BURST_S, BUSY_PART, CAPACITY_PER_S, DEEP, EARLY_S, LATE_S, SESSION_COST, Bounds
-from rmgr.adapters.access.strain import StrainMeter
+from rmgr.adapters.access.limits import BURST_S, BUSY_PART, CAPACITY_PER_S, DEEP, EARLY_S, LATE_S, SESSION_COST, Bounds, StrainMeter
 from rmgr.adapters.gateway.bounds import WORD_COST, Booking
 from rmgr.errors import PermissionDenied, QueueFull, Throttled
 from rmgr.model.cluster.limits import UserLimits

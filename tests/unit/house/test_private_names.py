@@ -49,7 +49,7 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     ),
     _CLIENT: (
         *(Private(name, ZK) for name in ("_connection", "_conn_retry", "_queue", "_pending", "_state", "_session_id", "_session_passwd")),
-        Private("last_zxid", "adapters/zookeeper/history.py"),
+        Private("last_zxid", ZK),
         Private("_session_callback", ZK, ("state",)),
     ),
     "kazoo.handlers.threading:SequentialThreadingHandler": (Private("_running", ZK), Private("dispatch_callback", ZK, ("callback",))),
@@ -58,7 +58,7 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     ),
     "kazoo.exceptions": (Private("EXCEPTIONS", ZK),),
     "cassandra.cluster:ResponseFuture": tuple(Private(name, CASSANDRA) for name in ("_final_result", "_timer", "message", "query_plan")),
-    "cassandra.cluster:_Scheduler": (Private("_executor", "adapters/cassandra/threads.py"),),
+    "cassandra.cluster:_Scheduler": (Private("_executor", "adapters/cassandra/link.py"),),
     "click:Parameter": (Private("_custom_shell_complete", "cli/session/command.py"),),
     "cloudpickle.cloudpickle": (
         *(

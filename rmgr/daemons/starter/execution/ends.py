@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from rmgr.adapters.host.accounts import Account
-from rmgr.adapters.host.deaths import lost_words
 from rmgr.adapters.host.process import Worker
+from rmgr.adapters.host.slot import lost_words
 from rmgr.adapters.host.workevents import (
     CommandsEnded,
     SlotLost,

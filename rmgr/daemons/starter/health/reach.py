@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import cloudpickle
 import msgspec
 
-from rmgr.adapters.host.accounts import Account
-from rmgr.adapters.host.reach import obstacle
+from rmgr.adapters.host.accounts import Account, obstacle
 from rmgr.runner.host import home
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rmgr.adapters.host.accounts import Account, find_account
-from rmgr.adapters.host.reach import obstacle
+from rmgr.adapters.host.accounts import Account, find_account, obstacle
 from rmgr.adapters.host.workevents import SlotLost
 from rmgr.config import SecurityConfig
 from rmgr.coord.protocol.ports import Store

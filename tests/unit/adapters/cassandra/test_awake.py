@@ -9,9 +9,7 @@ import threading
 
 import pytest
 
-from rmgr.adapters.cassandra.awake import awake
-from rmgr.adapters.cassandra.link import Lost
-from rmgr.adapters.cassandra.threads import DaemonPool
+from rmgr.adapters.cassandra.link import DaemonPool, Lost, awake
 from tests.harness.fair_time import FairTimer
 
 
@@ -52,5 +50,5 @@ def test_work_of_a_pool_is_done_by_as_many_threads_as_it_needs_and_may_have() ->
 
 
 def test_a_process_ends_while_its_pool_is_at_work() -> None:
-    code = "import time; from rmgr.adapters.cassandra.threads import DaemonPool; DaemonPool(1).submit(time.sleep, 60)"
+    code = "import time; from rmgr.adapters.cassandra.link import DaemonPool; DaemonPool(1).submit(time.sleep, 60)"
     subprocess.run([sys.executable, "-c", code], timeout=120, check=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.cassandra import calls as cassandra_calls
-from rmgr.adapters.cassandra.calls import LARGEST_WINDOW, SMALLEST_WINDOW, WINDOW, Calls, RequestWindow
-from rmgr.adapters.cassandra.statements import ask
+from rmgr.adapters.cassandra import link as cassandra_calls
+from rmgr.adapters.cassandra.link import LARGEST_WINDOW, SMALLEST_WINDOW, WINDOW, Calls, RequestWindow
+from rmgr.adapters.cassandra.schema import ask
 from rmgr.adapters.store_rules import CallDeadline
 
 

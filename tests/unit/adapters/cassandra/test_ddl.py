@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from rmgr.adapters.cassandra.schema import MIGRATIONS, NEWEST, FoundSchema, advice, plan, version_problem
-from rmgr.adapters.cassandra.statements import STATEMENTS
+from rmgr.adapters.cassandra.schema import MIGRATIONS, NEWEST, STATEMENTS, FoundSchema, advice, plan, version_problem
 from rmgr.errors import ConfigError
 
 FRESH = FoundSchema(nodes_up=3, datacenters=("dc1",))

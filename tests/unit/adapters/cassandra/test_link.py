@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.cassandra.calls import Calls
-from rmgr.adapters.cassandra.link import CassandraLink, Lost
+from rmgr.adapters.cassandra.link import Calls, CassandraLink, Lost
 from rmgr.adapters.cassandra.reading import Reader
 from rmgr.adapters.cassandra.rows import Lifetime, ValueManifest, small
-from rmgr.adapters.cassandra.statements import StatementRequest, ask
+from rmgr.adapters.cassandra.schema import StatementRequest, ask
 from rmgr.adapters.store_rules import CallDeadline
 from rmgr.coord.protocol.ports import About, Encoding
 from rmgr.errors import ConfigError, DataLost, StoreUnavailable

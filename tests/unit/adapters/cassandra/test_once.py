@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rmgr.adapters import store_rules
-from rmgr.adapters.cassandra import once as cassandra_once
-from rmgr.adapters.cassandra.statements import StatementRequest
+from rmgr.adapters.cassandra import rows as cassandra_once
+from rmgr.adapters.cassandra.schema import StatementRequest
 from rmgr.adapters.cassandra.store import CassandraStore
 from rmgr.adapters.cassandra.url import parse_url
 from rmgr.coord.protocol.keys import output

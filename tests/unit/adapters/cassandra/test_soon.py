@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.cassandra import soon as cassandra_soon
+from rmgr.adapters.cassandra import store as cassandra_soon
 from rmgr.adapters.cassandra.rows import INLINE_BYTES
-from rmgr.adapters.cassandra.statements import StatementRequest
+from rmgr.adapters.cassandra.schema import StatementRequest
 from rmgr.adapters.cassandra.store import CassandraStore
 from rmgr.adapters.cassandra.url import parse_url
 from rmgr.coord.protocol.keys import output

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.access.expel import Expeller, expel
+from rmgr.adapters.access.auth import Expeller, expel
 from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.identity.trust import publish

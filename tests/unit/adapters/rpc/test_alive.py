@@ -12,9 +12,9 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.access.expel import Expeller
+from rmgr.adapters.access.auth import Expeller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.stalls import Stalls
+from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.daemons.service.self_check import VoiceCheck, check_voice, telling
 from rmgr.errors import PermissionDenied, Unavailable

@@ -6,8 +6,7 @@ import socket
 
 import pytest
 
-from rmgr.adapters.rpc.listening import check_place
-from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.rpc.server import RpcServer, check_place
 from rmgr.errors import ConfigError, RmgrError, Unavailable
 
 

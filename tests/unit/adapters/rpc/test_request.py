@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from rmgr.adapters.access.auth import USER_KEY
-from rmgr.adapters.access.request import Requests, WaitingRoom
+from rmgr.adapters.access.server_threads import Requests, WaitingRoom
 from rmgr.adapters.gateway.rows import Rows
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.errors import Throttled

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.zookeeper.bulk import BulkRead, Refused, flatten, gather
-from rmgr.adapters.zookeeper.ops import allowed
+from rmgr.adapters.zookeeper.session import allowed, gather
+from rmgr.adapters.zookeeper.wire import BulkRead, Refused
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.errors import PermissionDenied, RmgrError
 
@@ -59,14 +59,14 @@ def test_one_that_may_not_be_read_is_named(code: int, kind: type[RmgrError]) -> 
 
 def test_parts_are_one_list_when_the_last_has_come_and_one_error_is_the_answer() -> None:
     parts: list[Future[Any]] = [Future(), Future(), Future()]
-    whole = gather(parts, flatten)
+    whole = gather(parts)
     parts[2].set_result([3])
     parts[0].set_result([1, None])
     assert not whole.done()
     parts[1].set_result([2])
     assert whole.result(0) == [1, None, 2, 3]
     parts = [Future(), Future()]
-    whole = gather(parts, flatten)
+    whole = gather(parts)
     parts[0].set_exception(RmgrError("it was lost"))
     parts[1].set_result([1])
     with pytest.raises(RmgrError, match="it was lost"):

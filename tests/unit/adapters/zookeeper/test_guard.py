@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from rmgr.adapters.zookeeper.guard import Guard
+from rmgr.adapters.zookeeper.session import Guard
 from rmgr.errors import RmgrError
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.waiting import eventually

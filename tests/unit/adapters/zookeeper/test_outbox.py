@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.zookeeper.outbox import Outbox
+from rmgr.adapters.zookeeper.client import Outbox
 
 
 class Request:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rmgr.adapters.zookeeper.pings import Pings
+from rmgr.adapters.zookeeper.client import Pings
 
 
 def test_the_loop_sleeps_until_a_ping_is_due_whatever_kazoo_says_and_wakes_for_bytes() -> None:

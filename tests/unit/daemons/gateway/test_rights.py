@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rmgr.adapters.access.shares import Shares
+from rmgr.adapters.access.limits import Shares
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.protocol import keys
 from rmgr.daemons.gateway.values import check_content, check_rows, visible

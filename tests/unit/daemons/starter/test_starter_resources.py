@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.host.gpus import gpus_here
+from rmgr.adapters.host.process import gpus_here
 from rmgr.adapters.host.worker import WorkerSpec
 from rmgr.config import Config, StarterConfig, check_file, load
 from rmgr.daemons.starter import main as starter

@@ -1,24 +1,30 @@
-"""Waits for what a call asks, once it is known who calls: whoever sends no request holds few threads, and gives way to others.
+"""Who may hold a thread of a server, and for how long: who sends no request, who reads nothing, who makes many calls.
 
-gRPC's Python server waits for the request of a call on a thread of its pool, without a deadline, before any interceptor of ours is
-asked: some hundred calls whose clients send headers and nothing else would mute a daemon for good. Here every method takes a stream,
-so that gRPC runs the handler at once; the Doorkeeper looks at the caller, and only then the (first) request is waited for.
+gRPC's Python server waits for the request of a call on a thread of its pool, without a deadline, before any interceptor of ours is asked:
+some hundred calls whose clients send headers and nothing else would mute a daemon for good. Here every method takes a stream, so that
+gRPC runs the handler at once; the Doorkeeper looks at the caller, and only then the (first) request is waited for. Whoever sends none
+holds few threads, and gives way to others (`Requests`). Of a leader's or Starter's threads people share what is left beside the places of
+daemons and operators (`Turnstile`). Calls whose other ends read nothing, or send nothing, are ended (`Stalls`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import Continuation, Handler, Single, Wrapped, caller_of
+from rmgr.adapters.access.auth import Caller, Continuation, Handler, Single, Wrapped, caller_of
 from rmgr.adapters.access.errors import fail
-from rmgr.errors import Throttled
+from rmgr.adapters.access.limits import Bounds, Shares
+from rmgr.errors import RmgrError, Throttled
+from rmgr.model.cluster.identity import Role
 
 #: How long a request may take to come: a message of 2 MiB at 100 kB/s.
 REQUEST_S = 20.0
@@ -191,3 +197,141 @@ def name_of(context: grpc.ServicerContext) -> str:
     caller = caller_of(context)
     who = caller.who
     return str(context.peer()) if who is None else f"{who.role} {who.name}"
+
+
+# -- shares --------------------------------------------------------------------------------------------------------------------
+
+
+#: Calls that last as long as who makes them likes.
+_STREAMS = frozenset({"/rmgr.v1.Node/Logs", "/rmgr.v1.Terminal/Attach"})
+#: What is rationed elsewhere (calls by gateways), or never waits.
+_FREE = ("/grpc.health.v1.Health/", "/rmgr.v1.Metaserver/Pick", "/rmgr.v1.Metaserver/Report")
+
+
+class Turnstile(grpc.ServerInterceptor):
+    """Args: bounds: what each user may have. threads: of the server: three eighths each for streams and calls of people."""
+
+    def __init__(self, bounds: Bounds, threads: int) -> None:
+        self._bounds = bounds
+        self._made = Wrapped(self._wrap)
+        self._streams = bounds.places("streams", max(2, threads * 3 // 8))
+        self._calls = bounds.places("calls", max(2, threads * 3 // 8))
+
+    def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
+        """See grpc: wraps the method's handler."""
+        return self._made.of(continuation(details), details.method)
+
+    def _wrap(self, handler: Handler, method: str) -> Handler:
+        if method.startswith(_FREE):
+            return handler
+        name = "streams" if method in _STREAMS else "calls"
+        return self._wrapped(handler, name, self._streams if name == "streams" else self._calls)
+
+    def _enter(self, context: grpc.ServicerContext, name: str, places: Shares) -> Caller | None:
+        """Who calls, with a place that is to be given back; None for a daemon; else the call ends, by an exception."""
+        caller = caller_of(context)
+        if not caller.is_open and caller.on_behalf_of is None and caller.who is not None and not _is_person(caller):
+            return None
+        try:
+            self._bounds.spend(caller.user)
+            if not places.take(_name(caller), is_operator=not caller.is_open and caller.is_operator()):
+                raise self._bounds.no_place(name, caller.user, places)
+        except RmgrError as error:
+            fail(context, error)
+        return caller
+
+    def _wrapped(self, handler: Handler, name: str, places: Shares) -> Handler:
+        if handler.unary_unary is not None or handler.stream_unary is not None:
+            behaviour = handler.unary_unary or handler.stream_unary
+
+            def whole(request: object, context: grpc.ServicerContext) -> object:
+                caller = self._enter(context, name, places)
+                try:
+                    return behaviour(request, context)
+                finally:
+                    if caller is not None:
+                        places.give_back(_name(caller))
+
+            make = grpc.unary_unary_rpc_method_handler if handler.unary_unary is not None else grpc.stream_unary_rpc_method_handler
+            return make(whole, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
+        streams = handler.unary_stream or handler.stream_stream
+
+        def parts(request: object, context: grpc.ServicerContext) -> Iterator[object]:
+            caller = self._enter(context, name, places)
+            try:
+                yield from streams(request, context)
+            finally:
+                if caller is not None:
+                    places.give_back(_name(caller))
+
+        make = grpc.unary_stream_rpc_method_handler if handler.unary_stream is not None else grpc.stream_stream_rpc_method_handler
+        return make(parts, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
+
+
+def _is_person(caller: Caller) -> bool:
+    who = caller.who
+    return who is not None and (who.is_person or who.role in (Role.ADMIN, Role.JOIN))
+
+
+def _name(caller: Caller) -> str:
+    return caller.user or (str(caller.who.role) if caller.who is not None else "")
+
+
+# -- stalls --------------------------------------------------------------------------------------------------------------------
+
+
+class Cancellable(Protocol):
+    """A call, at either end."""
+
+    def cancel(self) -> object:
+        """Ends it."""
+
+
+class Stalls:
+    """Args: most_s: how long one message may wait to be taken, or to come. cut: told of every call that is ended for it. Thread-safe."""
+
+    def __init__(self, most_s: float, cut: Callable[[], None] = lambda: None) -> None:
+        self.most_s = most_s
+        self._cut = cut
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, tuple[float, Cancellable]] = {}  # since when
+        self._looks = False
+
+    def watched(self, context: Cancellable, messages: Iterable[Any]) -> Iterator[Any]:
+        """The same messages; the call ends when one of them waits too long. Cost: 1 us a message."""
+        for message in messages:
+            with self.waited(context):
+                yield message
+
+    @contextlib.contextmanager
+    def waited(self, context: Cancellable) -> Iterator[None]:
+        """The body waits for this call's other end; the call ends when that takes too long. Cost: 2 us."""
+        number = next(self._numbers)
+        with self._lock:
+            self._waiting[number] = time.monotonic(), context
+            if not self._looks:
+                with contextlib.suppress(RuntimeError):  # no thread to be had: the next one tries again
+                    threading.Thread(target=self._look, name="stalls", daemon=True).start()
+                    self._looks = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+
+    def _look(self) -> None:
+        """Runs while anything is waited for."""
+        while True:
+            time.sleep(_LOOK_S)
+            now_s = time.monotonic()
+            with self._lock:
+                if not self._waiting:
+                    self._looks = False
+                    return
+                late = [(number, context) for number, (since_s, context) in self._waiting.items() if since_s < now_s - self.most_s]
+                for number, _ in late:
+                    del self._waiting[number]
+            for _, context in late:
+                self._cut()
+                context.cancel()
