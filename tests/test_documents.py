@@ -24,7 +24,7 @@ from rmgr.daemons.starter.core.estimate import AHEAD_S
 from rmgr.daemons.starter.health import strikes
 from rmgr.model.base import states
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
-from rmgr.model.tasks import block, outcome
+from rmgr.model.tasks import block
 from tests.harness.run_stages import long_tests
 from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of, trees  # noqa: F401 - `trees` is in force here
 
@@ -316,7 +316,7 @@ def test_the_numbers_of_the_protocol_are_those_of_the_code() -> None:
     said = (
         f"at most {block.MAX_TASKS} tasks",
         f"inline up to {block.MAX_INLINE_BYTES // 1024} KiB",
-        f"a fragment up to {outcome.MAX_INLINE_BYTES // 1024} KiB, one value up to {outcome.MAX_INLINE_VALUE // 1024} KiB",
+        f"a fragment up to {block.MAX_INLINE_OUTCOMES // 1024} KiB, one value up to {block.MAX_INLINE_VALUE // 1024} KiB",
         f"a znode {multi.MAX_ZNODE_BYTES // 1024} KiB (`/jobs/<partition>` {multi.MAX_PLACING_BYTES // 1024} KiB",
         f"`/gangs/<partition>` {multi.MAX_GANGS_BYTES // 1024} KiB, `/usage` {multi.MAX_USAGE_BYTES // 1024} KiB)",
         f"a multi {multi.MAX_OPS} operations (the start of one job and UPDATE {multi.MAX_OPS_OF_ONE_JOB:,})",

@@ -44,7 +44,7 @@ from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.base.states import State
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.procedures.admission import admit

@@ -333,7 +333,7 @@ def _bounded(file: BinaryIO, name: str) -> bytes:
 def _explain(session: Session, caller: Caller, interface: Interface, given: Sequence[str], options: dict[str, str]) -> None:
     sizes: dict[str, Any] = {}
     if given:
-        from rmgr.model.calls.arguments import fit_inputs
+        from rmgr.model.calls.arrays import fit_inputs
 
         sizes = fit_inputs(interface, _arguments(interface, given, options)).sizes
         options = {}

@@ -35,7 +35,7 @@ from rmgr.errors import NotFound, RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.array import Array, parse_array
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import JobView
 

@@ -45,7 +45,7 @@ from rmgr.coord.calls.caller import (
 from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome, Standing
 from rmgr.errors import CallFailed, CallLost, LimitReached, NoServer, NotConnected, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.calls import arrays
-from rmgr.model.calls.arguments import Fitting, fit_inputs, fit_outputs
+from rmgr.model.calls.arrays import Fitting, fit_inputs, fit_outputs
 from rmgr.model.calls.interface import LENGTHS, Interface, decode_interface
 from rmgr.runtime import machine
 from rmgr.v1 import calls_pb2 as pb

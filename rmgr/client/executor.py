@@ -37,8 +37,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeState
-from rmgr.model.tasks.block import MAX_TASKS
-from rmgr.model.tasks.outcome import INITIALIZER_FAILED, Fragment, Outcome
+from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_TASKS, Fragment, Outcome
 from rmgr.model.tasks.submission import Work
 from rmgr.runtime import machine
 

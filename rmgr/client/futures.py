@@ -30,7 +30,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DataLost, DeadlineExceeded, TaskFailed, Unavailable
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import format_duration
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import Outcome
 from rmgr.procedures.authentic import LOST
 from rmgr.runtime import machine
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rmgr.config import SecurityConfig
     from rmgr.coord.protocol.ports import Coordinator
     from rmgr.model.tasks.submission import Terms
-    from rmgr.procedures.deeds import Deeds
-    from rmgr.procedures.fresh_settings import FreshSettings
+    from rmgr.procedures.authentic import Deeds
+    from rmgr.procedures.bootstrap import FreshSettings
     from rmgr.submitter.questions import Asks, Updated
 
 Block = tuple[BlockKey, BlockData]
@@ -150,8 +150,7 @@ def engine_options(
     if credentials is None:
         return {}
     from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
-    from rmgr.procedures.authentic import Authenticity
-    from rmgr.procedures.deeds import Deeds
+    from rmgr.procedures.authentic import Authenticity, Deeds
     from rmgr.submitter.keys import AskedKeys
 
     trust = Trust(ZooKeeperKeys(coordinator) if coordinator is not None else AskedKeys(asks), credentials.ca_pem)
@@ -166,7 +165,7 @@ def engine_options(
 def deeds_of(asks: Asks, credentials: Credentials, cluster_id: str) -> Deeds:
     """Whose values are, for a client that asks."""
     from rmgr.adapters.identity.trust import Trust
-    from rmgr.procedures.deeds import Deeds
+    from rmgr.procedures.authentic import Deeds
     from rmgr.submitter.keys import AskedKeys, Publishing
 
     trust = Trust(AskedKeys(asks), credentials.ca_pem)
@@ -174,7 +173,7 @@ def deeds_of(asks: Asks, credentials: Credentials, cluster_id: str) -> Deeds:
 
 
 def _settings_of(asks: Asks) -> FreshSettings:
-    from rmgr.procedures.fresh_settings import FreshSettings
+    from rmgr.procedures.bootstrap import FreshSettings
     from rmgr.submitter.questions import ReadSettings
 
     return FreshSettings(lambda: asks.ask(ReadSettings(), timeout_s=10.0).settings)

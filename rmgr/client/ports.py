@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from rmgr.errors import RmgrError
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 
 if TYPE_CHECKING:
     from rmgr.client.submission.handle import SubmissionHandle

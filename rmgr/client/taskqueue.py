@@ -62,8 +62,7 @@ from rmgr.errors import (
 from rmgr.model.base.ids import parse_submission, taskq_name
 from rmgr.model.base.states import State
 from rmgr.model.base.units import format_duration
-from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, KeyedPayload
-from rmgr.model.tasks.outcome import Call, Fragment, Outcome
+from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, Call, Fragment, KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Submission, Terms, Work
 from rmgr.submitter.questions import CountFragments
 

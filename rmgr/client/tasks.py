@@ -22,10 +22,10 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Submission
 from rmgr.procedures.admission import admit
-from rmgr.procedures.removal import delete_pointers
+from rmgr.procedures.output_keys import delete_pointers
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ An output key holds a pointer from the moment its task is submitted; `get` follo
 bytes of a lost or repeated attempt are never read. Which attempt was committed is remembered per submission and read on
 from where the last look ended.
 
-In a secured cluster each value has an owner, who put it first (`procedures/deeds.py`): others read what the owner shares, and replace
+In a secured cluster each value has an owner, who put it first (`procedures/authentic.py`): others read what the owner shares, and replace
 or delete what is shared for writing. What others have pickled is loaded only for callers who say that they trust them.
 """
 
@@ -28,10 +28,10 @@ from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding,
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import check_name
-from rmgr.procedures.fates import Fates, FatesPort
+from rmgr.procedures.output_keys import Fates, FatesPort
 
 if TYPE_CHECKING:
-    from rmgr.procedures.deeds import Deeds
+    from rmgr.procedures.authentic import Deeds
 
 #: How a caller follows a long call: a display, or a function that is told (how many so far, of how many or 0).
 Progress = bool | Callable[[int, int], None]
@@ -391,7 +391,7 @@ class Values:
         timeout: float = 30.0,
     ) -> dict[int, RmgrError]:
         """As `procedures.claims.claim_pointers`; the keys are known to be taken from now on."""
-        from rmgr.procedures.claims import claim_pointers
+        from rmgr.procedures.output_keys import claim_pointers
 
         refused = claim_pointers(self, wanted, overwrite=overwrite, decided=decided, timeout=timeout)
         self.seen.add(key for key, _ in wanted)
@@ -399,7 +399,7 @@ class Values:
 
     def check_free(self, key: str, *, timeout: float = 30.0) -> None:
         """Raises KeyExists when the output key has a value, or when a live task will write it; PermissionDenied: it is somebody else's."""
-        from rmgr.procedures.claims import look
+        from rmgr.procedures.output_keys import look
 
         for error in look(self, [(key, None)], overwrite=False, timeout=timeout).refused.values():
             raise error

@@ -45,9 +45,7 @@ from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.base.resources import MOST, Capacity, NodeAttributes, Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.gang import LEAST_QUANTUM_US, MOST_LEAVES, MOST_QUANTUM_US, GangClock, GangRecord
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
-from rmgr.model.cluster.limits import BOUNDS, CappedUse, UserLimits
+from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, Role, SealedSecret
 from rmgr.model.cluster.node import (
     Drain,
     EpochRecord,
@@ -60,8 +58,19 @@ from rmgr.model.cluster.node import (
     SubmitterEntry,
     Trouble,
 )
-from rmgr.model.cluster.queue import FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.amendments import MOST_CHANGES, fault_of
+from rmgr.model.cluster.queue import (
+    BOUNDS,
+    FAIR,
+    FIFO,
+    PRIVATE,
+    SHARED,
+    CappedUse,
+    ClusterSettings,
+    Dispatch,
+    PipelineSpec,
+    QueueSpec,
+    UserLimits,
+)
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import (
     MAX_TASKS,
@@ -71,14 +80,19 @@ from rmgr.model.tasks.block import (
     PRIORITY_RANGE,
     BlockData,
     BlockKey,
+    Call,
+    FailedRange,
+    Fragment,
+    FragmentSeal,
     KeyedPayload,
+    Outcome,
     PastAttempt,
     Seal,
 )
-from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
 from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, Reserved, Rigid
 from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.model.tasks.submission import (
+    MOST_CHANGES,
     Amendment,
     Command,
     Condition,
@@ -92,6 +106,7 @@ from rmgr.model.tasks.submission import (
     Terms,
     Upload,
     Work,
+    fault_of,
 )
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
@@ -105,7 +120,7 @@ MOST_PROCESSES = 9_999_999
 _COUNT = whole(0, 1 << 31)
 _INDEX = whole(0, MOST_TASKS - 1)
 _TASKS = whole(0, MOST_TASKS)
-SPAN = whole(0, 1 << 57)  # as `model/base/spans.py` says
+SPAN = whole(0, 1 << 57)  # as `model/base/ids.py` says
 #: Clocks are set back: what they tell apart may be negative, and counts for people only.
 _BETWEEN = whole(-(1 << 57), 1 << 57)
 NUMBER = whole(1, MAX_NUMBER)

@@ -6,11 +6,15 @@ that is empty although the id is remembered was wiped, or is another ensemble's,
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_record, encode_record
-from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StoreUnavailable, WrongCluster
+from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StoreUnavailable, Unavailable, WrongCluster
 from rmgr.model.base.version import PROTOCOL
 from rmgr.model.cluster.node import Meta
 from rmgr.model.cluster.queue import ClusterSettings
@@ -162,3 +166,27 @@ def _is_open_to_us(coordinator: Coordinator, timeout_s: float) -> bool:
 
 def _queue_directories(settings: ClusterSettings) -> list[str]:
     return [path for queue in settings.queues for path in (paths.pending(queue.name), paths.held(queue.name))]
+
+
+# -- settings, for who asks often ----------------------------------------------------------------------------------------------
+
+
+#: How old they may be.
+FRESH_S = 5.0
+
+
+class FreshSettings:
+    """A callable. read: asks for them; while nobody answers what was known last is true. Thread-safe: two readers may read at once."""
+
+    def __init__(self, read: Callable[[], ClusterSettings]) -> None:
+        self._read = read
+        self._known = ClusterSettings()
+        self._read_s = -math.inf
+
+    def __call__(self) -> ClusterSettings:
+        now_s = machine.monotonic()
+        if now_s - self._read_s > FRESH_S:
+            self._read_s = now_s
+            with suppress(Unavailable):
+                self._known = self._read()
+        return self._known

@@ -1,32 +1,46 @@
-"""GATE: holding, releasing and cancelling whole submissions; what it commits is the decision, the leader sweeps up behind it.
+"""Carries out what people order about submissions: hold, release and cancel (GATE), cancelling tasks, other terms (UPDATE).
 
-Used by the command line and by TaskQueue. Each call reads the record, decides, and commits on the version that it read (`settle`).
+Used by the command line and by TaskQueue. Each call reads the record, decides, and commits on the version that it read (`settle`). What
+GATE commits is the decision, the leader sweeps up behind it.
+
+A single task may be waiting in `pending` or `held`, waiting for the resubmit rule in `failed`, or claimed by a Starter; it may also move
+between these while one looks, so everything is looked at until nothing of it waits any more: waiting ones leave their block (TAKE_OUT),
+running ones are ordered to be killed. Who may change which terms is said by `coord/decisions/changing.py`, once here, once more by the
+gateway; the leader renames blocks, places jobs anew, and tells nodes of the time limit of what runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from operator import eq
-from typing import Protocol
+
+import msgspec
 
 from rmgr.coord import validity
 from rmgr.coord.decisions import changing
-from rmgr.coord.decisions.changing import ITS_USER, Doer
+from rmgr.coord.decisions.changing import ITS_USER, Doer, words_of
+from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.leader import cancel_failed, no_outcome, order
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Multi, Unknown
+from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Committed, Conflict, ConflictKind, Multi, Outcome, Unknown
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.errors import CoordinationUnavailable, NotFound
-from rmgr.model.tasks.submission import Submission
+from rmgr.coord.protocol.records import decode_block, decode_failed, encode_record
+from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, InvalidRecord, NotFound, UsageError
+from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind
+from rmgr.model.tasks.block import MOST_TASKS
+from rmgr.model.tasks.request import StopRequest, TaskRanges, ranges_of
+from rmgr.model.tasks.submission import MOST_CHANGES, Amendment, Phase, Submission, Terms
+from rmgr.procedures.admission import check_changed
+from rmgr.procedures.bootstrap import read_settings
+from rmgr.procedures.snapshot import fetch, read_claimed, read_progress, read_submission
 from rmgr.runtime import machine
-
-
-class HasCoordinator(Protocol):
-    """A connection, or anything else that leads to ZooKeeper."""
-
-    @property
-    def coordinator(self) -> Coordinator | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,44 +52,44 @@ class Changed:
     unchanged: str = ""
 
 
-#: (coordinator, record, its version, seconds left) -> the record as it is to be, and what commits it; or why there is nothing to do.
-Decide = Callable[[Coordinator, Submission, int, float], tuple[Submission, Multi] | str]
+#: (record, its version, seconds left) -> the record as it is to be, and what commits it; or why there is nothing to do.
+Decide = Callable[[Submission, int, float], tuple[Submission, Multi] | str]
 
 
 def cancel_submission(
-    connection: HasCoordinator, number: int, *, detail: str = "", doer: Doer = ITS_USER, timeout_s: float = 30.0
+    coordinator: Coordinator, number: int, *, detail: str = "", doer: Doer = ITS_USER, timeout_s: float = 30.0
 ) -> Changed:
     """CANCEL: from its commit on nothing of the submission starts; what waits ends CANCELLED, what runs is killed.
 
     Raises: NotFound, CoordinationUnavailable.
     """
-    return _change(connection, number, lambda record: changing.cancelled(record, detail, doer), timeout_s)
+    return _change(coordinator, number, lambda record: changing.cancelled(record, detail, doer), timeout_s)
 
 
 def hold_submission(
-    connection: HasCoordinator, number: int, *, detail: str = "", doer: Doer = ITS_USER, timeout_s: float = 30.0
+    coordinator: Coordinator, number: int, *, detail: str = "", doer: Doer = ITS_USER, timeout_s: float = 30.0
 ) -> Changed:
     """HOLD: nothing more of it starts until it is released; what runs goes on. Raises as `cancel_submission`."""
-    return _change(connection, number, lambda record: changing.held(record, detail, doer), timeout_s)
+    return _change(coordinator, number, lambda record: changing.held(record, detail, doer), timeout_s)
 
 
-def release_submission(connection: HasCoordinator, number: int, *, doer: Doer = ITS_USER, timeout_s: float = 30.0) -> Changed:
+def release_submission(coordinator: Coordinator, number: int, *, doer: Doer = ITS_USER, timeout_s: float = 30.0) -> Changed:
     """RELEASE: after a hold; operators alone release an operator's. One that waited for others before waits for them again."""
-    return _change(connection, number, lambda record: changing.released(record, doer), timeout_s)
+    return _change(coordinator, number, lambda record: changing.released(record, doer), timeout_s)
 
 
-def _change(connection: HasCoordinator, number: int, decide: Callable[[Submission], changing.Change | str], timeout_s: float) -> Changed:
-    def gated(_: Coordinator, record: Submission, version: int, _left_s: float) -> tuple[Submission, Multi] | str:
+def _change(coordinator: Coordinator, number: int, decide: Callable[[Submission], changing.Change | str], timeout_s: float) -> Changed:
+    def gated(record: Submission, version: int, _left_s: float) -> tuple[Submission, Multi] | str:
         change = decide(record)
         if isinstance(change, str):
             return change
         return change.record, ops.set_record(change.record, version=version, gate=change.gate)
 
-    return settle(connection, number, gated, timeout_s=timeout_s)
+    return settle(coordinator, number, gated, timeout_s=timeout_s)
 
 
 def settle(
-    connection: HasCoordinator,
+    coordinator: Coordinator,
     number: int,
     decide: Decide,
     *,
@@ -88,9 +102,6 @@ def settle(
         has_come: of a record that was committed with an unknown outcome, and the one that stands there: that is in it.
     Raises: NotFound, CoordinationUnavailable; what `decide` raises.
     """
-    coordinator = connection.coordinator
-    if coordinator is None:
-        raise CoordinationUnavailable("this needs a connection to ZooKeeper, a gateway does not do it", hint="--zk HOSTS")
     end_s = machine.monotonic() + timeout_s
     mine: tuple[Submission, Submission] | None = None
     while True:
@@ -103,7 +114,7 @@ def settle(
         record = validity.submission(found.data, number)
         if mine is not None and has_come(mine[1], record):
             return Changed(mine[0], record)
-        decided = decide(coordinator, record, found.version, left_s)
+        decided = decide(record, found.version, left_s)
         if isinstance(decided, str):
             return Changed(record, record, decided)
         made, multi = decided
@@ -112,3 +123,281 @@ def settle(
                 return Changed(record, made)
             case Unknown():
                 mine = (record, made)
+
+
+# -- single tasks --------------------------------------------------------------------------------------------------------------
+
+
+#: Looks at the same tasks before what still moves is left alone.
+_ROUNDS = 12
+#: Blocks that are read and committed at once: what is in memory of a submission of millions.
+_AT_ONCE = 64
+
+
+class _Ended:
+    """Tasks that this call has ended: a byte for each position up to the highest, however many millions they are."""
+
+    def __init__(self) -> None:
+        self._marks = bytearray()
+        self.count = 0
+
+    def add(self, ranges: Iterable[tuple[int, int]]) -> None:
+        for first, count in ranges:
+            stop = first + count
+            self._marks.extend(bytes(max(0, stop - len(self._marks))))
+            self.count += self._marks.count(0, first, stop)
+            self._marks[first:stop] = b"\1" * count
+
+    def __contains__(self, index: int) -> bool:
+        return index < len(self._marks) and self._marks[index] == 1
+
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """(first, count), in order."""
+        found: list[tuple[int, int]] = []
+        at = self._marks.find(1)
+        while at >= 0:
+            stop = self._marks.find(0, at)
+            stop = len(self._marks) if stop < 0 else stop
+            found.append((at, stop - at))
+            at = self._marks.find(1, stop)
+        return tuple(found)
+
+
+def cancel_tasks(
+    coordinator: Coordinator,
+    number: int,
+    ranges: Sequence[tuple[int, int]],
+    *,
+    detail: str = "",
+    by: str = "",
+    running: bool,
+    deadline_s: float,
+) -> tuple[tuple[int, int], ...]:
+    """Cancels tasks of submission `number`. Cost: as the ranges, and as what of them still waits or runs; a byte of memory a task.
+
+    Args:
+        ranges: (first, count) of them. detail: the user's words. by: who cancels, "" = its user.
+        running: also order those that run to be killed.
+        deadline_s: monotonic.
+    Returns: ranges of those that were waiting (they are CANCELLED now), and with `running` those that were ordered to end.
+    Raises: NotFound, CoordinationUnavailable, DeadlineExceeded.
+    """
+    submission = read_submission(coordinator, number, timeout_s=_left(deadline_s))
+    wanted, ended = TaskRanges(ranges, MOST_TASKS), _Ended()
+    is_own = by in {"", submission.user}
+    reason, detail = (Reason.USER_CANCEL, detail) if is_own else (Reason.OPERATOR_CANCEL, words_of(by, detail))
+    detail = detail[:120]
+    for _ in range(_ROUNDS):
+        before = ended.count
+        for queue in reversed(submission.queues):  # what comes from where it was before is not missed
+            for held in (False, True):
+                _take_out(coordinator, queue, number, wanted, ended, held=held, reason=reason, detail=detail, deadline_s=deadline_s)
+        _drop_failed(coordinator, submission, wanted, ended, reason=reason, deadline_s=deadline_s)
+        if ended.count >= wanted.count or ended.count == before:
+            break
+    if running and ended.count < wanted.count:
+        _order(coordinator, submission, wanted, ended, reason=reason, detail=detail, deadline_s=deadline_s)
+    return ended.ranges()
+
+
+def _take_out(
+    coordinator: Coordinator,
+    queue: str,
+    number: int,
+    wanted: TaskRanges,
+    ended: _Ended,
+    *,
+    held: bool,
+    reason: Reason,
+    detail: str,
+    deadline_s: float,
+) -> None:
+    if ended.count >= wanted.count:
+        return
+    parent = paths.held(queue) if held else paths.pending(queue)
+    names = coordinator.children(parent, timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
+    mine = (key for _, key in paths.blocks_in(names) if key.submission == number)
+    while keys := list(islice(mine, _AT_ONCE)):
+        open_ = [(key, indices) for key in keys if (indices := [at for at in wanted.within(key.first, key.end) if at not in ended])]
+        where = [f"{parent}/{paths.block_name(key)}" for key, _ in open_]
+        blocks = fetch(where, coordinator.get, timeout_s=_left(deadline_s))
+        multis: list[tuple[Multi, Sequence[int]]] = []
+        for (key, indices), block in zip(open_, blocks, strict=True):
+            if block is None:
+                continue
+            try:
+                data = decode_block(block.data)
+            except msgspec.DecodeError:  # one that is no block keeps nobody from cancelling the others
+                continue
+            # What one multi and one fragment bear; the rest of the block is found under its new names in the next round.
+            some = indices[: 10_000 // (40 + len(detail))] if len(indices) == key.count else indices[:60]
+            fragment = no_outcome(State.CANCELLED, reason, some, detail, attempt=key.attempt)
+            multi = ops.take_out(queue, key, data, block.version, indices=some, fragment=fragment, held=held)
+            multis.append((multi, some))
+        _commit(coordinator, multis, ended, deadline_s)
+
+
+def _drop_failed(
+    coordinator: Coordinator, submission: Submission, wanted: TaskRanges, ended: _Ended, *, reason: Reason, deadline_s: float
+) -> None:
+    if ended.count >= wanted.count:
+        return
+    names = coordinator.children(paths.failed(submission.id), timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
+    # A range goes as a whole: part of one that waits for its rule is caught when it waits in the queue again.
+    mine = ((name, *numbers) for name, numbers in paths.failed_in(names) if wanted.covers(numbers[0], numbers[0] + numbers[1]))
+    while some := list(islice(mine, _AT_ONCE)):
+        found = fetch([f"{paths.failed(submission.id)}/{item[0]}" for item in some], coordinator.get, timeout_s=_left(deadline_s))
+        multis: list[tuple[Multi, Sequence[int]]] = []
+        for (_, first, count, attempt), record in zip(some, found, strict=True):
+            if record is not None:
+                with suppress(msgspec.MsgspecError):  # as among blocks; the leader ends such a range
+                    failed = decode_failed(record.data)
+                    multi = cancel_failed(submission, first, count, attempt, failed, record.version, reason=reason)
+                    multis.append((multi, range(first, first + count)))
+        _commit(coordinator, multis, ended, deadline_s)
+
+
+def _order(
+    coordinator: Coordinator,
+    submission: Submission,
+    wanted: TaskRanges,
+    ended: _Ended,
+    *,
+    reason: Reason,
+    detail: str,
+    deadline_s: float,
+) -> None:
+    nodes = coordinator.children(paths.NODES, timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
+    multis: list[tuple[Multi, Sequence[int]]] = []
+    for node, key, data in read_claimed(coordinator, nodes, submission=submission.id, timeout_s=_left(deadline_s)):
+        for index in wanted.within(key.first, key.end):
+            if index not in ended and not data.done >> (index - key.first) & 1:
+                what = InboxOrder(order=OrderKind.CANCEL, submission=submission.id, index=index, reason=reason, detail=detail)
+                multis.append((order(node, machine.guid(), what), [index]))
+    _commit(coordinator, multis, ended, deadline_s)
+
+
+def _commit(coordinator: Coordinator, multis: Sequence[tuple[Multi, Sequence[int]]], ended: _Ended, deadline_s: float) -> None:
+    flying: list[tuple[Future[Outcome], Sequence[int]]] = [
+        (coordinator.commit(multi, timeout_s=_left(deadline_s)), some) for multi, some in multis
+    ]
+    for future, some in flying:
+        if isinstance(future.result(max(0.1, deadline_s - machine.monotonic()) + 1), Committed):
+            ended.add(ranges_of(some))
+
+
+def _left(deadline_s: float) -> float:
+    left = deadline_s - machine.monotonic()
+    if left <= 0:
+        raise DeadlineExceeded("the tasks could not be cancelled in time", hint="rmgr tasks ID shows which ones were")
+    return left
+
+
+# -- other terms ---------------------------------------------------------------------------------------------------------------
+
+
+#: Blocks of which one commit sees that they wait still.
+_MOST_WAITING = MAX_OPS_OF_ONE_JOB - MOST_CHANGES - 5
+#: Signs an amendment of a submission of that number: "key id:hex".
+Sign = Callable[[int, Amendment], str]
+
+
+def update_submission(
+    coordinator: Coordinator, number: int, terms: Terms, *, doer: Doer, sign: Sign | None = None, timeout_s: float = 30.0
+) -> Changed:
+    """Gives what waits of a submission other terms, and what runs of it another time limit.
+
+    At most one of this and a start is committed where one block is all that waits: what has started keeps its terms, but for
+    the time limit (its user may shorten that, an operator lengthen it).
+
+    Args:
+        sign: of who makes it; None in an open cluster.
+    Raises: NotFound; UsageError, Infeasible, PermissionDenied for terms that no submission may have; CoordinationUnavailable.
+    """
+
+    def decide(record: Submission, version: int, left_s: float) -> tuple[Submission, Multi] | str:
+        standing, waiting = _standing(coordinator, record, terms, left_s)
+        change = changing.amended(record, terms, doer, standing)
+        if isinstance(change, str):
+            return change
+        made = change.record
+        settings, nodes = read_settings(coordinator, timeout_s=left_s), _nodes(coordinator, left_s)
+        check_changed(made, made.changes[-1].terms, settings, nodes)
+        if sign is not None:
+            made = changing.signed(made, sign(number, made.changes[-1]))
+        _check_record(made)
+        if len(waiting) > _MOST_WAITING:
+            return f"it waits in {counted(len(waiting), 'block')}, and none of so many may start meanwhile: rmgr hold {number} first"
+        return made, ops.update(made, version=version, gate=change.gate, waiting=waiting)
+
+    return settle(coordinator, number, decide, timeout_s=timeout_s, has_come=_has_come)
+
+
+def _check_record(made: Submission) -> None:
+    """What nobody could read must not be written: the work would neither start nor end any more. Raises: UsageError."""
+    try:
+        validity.submission(encode_record(made), made.id)
+    except InvalidRecord as error:
+        raise UsageError(f"{made.id}: {error.message.partition(': ')[2]}", hint="rmgr update --help") from error
+
+
+def _has_come(mine: Submission, record: Submission) -> bool:
+    """An amendment whose commit had an unknown outcome stands there; others may have come since."""
+    return record.changes[: len(mine.changes)] == mine.changes
+
+
+def _standing(coordinator: Coordinator, record: Submission, terms: Terms, timeout_s: float) -> tuple[changing.Standing, list[str]]:
+    """What of it waits and runs; paths of the blocks of which none may start in the moment of the change."""
+    number = record.id
+    [tail] = fetch([paths.tail(number)], coordinator.get, timeout_s=timeout_s)
+    places = [place(queue) for queue in reversed(record.queues) for place in (paths.pending, paths.held)]
+    failed, nodes, *queues = fetch([paths.failed(number), paths.NODES, *places], coordinator.children, timeout_s=timeout_s)
+    grows = tail is not None and not validity.tail(tail, number).complete
+    blocks = [
+        f"{parent}/{name}" for parent, names in zip(places, queues, strict=True)
+        for name, key in sorted(paths.blocks_in(names), key=lambda one: paths.claim_order(one[0])) if key.submission == number
+    ]  # fmt: skip
+    if grows or failed or blocks:
+        may_move = not (grows or failed or changing.OF_STILL.isdisjoint(terms.said()))
+        is_still = may_move and _is_all(coordinator, record.id, blocks, timeout_s)
+        if is_still and record.phase is not Phase.OPEN:
+            return changing.Standing(waits=True), []  # nothing starts before its record is another one
+        return changing.Standing(waits=True, is_still=is_still), [] if grows or failed else blocks if is_still else blocks[-1:]
+    lists = fetch([paths.running_node(node) for node in nodes or ()], coordinator.children, timeout_s=timeout_s)
+    runs = any(key.submission == number for names in lists for _, key in paths.blocks_in(names))
+    return changing.Standing(waits=False, runs=runs, is_still=False), []
+
+
+def _is_all(coordinator: Coordinator, number: int, blocks: list[str], timeout_s: float) -> bool:
+    """What has not ended of a submission waits in these blocks: nothing of it is claimed."""
+    read = read_progress(coordinator, None, number, timeout_s=timeout_s)
+    waiting = {(key.first, key.count) for path in blocks for key in (paths.parse_block(path.rpartition("/")[2]),)}  # one may have moved
+    return read is not None and read[1].final + sum(count for _, count in waiting) == read[1].total
+
+
+def _nodes(coordinator: Coordinator, timeout_s: float) -> list[NodeRecord]:
+    names = fetch([paths.NODES], coordinator.children, timeout_s=timeout_s)[0] or []
+    found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
+    return [validity.decode(item.data, NodeRecord, paths.NODES) for item in found if item is not None]
+
+
+# -- asking the leader for what only it can do ---------------------------------------------------------------------------------
+
+
+def send_stop(coordinator: Coordinator, guid: str, request: StopRequest, *, timeout_s: float) -> None:
+    """Has the leader ask placed jobs to save their state, or to go on elsewhere.
+
+    guid: drawn by who asks; sent again, it is the same request. `read_stop` tells what came of it, as soon as somebody leads.
+    Raises: CoordinationUnavailable.
+    """
+    outcome = coordinator.commit(leader_ops.ask_leader(guid, request), timeout_s=timeout_s).result(timeout_s + 1)
+    is_there = isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS  # sent again
+    if not (isinstance(outcome, Committed) or is_there):
+        raise CoordinationUnavailable(f"the leader could not be asked: {outcome}", hint="try again")
+
+
+def read_stop(coordinator: Coordinator, guid: str, *, timeout_s: float) -> StopRequest | None:
+    """The request as it stands, `answered` once the leader has; None: it is gone."""
+    path = paths.request(guid)
+    found = coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)
+    return None if found is None else validity.decode(found.data, StopRequest, path)

@@ -23,8 +23,7 @@ from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotFound, Permis
 from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.procedures.bounded import outcomes_in, page_at
 

@@ -28,12 +28,12 @@ from rmgr.model.base.units import counted
 from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import Setup, ToSpawner
 from rmgr.model.wire.stream import FrameError, FrameReader
-from rmgr.runner.command.command import DirectoryGone, Launcher
-from rmgr.runner.command.queue import Commands
+from rmgr.runner.command import Commands, DirectoryGone, Launcher
 from rmgr.runner.current import running
 from rmgr.runner.host import dispositions
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import OF_WORK, WORK, Children, ControlGroup, Forks, kill_strangers, send_group, write_file
+from rmgr.runner.host.files import remove_tree
 from rmgr.runner.host.kernel import (
     CLOCK,
     DIRECTORY_GONE,
@@ -44,7 +44,6 @@ from rmgr.runner.host.kernel import (
     prefer_for_oom,
     trim_memory,
 )
-from rmgr.runner.host.removal import remove_tree
 from rmgr.runner.python.workers import Workers
 
 _MS = 1_000_000

@@ -23,17 +23,15 @@ from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.errors import NotFound, StateConflict, StoreUnavailable
 from rmgr.model.base.states import State
 from rmgr.model.cluster.gang import GangRecord
-from rmgr.model.cluster.limits import CappedUse
 from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.queue import CappedUse, ClusterSettings
 from rmgr.model.tasks.placing import MAX_INDEX, job_id
 from rmgr.model.tasks.submission import Paged, Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView
 from rmgr.procedures.bootstrap import read_meta
 from rmgr.procedures.bounded import page_at
-from rmgr.procedures.fates import Fates
 from rmgr.procedures.history import summary_of
-from rmgr.procedures.pointers import locate
+from rmgr.procedures.output_keys import Fates, locate
 from rmgr.procedures.queue_classes import class_views
 from rmgr.procedures.snapshot import fetch, read_snapshot, read_tasks
 from rmgr.runtime import machine

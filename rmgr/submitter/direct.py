@@ -11,8 +11,8 @@ from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Phase
 from rmgr.model.wire.line import Ahead, Told
+from rmgr.procedures.admission import check_jobs
 from rmgr.procedures.bootstrap import require_store
-from rmgr.procedures.caps import check_jobs
 from rmgr.runtime import machine
 from rmgr.submitter import submitting
 from rmgr.submitter.follower import Believes

@@ -20,7 +20,7 @@ from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.errors import NotFound, RmgrError, Unavailable
-from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.submission import Paged
 from rmgr.model.wire.line import Ahead, Told
 from rmgr.procedures.bounded import raw_page_at

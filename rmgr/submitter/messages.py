@@ -21,8 +21,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
 from rmgr.errors import InvalidRecord, RmgrError
-from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.block import BlockData, Fragment
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.model.wire.line import ClaimStage
 from rmgr.submitter.port import Growth, Order, Read, Stored, Submitted

@@ -23,10 +23,8 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.request import StopKind, StopRequest, TaskRanges
 from rmgr.model.tasks.submission import Amendment, Phase, Submission
 from rmgr.procedures import control
-from rmgr.procedures.asking import read_stop, send_stop
-from rmgr.procedures.cancelling import cancel_tasks
+from rmgr.procedures.control import cancel_tasks, read_stop, send_stop, update_submission
 from rmgr.procedures.snapshot import read_claimed, read_progress, read_submission
-from rmgr.procedures.updating import update_submission
 from rmgr.runtime import machine
 from rmgr.submitter import questions as q
 from rmgr.submitter.questions import Question
@@ -71,7 +69,7 @@ def _cancel(on: Answers, question: q.CancelSubmission, timeout_s: float) -> q.Re
     doer = _doer(on, timeout_s, decides=False)
 
     def change() -> control.Changed:
-        return control.cancel_submission(on, question.number, detail=question.detail, doer=doer, timeout_s=timeout_s)
+        return control.cancel_submission(on.coordinator, question.number, detail=question.detail, doer=doer, timeout_s=timeout_s)
 
     return _changed(on, question.number, timeout_s, change)
 
@@ -80,7 +78,7 @@ def _hold(on: Answers, question: q.HoldSubmission, timeout_s: float) -> q.Record
     doer = _doer(on, timeout_s, decides=False)
 
     def change() -> control.Changed:
-        return control.hold_submission(on, question.number, detail=question.detail, doer=doer, timeout_s=timeout_s)
+        return control.hold_submission(on.coordinator, question.number, detail=question.detail, doer=doer, timeout_s=timeout_s)
 
     return _changed(on, question.number, timeout_s, change)
 
@@ -88,7 +86,7 @@ def _hold(on: Answers, question: q.HoldSubmission, timeout_s: float) -> q.Record
 def _release(on: Answers, question: q.ReleaseSubmission, timeout_s: float) -> q.RecordChange:
     doer = _doer(on, timeout_s)
     return _changed(
-        on, question.number, timeout_s, lambda: control.release_submission(on, question.number, doer=doer, timeout_s=timeout_s)
+        on, question.number, timeout_s, lambda: control.release_submission(on.coordinator, question.number, doer=doer, timeout_s=timeout_s)
     )
 
 
@@ -106,7 +104,7 @@ def _update(on: Answers, question: q.UpdateSubmission, timeout_s: float) -> q.Up
 
     try:
         done = update_submission(
-            on, question.number, question.terms, doer=doer, sign=None if on.who.is_open else sign, timeout_s=timeout_s
+            on.coordinator, question.number, question.terms, doer=doer, sign=None if on.who.is_open else sign, timeout_s=timeout_s
         )
     except _Unsigned:
         return q.Updated(to_sign=to_sign[-1])

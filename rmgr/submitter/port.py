@@ -21,7 +21,7 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.errors import InvalidRecord, RmgrError, UsageError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.model.wire.line import ClaimStage
 from rmgr.runtime import machine

@@ -17,8 +17,7 @@ from rmgr.model.base.states import State
 from rmgr.model.cluster.gang import GangRecord
 from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import MOST_TASKS, BlockKey
-from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment
 from rmgr.model.tasks.request import StopRequest
 from rmgr.model.tasks.submission import Amendment, Submission, Tail, Terms
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView

@@ -19,9 +19,9 @@ from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_block, decode_failed
 from rmgr.errors import RequestTooLarge, RmgrError, Unavailable
 from rmgr.model.base.states import LOSSES
-from rmgr.model.tasks.outcome import FailedRange
+from rmgr.model.tasks.block import FailedRange
 from rmgr.model.tasks.submission import Phase
-from rmgr.procedures.removal import delete_outputs
+from rmgr.procedures.output_keys import delete_outputs
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Bell, Pause, Story
 

@@ -10,7 +10,7 @@ import msgspec
 
 from rmgr.coord.protocol.records import cut, is_deep, unpack
 from rmgr.errors import RequestTooLarge, Unavailable, UsageError
-from rmgr.model.wire.decoders import msgpack_decoder
+from rmgr.model.wire.stream import msgpack_decoder
 from rmgr.submitter.questions import Question
 from rmgr.submitter.rights import RIGHTS
 

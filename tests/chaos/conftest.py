@@ -11,7 +11,7 @@ import pytest
 from breakable import TICK, Chaos, T, eventually
 
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.queue import UserLimits
 from tests.conftest import UNSYNCED
 from tests.harness.attacker import Scene
 from tests.harness.besieged import Besieged

@@ -28,10 +28,8 @@ from rmgr.coord.protocol.records import decode_fragment, encode_fragment, encode
 from rmgr.coord.seal import seal_fragment
 from rmgr.errors import DataLost, RmgrError, TaskFailed
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import Revocation
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.outcome import Fragment, FragmentSeal, Outcome
+from rmgr.model.cluster.identity import Revocation, Role
+from rmgr.model.tasks.block import BlockData, BlockKey, Fragment, FragmentSeal, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload, Work
 from tests.harness import forgeries
 from tests.harness.attacker import Person, Scene, changed, unique

@@ -22,7 +22,7 @@ from rmgr.coord.protocol import keys
 from rmgr.errors import LimitReached, PermissionDenied, StoreUnavailable, Throttled, Unavailable
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.limits import BOUNDS, UserLimits
+from rmgr.model.cluster.queue import BOUNDS, UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from rmgr.submitter import messages as m

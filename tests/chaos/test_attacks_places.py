@@ -27,7 +27,7 @@ from rmgr.adapters.rpc.line import DirectLine, dial
 from rmgr.adapters.rpc.server import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
 from rmgr.errors import LimitReached, RmgrError, Throttled
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.queue import UserLimits
 from rmgr.submitter import messages as m
 from tests.harness.flooded import Flooded, upload
 from tests.harness.waiting import eventually

@@ -28,8 +28,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views import answers
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import RevokedWork
+from rmgr.model.cluster.identity import RevokedWork, Role
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Phase
 from rmgr.procedures.securing import revoke

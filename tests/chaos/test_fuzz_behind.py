@@ -41,8 +41,7 @@ from rmgr.coord.protocol.records import encode_keyed
 from rmgr.daemons.starter.checkpoint.files import Manifest
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Fragment, KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.model.wire import frames, line
 from rmgr.runner.host import home

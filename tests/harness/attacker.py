@@ -24,8 +24,7 @@ from rmgr.coord.protocol.records import decode_fragment, encode_block, encode_re
 from rmgr.coord.views import answers
 from rmgr.dev.cluster import CHROOT, DevCluster
 from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Outcome
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.procedures.snapshot import read_submission
 from rmgr.runtime.secured import zookeeper_options

@@ -38,8 +38,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.errors import LimitReached
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.submitter import messages as m
 from tests.harness.canary import KINDS, Canary

@@ -22,8 +22,7 @@ from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runner.remote import dump_exception
 from tests.harness.memory import MemoryCoordinator

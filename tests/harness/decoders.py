@@ -41,8 +41,7 @@ from rmgr.errors import Unavailable as Unreachable
 from rmgr.model.calls import arrays, interface
 from rmgr.model.cluster.node import Drain, InboxOrder, Meta, NodeRecord, StarterEntry, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
-from rmgr.model.tasks.block import BlockData, KeyedPayload
-from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.block import BlockData, FailedRange, Fragment, KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.model.views import JobView
 from rmgr.model.wire import frames, line, turns

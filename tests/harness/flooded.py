@@ -20,8 +20,7 @@ from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.limits import UserLimits
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 from tests.harness.attacker import Person, Scene
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.handmade import Handmade

@@ -13,9 +13,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.gang import GangClock, GangRecord
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
-from rmgr.model.cluster.limits import CappedUse, UserLimits
+from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, Role, SealedSecret
 from rmgr.model.cluster.node import (
     Drain,
     EpochRecord,
@@ -28,9 +26,8 @@ from rmgr.model.cluster.node import (
     SubmitterEntry,
     Trouble,
 )
-from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload, PastAttempt, Seal
-from rmgr.model.tasks.outcome import Call, FailedRange, Fragment, FragmentSeal, Outcome
+from rmgr.model.cluster.queue import CappedUse, ClusterSettings, PipelineSpec, QueueSpec, UserLimits
+from rmgr.model.tasks.block import BlockData, BlockKey, Call, FailedRange, Fragment, FragmentSeal, KeyedPayload, Outcome, PastAttempt, Seal
 from rmgr.model.tasks.placing import Allocation, NodeHold, Reserved, Rigid
 from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.model.tasks.submission import (

@@ -30,9 +30,8 @@ from rmgr.daemons.leader.term.leader import Leader
 from rmgr.model.base.resources import Capacity, NodeAttributes
 from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState, StarterEntry, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.outcome import FailedRange, Fragment
-from rmgr.model.tasks.outcome import Outcome as TaskOutcome
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, Fragment
+from rmgr.model.tasks.block import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.gang_clock import ClockReading

@@ -12,8 +12,7 @@ from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.block import BlockData, KeyedPayload, PastAttempt
-from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.block import BlockData, FailedRange, Fragment, KeyedPayload, Outcome, PastAttempt
 from rmgr.model.tasks.submission import (
     Command,
     Condition,

@@ -45,8 +45,7 @@ from rmgr.daemons.starter.jobs.ranks import RanksAnswering
 from rmgr.daemons.starter.main import Parts, build
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
-from rmgr.model.tasks.outcome import FailedRange, Outcome
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.supervision import StallGuard

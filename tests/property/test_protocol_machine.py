@@ -29,9 +29,8 @@ from rmgr.coord.seal import seal_blocks
 from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState, StarterEntry
-from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt, pending_indices
-from rmgr.model.tasks.outcome import FailedRange, Fragment
-from rmgr.model.tasks.outcome import Outcome as TaskOutcome
+from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, PastAttempt, pending_indices
+from rmgr.model.tasks.block import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Submission, Tail, Work
 
 picks = st.integers(0, 1_000)

@@ -26,7 +26,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from rmgr.errors import LimitReached, PermissionDenied, QueueFull, Throttled
-from rmgr.model.cluster.limits import BOUND, UserLimits
+from rmgr.model.cluster.queue import BOUND, UserLimits
 
 #: Requests a second that one server answers for all users together, while there are several.
 CAPACITY_PER_S = 1200.0

@@ -34,7 +34,7 @@ from rmgr.model.base.units import format_duration
 from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.servers import ServerLoad
-from rmgr.runner.host.writing import write_whole
+from rmgr.runner.host.files import write_whole
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
 

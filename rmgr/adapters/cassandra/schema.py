@@ -363,7 +363,7 @@ def bucket_of(key: str) -> int:
 
 
 def is_found_unlisted(key: str) -> bool:
-    """True if whoever frees what a dead writer left under this key knows its name (`delete_outputs` in procedures/removal.py)."""
+    """True if whoever frees what a dead writer left under this key knows its name (`delete_outputs` in procedures/output_keys.py)."""
     return key.startswith(_OUTPUT)
 
 

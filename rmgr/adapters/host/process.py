@@ -48,7 +48,7 @@ from rmgr.model.cluster.gang import AUTO, Freezer
 from rmgr.model.wire import frames
 from rmgr.runner.host import home
 from rmgr.runner.host.contain import lists_children
-from rmgr.runner.host.removal import remove_tree
+from rmgr.runner.host.files import remove_tree
 
 __all__ = ["Account", "CgroupConfig", "NodeRunner", "Slot", "Worker", "WorkerSpec"]
 

@@ -30,8 +30,8 @@ from rmgr.model.wire.frames import CommandBatch, CommandStarted, WorkerGone
 from rmgr.runner.host import home
 from rmgr.runner.host.board import Board
 from rmgr.runner.host.contain import processor_seconds
+from rmgr.runner.host.files import remove_tree
 from rmgr.runner.host.kernel import OF_SPAWNERS
-from rmgr.runner.host.removal import remove_tree
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.process import NodeRunner

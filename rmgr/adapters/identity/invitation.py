@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rmgr.errors import CoordinationUnavailable, UsageError
-from rmgr.model.cluster.joining import SealedSecret
+from rmgr.model.cluster.identity import SealedSecret
 from rmgr.model.wire.stream import UNREADABLE
 
 _PREFIX = "rmgr1."

@@ -13,8 +13,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.invitation import TlsPair
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
-from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.cluster.joining import Invitation
+from rmgr.model.cluster.identity import Identity, Invitation, Role
 from rmgr.v1 import join_pb2
 
 _SERVICE = "rmgr.v1.Join"

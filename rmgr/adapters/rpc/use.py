@@ -15,9 +15,8 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.limits import UserLimits
-from rmgr.model.wire.decoders import json_decoder
-from rmgr.model.wire.stream import UNREADABLE
+from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.wire.stream import UNREADABLE, json_decoder
 from rmgr.v1 import limits_pb2, limits_pb2_grpc
 
 

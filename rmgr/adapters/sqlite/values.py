@@ -26,7 +26,7 @@ from rmgr.adapters.sqlite.writer import Writer
 from rmgr.adapters.store_rules import CHUNK_BYTES, CallDeadline, data_lost, now_ms, patience_s
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES
 from rmgr.errors import KeyExists, StoreUnavailable
-from rmgr.runner.host.writing import write_whole
+from rmgr.runner.host.files import write_whole
 
 #: Generations that a process sets aside with one commit, and how long they are its own (ms): in the last quarter no upload begins.
 _RESERVED = 32

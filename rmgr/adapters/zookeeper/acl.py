@@ -17,8 +17,7 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import AclRecord
+from rmgr.model.cluster.identity import AclRecord, Role
 
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.session import SessionCoordinator

@@ -22,7 +22,7 @@ from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import PipelineSpec
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.procedures.admission import admit

@@ -14,8 +14,7 @@ from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import DURATION, listed, one_of
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, UsageError
-from rmgr.model.cluster.identity import Role, check_name
-from rmgr.model.cluster.joining import RevokedWork
+from rmgr.model.cluster.identity import RevokedWork, Role, check_name
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.pki import Authority
@@ -289,7 +288,7 @@ def add_server(session: Session, name: str, days: int, out: str | None, authorit
     from rmgr.adapters.identity.pki import issue
     from rmgr.adapters.identity.trust import publish
     from rmgr.cli.display.render import emit
-    from rmgr.runner.host.removal import remove_tree
+    from rmgr.runner.host.files import remove_tree
 
     ca, where = open_authority(session, authority)
     as_admin(session, authority)
@@ -370,7 +369,7 @@ def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: 
     """Rotates, telling each step; says whose bundles have to be made anew. After `as_admin`."""
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.errors import NotConnected
-    from rmgr.procedures.rotating import rotate
+    from rmgr.procedures.securing import rotate
 
     coordinator = session.zookeeper()
     if not isinstance(coordinator, ZkCoordinator):

@@ -16,7 +16,7 @@ from rmgr.cli.session.tables import draw, table_options
 from rmgr.cli.words.params import Parsed
 from rmgr.errors import UsageError
 from rmgr.model.base.units import format_size
-from rmgr.model.cluster.limits import BOUNDS, CORES, JOBS, UserLimits
+from rmgr.model.cluster.queue import BOUNDS, CORES, JOBS, UserLimits
 
 if TYPE_CHECKING:
     from rmgr.adapters.rpc.use import UseAnswer

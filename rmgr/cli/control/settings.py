@@ -41,8 +41,7 @@ from rmgr.config import line_of
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
-from rmgr.model.cluster.limits import CORES, UserLimits
-from rmgr.model.cluster.queue import FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import CORES, FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
 from rmgr.model.cluster.servers import CALLS
 from rmgr.model.tasks.block import PRIORITY_RANGE
 

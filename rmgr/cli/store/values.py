@@ -35,7 +35,7 @@ from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
     from rmgr.client.values import Values
-    from rmgr.procedures.deeds import Deeds
+    from rmgr.procedures.authentic import Deeds
 
 _PAGE = 1000
 _READ_BYTES = 1 << 20

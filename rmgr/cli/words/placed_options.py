@@ -97,7 +97,7 @@ def shape_of(values: Mapping[str, Any]) -> Rigid | None:
         return None
     from dataclasses import replace
 
-    from rmgr.procedures.feasible import check_shape
+    from rmgr.procedures.admission import check_shape
 
     check_shape(rigid)
     return replace(rigid, kill_on_bad_exit=values["kill_on_bad_exit"])

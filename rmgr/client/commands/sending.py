@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from rmgr.client.reach import Reach
     from rmgr.client.submission.engine import Engine
     from rmgr.coord.ops.work import Block
-    from rmgr.model.cluster.limits import UserLimits
     from rmgr.model.cluster.node import NodeRecord
-    from rmgr.model.cluster.queue import ClusterSettings
+    from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 
 #: How long SUBMIT may take when the caller has no deadline.
 _SUBMIT_S = 30.0
@@ -384,7 +383,7 @@ def check_room(reach: Reach, settings: ClusterSettings, queue: str, more: int, *
 
 def check_jobs(reach: Reach, limits: UserLimits, user: str, *, new: int = 1) -> None:
     """`user` is about to submit so many jobs. Raises, and costs, as `caps.check_cap`."""
-    from rmgr.procedures.caps import check_cap
+    from rmgr.procedures.admission import check_cap
     from rmgr.submitter.questions import ReadUse
 
     check_cap(lambda: reach.ask(ReadUse(user=user)).jobs, limits, user, new=new)

@@ -28,7 +28,7 @@ from rmgr.model.tasks.block import MOST_TASKS
 from rmgr.model.tasks.request import indices_of, ranges_of
 from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.procedures.authentic import Authenticity
-from rmgr.procedures.fates import Fates, FatesPort
+from rmgr.procedures.output_keys import Fates, FatesPort
 from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter
 from rmgr.submitter.ownership import entry_of
@@ -38,7 +38,7 @@ from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.procedures.deeds import Deeds
+    from rmgr.procedures.authentic import Deeds
     from rmgr.submitter.lines import Hearing, Lines
 
 _LOG = logging.getLogger("rmgr.submitter")

@@ -21,9 +21,9 @@ from rmgr.coord.decisions.progress import Progress
 from rmgr.errors import DeadlineExceeded, KeyExists, QueueFull, RmgrError, StateConflict, SubmitUnknown
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail
-from rmgr.procedures.claims import HOW_TO_REPLACE
+from rmgr.procedures.output_keys import HOW_TO_REPLACE
 from rmgr.runtime import machine
 from rmgr.runtime.story import Stories
 from rmgr.submitter.port import Kept, Read, Stored

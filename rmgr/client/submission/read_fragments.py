@@ -19,7 +19,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes
 from rmgr.coord.seal import named_digest
 from rmgr.errors import DataLost, RmgrError, Unavailable
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
 from rmgr.procedures.authentic import LOST, Authenticity, disbelief, doubted
 from rmgr.procedures.bounded import MOST_OUTCOMES_BYTES, row_of

@@ -29,13 +29,11 @@ from rmgr.errors import RmgrError, StoreUnavailable, Unavailable
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import format_duration
-from rmgr.model.tasks.amendments import as_signed
-from rmgr.model.tasks.block import MAX_LEFT_KEYS, KeyedPayload, runs
-from rmgr.model.tasks.outcome import Fragment
-from rmgr.model.tasks.outcome import Outcome as TaskOutcome
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.tasks.block import MAX_LEFT_KEYS, Fragment, KeyedPayload, runs
+from rmgr.model.tasks.block import Outcome as TaskOutcome
+from rmgr.model.tasks.submission import Submission, Tail, as_signed
 from rmgr.model.wire.line import ClaimStage
-from rmgr.procedures.claims import Wanted
+from rmgr.procedures.output_keys import Wanted
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Story

@@ -18,8 +18,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_USAGE_BYTES, Create, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.model.base.units import counted
-from rmgr.model.cluster.limits import CORES, JOBS, CappedUse, UserLimits
-from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.cluster.queue import CORES, JOBS, CappedUse, QueueSpec, UserLimits
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Submission
 

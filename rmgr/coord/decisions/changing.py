@@ -14,8 +14,7 @@ from typing import Any
 
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import utc
-from rmgr.model.tasks.amendments import MOST_CHANGES, OF_OPERATORS, terms_of, with_terms
-from rmgr.model.tasks.submission import Amendment, Phase, Submission, Terms
+from rmgr.model.tasks.submission import MOST_CHANGES, OF_OPERATORS, Amendment, Phase, Submission, Terms, terms_of, with_terms
 
 #: Characters of the user's words that are kept.
 MAX_DETAIL = 500

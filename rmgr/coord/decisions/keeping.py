@@ -33,9 +33,8 @@ from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Gone, Holds
 from rmgr.coord.protocol.records import brief_ends, encode_block, encode_fragment
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.amendments import key_now
 from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Condition, Dependency, Phase, Submission, Tail
+from rmgr.model.tasks.submission import Condition, Dependency, Phase, Submission, Tail, key_now
 
 #: A living owner that has not done its part for so long gets help from the leader.
 PATIENCE_S = 30.0

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from rmgr.model.base.states import LOSSES, TRANSITIONS, Reason, State
-from rmgr.model.tasks.block import MOST_TASKS, BlockKey, PastAttempt
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment, Outcome, PastAttempt
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 
 #: Kinds of failures that are told apart, and characters that are kept of an error.

@@ -18,8 +18,7 @@ from rmgr.coord.protocol.records import decode_block, encode_block, encode_faile
 from rmgr.model.base.states import LOSSES, OWN_FAILURES, Reason, State
 from rmgr.model.base.version import SKEW
 from rmgr.model.cluster.node import EpochRecord, InboxOrder, Meta, NodeRecord, NodeState
-from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt, pending_indices, runs
-from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt, pending_indices, runs
 from rmgr.model.tasks.request import StopRequest
 from rmgr.model.tasks.submission import Paged, Submission
 

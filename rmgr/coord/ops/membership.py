@@ -16,7 +16,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import PermissionDenied
-from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
+from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, SealedSecret
 from rmgr.model.cluster.node import Drain, NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Submission, Tail

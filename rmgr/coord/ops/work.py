@@ -19,8 +19,7 @@ from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Check, Create, Delete,
 from rmgr.coord.protocol.records import encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.seal import narrowed
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry, Trouble
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, runs
-from rmgr.model.tasks.outcome import FailedRange, Fragment
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, Fragment, runs
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 
 Block = tuple[BlockKey, BlockData]

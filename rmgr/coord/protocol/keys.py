@@ -37,7 +37,7 @@ import msgspec
 
 from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.errors import DataLost, UsageError
-from rmgr.model.wire.decoders import json_decoder
+from rmgr.model.wire.stream import json_decoder
 
 #: Largest key of a user (bytes of UTF-8): with its family it stays below the store's 1,024.
 MAX_USER_KEY_BYTES = 1000

@@ -41,9 +41,8 @@ from rmgr.model.base.ids import taskq_name
 from rmgr.model.base.resources import MIB, Needs, needs_of
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
-from rmgr.model.cluster.limits import CORES
 from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, Trouble
-from rmgr.model.cluster.queue import Dispatch, QueueSpec
+from rmgr.model.cluster.queue import CORES, Dispatch, QueueSpec
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.submission import Phase, Submission, Work
 from rmgr.model.views import ExplainView, FailureView, JobView, LeaderView, Level, NodeView, PlacedView, QueueView, StatusView, WhyView

@@ -20,10 +20,10 @@ from rmgr.coord.protocol.records import UNREADABLE, encode_record
 from rmgr.coord.views.answers import job_view
 from rmgr.errors import DataLost, UsageError
 from rmgr.model.base.states import State
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.model.views import JobView
-from rmgr.model.wire.decoders import json_decoder
+from rmgr.model.wire.stream import json_decoder
 
 #: Deletes of one multi, beside its checks.
 DELETES = 180

@@ -9,8 +9,7 @@ import msgspec
 from rmgr.coord.decisions.progress import EndFold, claimed_state
 from rmgr.model.base.states import GIVEN_UP, Reason, State
 from rmgr.model.tasks.array import parse_array
-from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
-from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.model.views import AttemptView, MovingView, TaskView
 

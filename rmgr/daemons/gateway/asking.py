@@ -23,7 +23,7 @@ from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.errors import LimitReached, RmgrError, Throttled
 from rmgr.log import audit
-from rmgr.procedures.fates import Fates
+from rmgr.procedures.output_keys import Fates
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 from rmgr.runtime.user_turns import UserTurns

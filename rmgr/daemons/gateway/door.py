@@ -19,10 +19,8 @@ from rmgr.coord.protocol import paths
 from rmgr.errors import InvalidRecord, PermissionDenied
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.amendments import as_signed
-from rmgr.model.tasks.block import MAX_TASKS, BlockData
-from rmgr.model.tasks.outcome import Fragment, Outcome
-from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.tasks.block import MAX_TASKS, BlockData, Fragment, Outcome
+from rmgr.model.tasks.submission import Phase, Submission, Tail, as_signed
 from rmgr.submitter.port import Growth, Order
 
 #: Characters of what makes the bytes of a tail unique.

@@ -28,7 +28,7 @@ from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.leader.term.limits import wanted
 from rmgr.errors import RmgrError, Throttled, Unavailable
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.limits import CORES, JOBS
+from rmgr.model.cluster.queue import CORES, JOBS
 from rmgr.runtime import machine
 from rmgr.submitter.messages import Grow, Place
 from rmgr.submitter.port import Growth, Order

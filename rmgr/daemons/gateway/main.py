@@ -50,10 +50,8 @@ from rmgr.errors import CoordinationUnavailable
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
-from rmgr.procedures.authentic import Authenticity
-from rmgr.procedures.bootstrap import check_same, read_meta, read_settings
-from rmgr.procedures.deeds import Deeds
-from rmgr.procedures.fresh_settings import FreshSettings
+from rmgr.procedures.authentic import Authenticity, Deeds
+from rmgr.procedures.bootstrap import FreshSettings, check_same, read_meta, read_settings
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import SignalMessages

@@ -27,7 +27,7 @@ from rmgr.daemons.service.people import audited, person_of
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound, PermissionDenied
 from rmgr.model.tasks.submission import Submission
-from rmgr.procedures.deeds import Deeds
+from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.history import summary_of
 from rmgr.runtime.logger import Log
 

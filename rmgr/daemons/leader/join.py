@@ -16,8 +16,7 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, PermissionDenied
 from rmgr.log import audit
-from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.cluster.joining import AclRecord, Invitation, SealedSecret
+from rmgr.model.cluster.identity import AclRecord, Identity, Invitation, Role, SealedSecret
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

@@ -32,7 +32,7 @@ from rmgr.model.base.units import counted, format_duration
 from rmgr.model.calls.interface import Function, encode_interface, read_functions
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
-from rmgr.runner.host.removal import remove_tree
+from rmgr.runner.host.files import remove_tree
 from rmgr.runner.python import served
 from rmgr.runtime import machine
 from rmgr.runtime.interpreter import set_for_daemon

@@ -43,7 +43,7 @@ from rmgr.daemons.server.load import LoadMeter
 from rmgr.daemons.server.work import Ended, Run, Work
 from rmgr.model.base.units import format_duration, format_size
 from rmgr.model.calls.interface import Function, encode_interface
-from rmgr.runner.host.removal import remove_tree
+from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

@@ -19,7 +19,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError
-from rmgr.model.cluster.joining import AclRecord
+from rmgr.model.cluster.identity import AclRecord
 from rmgr.model.cluster.node import Meta
 from rmgr.procedures.bootstrap import verify
 from rmgr.procedures.securing import watchdogs

@@ -15,7 +15,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import UNREADABLE, cut
 from rmgr.errors import DataLost, RmgrError
-from rmgr.model.wire.decoders import json_decoder
+from rmgr.model.wire.stream import json_decoder
 from rmgr.procedures.bounded import row_of
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log

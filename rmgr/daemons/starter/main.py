@@ -65,9 +65,9 @@ from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
 from rmgr.model.wire.frames import MAX_INLINE_VALUE
+from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.bootstrap import read_settings
-from rmgr.procedures.deeds import Deeds
-from rmgr.runner.host.removal import remove_tree
+from rmgr.runner.host.files import remove_tree
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox, SignalMessages

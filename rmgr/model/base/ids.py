@@ -1,8 +1,16 @@
-"""Ids and their grammar: submission `42` (`taskq-0000000042`); node and queue names."""
+"""Ids and their grammar: submission `42` (`taskq-0000000042`); node and queue names. And the numbers that records may hold.
+
+Spans and moments in records are microseconds that fit every codec, alone and added up. JSON has integers of any size, MessagePack and
+protobuf have 64 bits: a record with a longer one is not read by anybody (a gateway refuses it, leader and Starters pass it by), or one
+submission could stop the pass and the Starter that come to it.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Annotated, TypeAlias
+
+import msgspec
 
 from rmgr.errors import UsageError
 
@@ -34,3 +42,13 @@ def check_name(kind: str, text: str) -> str:
             hint="at most 64 letters, digits, '.', '_' and '-'; a letter or digit first and last",
         )
     return text
+
+
+#: Of 4,500 years at most; a back-off becomes up to 64 times as long.
+SpanUs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 57)]
+#: Between two readings of clocks that may have been set back.
+BetweenUs: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 57), le=1 << 57)]
+#: Numbers and names that millions of outcomes hold: refused where they are decoded, which costs nothing.
+Attempt: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=99_999)]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=9_999_999_999)]
+NodeName: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]

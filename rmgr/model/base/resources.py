@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rmgr.errors import UsageError
-from rmgr.model.base.spans import SpanUs
+from rmgr.model.base.ids import SpanUs
 from rmgr.model.base.version import Newer, newer
 
 MIB = 1024 * 1024

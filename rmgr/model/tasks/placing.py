@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rmgr.model.base.spans import SpanUs
+from rmgr.model.base.ids import SpanUs
 from rmgr.model.base.version import Newer, newer
 
 #: Tasks of one submission that a scheduler's job id has room for.

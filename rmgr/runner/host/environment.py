@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from rmgr.model.wire.frames import BatchShape, CommandItem, TaskItem
-from rmgr.runner.host import affinity, slurm
+from rmgr.runner.host import kernel, slurm
 
 #: Variables that differ from task to task.
 _CHANGING = ("RMGR_TASK_ID", "RMGR_ARRAY_INDEX", "RMGR_ATTEMPT", "RMGR_TOKEN")
@@ -96,7 +96,7 @@ class TaskEnvironment:
                 if data.get(os.fsencode(name)) != os.fsencode(value):
                     os.environ[name] = value
         self._submission = shape.submission
-        affinity.bind(variables.get(affinity.VARIABLE, ""), every_thread=True)
+        kernel.bind_processors(variables.get(kernel.CPU_BIND, ""), every_thread=True)
         self._job = f"{shape.submission}_".encode()
         self._tries = 0
         for buffer in self._buffers:  # again: a task may have set or removed them

@@ -13,15 +13,16 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
+import cloudpickle
 import msgspec
 
-from rmgr.errors import DataLost, PickleFailed, RmgrError
+from rmgr.errors import DataLost, PickleFailed, RmgrError, VersionMismatch
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
-from rmgr.model.wire.frames import MAX_INLINE_VALUE, KeyedCall, TaskBatch, TaskExtra, TaskItem, Value
+from rmgr.model.base.version import PROTOCOL
+from rmgr.model.wire.frames import MAX_INLINE_VALUE, KeyedCall, StartWorker, TaskBatch, TaskExtra, TaskItem, Value
 from rmgr.runner.current import running
-from rmgr.runner.host.writing import write_whole
-from rmgr.runner.python.versions import mismatch
+from rmgr.runner.host.files import write_whole
 from rmgr.runner.remote import dump_exception, dump_value
 
 _KEPT = 128
@@ -214,3 +215,37 @@ def not_begun(error: BaseException, path: str, *, keyed: bool = False) -> TaskEx
         return TaskExtra(reason=Reason.DATA_LOST, summary=error.message)
     is_removed = isinstance(error, FileNotFoundError) and (keyed or error.filename == path)  # a file of the Starter
     return failure(error, Reason.NODE_LOST if is_removed else Reason.START_FAILED)
+
+
+# -- can this interpreter run the work? Compared before anything is unpickled --------------------------------------------------
+
+
+def check_versions(spec: StartWorker, node: str) -> None:
+    """Raises VersionMismatch naming the node and both versions."""
+    where = f"node {node} runs {sys.executable}"
+    if spec.protocol and spec.protocol != PROTOCOL:
+        raise VersionMismatch(
+            f"{where} with rmgr of protocol {PROTOCOL}, its Starter speaks {spec.protocol}",
+            hint="install the Starter's release of rmgr in that interpreter, or name another one with --python",
+        )
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if spec.python_version and spec.python_version != here:
+        raise VersionMismatch(
+            f"the work was submitted by Python {spec.python_version}, node {node} runs Python {here}",
+            hint=f"submit with Python {here}, or name an interpreter of the nodes with --python",
+        )
+    if spec.cloudpickle and _major(spec.cloudpickle) != _major(cloudpickle.__version__):
+        raise mismatch(spec.cloudpickle, node)
+
+
+def mismatch(theirs: str, node: str) -> VersionMismatch:
+    """The work's cloudpickle is not ours."""
+    here = cloudpickle.__version__
+    return VersionMismatch(
+        f"the work was pickled by cloudpickle {theirs}, node {node} has cloudpickle {here} ({sys.executable})",
+        hint="install the same cloudpickle on both sides, or name an interpreter that has it with --python",
+    )
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]

@@ -22,11 +22,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from rmgr.model.calls import arrays
-from rmgr.model.calls.arguments import fit_inputs, fit_outputs
+from rmgr.model.calls.arrays import fit_inputs, fit_outputs
 from rmgr.model.calls.interface import Interface, decode_interface
-from rmgr.model.wire.decoders import json_decoder
-from rmgr.model.wire.stream import UNREADABLE
-from rmgr.runner.host.writing import write_whole
+from rmgr.model.wire.stream import UNREADABLE, json_decoder
+from rmgr.runner.host.files import write_whole
 from rmgr.runner.python.blocking import TaskTerminated
 from rmgr.runner.remote import format_traceback, summary
 

@@ -53,8 +53,17 @@ from rmgr.runner.host.environment import TaskEnvironment, umask_of
 from rmgr.runner.host.kernel import CLOCK, DISK_WAS_FULL, NODE_TROUBLE, is_full, keep_memory
 from rmgr.runner.host.outputs import open_output, take
 from rmgr.runner.python.blocking import TaskTerminated, gate
-from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure, found_no_room, not_begun, told_with_cure
-from rmgr.runner.python.versions import check_versions
+from rmgr.runner.python.calls import (
+    FunctionCache,
+    ResultWriter,
+    WrongCount,
+    arguments,
+    check_versions,
+    failure,
+    found_no_room,
+    not_begun,
+    told_with_cure,
+)
 
 _FLUSH_NS = 5_000_000
 #: A result above this is not kept on the board but sent at once.

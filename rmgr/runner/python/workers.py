@@ -18,15 +18,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import NO_OUTPUT, Output, StartWorker, WorkerForked, WorkerGone
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import OF_WORK, ControlGroup, resident_bytes, send, send_all, send_group
-from rmgr.runner.host.kernel import (
-    DISK_WAS_FULL,
-    become_subreaper,
-    die_with_parent,
-    is_full,
-    oom_kills,
-    open_to_others,
-    prefer_for_oom,
-)
+from rmgr.runner.host.kernel import DISK_WAS_FULL, become_subreaper, die_with_parent, is_full, oom_kills, open_to_others, prefer_for_oom
 from rmgr.runner.host.outputs import open_output, take, trim_path
 from rmgr.runner.python import worker as worker_process
 

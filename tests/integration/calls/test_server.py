@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rmgr.model.calls import arrays
-from rmgr.model.calls.arguments import fit_inputs
+from rmgr.model.calls.arrays import fit_inputs
 from rmgr.model.calls.interface import Interface, decode_interface, read_functions
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.calls_gateway import PlayedGateway, ServerProcess, executions

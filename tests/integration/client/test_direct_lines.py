@@ -32,8 +32,7 @@ from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 from rmgr.submitter.direct import DirectWork

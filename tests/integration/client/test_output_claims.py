@@ -14,8 +14,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists
-from rmgr.procedures.claims import claim_pointers, look
-from rmgr.procedures.fates import Fates
+from rmgr.procedures.output_keys import Fates, claim_pointers, look
 from tests.harness.store_adapters import ADAPTERS, Adapter, ready, run_threads
 from tests.harness.store_ways import WAYS, opened
 

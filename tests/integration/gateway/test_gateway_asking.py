@@ -21,9 +21,8 @@ from rmgr.daemons.gateway.asking import Asking, Loose
 from rmgr.daemons.gateway.values import Owners
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, RequestTooLarge, StateConflict, Throttled, Unavailable, UsageError
 from rmgr.model.base.resources import Capacity
-from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.submitter import questions as q
 from rmgr.submitter.remote import RemoteAnswers

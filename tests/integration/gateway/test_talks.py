@@ -25,7 +25,7 @@ from rmgr.errors import (
     Throttled,
     VersionMismatch,
 )
-from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.queue import UserLimits
 from rmgr.v1 import work_pb2 as pb
 from rmgr.v1 import work_pb2_grpc
 from tests.harness.fair_time import FairTimer

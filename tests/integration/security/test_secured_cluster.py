@@ -21,8 +21,7 @@ from rmgr.coord.ops import membership
 from rmgr.coord.protocol.multi import Committed
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, Unavailable
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import Revocation
+from rmgr.model.cluster.identity import Revocation, Role
 from rmgr.runtime.secured import credentials_of, open_zookeeper
 from tests.harness.bundles import session_bundles
 from tests.harness.gateway_process import GatewayProcess

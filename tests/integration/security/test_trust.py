@@ -9,8 +9,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import Revocation
+from rmgr.model.cluster.identity import Revocation, Role
 from tests.harness.bundles import session_bundles
 from tests.harness.waiting import eventually
 

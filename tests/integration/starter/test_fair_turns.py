@@ -14,8 +14,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.cluster.limits import CappedUse, UserLimits
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.queue import CappedUse, ClusterSettings, UserLimits
 from tests.harness.starter_rig import Rig, call
 from tests.harness.waiting import eventually
 

@@ -24,7 +24,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import OrderKind, Trouble
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import Outcome
 from rmgr.model.tasks.submission import Command
 from tests.harness.fair_time import FairTimer
 from tests.harness.starter_rig import Rig, call

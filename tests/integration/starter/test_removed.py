@@ -15,7 +15,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import Outcome
 from rmgr.model.tasks.submission import Command, Tail, Upload
 from tests.harness.hand_leader import BOTH, put, unhold
 from tests.harness.starter_rig import Rig, call

@@ -29,8 +29,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import KeyedPayload
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT
 from tests.harness.starter_rig import Rig, call

@@ -33,8 +33,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import KeyedPayload
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload
 from rmgr.runner.host import home
 from tests.harness.fair_time import FairTimer

@@ -21,8 +21,7 @@ from rmgr.daemons.gateway.asking import MOST, Loose
 from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse
 from rmgr.daemons.service.written import WrittenKeeper
 from rmgr.errors import ConfigError, LimitReached, QueueFull, Unavailable
-from rmgr.model.cluster.limits import BOUND, BOUNDS, UserLimits
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.queue import BOUND, BOUNDS, ClusterSettings, UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap

@@ -10,7 +10,7 @@ import pytest
 from rmgr.adapters.access.limits import BURST_S, BUSY_PART, CAPACITY_PER_S, DEEP, EARLY_S, LATE_S, SESSION_COST, Bounds, StrainMeter
 from rmgr.adapters.gateway.bounds import WORD_COST, Booking
 from rmgr.errors import PermissionDenied, QueueFull, Throttled
-from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.queue import UserLimits
 from tests.harness.waiting import eventually
 
 

@@ -23,8 +23,7 @@ from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.views.closing import history_rows, summary
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import PastAttempt
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome, PastAttempt
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Submission, Tail, Work
 from rmgr.model.views import JobView

@@ -19,9 +19,8 @@ from rmgr.coord.protocol.records import encode_fragment
 from rmgr.coord.seal import seal_fragment
 from rmgr.errors import PermissionDenied
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import Revocation
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.cluster.identity import Revocation, Role
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.procedures.authentic import Authenticity, doubted
 from rmgr.submitter.port import PAGED
 from tests.harness.bundles import session_bundles

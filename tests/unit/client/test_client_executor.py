@@ -17,8 +17,7 @@ from rmgr.client.futures import Future, as_completed
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.errors import NotConnected, PickleFailed, RmgrError
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.outcome import INITIALIZER_FAILED, Outcome
+from rmgr.model.tasks.block import INITIALIZER_FAILED, BlockKey, Outcome
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.waiting import eventually
 

@@ -22,7 +22,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, DataLost, DeadlineExceeded, StoreUnavailable, SubmitUnknown, ValueTooLarge
 from rmgr.model.base.states import State
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import Outcome
 from rmgr.model.tasks.submission import Command, Work
 from rmgr.submitter import submitting
 from tests.harness.client_cluster import Cluster, running
@@ -290,7 +290,7 @@ def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
     from rmgr.coord.ops.leader import page
     from rmgr.coord.protocol import keys
     from rmgr.coord.protocol.records import encode_outcomes, join_page
-    from rmgr.model.tasks.outcome import Fragment
+    from rmgr.model.tasks.block import Fragment
     from rmgr.model.tasks.submission import Paged
 
     cluster = Cluster()

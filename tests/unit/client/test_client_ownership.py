@@ -27,8 +27,7 @@ from rmgr.errors import (
 )
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import SubmitterEntry
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import BlockKey, Outcome
 from rmgr.model.tasks.submission import Submission, Tail
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.waiting import eventually

@@ -430,7 +430,7 @@ def test_cancelling_the_queue_ends_what_was_not_sent_and_completes_it(cluster: C
         blocked, go = threading.Event(), threading.Event()
         connection.submitter.thread.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
         assert blocked.wait(60)
-        cancel_submission(connection, queue.id)
+        cancel_submission(cluster.coordinator, queue.id)
         record = read_submission(cluster.coordinator, queue.id)
         connection.submitter.thread.post(lambda: queue._handle.on_record(record, 1))  # type: ignore[attr-defined]  # before anything is sent
         futures = [queue.submit_call(x) for x in range(3)]
@@ -443,17 +443,17 @@ def test_cancelling_the_queue_ends_what_was_not_sent_and_completes_it(cluster: C
 def test_hold_and_release_change_gate_and_record(cluster: Cluster) -> None:
     with cluster.connect() as connection:
         queue = TaskQueue(double, connection=connection)
-        assert hold_submission(connection, queue.id, detail="later").unchanged == ""
+        assert hold_submission(cluster.coordinator, queue.id, detail="later").unchanged == ""
         assert cluster.coordinator.stat(paths.gate(queue.id)).result(60) is None
-        assert hold_submission(connection, queue.id).unchanged == "it is held already"
-        assert release_submission(connection, queue.id).unchanged == ""
+        assert hold_submission(cluster.coordinator, queue.id).unchanged == "it is held already"
+        assert release_submission(cluster.coordinator, queue.id).unchanged == ""
         assert cluster.coordinator.stat(paths.gate(queue.id)).result(60) is not None
-        assert release_submission(connection, queue.id).unchanged == "it is not held (OPEN)"
-        assert cancel_submission(connection, queue.id).unchanged == ""
-        assert cancel_submission(connection, queue.id).unchanged == "it is CANCELLED already"
-        assert hold_submission(connection, queue.id).unchanged == "it is CANCELLED"
+        assert release_submission(cluster.coordinator, queue.id).unchanged == "it is not held (OPEN)"
+        assert cancel_submission(cluster.coordinator, queue.id).unchanged == ""
+        assert cancel_submission(cluster.coordinator, queue.id).unchanged == "it is CANCELLED already"
+        assert hold_submission(cluster.coordinator, queue.id).unchanged == "it is CANCELLED"
         with pytest.raises(NotFound, match="there is no submission 99"):
-            hold_submission(connection, 99)
+            hold_submission(cluster.coordinator, 99)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rmgr.client.logs import LineCutter, OutputPiece
 from rmgr.client.output import LiveEcho, LongEcho, write
 from rmgr.client.progress import shown_on
 from rmgr.model.base.states import State
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import Outcome
 
 
 def test_a_slow_look_is_followed_by_another_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

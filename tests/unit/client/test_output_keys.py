@@ -15,8 +15,7 @@ from rmgr.client.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.errors import KeyExists, TaskFailed
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import BlockKey, Outcome
 from tests.harness.client_cluster import Cluster
 
 

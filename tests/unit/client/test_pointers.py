@@ -9,9 +9,9 @@ from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_outcomes, encode_record, join_page
 from rmgr.errors import NotFound
 from rmgr.model.base.states import State
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Tail
-from rmgr.procedures.pointers import locate
+from rmgr.procedures.output_keys import locate
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 

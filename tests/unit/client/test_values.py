@@ -18,7 +18,7 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.submission import Work
 from rmgr.procedures.admission import admit
-from rmgr.procedures.fates import Fates
+from rmgr.procedures.output_keys import Fates
 from tests.harness.client_cluster import Cluster
 from tests.harness.memory_store import MemoryStore
 

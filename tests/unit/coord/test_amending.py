@@ -18,11 +18,23 @@ from rmgr.coord.seal import NotSealed, amendment_statement, check_shape, spec_di
 from rmgr.errors import InvalidRecord
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.base.states import Reason
-from rmgr.model.tasks.amendments import MOST_CHANGES, as_signed, fault_of, key_now, terms_of
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.outcome import FailedRange
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange
 from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Amendment, Command, Condition, Dependency, Phase, Submission, Terms, Work
+from rmgr.model.tasks.submission import (
+    MOST_CHANGES,
+    Amendment,
+    Command,
+    Condition,
+    Dependency,
+    Phase,
+    Submission,
+    Terms,
+    Work,
+    as_signed,
+    fault_of,
+    key_now,
+    terms_of,
+)
 
 HOUR = 3_600_000_000
 RECORD = Submission(

@@ -17,11 +17,9 @@ from rmgr.coord.views.tasks import task_views
 from rmgr.errors import NotFound
 from rmgr.model.base.resources import Capacity, Request
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
-from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
-from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec, UserLimits
+from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
 from rmgr.model.tasks.placing import Allocation, Rigid
 from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Tail, Terms, Work
 from rmgr.model.views import FaultView, HeldView, NodeView, PartitionView, PlacedView, PlacingView, PolicyView, WhyView

@@ -9,7 +9,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_USAGE_BYTES, Create, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views.snapshot import BlockOnNode, by_node, in_all
-from rmgr.model.cluster.limits import CORES, JOBS, CappedUse, UserLimits
+from rmgr.model.cluster.queue import CORES, JOBS, CappedUse, UserLimits
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation
 

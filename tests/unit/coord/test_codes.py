@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rmgr.coord.decisions.progress import Codes, Progress
 from rmgr.model.base.states import State
-from rmgr.model.tasks.block import MOST_TASKS
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import MOST_TASKS, Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
 
 #: Indices that meet often, in a few pages and at their edges.

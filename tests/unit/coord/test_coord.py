@@ -19,8 +19,7 @@ from rmgr.errors import WrongCluster
 from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import MAX_TASKS, NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.block import MAX_TASKS, NO_SEQ, BlockData, BlockKey, FailedRange, Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Paged, Phase, Submission, Tail, Work
 
 KEY = BlockKey(priority=5, seq=3, submission=42, first=10, count=6, attempt=1, cores=2, memory_mib=512)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmgr.coord.decisions.progress import Progress
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
 
 

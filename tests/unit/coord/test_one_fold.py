@@ -24,11 +24,9 @@ from rmgr.daemons.leader.submissions.collect import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound
 from rmgr.model.base.states import TRANSITIONS, State
-from rmgr.model.tasks.block import MOST_TASKS, BlockKey
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail, Work
-from rmgr.procedures.fates import Fates
-from rmgr.procedures.pointers import locate
+from rmgr.procedures.output_keys import Fates, locate
 from rmgr.procedures.snapshot import read_progress, read_tasks
 from rmgr.submitter.answers import Answers
 from tests.harness.memory import MemoryCoordinator

@@ -40,8 +40,7 @@ from rmgr.coord.seal import (
 )
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import MAX_INLINE_BYTES, MAX_TASKS, BlockData, BlockKey, PastAttempt
-from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.block import MAX_INLINE_BYTES, MAX_TASKS, BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
 from rmgr.model.tasks.placing import Allocation, Rigid
 from rmgr.model.tasks.submission import Command, Dependency, OnDisconnect, Phase, PythonEnvironment, Submission, Upload, Work
 

@@ -22,9 +22,8 @@ from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import DeadlineExceeded, LimitReached
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.limits import CappedUse, UserLimits
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.cluster.queue import CappedUse, ClusterSettings, QueueSpec, UserLimits
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Condition, Dependency, Phase, Tail, Terms
 from tests.harness.leader_bench import Submitter, Tree

@@ -10,7 +10,7 @@ from tests.places import ROOT
 
 HEAD = "| what | decoder | bytes | depth | values | what cannot be read |"
 _MODULES = {"json", "tomllib", "pickle", "cloudpickle", "marshal", "msgspec", "msgspec.json", "msgspec.msgpack", "yaml"}
-_MODULES |= {"rmgr.model.wire.decoders"}
+_MODULES |= {"rmgr.model.wire.stream"}
 _FUNCTIONS = {"loads", "load", "decode", "Decoder", "convert", "Unpickler", "json_decoder", "msgpack_decoder"}
 #: Of objects: protobuf, struct.
 _METHODS = {"ParseFromString", "MergeFromString", "FromString", "unpack", "unpack_from", "iter_unpack", "literal_eval"}
@@ -46,11 +46,9 @@ EXEMPT = {
     "cli/policy/check.py": _SELF,
     "client/futures.py": _OWN,
     "daemons/leader/plugins/child.py": _SELF,
-    "model/wire/decoders.py": "it makes decoders; those who decode with them are in the table",
     "runner/host/privileges.py": _SELF,
     "runner/python/calls.py": _OWN,
     "runner/python/rank_call.py": _OWN,
-    "runner/python/rank_task.py": _OWN,
     "runner/python/worker.py": _OWN,
     "runner/program.py": _OWN,
     "runner/ranks/terminal.py": _OWN,
@@ -125,7 +123,7 @@ def test_all_ways_to_decode_are_seen() -> None:
         "import msgspec\nmsgspec.json.decode(b'', type=int)",
         "import json\nparse = json.loads",
         "from json import loads",
-        "from rmgr.model.wire.decoders import json_decoder",
+        "from rmgr.model.wire.stream import json_decoder",
         "import pickle\npickle.Unpickler(file).load()",
         "answer.ParseFromString(data)",
         "_HEAD.unpack_from(buffer, 4)",

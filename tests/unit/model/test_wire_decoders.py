@@ -27,7 +27,7 @@ for thread in threads:
     thread.join()
 """
 #: One thread decodes in these, or the type has no fields: programs of a rank and of a bench, a dictionary, a token of one struct.
-_ALONE = {"runner/python/rank_task.py", "runner/python/rank_call.py", "bench/load/silent_starters.py", "bench/load/virtual_starters.py"}
+_ALONE = {"runner/python/rank_call.py", "bench/load/silent_starters.py", "bench/load/virtual_starters.py"}
 _ALONE |= {"adapters/identity/invitation.py", "runner/python/served.py"}
 
 

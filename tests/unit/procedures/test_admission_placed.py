@@ -10,9 +10,8 @@ import pytest
 from rmgr.client.specs import Options, draft_of
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, UsageError
 from rmgr.model.base.resources import Capacity, NodeAttributes, Request
-from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Submission, Terms, Work
 from rmgr.procedures.admission import admit, check_admitted, check_changed, chosen_classes

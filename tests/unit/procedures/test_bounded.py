@@ -16,9 +16,9 @@ from rmgr.coord.protocol.records import decode_fragment, encode_fragment, encode
 from rmgr.daemons.leader.submissions import actions, collect, fragments
 from rmgr.errors import DataLost
 from rmgr.model.base.states import State
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
-from rmgr.procedures import bounded, removal, snapshot
+from rmgr.procedures import bounded, output_keys, snapshot
 from rmgr.submitter import follower
 from tests.harness.sparing_store import SparingStore
 
@@ -132,5 +132,5 @@ def test_a_value_under_an_output_key_is_not_read_to_see_that_it_is_no_pointer(st
     store.put(keys.named("out"), bytes(10_000))
     store.large.add(keys.named("out"))
     store.put(keys.named("mine"), keys.encode_pointer(Pointer(sub=7, index=1)), encoding=Encoding.POINTER)
-    removal.delete_pointers(store, 7, 1, ("out", "mine", "absent"))
+    output_keys.delete_pointers(store, 7, 1, ("out", "mine", "absent"))
     assert store.keys("name/") == [keys.named("out")]

@@ -30,8 +30,7 @@ from rmgr.coord.views.closing import decode_summary, history_rows
 from rmgr.daemons.leader.placement.user_requests import _newest
 from rmgr.errors import DataLost, WrongCluster
 from rmgr.model.base.states import State
-from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import BlockData, Outcome
 from rmgr.model.tasks.submission import Tail
 from rmgr.model.views import JobView
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, MOST_SUMMARY_BYTES

@@ -17,7 +17,7 @@ from rmgr.errors import CoordinationUnavailable
 from rmgr.model.base.states import State
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Paged
-from rmgr.procedures.cancelling import cancel_tasks
+from rmgr.procedures.control import cancel_tasks
 from rmgr.procedures.snapshot import fetch, fetch_visible, read_claimed, read_progress, read_tasks
 from rmgr.runtime import machine
 from tests.harness.leader_bench import Bench

@@ -145,8 +145,8 @@ def test_ends_that_no_process_has_and_words_that_there_are_not_are_not_believed(
 
 
 def test_every_surprise_of_the_programs_that_run_work_is_known() -> None:
+    from rmgr.runner import command as commands
     from rmgr.runner import spawner
-    from rmgr.runner.command import queue as commands
     from rmgr.runner.host import contain, kernel
     from rmgr.runner.python import workers
 

@@ -17,7 +17,7 @@ from rmgr.client.futures import Settled, error_of, load, value_of
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback, TaskFailed
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import Outcome
 from rmgr.runner.remote import dump_exception
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.host.accounts import acting, find_account
-from rmgr.runner.command.command import _REMOVE
-from rmgr.runner.host.removal import remove_all, remove_tree
+from rmgr.runner.command import _REMOVE
+from rmgr.runner.host.files import remove_all, remove_tree
 
 NOBODY = find_account("nobody") if os.geteuid() == 0 else None
 

@@ -12,7 +12,7 @@ from rmgr.adapters.host.accounts import live_output
 from rmgr.adapters.host.cgroup import members, remove_group
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandItem
-from rmgr.runner.command.command import _interpreter
+from rmgr.runner.command import _interpreter
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import ControlGroup, Forks
 from rmgr.runner.host.environment import command_environment, shared_variables

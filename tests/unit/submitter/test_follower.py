@@ -13,7 +13,7 @@ from rmgr.coord.protocol.multi import Create, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_record, join_page
 from rmgr.errors import DataLost, InvalidRecord, Unavailable
 from rmgr.model.base.states import State
-from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.submission import Paged, Tail
 from rmgr.procedures import bounded
 from tests.harness.following import World, fragment

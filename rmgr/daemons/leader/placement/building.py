@@ -18,10 +18,9 @@ from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob
 from rmgr.daemons.leader.records.records import Records
 from rmgr.daemons.leader.records.served import ServedPartitions
 from rmgr.model.cluster.gang import MOST_QUANTUM_US
-from rmgr.model.tasks.amendments import as_started
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation, job_id
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.tasks.submission import Submission, as_started
 from rmgr.sched.capacity.gangs import leaves_of
 from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.job import Job, Node, Running, nodes_of

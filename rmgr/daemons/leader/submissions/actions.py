@@ -46,11 +46,11 @@ from rmgr.daemons.leader.submissions.doors import ChangingRecord, EndingSubmissi
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.base.states import LOSSES
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks import outcome as model
-from rmgr.model.tasks.outcome import FailedRange, Fragment
+from rmgr.model.tasks import block as model
+from rmgr.model.tasks.block import FailedRange, Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 from rmgr.procedures.bounded import outcomes_of_rows
-from rmgr.procedures.removal import delete_outputs
+from rmgr.procedures.output_keys import delete_outputs
 from rmgr.runtime.failpoint import failpoint
 
 Done = Callable[[bool], None]

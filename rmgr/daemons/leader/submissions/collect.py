@@ -25,8 +25,8 @@ from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.doors import KnownSubmission
 from rmgr.errors import DataLost, RmgrError
-from rmgr.model.tasks.outcome import Fragment
-from rmgr.model.tasks.outcome import Outcome as TaskOutcome
+from rmgr.model.tasks.block import Fragment
+from rmgr.model.tasks.block import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Paged, Tail
 from rmgr.procedures.bounded import outcomes_of_rows, page_at
 from rmgr.runtime import machine

@@ -7,7 +7,7 @@ from typing import Protocol
 from rmgr.coord.decisions.keeping import FailedSeen
 from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.protocol.multi import Stamped
-from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.submission import Paged, Submission, Tail
 
 

@@ -24,7 +24,7 @@ from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.submissions.fragments import FragmentSizes, apply, reaches, read_pages
 from rmgr.errors import InvalidRecord, RmgrError
-from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 from rmgr.runtime.mailbox import Timer
 

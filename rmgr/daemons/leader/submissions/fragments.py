@@ -8,7 +8,7 @@ from itertools import islice
 from rmgr.coord.decisions.progress import MOST_STATED, Progress
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.leader.core.term import Term
-from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.block import Fragment
 from rmgr.procedures.bounded import page_at
 
 

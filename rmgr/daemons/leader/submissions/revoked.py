@@ -20,8 +20,7 @@ from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of, names_below
 from rmgr.errors import WrongCluster
 from rmgr.model.base.states import Reason
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import Revocation, RevokedWork
+from rmgr.model.cluster.identity import Revocation, RevokedWork, Role
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.runtime.logger import Log

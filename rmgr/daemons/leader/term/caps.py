@@ -21,8 +21,7 @@ from rmgr.daemons.leader.core.doors import StoreCalls
 from rmgr.daemons.leader.core.tree import LeaderTree
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.submissions.usage import CountedSubmission, usage
-from rmgr.model.cluster.limits import CappedUse
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.queue import CappedUse, ClusterSettings
 from rmgr.model.tasks.block import BlockKey
 
 #: Between two looks.

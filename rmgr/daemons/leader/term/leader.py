@@ -29,9 +29,8 @@ from rmgr.daemons.leader.term.caps import CapKeeper
 from rmgr.daemons.leader.term.release import ReleaseKeeper
 from rmgr.daemons.leader.term.requests import RequestKeeper
 from rmgr.errors import WrongCluster
-from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.node import EpochRecord, NodeRecord
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 from rmgr.model.cluster.servers import CALLS
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside

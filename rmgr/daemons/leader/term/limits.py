@@ -17,7 +17,7 @@ from rmgr.daemons.leader.submissions.usage import CountedSubmission, UserTotals,
 from rmgr.daemons.service.people import person_of
 from rmgr.errors import Unavailable
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.limits import CORES, JOBS
+from rmgr.model.cluster.queue import CORES, JOBS
 from rmgr.runtime import machine
 
 #: How old the numbers may be, and those that decide whether somebody is refused.

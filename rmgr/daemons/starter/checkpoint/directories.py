@@ -13,7 +13,7 @@ from rmgr.daemons.starter.checkpoint.parts import JobDirectory, LocalPart, Remot
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.staging.charged import Charge, charged
 from rmgr.daemons.starter.staging.directory_pool import DirectoryPool, Untouched
-from rmgr.runner.host.removal import remove_tree
+from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

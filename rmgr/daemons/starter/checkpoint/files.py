@@ -23,8 +23,8 @@ from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.seal import CheckpointSeal
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from rmgr.model.base.units import format_size
-from rmgr.model.wire.decoders import json_decoder
-from rmgr.runner.host.removal import remove_all
+from rmgr.model.wire.stream import json_decoder
+from rmgr.runner.host.files import remove_all
 
 T = TypeVar("T")
 

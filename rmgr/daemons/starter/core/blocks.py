@@ -26,8 +26,7 @@ from rmgr.coord.seal import narrowed
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece
 from rmgr.model.base.resources import Needs
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import BlockData, BlockKey, Seal, runs
-from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome, has_begun
+from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, BlockData, BlockKey, FailedRange, Fragment, Outcome, Seal, has_begun, runs
 from rmgr.model.wire.line import ClaimStage
 
 #: Failed attempts of one COMPLETE, and bytes of their records: with the rest below the caps of a multi.
@@ -249,10 +248,10 @@ class ClaimedBlock:
         outcomes, rest = tuple(self.arrived), []
         written = brief(outcomes)
         encoded = encode_outcomes(written)
-        needs_row = len(encoded) > MAX_INLINE_BYTES
-        if MAX_INLINE_BYTES < len(encoded) <= INLINE_FRAGMENTS * MAX_INLINE_BYTES:
-            few = len(outcomes) * MAX_INLINE_BYTES * 9 // 10 // len(encoded)
-            if few and len(first := encode_outcomes(written[:few])) <= MAX_INLINE_BYTES:
+        needs_row = len(encoded) > MAX_INLINE_OUTCOMES
+        if MAX_INLINE_OUTCOMES < len(encoded) <= INLINE_FRAGMENTS * MAX_INLINE_OUTCOMES:
+            few = len(outcomes) * MAX_INLINE_OUTCOMES * 9 // 10 // len(encoded)
+            if few and len(first := encode_outcomes(written[:few])) <= MAX_INLINE_OUTCOMES:
                 outcomes, encoded, rest, needs_row = outcomes[:few], first, list(outcomes[few:]), False
         failed: list[tuple[int, FailedRange]] = []
         left: list[tuple[int, FailedRange]] = []

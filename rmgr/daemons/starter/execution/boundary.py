@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import Outcome
 from rmgr.runtime.aside import Aside
 
 

@@ -55,8 +55,7 @@ from rmgr.errors import RmgrError
 from rmgr.log import BOOK, audit
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import PastAttempt
-from rmgr.model.tasks.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
+from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome, PastAttempt
 from rmgr.model.wire.frames import CommandEnd, TaskEnd
 from rmgr.runner.host.kernel import DIRECTORY_GONE, DISK_WAS_FULL
 from rmgr.runtime import machine

@@ -30,7 +30,7 @@ from rmgr.model.cluster.gang import Freezer
 from rmgr.model.tasks.placing import NodeHold
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
 from rmgr.runner.host import home
-from rmgr.runner.host.removal import remove_tree
+from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

@@ -14,8 +14,8 @@ from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.staging.charged import Charges
 from rmgr.daemons.starter.staging.outputs import LOG_PART_BYTES, Flushed
 from rmgr.errors import LimitReached
+from rmgr.model.tasks.block import FailedRange, Outcome
 from rmgr.model.tasks.gap import gap_line
-from rmgr.model.tasks.outcome import FailedRange, Outcome
 from rmgr.runtime import machine
 
 #: First flush of a task's output after this, later ones ever more rarely; as soon again where not all was written.

@@ -14,7 +14,7 @@ from rmgr.coord import nonces
 from rmgr.coord.seal import NotSealed, amendment_fault, block_statement, check_shape, opened, seal_fragment, spec_digest
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.model.base.states import Reason
-from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.block import Fragment
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

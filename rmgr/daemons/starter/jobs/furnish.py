@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rmgr.model.tasks.placing import Allocation
 from rmgr.runner.host import home
-from rmgr.runner.host.removal import remove_tree
+from rmgr.runner.host.files import remove_tree
 
 #: `rmgr` as the script of a job finds it, whatever its PATH was: without the time that the command line's library takes to load.
 _PROGRAM = """import sys

@@ -43,7 +43,7 @@ from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.placing import Allocation
 from rmgr.model.wire.frames import BatchShape
-from rmgr.runner.host.removal import remove_tree
+from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

@@ -19,8 +19,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
 from rmgr.coord.protocol.records import brief
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart
-from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, Fragment, has_begun
-from rmgr.model.tasks.outcome import Outcome as Ended
+from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, Fragment, has_begun
+from rmgr.model.tasks.block import Outcome as Ended
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rmgr.runtime.logger import Log
 
 #: Jobs of one commit, and bytes of their outcomes.
-MOST, MOST_BYTES = 40, MAX_INLINE_BYTES * 2 // 3
+MOST, MOST_BYTES = 40, MAX_INLINE_OUTCOMES * 2 // 3
 #: Jobs that take less than `SHORT_S` let their ends gather for so long while others run.
 SHORT_S, GATHER_S = 0.02, 0.01
 #: What the fields of an outcome take beside its bytes.

@@ -33,8 +33,7 @@ from rmgr.daemons.starter.node.registry import Registry, Stopping
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.daemons.starter.pull.caps import Caps
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
-from rmgr.model.cluster.limits import CappedUse
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch
+from rmgr.model.cluster.queue import CappedUse, ClusterSettings, Dispatch
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside

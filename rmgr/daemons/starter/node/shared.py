@@ -30,7 +30,7 @@ from rmgr.daemons.starter.staging.claims import OutputClaims
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.daemons.starter.staging.rows import OutputRows
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.procedures.deeds import Deeds
+from rmgr.procedures.authentic import Deeds
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReader

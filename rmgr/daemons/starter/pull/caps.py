@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import inf
 
 from rmgr.coord.decisions import admitted
-from rmgr.model.cluster.limits import CORES, CappedUse, UserLimits
+from rmgr.model.cluster.queue import CORES, CappedUse, UserLimits
 from rmgr.runtime import machine
 
 #: Who is at the cap is looked at again after this, if nothing was told meanwhile.

@@ -30,8 +30,8 @@ from rmgr.daemons.starter.pull.caps import AGAIN_S, Caps
 from rmgr.daemons.starter.pull.hands import Hands
 from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.model.base.resources import Capacity, Needs, NodeAttributes
-from rmgr.model.tasks.amendments import key_now
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
+from rmgr.model.tasks.submission import key_now
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint

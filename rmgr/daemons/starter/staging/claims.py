@@ -18,9 +18,8 @@ from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Sto
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.errors import CoordinationUnavailable, KeyExists, PermissionDenied, RmgrError, StoreUnavailable
 from rmgr.model.tasks.block import KeyedPayload
-from rmgr.procedures.claims import HOW_TO_REPLACE, Wanted, claim_pointers
-from rmgr.procedures.deeds import Deeds
-from rmgr.procedures.fates import Fates
+from rmgr.procedures.authentic import Deeds
+from rmgr.procedures.output_keys import HOW_TO_REPLACE, Fates, Wanted, claim_pointers
 from rmgr.runtime.failpoint import failpoint
 
 _NOBODYS: Mapping[str, Holder | None] = {}

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
-from rmgr.runner.host.untouched import blind_ns, marks_of
+from rmgr.runner.host.files import blind_ns, marks_of
 from rmgr.runtime import machine
 
 #: What nobody has wanted for so long goes; so many of a kind are kept.

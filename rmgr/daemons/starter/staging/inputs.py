@@ -1,7 +1,7 @@
 """Values of input keys: a user's own value, or the output of another task found through its committed attempt.
 
 Which attempt of a task was committed is remembered, so that a task with a thousand inputs reads each fragment once. In a secured
-cluster the user of the task, who has signed it, must be let read each (`procedures/deeds.py`): the Starter's own rights do not count.
+cluster the user of the task, who has signed it, must be let read each (`procedures/authentic.py`): the Starter's own rights do not count.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rmgr.coord.protocol.ports import About, Coordinator, Encoding, Store
 from rmgr.errors import DataLost, NotFound, PermissionDenied, StoreUnavailable
 from rmgr.model.base.states import State
 from rmgr.model.tasks.submission import Paged
-from rmgr.procedures.deeds import Deeds
-from rmgr.procedures.pointers import locate
+from rmgr.procedures.authentic import Deeds
+from rmgr.procedures.output_keys import locate
 from rmgr.procedures.snapshot import outcomes_of, read_fragments, read_pages
 
 T = TypeVar("T")

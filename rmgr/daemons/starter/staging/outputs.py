@@ -29,12 +29,12 @@ from rmgr.daemons.starter.staging.put_values import Seal, encoding_of, put, put_
 from rmgr.errors import DataLost, LimitReached, RmgrError, Unavailable, UsageError, ValueTooLarge
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import format_duration, format_size
+from rmgr.model.tasks.block import MAX_INLINE_VALUE, Call, FailedRange, Outcome
 from rmgr.model.tasks.gap import place
-from rmgr.model.tasks.outcome import MAX_INLINE_VALUE, Call, FailedRange, Outcome
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
+from rmgr.runner.host.files import remove_tree
 from rmgr.runner.host.kernel import NODE_TROUBLE
-from rmgr.runner.host.removal import remove_tree
 from rmgr.runtime import machine
 
 #: One row of a log; larger output is several.

@@ -23,8 +23,8 @@ from rmgr.daemons.starter.staging.convoy import Convoy
 from rmgr.daemons.starter.staging.outputs import Ending, OutputRow, Written, discard, rows_of, spill, write
 from rmgr.daemons.starter.staging.put_values import Seal
 from rmgr.errors import RmgrError, StoreUnavailable
-from rmgr.procedures.deeds import Deeds
-from rmgr.procedures.removal import delete_pointers
+from rmgr.procedures.authentic import Deeds
+from rmgr.procedures.output_keys import delete_pointers
 from rmgr.runtime.failpoint import failpoint
 
 #: Bytes of rows of one job, and what a row weighs beside its value.

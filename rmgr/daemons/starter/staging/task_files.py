@@ -23,7 +23,7 @@ from rmgr.errors import NotFound, ValueTooLarge
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedInput
-from rmgr.runner.host.removal import remove_tree
+from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 
 

@@ -21,14 +21,13 @@ from rmgr.daemons.gateway.values import OwnedStore
 from rmgr.daemons.leader.submissions.collect import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import PermissionDenied, UsageError
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import Revocation
+from rmgr.model.cluster.identity import Revocation, Role
 from rmgr.model.cluster.queue import SHARED, ClusterSettings
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
-from rmgr.procedures import deeds as deeds_module
-from rmgr.procedures.deeds import Deeds
-from rmgr.procedures.fates import Fates
+from rmgr.procedures import authentic as deeds_module
+from rmgr.procedures.authentic import Deeds
+from rmgr.procedures.output_keys import Fates
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

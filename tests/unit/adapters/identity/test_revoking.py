@@ -15,8 +15,7 @@ from rmgr.adapters.identity.trust import publish
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, UsageError
-from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.cluster.joining import Revocation, RevokedWork
+from rmgr.model.cluster.identity import Identity, Revocation, RevokedWork, Role
 from rmgr.procedures.securing import revoke
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator

@@ -15,7 +15,7 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway import talk
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.rpc.server import OPTIONS, RpcServer
-from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.queue import UserLimits
 from rmgr.v1 import work_pb2 as pb
 from rmgr.v1 import work_pb2_grpc
 from tests.harness.waiting import eventually

@@ -12,8 +12,7 @@ from rmgr.cli.control.config import left_out
 from rmgr.cli.control.settings import parse_settings, to_toml
 from rmgr.cli.main import run
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.limits import CORES, UserLimits
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.queue import CORES, ClusterSettings, UserLimits
 from tests.unit.cli.admin.test_policy_set import Cluster
 
 Captured = pytest.CaptureFixture[str]

@@ -19,7 +19,7 @@ from rmgr.coord.protocol.records import encode_keyed
 from rmgr.errors import KeyExists, RmgrError, StoreUnavailable
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.wire.line import ClaimStage
-from rmgr.procedures.fates import Fates
+from rmgr.procedures.output_keys import Fates
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmgr.errors import CoordinationUnavailable
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.submitter.port import Read
 from tests.harness.following import World
 

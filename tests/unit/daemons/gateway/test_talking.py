@@ -21,9 +21,8 @@ from rmgr.coord.protocol.records import decode_record, encode_block, encode_reco
 from rmgr.daemons.gateway.talking import ClientTalk, Desk
 from rmgr.errors import InvalidRecord, RmgrError, VersionMismatch
 from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.cluster.limits import UserLimits
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Work
 from rmgr.submitter import messages as m
 from rmgr.submitter.direct import Submitter

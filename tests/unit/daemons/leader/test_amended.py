@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Phase, Terms
-from rmgr.procedures.updating import update_submission
+from rmgr.procedures.control import update_submission
 from tests.harness.leader_bench import Bench, committed
 
 
@@ -186,7 +185,7 @@ MINE = Doer(name="u", now_us=1)
 
 def changed(bench: Bench, number: int, terms: Terms) -> str:
     """As `rmgr update` does it: why nothing was changed."""
-    return update_submission(SimpleNamespace(coordinator=bench.submitter.coordinator), number, terms, doer=MINE).unchanged
+    return update_submission(bench.submitter.coordinator, number, terms, doer=MINE).unchanged
 
 
 def test_cores_change_for_all_that_waits_in_its_place_or_for_nothing(bench: Bench) -> None:
@@ -223,7 +222,7 @@ def test_any_number_of_blocks_goes_to_another_queue(queues: Bench, monkeypatch: 
     bench = queues
     number = bench.submitter.submit(150, block=1)
     with monkeypatch.context() as patch:
-        patch.setattr("rmgr.procedures.updating._MOST_WAITING", 149)
+        patch.setattr("rmgr.procedures.control._MOST_WAITING", 149)
         assert changed(bench, number, Terms(queue="night")) == (
             f"it waits in 150 blocks, and none of so many may start meanwhile: rmgr hold {number} first"
         )
@@ -311,7 +310,7 @@ def test_all_that_waits_goes_to_another_queue_while_nothing_of_it_runs() -> None
         starter = bench.starter("n1")
         number = bench.submitter.submit(8)
         bench.advance(1.0)
-        reach, mine = SimpleNamespace(coordinator=bench.submitter.coordinator), Doer(name="u", now_us=1)
+        reach, mine = bench.submitter.coordinator, Doer(name="u", now_us=1)
         key = starter.claim("n1", take=2)
         told = update_submission(reach, number, Terms(queue="night"), doer=mine).unchanged
         assert told == "its queue can be changed while nothing of it runs, is to be tried again, or may still be added"

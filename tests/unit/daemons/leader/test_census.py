@@ -18,8 +18,7 @@ from rmgr.coord.protocol.records import decode_block
 from rmgr.coord.views import answers
 from rmgr.daemons.leader.submissions.census import CENSUS_S
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Phase
 from tests.harness.leader_bench import Bench, Starter, committed
 

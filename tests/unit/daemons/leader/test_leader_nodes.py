@@ -15,8 +15,7 @@ from rmgr.coord.ops.work import mark_idle
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Delete, Gone, Multi
 from rmgr.model.base.states import Reason
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import Revocation
+from rmgr.model.cluster.identity import Revocation, Role
 from rmgr.model.cluster.node import EpochRecord, InboxOrder, NodeState, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings
 from tests.harness.leader_bench import Bench, committed

@@ -13,7 +13,7 @@ from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi
 from rmgr.coord.protocol.records import decode_record, encode_fragment, encode_record
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from tests.harness.leader_bench import Bench, committed
 

@@ -17,8 +17,7 @@ from rmgr.errors import PermissionDenied
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Phase
 from tests.harness.leader_bench import Bench, committed

@@ -17,7 +17,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import MAX_INDEX, Rigid
 from rmgr.model.tasks.request import StopKind, StopRequest, TaskRanges, indices_of
-from rmgr.procedures.cancelling import cancel_tasks
+from rmgr.procedures.control import cancel_tasks
 from tests.harness.leader_bench import Bench, committed
 
 SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))

@@ -12,8 +12,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi
 from rmgr.coord.protocol.records import decode_record
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.joining import Revocation, RevokedWork
+from rmgr.model.cluster.identity import Revocation, RevokedWork, Role
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.submission import Condition, Dependency, Phase
 from tests.harness.leader_bench import Bench, committed

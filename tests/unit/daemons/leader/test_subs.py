@@ -17,8 +17,7 @@ from rmgr.daemons.leader.submissions import follow
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import InboxOrder
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData, KeyedPayload
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.block import BlockData, Fragment, KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Phase, Tail
 from tests.harness.leader_bench import Bench, committed
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from rmgr.errors import UsageError
-from rmgr.model.calls.expressions import ExpressionError, parse
+from rmgr.model.calls.interface import ExpressionError, parse
 
 PLAIN = {"min": min, "max": max, "sqrt": math.sqrt, "log2": math.log2, "ceil": math.ceil, "__builtins__": {}}
 

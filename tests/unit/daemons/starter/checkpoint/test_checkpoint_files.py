@@ -17,7 +17,7 @@ from rmgr.daemons.starter.checkpoint.parts import LocalPart
 from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
 from rmgr.daemons.starter.checkpoint.union import united
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
-from rmgr.runner.host.removal import remove_tree
+from rmgr.runner.host.files import remove_tree
 from tests.harness.memory_store import MemoryStore
 from tests.harness.sparing_store import SparingStore
 

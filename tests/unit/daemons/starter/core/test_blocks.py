@@ -18,8 +18,7 @@ from rmgr.coord.protocol.records import decode_block, decode_failed, decode_frag
 from rmgr.coord.seal import block_statement, seal_blocks
 from rmgr.daemons.starter.core.blocks import GATHER_S, ClaimedBlock, CompletePart, failed_record, split_share
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, Outcome
+from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, BlockData, BlockKey, Outcome
 
 
 def a_block(count: int = 4, *, first: int = 10, data: BlockData | None = None, **changes: object) -> ClaimedBlock:
@@ -192,7 +191,7 @@ def test_far_too_much_for_a_fragment_becomes_a_row_that_says_what_is_in_it() -> 
     decoded = decode_fragment(fragment.data)
     assert (decoded.row, decoded.outcomes) == (keys.fragment(42, hashlib.sha256(part.row_bytes).hexdigest()), ())
     assert decoded.ranges == ((State.COMPLETED, 10, 99), (State.FAILED, 109, 1))
-    assert len(part.row_bytes) > MAX_INLINE_BYTES
+    assert len(part.row_bytes) > MAX_INLINE_OUTCOMES
 
 
 def test_a_whole_block_of_small_results_is_one_fragment_and_reads_back_as_it_ended() -> None:

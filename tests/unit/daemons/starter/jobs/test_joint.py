@@ -14,8 +14,7 @@ from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Create,
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.jobs.joint import GATHER_S, MOST_BYTES, SHORT_S, Joint
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
 from rmgr.model.tasks.placing import Allocation
 
 

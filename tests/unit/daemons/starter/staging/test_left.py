@@ -31,8 +31,8 @@ from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 from rmgr.model.wire.line import ClaimStage
-from rmgr.procedures.deeds import Deeds
-from rmgr.procedures.fates import Fates
+from rmgr.procedures.authentic import Deeds
+from rmgr.procedures.output_keys import Fates
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

@@ -31,8 +31,7 @@ from rmgr.daemons.starter.staging.outputs import (
 )
 from rmgr.errors import ValueTooLarge
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
-from rmgr.model.tasks.outcome import FailedRange, Outcome
+from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Outcome, PastAttempt
 from rmgr.model.wire.frames import CommandEnd, Output, TaskEnd, TaskExtra, Value
 from tests.harness.memory_store import MemoryStore
 

@@ -24,8 +24,7 @@ from rmgr.daemons.starter.staging.charged import Charge
 from rmgr.daemons.starter.staging.outputs import Ending, Written
 from rmgr.daemons.starter.staging.rows import OutputRows, StoringEnding
 from rmgr.errors import LimitReached, RmgrError, StoreUnavailable, UsageError
-from rmgr.model.cluster.limits import UserLimits
-from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.cluster.queue import QueueSpec, UserLimits
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 from rmgr.model.wire.frames import Output, Value

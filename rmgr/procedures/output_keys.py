@@ -1,0 +1,441 @@
+"""Output keys of tasks: claimed by pointers, followed to the task and the row behind them, and deleted.
+
+Pointers are written many together. The Submitter does it before the commit that submits the tasks. For a task that it hands straight to a
+node, the Starter does, before the task begins. A task whose key somebody else has taken ends FAILED with OUTPUT_EXISTS. Keys are created,
+never overwritten: a key that is free although something stands there (its task ended without a result) is replaced only if that still
+stands there. So of several who want a key one has it, whoever dies. Called on a thread that may wait for the store. May be repeated after
+a failure, by anybody: the pointer of a task is always the same.
+
+What became of the tasks behind pointers (their state, the attempt that was committed) is read once a submission, and then read on
+(`Fates`). Those who hold no submission in memory (`rmgr store get`, `connect().store.get`) go from a key to the row that holds its value
+(`locate`, protocol.md section 4): one look costs the fragments of the submission, at most 1,000 znodes and its pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from rmgr.coord import validity
+from rmgr.coord.decisions.progress import EndFold
+from rmgr.coord.decisions.rights import Holder, Person
+from rmgr.coord.ops.membership import reign_of
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Store
+from rmgr.coord.protocol.records import decode_block, decode_keyed, decode_payloads, read_fragment
+from rmgr.errors import KeyExists, NotFound, PermissionDenied, RmgrError, StoreUnavailable
+from rmgr.model.base.states import LOSSES, State
+from rmgr.model.tasks.block import BlockData, FailedRange, Fragment
+from rmgr.model.tasks.submission import Paged, Submission, Tail
+from rmgr.procedures.bounded import outcomes_in, page_at, row_of
+from rmgr.procedures.snapshot import fetch, outcomes_of, read_pages, read_whole
+from rmgr.runtime import machine
+
+#: Pointers of one write: below the size up to which a refused write leaves nothing behind.
+_ROWS = 2000
+#: How often keys are looked at and written while others take some of them.
+_TRIES = 8
+#: Characters of a key that an error shows.
+_SHOWN = 100
+#: What to do about a key that somebody else has.
+HOW_TO_REPLACE = "overwrite=True replaces it; or choose another key"
+
+#: An output key and what is to stand under it.
+Wanted = tuple[str, Pointer]
+_NOBODYS: Mapping[str, Holder | None] = {}
+
+
+class KeyTable(Protocol):
+    """Rows of the data store under the keys of users. fates: of the tasks behind pointers."""
+
+    @property
+    def fates(self) -> FatesPort:
+        """What became of tasks."""
+        ...
+
+
+    @property
+    def user(self) -> Person | None:
+        """Who claims; None in an open cluster, where keys are everybody's."""
+        ...
+
+    def noted(self, rows: Sequence[str], *, largest: int, timeout: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
+        """As `Store.get_noted_many`."""
+        ...
+
+    def about(self, rows: Sequence[str], *, timeout: float = 30.0) -> dict[str, About]:
+        """As `Store.about_many`."""
+        ...
+
+    def check_writable(self, key: str, about: About) -> Holder | None:
+        """Whose what was found there is, None where nobody asks. Raises PermissionDenied, KeyExists: it is not to be replaced."""
+        ...
+
+    def write_pointers(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        overwrite: bool = True,
+        owners: Mapping[str, Holder | None] = _NOBODYS,
+        replaces: Mapping[str, bytes] = NOTHING,
+        decided: Callable[[], None] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        """As `Store.put_many` of pointers. owners: of rows that are somebody else's, who lets us write them."""
+        ...
+
+
+@dataclass(slots=True)
+class KeyState:
+    """State of some keys. refused: why a key cannot be had. ours: keys that hold our pointer already.
+
+    holders: by row, who lets us write there. replaces: by row, the SHA-256 of what stands there and means nothing any more.
+    """
+
+    refused: dict[str, RmgrError] = field(default_factory=dict)
+    ours: set[str] = field(default_factory=set)
+    holders: dict[str, Holder | None] = field(default_factory=dict)
+    replaces: dict[str, bytes] = field(default_factory=dict)
+
+
+def claim_pointers(
+    values: KeyTable,
+    wanted: Sequence[Wanted],
+    *,
+    overwrite: bool,
+    decided: Callable[[], None] | None = None,
+    timeout: float = 30.0,
+) -> dict[int, RmgrError]:
+    """Writes pointers under their keys; of a task with a key that cannot be had none. Returns those: index -> why.
+
+    decided: called at most once, as soon as nobody else can have any of free keys: they are written a moment later.
+
+    Cost: one write of the store for 2,000 keys that are free; a look and another one where some are not.
+    Raises: StoreUnavailable, also when others go on taking the same keys; then some are written, and it may be repeated.
+    """
+    refused: dict[int, RmgrError] = {}
+    for at in range(0, len(wanted), _ROWS):
+        some = wanted[at : at + _ROWS]
+        if overwrite and values.user is None:
+            values.write_pointers(_rows(some), timeout=timeout)
+        else:
+            told = decided if len(some) == len(wanted) else None
+            refused |= _claim_some(values, some, overwrite=overwrite, decided=told, timeout=timeout)
+    return refused
+
+
+def _claim_some(
+    values: KeyTable, wanted: Sequence[Wanted], *, overwrite: bool, decided: Callable[[], None] | None, timeout: float
+) -> dict[int, RmgrError]:
+    refused: dict[int, RmgrError] = {}
+    left, found = list(wanted), KeyState()
+    for _ in range(_TRIES):
+        rows = _rows(left)
+        if not rows:
+            return refused
+        try:
+            told = decided if not refused else None
+            values.write_pointers(
+                rows, overwrite=False, owners=found.holders, replaces=found.replaces, decided=told, timeout=timeout
+            )
+        except KeyExists:
+            pass
+        else:
+            return refused
+        before, found = found, look(values, left, overwrite=overwrite, timeout=timeout)
+        is_unchanged = found.replaces == before.replaces and not found.refused and not found.ours
+        for key, pointer in left:
+            if key in found.refused:
+                refused.setdefault(pointer.index, found.refused[key])
+        left = [(key, pointer) for key, pointer in left if pointer.index not in refused and key not in found.ours]
+        if overwrite or (is_unchanged and found.replaces):  # an older gateway knows no such condition
+            values.write_pointers(_rows(left), owners=found.holders, timeout=timeout)
+            return refused
+    if not left:
+        return refused
+    raise StoreUnavailable(f"others are taking the output key {left[0][0]!r} at the same time", hint="it is tried again")
+
+
+def look(values: KeyTable, wanted: Sequence[tuple[str, Pointer | None]], *, overwrite: bool, timeout: float = 30.0) -> KeyState:
+    """What stands under output keys, each with the pointer that is to stand there.
+
+    Cost: one read of the store, and one of each submission that they point to.
+    """
+    found = KeyState()
+    there = values.noted([keys.named(key) for key, _ in wanted], largest=keys.POINTER_BYTES, timeout=timeout)
+    pointers: dict[str, Pointer] = {}
+    for key, mine in wanted:
+        row = keys.named(key)
+        if row not in there:
+            continue
+        data, about = there[row]
+        try:
+            found.holders[row] = values.check_writable(key, about)
+        except (PermissionDenied, KeyExists) as error:
+            found.refused[key] = error
+            continue
+        if overwrite:
+            continue
+        if about.encoding is not Encoding.POINTER or data is None:
+            found.refused[key] = _exists(values, key, found.holders[row], "it has a value")
+        elif (pointer := keys.decode_pointer(data)) == mine:
+            found.ours.add(key)
+        else:
+            pointers[key] = pointer
+            found.replaces[row] = about.sha256
+    _judge(values, pointers, found, timeout)
+    return found
+
+
+def _judge(values: KeyTable, pointers: dict[str, Pointer], found: KeyState, timeout: float) -> None:
+    """Refuses the keys whose tasks have written their value, or will."""
+    fates = dict(zip(pointers, values.fates.fates(pointers.values(), timeout), strict=True))
+    kept = values.about([keys.final(pointers[key]) for key, fate in fates.items() if fate == "gone"], timeout=timeout)
+    for key, fate in fates.items():
+        pointer, row = pointers[key], keys.named(key)
+        if fate in {State.FAILED, State.CANCELLED, "never"} or (fate == "gone" and keys.final(pointer) not in kept):
+            continue
+        del found.replaces[row]
+        if fate == "denied":
+            found.refused[key] = PermissionDenied(f"the output key {key!r} points to a task of somebody else", hint=HOW_TO_REPLACE)
+            continue
+        verb = "writes" if fate == "open" else "wrote"
+        found.refused[key] = _exists(values, key, found.holders[row], f"task {pointer.sub}_{pointer.index} {verb} it")
+
+
+def _exists(values: KeyTable, key: str, holder: Holder | None, what: str) -> KeyExists:
+    shown = key if len(key) <= _SHOWN else f"{key[: _SHOWN // 2]}...{key[-_SHOWN // 2 :]}"
+    is_anothers = holder is not None and holder.owner and values.user is not None and not values.user.owns(holder.owner)
+    whose = f", it {holder.told}" if is_anothers and holder is not None else ""
+    return KeyExists(f"the output key {shown!r} exists already: {what}{whose}", hint=HOW_TO_REPLACE)
+
+
+def _rows(pointers: Sequence[Wanted]) -> list[tuple[str, bytes]]:
+    return [(keys.named(key), keys.encode_pointer(pointer)) for key, pointer in pointers]
+
+
+# -- fates: the tasks behind pointers ------------------------------------------------------------------------------------------
+
+
+#: Submissions whose committed attempts are remembered, and fragments read at once.
+_MAX_KNOWN = 64
+_WINDOW = 64
+
+
+@dataclass(slots=True)
+class _Commits:
+    """Which attempt of which task of one submission was committed, as far as it was read."""
+
+    next: int = 0
+    gone: bool = False
+    tail: Tail = field(default_factory=Tail)
+    ends: EndFold = field(default_factory=EndFold)
+    attempts: dict[int, int] = field(default_factory=dict)  #: those that are not 1
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, fragment: Fragment, store: Store) -> None:
+        for outcome in self.ends.fold(outcomes_in(store, fragment.row) if fragment.row else fragment.outcomes):
+            attempt = outcome.attempt or fragment.attempt
+            if attempt != 1:
+                self.attempts[outcome.index] = attempt
+
+
+class FatesPort(Protocol):
+    """Knows what became of the tasks behind pointers."""
+
+    def fate(self, pointer: Pointer, timeout: float) -> State | str:
+        """Final state of the task behind a pointer; "open", "never" (it was not submitted), or "gone" (collected).
+
+        Raises: PermissionDenied, by a gateway; CoordinationUnavailable, StoreUnavailable, DataLost.
+        """
+
+    def fates(self, pointers: Iterable[Pointer], timeout: float) -> list[State | str]:
+        """The same of several, in their order; "denied" where a gateway does not say it."""
+
+    def attempt(self, pointer: Pointer) -> int:
+        """The committed attempt of a task that was found COMPLETED just now."""
+
+
+class Fates:
+    """A `FatesPort` that asks ZooKeeper, remembers. Thread-safe. coordinator: None: every submission is gone."""
+
+    def __init__(self, store: Store, coordinator: Coordinator | None) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._known: OrderedDict[int, _Commits] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def fate(self, pointer: Pointer, timeout: float) -> State | str:
+        """See `FatesPort`."""
+        return self._fate(pointer, set(), timeout)
+
+    def fates(self, pointers: Iterable[Pointer], timeout: float) -> list[State | str]:
+        """The same of several, in their order; "denied" where a gateway does not say it.
+
+        Cost: a look at each submission with tasks that were not known to have ended.
+        """
+        looked: set[int] = set()
+        found: list[State | str] = []
+        for pointer in pointers:
+            try:
+                found.append(self._fate(pointer, looked, timeout))
+            except PermissionDenied:
+                found.append("denied")
+        return found
+
+    def attempt(self, pointer: Pointer) -> int:
+        """The committed attempt of a task that was found COMPLETED just now."""
+        return self._commits(pointer.sub).attempts.get(pointer.index, 1)
+
+    def _fate(self, pointer: Pointer, looked: set[int], timeout: float) -> State | str:
+        commits = self._commits(pointer.sub)
+        with commits.lock:
+            known = commits.ends.state_of(pointer.index)
+            if (known is None or (pointer.by and not commits.tail.reigns)) and pointer.sub not in looked:
+                self._catch_up(pointer.sub, commits, timeout)
+                looked.add(pointer.sub)
+                known = commits.ends.state_of(pointer.index)
+            if commits.gone and known is None:
+                return "gone"
+            if commits.tail.complete and pointer.index >= commits.tail.next:
+                return "never"
+            if pointer.by and commits.tail.reigns and reign_of(commits.tail, pointer.index) != pointer.by:
+                return "never"
+            return "open" if known is None else known
+
+    def _commits(self, number: int) -> _Commits:
+        with self._lock:
+            commits = self._known.get(number)
+            if commits is None:
+                commits = self._known[number] = _Commits()
+                while len(self._known) > _MAX_KNOWN:
+                    self._known.popitem(last=False)
+            return commits
+
+    def _catch_up(self, number: int, commits: _Commits, timeout: float) -> None:
+        if self._coordinator is None or commits.gone:
+            commits.gone = True
+            return
+        end_s = machine.monotonic() + timeout
+        tail, done = fetch([paths.tail(number), paths.done(number)], self._coordinator.get, timeout_s=timeout)
+        if tail is None or done is None:
+            commits.gone = True
+            return
+        commits.tail = validity.tail(tail, number)
+        paged = validity.decode(done.data, Paged, paths.done(number)) if done.data else Paged()
+        at = 0
+        while commits.next < paged.base and at < paged.base:
+            page = page_at(self._store, number, at, timeout_s=timeout)
+            for fragment in page[max(0, commits.next - at) :]:
+                commits.take(fragment, self._store)
+            at += len(page)
+            commits.next = max(commits.next, at)
+        while commits.next < done.stat.creates:
+            some = range(commits.next, min(done.stat.creates, commits.next + _WINDOW))
+            left_s = max(0.1, end_s - machine.monotonic())
+            for found in fetch([paths.fragment(number, item) for item in some], self._coordinator.get, timeout_s=left_s):
+                if found is None:
+                    return  # paged out meanwhile: the next look reads the page
+                commits.take(read_fragment(found.data), self._store)
+                commits.next += 1
+
+
+# -- from a key to its row -----------------------------------------------------------------------------------------------------
+
+
+def locate(coordinator: Coordinator, store: Store, user_key: str, pointer: keys.Pointer, *, timeout_s: float) -> str:
+    """Key of the row that holds the value of `pointer`, found under `user_key`.
+
+    Raises: NotFound when the task has not completed, failed, was never submitted, or is gone without a value.
+    """
+    task = f"{pointer.sub}_{pointer.index}"
+    tail, done = fetch([paths.tail(pointer.sub), paths.done(pointer.sub)], coordinator.get, timeout_s=timeout_s)
+    if tail is None or done is None:
+        final = keys.final(pointer)
+        if store.head(final, timeout_s=timeout_s) is not None:
+            return final
+        raise NotFound(
+            f"{user_key!r} was an output of task {task}, whose submission is gone without a value", hint=f"rmgr history {pointer.sub}"
+        )
+    record = validity.tail(tail, pointer.sub)
+    if pointer.index >= record.next or (pointer.by and reign_of(record, pointer.index) not in ("", pointer.by)):
+        raise NotFound(f"{user_key!r} is the output of a task that was never submitted", hint="submit it again")
+    paged, fragments = read_whole(coordinator, pointer.sub, done, timeout_s=timeout_s)
+    recent = [fragment for _, fragment in fragments]
+    for state, attempt in _ends(store, [*read_pages(store, pointer.sub, paged), *recent], pointer.index):
+        if state is State.COMPLETED:
+            return keys.output(pointer.sub, pointer.index, attempt, pointer.n)
+        raise NotFound(f"{user_key!r} has no value: task {task} ended {state}", hint=f"rmgr show {task}")
+    raise NotFound(f"{user_key!r} is not there yet: task {task} has not ended", hint=f"rmgr wait {pointer.sub}")
+
+
+def _ends(store: Store, fragments: list[Fragment], index: int) -> Iterator[tuple[State, int]]:
+    """How a task ended, with its attempt; rows without the task are not read."""
+    ends = EndFold()
+    for fragment in fragments:
+        if fragment.row and fragment.ranges and not any(first <= index < first + count for _, first, count in fragment.ranges):
+            continue
+        its = (outcome for outcome in outcomes_of(fragment, store) if outcome.index == index)
+        for outcome in ends.fold(its):
+            yield outcome.state, outcome.attempt or fragment.attempt
+
+
+# -- what lost or failed attempts wrote ----------------------------------------------------------------------------------------
+
+
+_LOG = logging.getLogger("rmgr.submitter")
+#: Rows that are deleted together.
+#: Names of the keys of 256 tasks (bytes).
+_MOST_PAYLOADS_BYTES = 64 * 2**20
+
+
+def delete_outputs(
+    store: Store, submission: Submission, first: int, count: int, attempt: int, failed: FailedRange, *, is_final: bool
+) -> None:
+    """What lost attempts may have written under output keys; is_final: and the pointers to it. On an IO thread.
+
+    Readers follow committed attempts, so this frees space and names; it may fail without harm: then rows go with their submission. Rows
+    are found by their names, not in a listing: a writer that died may have left one that is in none.
+    Cost: for a lost attempt that wrote nothing a look of the store, many together; a read where arguments are not in the record.
+    """
+    block = decode_block(failed.block)
+    try:
+        outputs = _outputs_of(store, submission, block, range(first, first + count))
+        if failed.reason in LOSSES:
+            some = [(index, n) for index, named in outputs.items() for n in range(max(1, len(named)))]
+            for at in range(0, len(some), _ROWS):
+                store.delete_many([keys.output(submission.id, index, attempt, n) for index, n in some[at : at + _ROWS]])
+        for index, named in outputs.items() if is_final and block.keyed else ():
+            delete_pointers(store, submission.id, index, named)
+    except (RmgrError, msgspec.DecodeError, IndexError) as error:  # fewer arguments than tasks: its row is not what it was
+        _LOG.info("outputs_not_deleted", extra={"error": str(error)})
+
+
+def _outputs_of(store: Store, submission: Submission, block: BlockData, indices: range) -> dict[int, tuple[str, ...]]:
+    """Output keys of each task, or what has as many."""
+    if submission.command is not None:
+        return dict.fromkeys(indices, tuple(key for key, _ in submission.command.output_files))
+    payloads = block.payloads if block.keyed else ()
+    if block.keyed and block.row:
+        row = row_of(store, block.row, _MOST_PAYLOADS_BYTES)
+        payloads = decode_payloads(row) if row else ()
+    if not payloads:
+        return dict.fromkeys(indices, ())
+    return {index: decode_keyed(payloads[index - block.base]).outputs for index in indices}
+
+
+def delete_pointers(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:
+    """Frees the output keys of a task that ended without a result; keys that somebody else has taken stay."""
+    for output in outputs:
+        data, about = store.get_noted_many([keys.named(output)], largest=keys.POINTER_BYTES).get(keys.named(output), (None, None))
+        if data is not None and about is not None and about.encoding is Encoding.POINTER:
+            pointer = keys.decode_pointer(data)
+            if (pointer.sub, pointer.index) == (number, index):
+                store.delete(keys.named(output))
