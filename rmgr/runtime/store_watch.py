@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rmgr.adapters.store_rules import remembered
 from rmgr.adapters.stores import open_store, shown
-from rmgr.coord.protocol.ports import NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import About, Encoding, Note, Store, Writing
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
 from rmgr.runtime.logger import Log
 from rmgr.runtime.release import emptied
@@ -143,20 +143,9 @@ class WatchedStore(Store):
 
     # -- the port
 
-    def put(
-        self,
-        key: str,
-        value: bytes | Iterable[bytes | memoryview],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        ttl_s: float | None = None,
-        overwrite: bool = True,
-        note: Note = b"",
-        timeout_s: float = 30.0,
-    ) -> None:
+    def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
         """See `Store.put`."""
-        told: dict[str, Any] = {"encoding": encoding, "ttl_s": ttl_s, "overwrite": overwrite, "note": note, "timeout_s": timeout_s}
-        self._through(lambda store: store.put(key, value, **told))
+        self._through(lambda store: store.write(key, value, how))
 
     def adopt(
         self,
@@ -175,37 +164,16 @@ class WatchedStore(Store):
         """See `Store.adopts_above`; None while the store is away."""
         return self._store.adopts_above(directory) if self._store is not None else None
 
-    def put_many(
-        self,
-        rows: Sequence[tuple[str, bytes]],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        ttl_s: float | None = None,
-        overwrite: bool = True,
-        notes: Sequence[bytes] = (),
-        replaces: Mapping[str, bytes] = NOTHING,
-        decided: Callable[[], None] | None = None,
-        timeout_s: float = 30.0,
-    ) -> None:
+    def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
         """See `Store.put_many`."""
-        told: dict[str, Any] = {"encoding": encoding, "ttl_s": ttl_s, "overwrite": overwrite, "notes": notes, "timeout_s": timeout_s}
-        self._through(lambda store: store.put_many(rows, replaces=replaces, decided=decided, **told))
+        self._through(lambda store: store.write_many(rows, how))
 
     @property
     def puts_soon(self) -> bool:
         """See `Store.puts_soon`; not while it is away."""
         return self._is_ours and self._store is not None and self._store.puts_soon
 
-    def put_soon(
-        self,
-        rows: Sequence[tuple[str, bytes]],
-        *,
-        encoding: Encoding,
-        notes: Sequence[bytes],
-        done: Callable[[RmgrError | None], None],
-        overwrite: bool = True,
-        decided: Callable[[], None] | None = None,
-    ) -> bool:
+    def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:
         """See `Store.put_soon`."""
 
         def over(error: RmgrError | None) -> None:
@@ -213,10 +181,7 @@ class WatchedStore(Store):
                 self._look_now.set()
             done(error)
 
-        def begin(store: Store) -> bool:
-            return store.put_soon(rows, encoding=encoding, notes=notes, done=over, overwrite=overwrite, decided=decided)
-
-        return self._through(begin)
+        return self._through(lambda store: store.write_soon(rows, how, over))
 
     def fetch(
         self, key: str, path: str, *, largest: int, is_compared: bool = True, timeout_s: float = 30.0

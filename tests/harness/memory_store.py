@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -23,7 +23,7 @@ from rmgr.adapters.store_rules import (
     pieces,
     verify,
 )
-from rmgr.coord.protocol.ports import NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import About, Encoding, Store, Writing
 from rmgr.errors import StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
 
@@ -69,21 +69,11 @@ class MemoryStore(Store):
         self.outage = ""  #: what is wrong with the store; while it says something, every call fails as if it were away
         self.url = f"memory:{name}"
 
-    def put(
-        self,
-        key: str,
-        value: bytes | Iterable[bytes | memoryview],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        ttl_s: float | None = None,
-        overwrite: bool = True,
-        note: Note = b"",
-        timeout_s: float = 30.0,
-    ) -> None:
+    def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
         """See `Store.put`."""
-        deadline = self._begin(timeout_s, f"put {key!r}")
+        deadline = self._begin(how.timeout_s, f"put {key!r}")
         check_key(key)
-        ttl_ms = self._expiry(ttl_s)
+        ttl_ms = self._expiry(how.ttl_s)
         if isinstance(value, str):
             raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")
         if isinstance(value, bytes | bytearray | memoryview):
@@ -96,39 +86,28 @@ class MemoryStore(Store):
                 parts.append(piece)
             whole = b"".join(parts)
         digest = sha256(whole).digest()
-        row = _Row(whole, digest, encoding, ttl_ms, note if isinstance(note, bytes) else note(digest))
+        row = _Row(whole, digest, how.encoding, ttl_ms, how.note if isinstance(how.note, bytes) else how.note(digest))
         with self._shelf.lock:
-            if not overwrite and self._alive(key) is not None:
+            if not how.overwrite and self._alive(key) is not None:
                 raise key_exists([key])
             self._set(key, row)
 
-    def put_many(
-        self,
-        rows: Sequence[tuple[str, bytes]],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        ttl_s: float | None = None,
-        overwrite: bool = True,
-        notes: Sequence[bytes] = (),
-        replaces: Mapping[str, bytes] = NOTHING,
-        decided: Callable[[], None] | None = None,
-        timeout_s: float = 30.0,
-    ) -> None:
+    def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
         """See `Store.put_many`."""
-        self._begin(timeout_s, "put values")
-        ttl_ms = self._expiry(ttl_s)
+        self._begin(how.timeout_s, "put values")
+        ttl_ms = self._expiry(how.ttl_s)
         for key, value in rows:
             check_key(key)
             if not isinstance(value, bytes):
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
             check_size(key, len(value))
         with self._shelf.lock:
-            there = {} if overwrite else {key: row for key, _ in rows if (row := self._alive(key)) is not None}
-            taken = sorted(key for key, row in there.items() if row.digest != replaces.get(key))
+            there = {} if how.overwrite else {key: row for key, _ in rows if (row := self._alive(key)) is not None}
+            taken = sorted(key for key, row in there.items() if row.digest != how.replaces.get(key))
             if taken:
                 raise key_exists(taken)
-            for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):
-                self._set(key, _Row(value, sha256(value).digest(), encoding, ttl_ms, note))
+            for (key, value), note in zip(rows, notes_of(rows, how.notes), strict=True):
+                self._set(key, _Row(value, sha256(value).digest(), how.encoding, ttl_ms, note))
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`."""

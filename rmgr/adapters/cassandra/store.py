@@ -28,6 +28,8 @@ from hashlib import sha256
 from itertools import chain, islice
 from uuid import uuid4
 
+import msgspec
+
 from rmgr.adapters.cassandra.link import Calls, CassandraLink, CassandraSession, Lost, Rows
 from rmgr.adapters.cassandra.reading import Listing, Reader
 from rmgr.adapters.cassandra.rows import (
@@ -74,7 +76,7 @@ from rmgr.adapters.store_rules import (
     notes_of,
     patience_s,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Note, Store, Writing
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
 
@@ -120,96 +122,57 @@ class CassandraStore(Store):
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def put(
-        self,
-        key: str,
-        value: bytes | Iterable[bytes | memoryview],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        ttl_s: float | None = None,
-        overwrite: bool = True,
-        note: Note = b"",
-        timeout_s: float = 30.0,
-    ) -> None:
+    def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
         """See `Store.put`. Holds at most 5 MiB of an iterable: eight chunks on their way and the one that is read."""
-        deadline = CallDeadline(timeout_s)
+        deadline = CallDeadline(how.timeout_s)
         check_key(key)
-        life = lifetime(ttl_s)
+        life = lifetime(how.ttl_s)
         chunks = cut(key, value, CHUNK_BYTES)
         doing = f"put {key!r}"
-        if not overwrite and self._reader.manifest(key, deadline, doing) is not None:
+        if not how.overwrite and self._reader.manifest(key, deadline, doing) is not None:
             raise key_exists([key])  # early; what decides is the claim
         first = next(chunks, b"")
         if len(first) <= INLINE_BYTES:  # then it is the only one: all but the last are full
-            manifest = small(first, encoding, life, note)
+            manifest = small(first, how.encoding, life, how.note)
         else:
             known = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else MAX_VALUE_BYTES
-            manifest = self._upload(key, chain((first,), chunks), encoding, life, deadline, note, most=known)
-        self._write({key: manifest}, life, overwrite=overwrite, deadline=deadline, doing=doing)
+            manifest = self._upload(key, chain((first,), chunks), how.encoding, life, deadline, how.note, most=known)
+        self._write({key: manifest}, life, Writing(overwrite=how.overwrite), deadline, doing)
 
-    def put_many(
-        self,
-        rows: Sequence[tuple[str, bytes]],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        ttl_s: float | None = None,
-        overwrite: bool = True,
-        notes: Sequence[bytes] = (),
-        replaces: Mapping[str, bytes] = NOTHING,
-        decided: Callable[[], None] | None = None,
-        timeout_s: float = 30.0,
-    ) -> None:
+    def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
         """See `Store.put_many`. In groups of up to 4 MiB; the rows of a group are seen one by one as they are written."""
-        deadline = CallDeadline(timeout_s)
-        life = lifetime(ttl_s)
+        deadline = CallDeadline(how.timeout_s)
+        life = lifetime(how.ttl_s)
         for key, value in rows:
             check_key(key)
             if not isinstance(value, bytes):
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
             check_size(key, len(value))
-        beside = {key: note for (key, _), note in zip(rows, notes_of(rows, notes), strict=True)}
+        beside = {key: note for (key, _), note in zip(rows, notes_of(rows, how.notes), strict=True)}
         for group in _groups(dict(rows)):
             doing = f"put {counted(len(group), 'value')} ({next(iter(group))!r} ...)" if len(group) > 1 else f"put {next(iter(group))!r}"
-            if not overwrite:
+            if not how.overwrite:
                 self._refuse_existing(group, deadline, doing)
             large = {key: (cut(key, value, CHUNK_BYTES), beside[key]) for key, value in group.items() if len(value) > INLINE_BYTES}
             most = sum(len(group[key]) for key in large)
-            manifests = self._upload_all(large, encoding, life, deadline, doing, most=most) if large else {}
-            manifests |= {key: small(value, encoding, life, beside[key]) for key, value in group.items() if key not in large}
-            told = decided if len(group) == len(beside) else None
-            self._write(
-                manifests,
-                life,
-                overwrite=overwrite,
-                replaces=replaces,
-                decided=told,
-                deadline=deadline,
-                doing=doing,
-                encoding=encoding,
-            )
+            manifests = self._upload_all(large, how.encoding, life, deadline, doing, most=most) if large else {}
+            manifests |= {key: small(value, how.encoding, life, beside[key]) for key, value in group.items() if key not in large}
+            is_all = len(group) == len(beside)
+            self._write(manifests, life, how if is_all else msgspec.structs.replace(how, decided=None), deadline, doing)
 
     @property
     def puts_soon(self) -> bool:
         """See `Store.puts_soon`."""
         return self._soon.are_taken
 
-    def put_soon(
-        self,
-        rows: Sequence[tuple[str, bytes]],
-        *,
-        encoding: Encoding,
-        notes: Sequence[bytes],
-        done: Callable[[RmgrError | None], None],
-        overwrite: bool = True,
-        decided: Callable[[], None] | None = None,
-    ) -> bool:
+    def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:
         """See `Store.put_soon`. Outputs of tasks in one round trip, pointers under new keys in three; each up to 64 KiB."""
         if not rows or any(len(value) > INLINE_BYTES for _, value in rows):
             return False
-        beside = zip(rows, notes_of(rows, notes), strict=True)
-        manifests = {check_key(key): small(value, encoding, lifetime(None), note) for (key, value), note in beside}
-        if not overwrite:
-            return encoding is Encoding.POINTER and self._soon.create(manifests, done, decided)
+        beside = zip(rows, notes_of(rows, how.notes), strict=True)
+        manifests = {check_key(key): small(value, how.encoding, lifetime(None), note) for (key, value), note in beside}
+        if not how.overwrite:
+            return how.encoding is Encoding.POINTER and self._soon.create(manifests, done, how.decided)
         return all(map(is_found_unlisted, manifests)) and self._soon.put(manifests, done)
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
@@ -369,16 +332,7 @@ class CassandraStore(Store):
         return manifests
 
     def _write(
-        self,
-        manifests: Mapping[str, ValueManifest],
-        life: Lifetime,
-        *,
-        overwrite: bool,
-        deadline: CallDeadline,
-        doing: str,
-        replaces: Mapping[str, bytes] = NOTHING,
-        decided: Callable[[], None] | None = None,
-        encoding: Encoding = Encoding.RAW,
+        self, manifests: Mapping[str, ValueManifest], life: Lifetime, how: Writing, deadline: CallDeadline, doing: str
     ) -> None:
         """Makes values visible: scopes, then the index, then the manifests, so that nothing lies there that no listing shows, whoever dies.
 
@@ -386,13 +340,13 @@ class CassandraStore(Store):
         then it means nothing and is replaced. Of outputs of tasks: an attempt is committed after both, and what a lost one may have
         left is freed by its name.
         """
-        is_at_once = encoding is Encoding.POINTER or all(map(is_found_unlisted, manifests))
-        if overwrite:
+        is_at_once = how.encoding is Encoding.POINTER or all(map(is_found_unlisted, manifests))
+        if how.overwrite:
             self._publish(manifests, self._seen(manifests, deadline, doing), life, deadline, doing, is_at_once=is_at_once)
             return
-        claim, seen = self._claims.raise_for(list(manifests), deadline, doing, replaces)
-        if decided is not None:
-            decided()
+        claim, seen = self._claims.raise_for(list(manifests), deadline, doing, how.replaces)
+        if how.decided is not None:
+            how.decided()
         try:
             for at in range(0, len(manifests), PART):
                 some = dict(islice(manifests.items(), at, at + PART))

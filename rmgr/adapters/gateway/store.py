@@ -12,12 +12,13 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from io import BytesIO
 from typing import Any, TypeVar
 
 import grpc
+import msgspec
 
 from rmgr.adapters.gateway.parts import (
     MESSAGE_BYTES,
@@ -49,7 +50,7 @@ from rmgr.adapters.store_rules import (
     patience_s,
     pieces,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Store, Writing
 from rmgr.errors import KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
 from rmgr.model.base.units import counted, format_duration
 from rmgr.v1 import gateway_pb2 as pb
@@ -104,59 +105,37 @@ class GatewayStore(Store):
 
     # -- writing
 
-    def put(
-        self,
-        key: str,
-        value: bytes | Iterable[bytes | memoryview],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        ttl_s: float | None = None,
-        overwrite: bool = True,
-        note: Note = b"",
-        timeout_s: float = 30.0,
-    ) -> None:
+    def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
         """See `Store.put`. Holds at most 3 MiB of an iterable, which can be sent only once."""
-        deadline = _Deadline(timeout_s)
+        deadline = _Deadline(how.timeout_s)
         check_key(key)
-        expiry_ms(ttl_s)
+        expiry_ms(how.ttl_s)
         if isinstance(value, bytes) and len(value) <= MESSAGE_BYTES:
-            made = note if isinstance(note, bytes) else note(hashlib.sha256(value).digest())
-            self._put([(key, value)], encoding, ttl_s, overwrite=overwrite, deadline=deadline, notes=(made,))
-        elif isinstance(value, bytes | bytearray | memoryview) or (overwrite and is_whole(value)):
+            made = how.note if isinstance(how.note, bytes) else how.note(hashlib.sha256(value).digest())
+            self._put([(key, value)], msgspec.structs.replace(how, notes=(made,)), deadline)
+        elif isinstance(value, bytes | bytearray | memoryview) or (how.overwrite and is_whole(value)):
             parts = [memoryview(value).cast("B")] if isinstance(value, bytes | bytearray | memoryview) else [*value]
             check_size(key, size := sum(map(len, parts)))
             deadline.allow(size)
             self._repeat(
-                lambda stub: self._write(stub, key, pieces(key, parts, CHUNK_BYTES), encoding, ttl_s, overwrite, deadline, note),
+                lambda stub: self._write(stub, key, pieces(key, parts, CHUNK_BYTES), how, deadline),
                 deadline,
                 f"write {key!r}",
-                mine=None if overwrite else lambda: self._holds(key, parts[0], encoding, deadline),
+                mine=None if how.overwrite else lambda: self._holds(key, parts[0], how.encoding, deadline),
             )
         elif isinstance(value, str) or not isinstance(value, Iterable):
             raise UsageError(f"the value of {key!r} must be bytes or an iterable of bytes, not {type(value).__name__}")
         else:
-            self._put_stream(key, pieces(key, value, CHUNK_BYTES), encoding, ttl_s, overwrite=overwrite, deadline=deadline, note=note)
+            self._put_stream(key, pieces(key, value, CHUNK_BYTES), how, deadline)
 
-    def put_many(
-        self,
-        rows: Sequence[tuple[str, bytes]],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        ttl_s: float | None = None,
-        overwrite: bool = True,
-        notes: Sequence[bytes] = (),
-        replaces: Mapping[str, bytes] = NOTHING,
-        decided: Callable[[], None] | None = None,
-        timeout_s: float = 30.0,
-    ) -> None:
-        """See `Store.put_many`. Rows over 512 KiB go one by one after the others."""
-        del decided  # the gateway says nothing before the end
-        deadline = _Deadline(timeout_s)
-        expiry_ms(ttl_s)
+    def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
+        """See `Store.put_many`. Rows over 512 KiB go one by one after the others. Nothing is said to be decided before the end."""
+        deadline = _Deadline(how.timeout_s)
+        expiry_ms(how.ttl_s)
         small: list[tuple[str, bytes]] = []
         large: list[tuple[str, bytes, bytes]] = []
         beside: list[bytes] = []
-        for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):
+        for (key, value), note in zip(rows, notes_of(rows, how.notes), strict=True):
             check_key(key)
             if not isinstance(value, bytes):
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
@@ -167,9 +146,9 @@ class GatewayStore(Store):
                 small.append((key, value))
                 beside.append(note)
         if small:
-            self._put(small, encoding, ttl_s, overwrite=overwrite, deadline=deadline, notes=beside, replaces=replaces)
+            self._put(small, msgspec.structs.replace(how, notes=beside), deadline)
         for key, value, note in large:
-            self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
+            self.write(key, value, msgspec.structs.replace(how, note=note, timeout_s=deadline.left_s()))
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`. After a lost answer it says True: it was there for all that is known."""
@@ -315,23 +294,13 @@ class GatewayStore(Store):
 
     # -- small values
 
-    def _put(
-        self,
-        rows: list[tuple[str, bytes]],
-        encoding: Encoding,
-        ttl_s: float | None,
-        *,
-        overwrite: bool,
-        deadline: _Deadline,
-        notes: Sequence[bytes] = (),
-        replaces: Mapping[str, bytes] = NOTHING,
-    ) -> None:
-        """Rows that fit a message each; all in one step at the store where it can."""
+    def _put(self, rows: list[tuple[str, bytes]], how: Writing, deadline: _Deadline) -> None:
+        """Rows that fit a message each; all in one step at the store where it can. how: with a note for each."""
         missing = rows
-        beside = dict(zip((key for key, _ in rows), notes_of(rows, notes), strict=True))
+        beside = dict(zip((key for key, _ in rows), how.notes, strict=True))
 
         def write(stub: Any) -> None:
-            requests = [put_request(some, encoding, ttl_s, overwrite, beside, replaces) for some in batches(missing)]
+            requests = [put_request(some, how.encoding, how.ttl_s, how.overwrite, beside, how.replaces) for some in batches(missing)]
             if len(requests) == 1:
                 self._call(stub.Put, requests[0], deadline)
             else:
@@ -341,14 +310,14 @@ class GatewayStore(Store):
             """After a lost answer some or all were written, by us or by others: the bytes tell. Writes what is missing."""
             nonlocal missing
             there = self.get_many([key for key, _ in rows], timeout_s=deadline.left_s())
-            if any(key in there and there[key] != (value, encoding) for key, value in dict(rows).items()):
+            if any(key in there and there[key] != (value, how.encoding) for key, value in dict(rows).items()):
                 return False
             missing = [row for row in rows if row[0] not in there]
             if missing:
                 self._repeat(write, deadline, "write")
             return True
 
-        self._repeat(write, deadline, f"write {rows[0][0]!r}{', ...' * (len(rows) > 1)}", mine=None if overwrite else all_mine)
+        self._repeat(write, deadline, f"write {rows[0][0]!r}{', ...' * (len(rows) > 1)}", mine=None if how.overwrite else all_mine)
 
     def _get(self, key: str, deadline: _Deadline) -> Any:
         found = self._repeat(lambda stub: self._call(stub.Get, pb.KeyRequest(key=key), deadline), deadline, f"read {key!r}")
@@ -361,26 +330,12 @@ class GatewayStore(Store):
         is_like = self.head(key, timeout_s=deadline.left_s()) == (len(whole), encoding)
         return is_like and hash_of(self.stream(key, timeout_s=deadline.left_s()) or ()) == hash_of([whole])
 
-    def _write(
-        self,
-        stub: Any,
-        key: str,
-        parts: Iterator[bytes],
-        encoding: Encoding,
-        ttl_s: float | None,
-        overwrite: bool,
-        deadline: _Deadline,
-        note: Note,
-    ) -> None:
-        first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
-        self._call(stub.Write, with_last(first, parts, note), deadline, is_small=False)
+    def _write(self, stub: Any, key: str, parts: Iterator[bytes], how: Writing, deadline: _Deadline) -> None:
+        self._call(stub.Write, with_last(_first(key, how), parts, how.note), deadline, is_small=False)
 
-    def _put_stream(
-        self, key: str, parts: Iterator[bytes], encoding: Encoding, ttl_s: float | None,
-        *, overwrite: bool, deadline: _Deadline, note: Note,
-    ) -> None:  # fmt: skip
+    def _put_stream(self, key: str, parts: Iterator[bytes], how: Writing, deadline: _Deadline) -> None:
         """The caller's iterable runs in the caller's thread; what it raises breaks the call off and is raised here."""
-        if self.head(key, timeout_s=deadline.left_s()) is not None and not overwrite:  # also finds a gateway that answers
+        if self.head(key, timeout_s=deadline.left_s()) is not None and not how.overwrite:  # also finds a gateway that answers
             raise key_exists([key])
         ahead: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
         broken = threading.Event()
@@ -389,11 +344,10 @@ class GatewayStore(Store):
             while (part := ahead.get()) is not None:
                 yield part
 
-        first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
         endpoint = self._gateways.current
         stub = gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint))
         left_s = self._left(deadline) + patience_s(MAX_VALUE_BYTES)  # what is watched is that it gets on
-        call = stub.Write.future(with_last(first, feed(), note, broken), timeout=left_s, metadata=self._metadata)
+        call = stub.Write.future(with_last(_first(key, how), feed(), how.note, broken), timeout=left_s, metadata=self._metadata)
         try:
             for part in parts:
                 deadline.allow(len(part))
@@ -505,3 +459,7 @@ class GatewayStore(Store):
         if was_answered(error) and not (isinstance(told, Unavailable) and type(told) is Unavailable):
             return told
         return StoreUnavailable(f"the store did not {doing}: {told.message}", hint="rmgr doctor")
+
+
+def _first(key: str, how: Writing) -> Any:
+    return pb.ValuePart(key=key, encoding=how.encoding.value, ttl_s=how.ttl_s, overwrite=how.overwrite)

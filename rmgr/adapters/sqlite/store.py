@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from hashlib import sha256
 from itertools import chain
 from typing import TypeVar
+
+import msgspec
 
 from rmgr.adapters.sqlite import rows as table
 from rmgr.adapters.sqlite.file import StoreFile
@@ -39,7 +41,7 @@ from rmgr.adapters.store_rules import (
     now_ms,
     verify,
 )
-from rmgr.coord.protocol.ports import NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import About, Encoding, Note, Store, Writing
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted
 
@@ -79,34 +81,24 @@ class SqliteStore(Store):
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def put(
-        self,
-        key: str,
-        value: bytes | Iterable[bytes | memoryview],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        ttl_s: float | None = None,
-        overwrite: bool = True,
-        note: Note = b"",
-        timeout_s: float = 30.0,
-    ) -> None:
+    def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
         """See `Store.put`. One commit, and above 512 KiB a file before it; holds at most 4 MiB of an iterable."""
-        deadline = CallDeadline(timeout_s)
+        deadline = CallDeadline(how.timeout_s)
         check_key(key)
-        expires_ms = expiry_ms(ttl_s)
+        expires_ms = expiry_ms(how.ttl_s)
         stages = cut(key, value, max(len(value), 1) if isinstance(value, bytes) else STAGE_BYTES)
-        if not overwrite and self.head(key, timeout_s=deadline.left_s()) is not None:
+        if not how.overwrite and self.head(key, timeout_s=deadline.left_s()) is not None:
             raise key_exists([key])  # early; what decides is the check in the last commit
         first = next(stages, b"")
         second = next(stages, None)
-        row = ManifestRow(key, 0, b"", encoding.value, expires_ms, 0, 0, None)
+        row = ManifestRow(key, 0, b"", how.encoding.value, expires_ms, 0, 0, None)
         if second is None and len(first) <= CHUNK_BYTES:
             digest = sha256(first).digest()
-            row = row._replace(size=len(first), sha256=digest, encoding=marked(encoding, note, digest), inline=first)
-            self._put_rows([row], len(first) + _ROW_BYTES, overwrite=overwrite, deadline=deadline)
+            row = row._replace(size=len(first), sha256=digest, encoding=marked(how.encoding, how.note, digest), inline=first)
+            self._put_rows([row], len(first) + _ROW_BYTES, how, deadline)
             return
         parts = (first,) if second is None else chain((first, second), stages)
-        self._large.put(row, parts, overwrite=overwrite, deadline=deadline, mark=partial(marked, encoding, note))
+        self._large.put(row, parts, overwrite=how.overwrite, deadline=deadline, mark=partial(marked, how.encoding, how.note))
 
     def put_hashed(self, key: str, parts: Sequence[bytes], digest: bytes, *, timeout_s: float = 30.0) -> None:
         """As `put` of raw bytes whose SHA-256 the caller has taken. With another `digest` the value cannot be read (`DataLost`)."""
@@ -118,7 +110,7 @@ class SqliteStore(Store):
         if size > CHUNK_BYTES:
             self._large.put(row, parts, overwrite=True, deadline=deadline)
         else:
-            self._put_rows([row._replace(inline=b"".join(parts))], size + _ROW_BYTES, overwrite=True, deadline=deadline)
+            self._put_rows([row._replace(inline=b"".join(parts))], size + _ROW_BYTES, Writing(), deadline)
 
     def adopt(
         self,
@@ -142,26 +134,14 @@ class SqliteStore(Store):
         """See `Store.adopts_above`."""
         return CHUNK_BYTES if os.stat(directory).st_dev == os.stat(self._file.path.parent).st_dev else None
 
-    def put_many(
-        self,
-        rows: Sequence[tuple[str, bytes]],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        ttl_s: float | None = None,
-        overwrite: bool = True,
-        notes: Sequence[bytes] = (),
-        replaces: Mapping[str, bytes] = NOTHING,
-        decided: Callable[[], None] | None = None,
-        timeout_s: float = 30.0,
-    ) -> None:
+    def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
         """See `Store.put_many`. A commit for every 4 MiB of rows; rows over 512 KiB go one by one after the others."""
-        is_synced = decided is None  # else it is over as soon as it is decided: there is nothing to be called for
-        deadline = CallDeadline(timeout_s)
-        expires_ms = expiry_ms(ttl_s)
+        deadline = CallDeadline(how.timeout_s)
+        expires_ms = expiry_ms(how.ttl_s)
         small: list[ManifestRow] = []
         large: list[tuple[str, bytes, bytes]] = []
         weight = 0
-        for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):
+        for (key, value), note in zip(rows, notes_of(rows, how.notes), strict=True):
             check_key(key)
             if not isinstance(value, bytes):
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
@@ -169,42 +149,32 @@ class SqliteStore(Store):
                 check_size(key, len(value))
                 large.append((key, value, note))
                 continue
-            small.append(ManifestRow(key, len(value), sha256(value).digest(), marked(encoding, note, b""), expires_ms, 0, 0, value))
+            small.append(ManifestRow(key, len(value), sha256(value).digest(), marked(how.encoding, note, b""), expires_ms, 0, 0, value))
             weight += len(value) + _ROW_BYTES
             if weight > 2 * STAGE_BYTES:
-                self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline, is_synced=is_synced)
+                self._put_rows(small, weight, how, deadline)
                 small, weight = [], 0
         if small:
-            self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline, is_synced=is_synced)
+            self._put_rows(small, weight, how, deadline)
         for key, value, note in large:
-            self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
+            self.write(key, value, msgspec.structs.replace(how, note=note, timeout_s=deadline.left_s()))
 
     @property
     def puts_soon(self) -> bool:
         """See `Store.puts_soon`."""
         return True
 
-    def put_soon(
-        self,
-        rows: Sequence[tuple[str, bytes]],
-        *,
-        encoding: Encoding,
-        notes: Sequence[bytes],
-        done: Callable[[RmgrError | None], None],
-        overwrite: bool = True,
-        decided: Callable[[], None] | None = None,
-    ) -> bool:
-        """See `Store.put_soon`. Up to 64 KiB."""
-        del decided  # that is the end of it
+    def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:
+        """See `Store.put_soon`. Up to 64 KiB. It is decided when it is over: there is nothing to be called for."""
         weight = sum(len(value) + _ROW_BYTES for _, value in rows)
         if weight > _SOON_BYTES or not rows:
             return False
         made = [
-            ManifestRow(check_key(key), len(value), sha256(value).digest(), marked(encoding, note, b""), None, 0, 0, value)
-            for (key, value), note in zip(rows, notes_of(rows, notes), strict=True)
+            ManifestRow(check_key(key), len(value), sha256(value).digest(), marked(how.encoding, note, b""), None, 0, 0, value)
+            for (key, value), note in zip(rows, notes_of(rows, how.notes), strict=True)
         ]
-        run = None if overwrite else partial(table.insert_new, rows=made)
-        return self._writer.take(Write(run, made, weight, f"put {rows[0][0]!r}", is_synced=overwrite, told=done))
+        run = None if how.overwrite else partial(table.insert_new, rows=made)
+        return self._writer.take(Write(run, made, weight, f"put {rows[0][0]!r}", is_synced=how.overwrite, told=done))
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. A commit for every 2,000 keys."""
@@ -363,23 +333,14 @@ class SqliteStore(Store):
         self._writer.check_not_forked()
         return self._readers.reading(deadline, doing, key)
 
-    def _put_rows(
-        self,
-        batch: list[ManifestRow],
-        weight: int,
-        *,
-        overwrite: bool,
-        deadline: CallDeadline,
-        replaces: Mapping[str, bytes] = NOTHING,
-        is_synced: bool = True,
-    ) -> None:
+    def _put_rows(self, batch: list[ManifestRow], weight: int, how: Writing, deadline: CallDeadline) -> None:
         doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {counted(len(batch), 'value')} ({batch[0].key!r} ...)"
-        if overwrite:
+        if how.overwrite:
             self._writer.insert(batch, deadline, weight_bytes=weight, doing=doing)
             return
-
-        run = partial(table.insert_new, rows=batch, replaces=replaces)
-        self._write(run, deadline, weight, doing, is_synced=is_synced)
+        run = partial(table.insert_new, rows=batch, replaces=how.replaces)
+        # Where somebody is to be told that it is decided it is over then: durable with the next write of anybody.
+        self._write(run, deadline, weight, doing, is_synced=how.decided is None)
 
 
 def _whole(row: ManifestRow) -> bytes:

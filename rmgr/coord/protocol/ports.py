@@ -12,6 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, Self
 
+import msgspec
+
 from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat
 from rmgr.errors import RmgrError, ValueTooLarge
 
@@ -116,12 +118,25 @@ class About(NamedTuple):
 Note = bytes | Callable[[bytes], bytes]
 
 
+class Writing(msgspec.Struct, frozen=True, kw_only=True):
+    """How values are written, as an adapter is told: what `Store.put`, `put_many` and `put_soon` are given. note: of one value."""
+
+    encoding: Encoding = Encoding.RAW
+    ttl_s: float | None = None
+    overwrite: bool = True
+    note: Note = b""
+    notes: Sequence[bytes] = ()
+    replaces: Mapping[str, bytes] = NOTHING
+    decided: Callable[[], None] | None = None
+    timeout_s: float = 30.0
+
+
 class Store(Protocol):
     """Immutable values by key, chunked at 512 KiB, with size and SHA-256 checked on every read. Thread-safe.
 
     Keys are UTF-8 strings of 1 to 1,024 bytes without NUL; by convention `<family>/...` (see `coord/protocol/keys.py`).
-    Every call ends within `timeout_s` or raises `errors.StoreUnavailable`. An adapter derives from it, and writes what has a body here only
-    where it knows a cheaper way.
+    Every call ends within `timeout_s` or raises `errors.StoreUnavailable`. An adapter derives from it, and writes `write`, `write_many` and
+    what else has no body here, and the rest only where it knows a cheaper way.
     Raises on read: `errors.DataLost` when a chunk is missing or a hash differs; never wrong bytes.
     """
 
@@ -144,6 +159,11 @@ class Store(Protocol):
         raises goes to the caller, and nothing is written.
         Raises: `errors.ValueTooLarge` over 5 GiB; `errors.KeyExists` when `overwrite` is False and the key exists.
         """
+        how = Writing(encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=timeout_s)
+        self.write(key, value, how)
+
+    def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
+        """Carries `put` out."""
 
     def adopt(
         self,
@@ -189,6 +209,19 @@ class Store(Protocol):
         Raises: `errors.KeyExists` naming the keys when `overwrite` is False and some exist; of up to 4 MiB of rows
         below 512 KiB each nothing is written then.
         """
+        how = Writing(
+            encoding=encoding,
+            ttl_s=ttl_s,
+            overwrite=overwrite,
+            notes=notes,
+            replaces=replaces,
+            decided=decided,
+            timeout_s=timeout_s,
+        )
+        self.write_many(rows, how)
+
+    def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
+        """Carries `put_many` out."""
 
     @property
     def puts_soon(self) -> bool:
@@ -211,7 +244,11 @@ class Store(Protocol):
             nothing ends it after a time. overwrite, decided: as for `put_many`; with `overwrite` False the rows are durable with what is
             written later.
         """
-        del rows, encoding, notes, done, overwrite, decided  # only some adapters have a thread that goes on with it
+        return self.write_soon(rows, Writing(encoding=encoding, notes=notes, overwrite=overwrite, decided=decided), done)
+
+    def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:
+        """Carries `put_soon` out, if it can."""
+        del rows, how, done  # only some adapters have a thread that goes on with it
         return False
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:

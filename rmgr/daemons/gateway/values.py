@@ -16,13 +16,15 @@ from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any
 
+import msgspec
+
 from rmgr.adapters.access.auth import Caller
 from rmgr.coord import validity
 from rmgr.coord.decisions import rights
 from rmgr.coord.decisions.rights import Holder, Person, check, check_operator, may
 from rmgr.coord.protocol import keys as names
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.ports import About, Coordinator, Encoding, Note, Store
+from rmgr.coord.protocol.ports import About, Coordinator, Encoding, Store, Writing
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound, PermissionDenied
@@ -191,59 +193,42 @@ class OwnedStore(Store):
 
     # -- writing
 
-    def put(
-        self,
-        key: str,
-        value: bytes | Iterable[bytes | memoryview],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        overwrite: bool = True,
-        note: Note = b"",
-        **how: Any,
-    ) -> None:
+    def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
         """See `Store.put`."""
         if names.family(key) not in {_NAMED, _SHARED}:
-            self._store.put(key, value, encoding=encoding, overwrite=overwrite, note=note, **how)
+            self._store.write(key, value, how)
             return
         with self._audited("PUT", key):
             held = self._writable(key, self._store.about(key))
 
             def checked(digest: bytes) -> bytes:
-                made = note if isinstance(note, bytes) else note(digest)
-                self._check_deed(key, encoding, digest, made, held)
+                made = how.note if isinstance(how.note, bytes) else how.note(digest)
+                self._check_deed(key, how.encoding, digest, made, held)
                 return made
 
-            self._store.put(key, value, encoding=encoding, overwrite=overwrite and held is not None, note=checked, **how)
+            self._store.write(key, value, msgspec.structs.replace(how, overwrite=how.overwrite and held is not None, note=checked))
 
-    def put_many(
-        self,
-        rows: Sequence[tuple[str, bytes]],
-        *,
-        encoding: Encoding = Encoding.RAW,
-        overwrite: bool = True,
-        notes: Sequence[bytes] = (),
-        **how: Any,
-    ) -> None:
+    def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
         """See `Store.put_many`. Rows under free names go first: in one step they are there, or none is."""
         owned = [key for key, _ in rows if names.family(key) in {_NAMED, _SHARED}]
         if not owned:
-            self._store.put_many(rows, encoding=encoding, overwrite=overwrite, notes=notes, **how)
+            self._store.write_many(rows, how)
             return
         with self._audited("PUT", owned[0]):
             there = self._store.about_many(owned)
             free: list[tuple[tuple[str, bytes], bytes]] = []
             other: list[tuple[tuple[str, bytes], bytes]] = []
-            for (key, value), note in zip(rows, notes or (b"",) * len(rows), strict=True):
+            for (key, value), note in zip(rows, how.notes or (b"",) * len(rows), strict=True):
                 if names.family(key) not in {_NAMED, _SHARED}:
                     other.append(((key, value), note))
                     continue
                 held = self._writable(key, there.get(key))
-                self._check_deed(key, encoding, sha256(value).digest(), note, held)
+                self._check_deed(key, how.encoding, sha256(value).digest(), note, held)
                 (free if held is None else other).append(((key, value), note))
-            for some, again in ((free, False), (other, overwrite)):
+            for some, again in ((free, False), (other, how.overwrite)):
                 if some:
-                    told = {"encoding": encoding, "overwrite": again, "notes": [note for _, note in some], **how}
-                    self._store.put_many([row for row, _ in some], **told)
+                    told = msgspec.structs.replace(how, overwrite=again, notes=[note for _, note in some])
+                    self._store.write_many([row for row, _ in some], told)
 
     def delete_many(self, keys: Sequence[str], **how: Any) -> list[str]:
         """See `Store.delete_many`. One that he may not delete refuses them all."""

@@ -45,6 +45,7 @@ EXEMPT = {
     "checkpoint.py": _OWN,
     "cli/policy/check.py": _SELF,
     "client/futures.py": _OWN,
+    "client/pickling.py": _OWN,
     "daemons/leader/plugins/child.py": _SELF,
     "runner/host/privileges.py": _SELF,
     "runner/python/calls.py": _OWN,

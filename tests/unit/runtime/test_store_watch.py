@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from rmgr.adapters.store_rules import CLUSTER_ID_KEY
-from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.ports import Encoding, Writing
 from rmgr.errors import ConfigError, StoreUnavailable, WrongCluster
 from rmgr.runtime.store_watch import WatchedStore
 from tests.harness.memory_store import MemoryStore
@@ -92,18 +92,17 @@ def test_a_store_that_goes_later_is_noticed_and_comes_back(server: Server, watch
 def test_writes_that_nobody_waits_for_reach_the_store_and_one_that_fails_has_it_looked_at(
     server: Server, watched: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[dict[str, Any]] = []
+    begun: list[tuple[Any, Writing, Any]] = []
     ends: list[Exception | None] = []
     monkeypatch.setattr(MemoryStore, "puts_soon", True)
-    monkeypatch.setattr(MemoryStore, "put_soon", lambda _, rows, **options: begun.append({"rows": rows} | options) or True)
+    monkeypatch.setattr(MemoryStore, "write_soon", lambda _, *asked: begun.append(asked) or True)
     assert not watched.puts_soon, "it is not known whose store it is"
     watched.belong_to("one")
     assert watched.puts_soon
     said = {"encoding": Encoding.POINTER, "notes": [b"n"], "overwrite": False, "decided": lambda: None}
     assert watched.put_soon([("name/a", b"1")], done=ends.append, **said)
-    [asked] = begun
-    done = asked.pop("done")
-    assert asked == {"rows": [("name/a", b"1")]} | said
+    [(rows, how, done)] = begun
+    assert (rows, how) == ([("name/a", b"1")], Writing(**said))
     done(None)
     server.inner.outage = "gone"
     done(StoreUnavailable("gone"))
