@@ -7,7 +7,7 @@ It lives on the Submitter's thread. The buffer is shared with the callers under 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,10 +25,9 @@ from rmgr.coord.ops.leader import no_outcome
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.records import decode_keyed, encode_keyed
-from rmgr.errors import RmgrError, StoreUnavailable, Unavailable
+from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.block import MAX_LEFT_KEYS, Fragment, KeyedPayload, runs
 from rmgr.model.tasks.block import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Submission, Tail, as_signed
@@ -36,7 +35,7 @@ from rmgr.model.wire.line import ClaimStage
 from rmgr.procedures.output_keys import Wanted
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.story import Story
+from rmgr.runtime.story import Bell, Pause, Story
 from rmgr.submitter.port import Grown, Growth
 from rmgr.submitter.thread import sure
 
@@ -349,7 +348,6 @@ class HandedKeys:
         self._values = values
         self._block: Packed | None = None
         self._left: LeftBlock | None = None  #: what is to be claimed of it
-        self._begun: object | None = None  #: stands for the claim that nobody waits for
 
     @property
     def first(self) -> int | None:
@@ -370,84 +368,72 @@ class HandedKeys:
     def claim(self, block: Packed) -> None:
         """Claims its keys while its HAND is on its way."""
         self._block = block
-        if not self._begin(block):
-            self._claim(block)
+        self._handle.stories.begin(self._claim(block))
 
-    def _begin(self, block: Packed) -> bool:
-        """Writes what is to stand under the keys, if they are free and the store can do that without a thread in between."""
+    def drop(self) -> None:
+        """The HAND was refused."""
+        self._block = None
+
+    def _claim(self, block: Packed) -> Story[None]:
         left, self._left = self._left, None
-        if left is None or not self._values.begins_writes:
+        refused: Mapping[int, RmgrError] = {}
+        if left is None or not (yield from self._write(block, left)):
+            while self._block is block:
+                try:
+                    refused = yield self._loop.io(lambda: self._look_and_claim(block))
+                    break
+                except Unavailable:
+                    if not self._handle.is_open(block):
+                        return  # its node has claimed them
+                    yield Pause(self._loop.jitter(_CLAIM_AGAIN_S))
+                except RmgrError as error:
+                    refused = dict.fromkeys(range(block.first, block.first + block.count), error)
+                    break
+        if self._block is not block:
+            return
+        self._say(block, ClaimStage.HERE if refused else ClaimStage.MADE)
+        self._block = None
+        if refused:
+            self._handle.refuse(refused, is_early=True)
+        self._handle.notify()
+
+    def _write(self, block: Packed, left: LeftBlock) -> Story[bool]:
+        """Whether what is to stand under the keys does: if they are free, and the store can write that without a thread in between."""
+        if not self._values.begins_writes:
             return False
-        begun = self._begun = object()
+        answer: list[RmgrError | None] = []
+        bell = Bell(self._loop)
 
         def done(error: RmgrError | None) -> None:  # on a thread of the store
             if error is None:
                 failpoint("submitter.handed_claimed")
-            self._loop.post(lambda: over(error))
-
-        def over(error: RmgrError | None) -> None:
-            if self._begun is not begun or self._block is not block:
-                return
-            self._begun = None
-            late.cancel()
-            if error is None:
-                self._claimed(block, lambda _: {})
-            else:
-                self._claim(block)
+            answer.append(error)
+            bell.ring()
 
         failpoint("submitter.before_handed_claim")
-        silence = StoreUnavailable(f"the data store has not answered for {format_duration(_ANSWER_S)}")
-        late = self._loop.after(_ANSWER_S, lambda: over(silence))
         try:
-            is_begun = self._values.begin_pointers(left.rows, left.notes, decided=partial(self._decided, block), done=done)
+            if not self._values.begin_pointers(left.rows, left.notes, decided=partial(self._decided, block), done=done):
+                return False
         except RmgrError:
-            is_begun = False
-        if not is_begun:
-            late.cancel()
-        return is_begun
+            return False
+        yield bell.heard(_ANSWER_S)
+        return answer == [None] or self._block is not block
 
-    def _claim(self, block: Packed) -> None:
-        """The long way: it looks at what stands under the keys."""
-        number, guid, values = self._handle.number, self._handle.guid, self._values
-
-        def work() -> dict[int, RmgrError]:
-            failpoint("submitter.before_handed_claim")
-            refused = claim(values, number, guid, [block], decided=partial(self._decided, block))
-            failpoint("submitter.handed_claimed")
-            return refused
-
-        asked = self._loop.io(work)
-        asked.add_done_callback(lambda _: self._loop.post(lambda: self._claimed(block, asked.result)))
+    def _look_and_claim(self, block: Packed) -> dict[int, RmgrError]:
+        """The long way, on an IO thread: it looks at what stands under the keys."""
+        failpoint("submitter.before_handed_claim")
+        refused = claim(self._values, self._handle.number, self._handle.guid, [block], decided=partial(self._decided, block))
+        failpoint("submitter.handed_claimed")
+        return refused
 
     def _decided(self, block: Packed) -> None:
         """On an IO thread, or one of the store."""
         failpoint("submitter.handed_decided")
         self._loop.post(lambda: self._say(block, ClaimStage.DECIDED))
 
-    def drop(self) -> None:
-        """The HAND was refused."""
-        self._block = None
-
     def _say(self, block: Packed, stage: ClaimStage) -> None:
         if self._block is block and self._handle.kept is not None:
             self._handle.kept.claimed(stage)
-
-    def _claimed(self, block: Packed, result: Callable[[float], dict[int, RmgrError]]) -> None:
-        if self._block is not block:
-            return
-        try:
-            refused = result(0)
-        except Unavailable:
-            if self._handle.is_open(block):  # its node tries, too
-                self._loop.after(self._loop.jitter(_CLAIM_AGAIN_S), lambda: self.claim(block) if self._block is block else None)
-            return
-        except RmgrError as error:
-            refused = dict.fromkeys(range(block.first, block.first + block.count), error)
-        self._say(block, ClaimStage.HERE if refused else ClaimStage.MADE)
-        self._block = None
-        if refused:
-            self._handle.refuse(refused, is_early=True)
-        self._handle.notify()
 
 
 def may_leave(block: Packed) -> bool:

@@ -20,6 +20,7 @@ from rmgr.errors import KeyExists, RmgrError, StoreUnavailable
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.wire.line import ClaimStage
 from rmgr.procedures.output_keys import Fates
+from rmgr.runtime.story import Stories
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
@@ -81,6 +82,7 @@ class Desk:
         self.refused: dict[int, RmgrError] = {}
         self.number = 7
         self.loop = self.kept = self
+        self.stories = Stories(self)
         self.keys = HandedKeys(self, Values(self.store, Fates(self.store, MemoryCoordinator(MemoryTree()))))  # type: ignore[arg-type]
         payload = encode_keyed(KeyedPayload((), ("out",)))
         packed = Packed(TaskSpec(keyed=True), 3, (payload,), solid=False, row="", to_row=False)
