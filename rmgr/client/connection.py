@@ -189,7 +189,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
     from rmgr.adapters.zookeeper.client import ZkCoordinator
-    from rmgr.client.identity import engine_options
+    from rmgr.client.identity import secured_by
     from rmgr.client.submission.engine import engine_here
     from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.release import check_store
@@ -206,8 +206,8 @@ def _open(config: Config, timeout_s: float) -> Connection:
             meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
             check_store(meta, owner)
             asks = ConnectionAsks(config, coordinator, data, credentials)
-            secured = engine_options(asks, credentials, config.security, meta.cluster_id, coordinator)
-            engine = engine_here(coordinator, data, asks, lines=lambda thread, hear: Lines(thread, hear, credentials), **secured)
+            secured = secured_by(asks, credentials, config.security, meta.cluster_id, coordinator)
+            engine = engine_here(coordinator, data, asks, lines=lambda thread, hear: Lines(thread, hear, credentials), secured=secured)
             return Connection(engine, config, coordinator, credentials, asks)
         except BaseException:
             data.close()
@@ -221,7 +221,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.access.auth import check_not_forked
     from rmgr.adapters.gateway.store import GatewayStore
     from rmgr.adapters.store_rules import remembered
-    from rmgr.client.identity import engine_options
+    from rmgr.client.identity import secured_by
     from rmgr.client.submission.engine import engine_through
     from rmgr.procedures.bootstrap import check_found
     from rmgr.runtime.release import check_store
@@ -238,8 +238,8 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
         owner = remembered(data, timeout_s=timeout_s)
         found = check_found(meta, cluster.cluster_id or owner)
         check_store(found, owner)
-        secured = engine_options(asks, credentials, config.security, found.cluster_id)
-        engine = engine_through(cluster.gateway, data, asks, credentials=credentials, **secured)
+        secured = secured_by(asks, credentials, config.security, found.cluster_id)
+        engine = engine_through(cluster.gateway, data, asks, credentials=credentials, secured=secured)
     except BaseException:
         data.close()
         asks.close()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rmgr.coord.seal import amendment_statement, record_statement, seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied, StateConflict
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmgr.config import SecurityConfig
     from rmgr.coord.protocol.ports import Coordinator
     from rmgr.model.tasks.submission import Terms
-    from rmgr.procedures.authentic import Deeds
+    from rmgr.procedures.authentic import Authenticity, Deeds
     from rmgr.procedures.bootstrap import FreshSettings
     from rmgr.submitter.questions import Asks, Updated
 
@@ -143,23 +143,29 @@ def update(asks: Asks, number: int, terms: Terms, *, signer: Signer | None, time
     raise StateConflict(f"{number} keeps being changed by somebody else", hint=f"rmgr show {number}")
 
 
-def engine_options(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secured:
+    """What an engine of a secured cluster has: it signs what is sent, judges what comes back, knows whose values are. None: an open one."""
+
+    signer: Signer | None = None
+    authenticity: Authenticity | None = None
+    deeds: Deeds | None = None
+
+
+def secured_by(
     asks: Asks, credentials: Credentials | None, security: SecurityConfig, cluster_id: str, coordinator: Coordinator | None = None
-) -> dict[str, Any]:
-    """Keyword arguments of an engine; none in an open cluster. coordinator: tells of revocations as they come; None: they are asked for."""
+) -> Secured:
+    """By these credentials. coordinator: tells of revocations as they come; None: they are asked for."""
     if credentials is None:
-        return {}
+        return Secured()
     from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
     from rmgr.procedures.authentic import Authenticity, Deeds
     from rmgr.submitter.keys import AskedKeys
 
     trust = Trust(ZooKeeperKeys(coordinator) if coordinator is not None else AskedKeys(asks), credentials.ca_pem)
     signer = Signer(credentials, cluster_id, ttl_s=security.payload_ttl_s)
-    return {
-        "signer": signer,
-        "authenticity": Authenticity(trust, cluster_id),
-        "deeds": Deeds(trust, cluster_id, credentials, settings=_settings_of(asks), publish=lambda: signer.publish(asks)),
-    }
+    deeds = Deeds(trust, cluster_id, credentials, settings=_settings_of(asks), publish=lambda: signer.publish(asks))
+    return Secured(signer=signer, authenticity=Authenticity(trust, cluster_id), deeds=deeds)
 
 
 def deeds_of(asks: Asks, credentials: Credentials, cluster_id: str) -> Deeds:

@@ -401,17 +401,17 @@ class Session:
 
     def submitter(self) -> Engine:
         """A Submitter of this process, on the session's own connections; ends with the command."""
-        from rmgr.client.identity import engine_options
+        from rmgr.client.identity import secured_by
         from rmgr.client.submission.engine import engine_here, engine_through
 
         asks, credentials, config = self.asks(), self.credentials(), self.config()
         cluster_id = self.cluster_id() if credentials is not None else ""
         if config.cluster.uses_gateway:
-            options = engine_options(asks, credentials, config.security, cluster_id)
-            return self.own(engine_through(config.cluster.gateway, self.data_store(), asks, credentials=credentials, **options))
+            secured = secured_by(asks, credentials, config.security, cluster_id)
+            return self.own(engine_through(config.cluster.gateway, self.data_store(), asks, credentials=credentials, secured=secured))
         coordinator = self.coordinator()
-        options = engine_options(asks, credentials, config.security, cluster_id, coordinator)
-        return self.own(engine_here(coordinator, self.data_store(), asks, **options))
+        secured = secured_by(asks, credentials, config.security, cluster_id, coordinator)
+        return self.own(engine_here(coordinator, self.data_store(), asks, secured=secured))
 
     # -- the end
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rmgr.client.identity import Signer, update
+from rmgr.client.identity import Secured, update
 from rmgr.client.ports import FirstTasks, Listener
 from rmgr.client.submission.handle import SubmissionHandle
 from rmgr.client.submission.packing import first_blocks
@@ -27,7 +27,6 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import MOST_TASKS
 from rmgr.model.tasks.request import indices_of, ranges_of
 from rmgr.model.tasks.submission import Phase, Submission, Terms
-from rmgr.procedures.authentic import Authenticity
 from rmgr.procedures.output_keys import Fates, FatesPort
 from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter
@@ -38,12 +37,12 @@ from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.procedures.authentic import Deeds
     from rmgr.submitter.lines import Hearing, Lines
 
 _LOG = logging.getLogger("rmgr.submitter")
 #: Longest that publishing the user's certificate may take.
 _PUBLISH_S = 10.0
+_OPEN = Secured()
 
 
 class Engine:
@@ -55,7 +54,7 @@ class Engine:
         asks: answers what users ask. store: connected; closed with the engine.
         make_work: makes what carries the work out, on the Submitter's thread and for the owner that an entry tells of.
         fates: what became of tasks behind pointers.
-        signer, authenticity, deeds: sign what is sent, judge what comes back and whose values are (secured clusters).
+        secured: signs what is sent, judges what comes back and whose values are.
         close: closes what carries the work out, given how long that may take (s).
     """
 
@@ -66,19 +65,16 @@ class Engine:
         make_work: Callable[[SubmitterThread, SubmitterEntry], WorkPort],
         *,
         fates: FatesPort,
-        signer: Signer | None,
-        authenticity: Authenticity | None,
-        deeds: Deeds | None,
+        secured: Secured,
         close: Callable[[float], None],
     ) -> None:
-        self.signer = signer
+        self.signer, self.authenticity = secured.signer, secured.authenticity
         self.asks = asks
         self.store = store
         self.pid = os.getpid()
-        self.values = Values(store, fates, deeds)
+        self.values = Values(store, fates, secured.deeds)
         self.thread = SubmitterThread()
         self.guid = machine.guid()
-        self.authenticity = authenticity
         self._handles: dict[int, list[SubmissionHandle]] = {}
         self._close = close
         self._closed = threading.Event()
@@ -247,9 +243,7 @@ def engine_here(
     asks: Asks | None = None,
     *,
     cap_blocks: int | None = None,
-    signer: Signer | None = None,
-    authenticity: Authenticity | None = None,
-    deeds: Deeds | None = None,
+    secured: Secured = _OPEN,
     lines: Callable[[SubmitterThread, Hearing], Lines] | None = None,
 ) -> Engine:
     """An engine that does its work itself, at ZooKeeper; `coordinator` is closed with it.
@@ -261,7 +255,7 @@ def engine_here(
     made: list[Submitter] = []
 
     def work(thread: SubmitterThread, entry: SubmitterEntry) -> WorkPort:
-        believes = authenticity.believes if authenticity is not None else None
+        believes = secured.authenticity.believes if secured.authenticity is not None else None
         made.append(Submitter(thread, coordinator, store, cap_blocks=cap_blocks, lines=lines, believes=believes))
         return made[0].work(entry)
 
@@ -276,7 +270,7 @@ def engine_here(
 
         asks = Answers(coordinator, lambda: store, ANYBODY)
     fates = Fates(store, coordinator)
-    return Engine(asks, store, work, fates=fates, signer=signer, authenticity=authenticity, deeds=deeds, close=close)
+    return Engine(asks, store, work, fates=fates, secured=secured, close=close)
 
 
 def engine_through(
@@ -285,9 +279,7 @@ def engine_through(
     asks: Asks,
     *,
     credentials: Credentials | None,
-    signer: Signer | None = None,
-    authenticity: Authenticity | None = None,
-    deeds: Deeds | None = None,
+    secured: Secured = _OPEN,
 ) -> Engine:
     """An engine whose work is done by `gateways` ("HOST:PORT,..."). Connects in the background. Args: as of `Engine`."""
     from rmgr.adapters.rpc.gateways import Gateways, user_name
@@ -298,4 +290,4 @@ def engine_through(
         return RemoteWork(thread, Gateways(gateways, credentials), entry, user_name(), asks)
 
     fates = AskedFates(asks)
-    return Engine(asks, store, work, fates=fates, signer=signer, authenticity=authenticity, deeds=deeds, close=lambda _: None)
+    return Engine(asks, store, work, fates=fates, secured=secured, close=lambda _: None)
