@@ -18,8 +18,8 @@ from rmgr.config import MAX_NODES, WatchdogConfig
 from rmgr.coord.decisions import keeping
 from rmgr.coord.ops import leader
 from rmgr.coord.protocol import multi, paths
-from rmgr.daemons.leader.placement.faults import BENCH_S
-from rmgr.daemons.leader.plugins import process as policy_process
+from rmgr.daemons.leader.placement import passes as policy_process
+from rmgr.daemons.leader.placement.passes import BENCH_S
 from rmgr.daemons.starter.core.estimate import AHEAD_S
 from rmgr.daemons.starter.health import strikes
 from rmgr.model.base import states
@@ -342,7 +342,7 @@ def test_the_numbers_of_rules_are_those_of_the_code() -> None:
             "L = 2/3 T",
         ),
         "design.md": (
-            f"({policy_process.LIMIT_S:g} s, {policy_process.MOST_BYTES >> 20} MiB a pass)",
+            f"({policy_process.POLICY_LIMIT_S:g} s, {policy_process.MOST_BYTES >> 20} MiB a pass)",
             f"up to {MAX_NODES} virtual",
         ),
     }

@@ -26,7 +26,7 @@ from rmgr.client.submission.engine import Engine
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.leader.records.pipeline import named
+from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
 from rmgr.model.tasks.placing import Rigid

@@ -102,6 +102,6 @@ class Aside:
 
 
 def place_of(error: BaseException) -> str:
-    """Where it was raised, as a subject: `leader/nodes/nodes.py:214`."""
+    """Where it was raised, as a subject: `leader/nodes.py:214`."""
     frames = extract_tb(error.__traceback__)
     return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "somewhere"

@@ -11,7 +11,7 @@ A story runs on its owner's thread alone, from one `yield` to the next. What may
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import GeneratorType
@@ -30,6 +30,14 @@ class Pause:
 
 #: Yields futures (it gets their results, and what they raise is raised in it) and pauses; returns a T.
 Story: TypeAlias = Generator[Future[Any] | Pause, Any, T]
+
+
+def each(answers: Iterable[Future[T]]) -> Story[list[T]]:
+    """The answers to what was asked together, in that order."""
+    found = []
+    for answer in answers:
+        found.append((yield answer))  # noqa: PERF401 - a comprehension cannot wait
+    return found
 
 
 class StoryLoop(Protocol):
@@ -73,6 +81,12 @@ class Stories:
         for story in told.values():
             if not cast("GeneratorType[Any, Any, Any]", story).gi_running:
                 story.close()
+
+    def end(self, key: Hashable) -> None:
+        """Ends the one of this key where it waits, if it is under way."""
+        story = self._told.pop(key, None)
+        if story is not None and not cast("GeneratorType[Any, Any, Any]", story).gi_running:
+            story.close()
 
     def __len__(self) -> int:
         return len(self._told)

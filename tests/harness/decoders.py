@@ -30,7 +30,7 @@ from rmgr.coord.decisions import rights
 from rmgr.coord.protocol import keys, records
 from rmgr.coord.seal import NotSealed
 from rmgr.coord.views import closing
-from rmgr.daemons.leader.records import records as placing
+from rmgr.daemons.leader.placement import job_table as placing
 from rmgr.daemons.service import written
 from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.core import arguments
@@ -273,7 +273,7 @@ DECODERS = (
     ),
     Decoder(
         name="records of policies",
-        module="daemons/leader/records/records.py",
+        module="daemons/leader/placement/job_table.py",
         decode=placing.decode_records,
         raises=(msgspec.DecodeError,),
         form=Form.MSGPACK,

@@ -24,9 +24,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
-from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.core.metrics import LeaderMetrics
-from rmgr.daemons.leader.term.leader import Leader
+from rmgr.daemons.leader.leader import Leader
+from rmgr.daemons.leader.metrics import LeaderMetrics
+from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.model.base.resources import Capacity, NodeAttributes
 from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState, StarterEntry, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings

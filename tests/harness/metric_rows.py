@@ -10,10 +10,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import CollectorRegistry
 
 from rmgr.daemons.gateway.metrics import GatewayMetrics
-from rmgr.daemons.leader.core.metrics import LeaderMetrics
-from rmgr.daemons.leader.term.cluster_metrics import families
+from rmgr.daemons.leader.metrics import LeaderMetrics, families
 from rmgr.daemons.server.owner import ServerMetrics
-from rmgr.daemons.service.metrics_common import CommonMetrics
+from rmgr.daemons.service.metrics_place import CommonMetrics
 from rmgr.daemons.starter.core.metrics import StarterMetrics
 
 #: Daemon, as the table calls it -> what makes its metrics.

@@ -13,7 +13,7 @@ import pytest
 
 from rmgr.coord.views import answers
 from rmgr.daemons.leader.placement.placer import Placer
-from rmgr.daemons.leader.records.what_if import copied, tried
+from rmgr.daemons.leader.placement.view import copied, tried
 from rmgr.errors import Infeasible
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import State

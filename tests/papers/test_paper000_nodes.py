@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.daemons.leader.core.facts import job_of
+from rmgr.daemons.leader.facts import job_of
 from rmgr.model.base.resources import Request
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Rigid

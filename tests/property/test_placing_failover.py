@@ -13,7 +13,7 @@ import pytest
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_block, decode_record
-from rmgr.daemons.leader.records.records import decode_records
+from rmgr.daemons.leader.placement.job_table import decode_records
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind

@@ -20,7 +20,7 @@ from rmgr.cli.control.settings import text_of
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_block, decode_record
-from rmgr.daemons.leader.records.pipeline import checked
+from rmgr.daemons.leader.placement.pipeline import checked
 from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.cluster.node import InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec

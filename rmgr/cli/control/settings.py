@@ -323,7 +323,7 @@ def text_of(document: Mapping[str, Any], where: str) -> str:
 
 def check_pipelines(settings: ClusterSettings, where: Callable[[str], str]) -> None:
     """Whether every partition with place queues has somebody who places there. Raises ConfigError."""
-    from rmgr.daemons.leader.records.pipeline import checked, refuse_shared_names
+    from rmgr.daemons.leader.placement.pipeline import checked, refuse_shared_names
 
     placed = settings.placed()
     for queue in settings.queues:
@@ -354,7 +354,7 @@ def check_pipelines(settings: ClusterSettings, where: Callable[[str], str]) -> N
 
 def warn_of_pulls(settings: ClusterSettings, partitions: Iterable[str]) -> None:
     """Tells on stderr of pull queues of which nothing is pulled, in partitions that were checked."""
-    from rmgr.daemons.leader.records.pipeline import idle_pulls
+    from rmgr.daemons.leader.placement.pipeline import idle_pulls
 
     for partition in partitions:
         if told := idle_pulls(settings, partition):

@@ -140,7 +140,7 @@ def set_(session: Session, name: str, partition: str, params: tuple[tuple[str, s
 
 def pipeline_named(name: str, partition: str, params: dict[str, str]) -> PipelineSpec:
     """What `policy set NAME|FILE.toml` records; whether it can be used is not asked. Raises UsageError, ConfigError."""
-    from rmgr.daemons.leader.records.pipeline import named
+    from rmgr.daemons.leader.placement.pipeline import named
 
     if name in (FAIR, FIFO):
         raise UsageError(
@@ -163,7 +163,7 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
 
 
 def _check_usable(settings: ClusterSettings, partition: str) -> None:
-    from rmgr.daemons.leader.records.pipeline import checked, refuse_shared_names
+    from rmgr.daemons.leader.placement.pipeline import checked, refuse_shared_names
 
     try:
         checked(settings, partition)
@@ -259,7 +259,7 @@ def check(
 def _check_queues(session: Session, partition: str) -> None:
     """Whether every queue, or each of a partition, has a policy that can start its work."""
     from rmgr.cli.session.errors import WorkEnded
-    from rmgr.daemons.leader.records.pipeline import checked
+    from rmgr.daemons.leader.placement.pipeline import checked
 
     settings, _ = read_settings(session)
     if partition:

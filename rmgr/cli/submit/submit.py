@@ -73,7 +73,7 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore
     work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words), ignored=ignored)
     draft = prepare(session, work)
     if work.options.priority is not None:
-        from rmgr.daemons.leader.records.pipeline import idle_priority  # the policies, which others do not load
+        from rmgr.daemons.leader.placement.pipeline import idle_priority  # the policies, which others do not load
 
         if told := idle_priority(draft.settings, draft.record.queue):
             session.note(told)

@@ -107,7 +107,7 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
     """(what differs now, why nothing does). Raises as `UpdateSubmission`."""
     from rmgr.cli.control.operate import read_settings
     from rmgr.client.identity import update
-    from rmgr.daemons.leader.records.pipeline import idle_priority
+    from rmgr.daemons.leader.placement.pipeline import idle_priority
 
     signer = session.signer()
     timeout_s = session.left_s(30.0) or 30.0

@@ -20,7 +20,7 @@ from rmgr.model.base.version import SKEW
 from rmgr.model.cluster.node import EpochRecord, InboxOrder, Meta, NodeRecord, NodeState
 from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt, pending_indices, runs
 from rmgr.model.tasks.request import StopRequest
-from rmgr.model.tasks.submission import Paged, Submission
+from rmgr.model.tasks.submission import Paged, Submission, Tail
 
 #: Outcomes with an error text each that surely fit one znode.
 OUTCOMES_PER_FRAGMENT = 64
@@ -181,6 +181,28 @@ def order(node: str, guid: str, what: InboxOrder) -> Multi:
     path = paths.inbox(node, guid)
     data = encode_record(what)
     return Multi(name="ORDER", ops=(Create(path, data),), proof=Holds(path, data))
+
+
+def end_tail(submission: int, tail: Tail, version: int) -> Multi:
+    """END_TAIL: nothing will be added any more."""
+    path, data = paths.tail(submission), encode_record(tail)
+    return Multi(name="END_TAIL", ops=(Set(path, data, version),), proof=Holds(path, data))
+
+
+def discard(path: str, *checks: Check, version: int = -1) -> Multi:
+    """DISCARD: a block of a submission that does not exist (any more) goes."""
+    return Multi(name="DISCARD", ops=(*checks, Delete(path, version)), proof=Gone(path))
+
+
+def tidy_bucket(name: str) -> Multi:
+    """TIDY: a directory of submissions that have all been collected goes."""
+    path = f"{paths.SUBS}/{name}"
+    return Multi(name="TIDY", ops=(Delete(path),), proof=Gone(path))
+
+
+def forget_nonces(gone: Sequence[str]) -> Multi:
+    """FORGET_NONCES: nothing can be submitted under these any more."""
+    return Multi(name="FORGET_NONCES", ops=tuple(map(Delete, gone)), proof=Gone(gone[-1]))
 
 
 def page(submission: int, paged: Paged, version: int, first: int, count: int) -> Multi:

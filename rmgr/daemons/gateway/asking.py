@@ -20,7 +20,7 @@ from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator, Store
-from rmgr.daemons.service.people import audited, person_of
+from rmgr.daemons.service.serving import audited, person_of
 from rmgr.errors import LimitReached, RmgrError, Throttled
 from rmgr.log import audit
 from rmgr.procedures.output_keys import Fates

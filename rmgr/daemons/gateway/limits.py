@@ -25,7 +25,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.use import UseAnswer, UseClient, UserUse
 from rmgr.coord.ops.work import Block
 from rmgr.daemons.gateway.routes import ClusterRoutes
-from rmgr.daemons.leader.term.limits import wanted
+from rmgr.daemons.leader.use import wanted
 from rmgr.errors import RmgrError, Throttled, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import CORES, JOBS

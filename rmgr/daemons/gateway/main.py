@@ -36,14 +36,10 @@ from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.gateway.talking import Desk
 from rmgr.daemons.gateway.values import OwnedStore, OwnerOf, Owners, UserStores
-from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.service.opened import opened
-from rmgr.daemons.service.people import audited
 from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
-from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, ending
-from rmgr.daemons.service.serving import open_server
-from rmgr.daemons.service.working import Working
+from rmgr.daemons.service.self_check import VoiceCheck, Working, check_key, check_voice, ending
+from rmgr.daemons.service.serving import LimitsKeeper, audited, open_server, opened
 from rmgr.daemons.service.written import WrittenKeeper
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import CoordinationUnavailable

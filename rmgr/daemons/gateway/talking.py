@@ -21,7 +21,7 @@ from rmgr.coord.decisions.rights import check
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.door import check_growth, check_order
-from rmgr.daemons.service.people import audited, person_of
+from rmgr.daemons.service.serving import audited, person_of
 from rmgr.errors import InvalidRecord, LimitReached, PermissionDenied, RmgrError, Unavailable, VersionMismatch
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Submission, Tail

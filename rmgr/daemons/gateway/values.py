@@ -25,7 +25,7 @@ from rmgr.coord.decisions.rights import Holder, Person, check, check_operator, m
 from rmgr.coord.protocol import keys as names
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import About, Coordinator, Encoding, Store, Writing
-from rmgr.daemons.service.people import audited, person_of
+from rmgr.daemons.service.serving import audited, person_of
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound, PermissionDenied
 from rmgr.model.tasks.submission import Submission

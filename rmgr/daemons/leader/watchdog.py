@@ -24,27 +24,20 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import secure_tree
 from rmgr.config import Config
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.core.metrics import LeaderMetrics
+from rmgr.daemons.leader.answering import LeaderAnswering, StarterReach, certificate_ends
+from rmgr.daemons.leader.calls import CallAnswering
 from rmgr.daemons.leader.election import Candidacy
 from rmgr.daemons.leader.join import Joining
-from rmgr.daemons.leader.submissions.usage import CountedSubmission
-from rmgr.daemons.leader.term.calls import CallAnswering
-from rmgr.daemons.leader.term.certificate_ends import certificate_ends
-from rmgr.daemons.leader.term.cluster_metrics import ClusterMetrics
-from rmgr.daemons.leader.term.leader import Leader
-from rmgr.daemons.leader.term.limits import LeaderUse
-from rmgr.daemons.leader.term.reach import StarterReach
-from rmgr.daemons.leader.term.view import LeaderAnswering
-from rmgr.daemons.service.limits_keeper import LimitsKeeper
+from rmgr.daemons.leader.leader import Leader
+from rmgr.daemons.leader.metrics import ClusterMetrics, LeaderMetrics
+from rmgr.daemons.leader.submissions.follow import Followed
+from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.daemons.leader.use import LeaderUse
 from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.service.opened import opened
-from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, ending
-from rmgr.daemons.service.serving import open_server
-from rmgr.daemons.service.working import Working
+from rmgr.daemons.service.self_check import VoiceCheck, Working, check_key, check_voice, ending
+from rmgr.daemons.service.serving import LimitsKeeper, open_server, opened
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
@@ -55,13 +48,14 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.logger import Log
-from rmgr.runtime.mailbox import Mailbox, SignalMessages, run_loop
+from rmgr.runtime.mailbox import Mailbox, SignalMessages, Timer, run_loop
 from rmgr.runtime.release import check_release, release
 from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust
 from rmgr.runtime.store_watch import WatchedStore
+from rmgr.runtime.story import Pause, Stories, Story
 from rmgr.runtime.supervision import Notifier, StallGuard
 
-Thunk = Callable[[], None]
+Thunk = Callable[[], object]
 
 #: A loop that takes longer than this for one message is dead: the process ends, its successor takes over.
 STALL_S = 12.0
@@ -110,6 +104,7 @@ class Watchdog:
         self._io = machine.steady_pool(_IO_THREADS, "store")
         self._lease = Lease(coordinator)
         self._session = 0
+        self._stories = Stories(self)  # of this session
         self._stopping = False
         self._guard: StallGuard | None = None
         self._notifier: Notifier | None = None
@@ -127,14 +122,20 @@ class Watchdog:
         self._candidacy = Candidacy(
             coordinator,
             record,
-            post=self.mailbox.put,
-            after=self.mailbox.after,
+            self,
             leads=self._on_lead,
             log=log,
-            wall_us=machine.wall_us,
         )
 
     # -- from any thread
+
+    def post(self, job: Callable[[], object]) -> None:
+        """See `StoryLoop`."""
+        self.mailbox.put(job)
+
+    def after(self, delay_s: float, job: Callable[[], object]) -> Timer:
+        """See `StoryLoop`."""
+        return self.mailbox.after(delay_s, job)
 
     def stop(self) -> None:
         """Ends the loop at its next message: hands over."""
@@ -154,7 +155,7 @@ class Watchdog:
         self.mailbox.put(run)
         return future
 
-    def followed(self) -> Mapping[int, CountedSubmission] | None:
+    def followed(self) -> Mapping[int, Followed] | None:
         """Submissions by number, None while it does not lead. From any thread; to be looked into in the loop."""
         return None if (leader := self.leader) is None else leader.submissions.followed
 
@@ -229,7 +230,8 @@ class Watchdog:
                 self._end_leadership("the session was replaced")
                 self._session = self._coordinator.session_id
                 self._lease.rearm()
-                self._recognise()
+                self._stories.stop()
+                self._stories.begin(self._recognise())
             case SessionState.CONNECTED if self.leader is not None:
                 self.leader.revalidate()
             case SessionState.CONNECTED:
@@ -241,22 +243,18 @@ class Watchdog:
                 pass
             case SessionState.LOST:
                 self._end_leadership("the session was lost")
+                self._stories.stop()
                 self._candidacy.leave()
                 self._session = 0
 
-    def _recognise(self) -> None:
+    def _recognise(self) -> Story[None]:
         """A new session may be with other servers, or with wiped ones: is it still our cluster?"""
-        session = self._session
-        future = self._coordinator.get(paths.META)
-        future.add_done_callback(lambda done: self.mailbox.put(partial(self._on_meta, session, done)))
-
-    def _on_meta(self, session: int, future: Future[Stamped | None]) -> None:
-        if session != self._session:
-            return
-        if future.exception() is not None:
-            self.mailbox.after(0.5, lambda: self._recognise() if session == self._session else None)
-            return
-        found = future.result()
+        while True:
+            try:
+                found = yield self._coordinator.get(paths.META)
+                break
+            except RmgrError:
+                yield Pause(0.5)
         meta = None if found is None else decode_record(found.data, Meta, paths.META)
         try:
             check_release(check_same(meta, self.meta.cluster_id))  # the cluster may have gone on without us

@@ -11,25 +11,29 @@ import errno
 import importlib
 import ipaddress
 import itertools
+import platform
 import socket
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client.metrics import Gauge
 from prometheus_client.registry import CollectorRegistry
 
 from rmgr.adapters.access.limits import Rates
 from rmgr.adapters.rpc.server import check_place
-from rmgr.daemons.service.metrics_common import CommonMetrics
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable
+from rmgr.model.base.version import PROTOCOL
 from rmgr.model.cluster.identity import Role
 from rmgr.runtime import machine
+from rmgr.runtime.release import package_version
 from rmgr.runtime.secured import is_loopback
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.tls import ServerContext
     from rmgr.adapters.identity.trust import Trust
+
 
 #: First port of a role where the place names none; the next ones are for more daemons of the role on the same machine.
 PORTS = {Role.WATCHDOG: 9710, Role.STARTER: 9720, Role.SUBMITTER: 9730, Role.SERVER: 9740}
@@ -220,3 +224,17 @@ def _cut(sock: socket.socket) -> None:
     """Ends a connection that another thread may be using; an SSL object must not be touched for that."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+_RELEASE = ["version", "protocol", "python"]
+
+
+class CommonMetrics:
+    """Adds them to the registry of a daemon. credentials: None in an open cluster, where there are no certificates."""
+
+    def __init__(self, registry: CollectorRegistry, credentials: Credentials | None) -> None:
+        build = Gauge("rmgr_build_info", "1; what this daemon runs", _RELEASE, registry=registry)
+        build.labels(package_version() or "unknown", str(PROTOCOL), platform.python_version()).set(1)
+        if credentials is not None:
+            days = Gauge("rmgr_certificate_days_left", "days until the first certificate of this daemon ends", registry=registry)
+            days.set_function(credentials.days_left)

@@ -2,7 +2,7 @@
 
 The stall guard looks at the main loop, and ZooKeeper at its session; both can be well while nobody believes what the daemon
 signs, or nobody reaches it. A gateway or a WatchDog that answers nobody ends, so that another one takes its place; a Starter says so and
-goes on, for its work needs no server.
+goes on, for its work needs no server. What it stands on besides, its `/healthz` tells (`Working`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, Unavailable
 from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
+from rmgr.runtime.lease import LastAnswer
 from rmgr.runtime.logger import Log
+from rmgr.runtime.store_watch import WatchedStore
 from rmgr.runtime.supervision import StallGuard
 
 if TYPE_CHECKING:
@@ -22,11 +24,16 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust
     from rmgr.adapters.rpc.server import RpcServer
 
+
 #: How often the server is asked, how long an answer may take, and after how long without any it is mute. A flood costs some seconds.
 _ASK_S, _ANSWER_S, MUTE_S = 15.0, 10.0, 60.0
 #: How long a daemon's own server may take to let it in at the start, and how long it is not asked again.
 _GREET_S, _AGAIN_S = 30.0, 0.2
 _NO_CALL = "it answers no call"
+#: A loop comes round at least every 2.5 s.
+_STALLED_S = 5.0
+#: As `runtime/lease.py`: after this part of the session timeout without an answer nothing is acted upon.
+_LEASE_SHARE = 2 / 3
 
 
 def check_key(trust: Trust | None, credentials: Credentials | None, log: Log) -> None:
@@ -140,3 +147,30 @@ class VoiceCheck:
         while not self._stopped.wait(self._pause_s):
             if not self._is_mute(self._answer_s):
                 self._guard.progress()
+
+
+class Working:
+    """Looks at what a daemon stands on. Thread-safe.
+
+    Args: unable: what else is asked why it cannot work; each answers "" while it can.
+    """
+
+    def __init__(self, coordinator: LastAnswer, store: WatchedStore, guard: StallGuard, *unable: Callable[[], str]) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._guard = guard
+        self._unable = unable
+
+    def trouble(self) -> str:
+        """Every reason why the daemon cannot work now, "" while it can. Never waits."""
+        return "; ".join(dict.fromkeys(why for why in self._reasons() if why))
+
+    def _reasons(self) -> tuple[str, ...]:
+        silent_s, unanswered_s = self._guard.silent_s, machine.monotonic() - self._coordinator.last_answer_s()
+        is_over = unanswered_s > self._coordinator.session_timeout_s * _LEASE_SHARE
+        return (
+            f"its loop has not come round for {format_duration(silent_s)}" if silent_s > _STALLED_S else "",
+            "the lease is over: ZooKeeper does not answer" if is_over else "",
+            f"data store: {self._store.trouble}" if self._store.trouble else "",
+            *(ask() for ask in self._unable),
+        )

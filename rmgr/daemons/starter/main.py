@@ -25,13 +25,10 @@ from rmgr.adapters.rpc.ranks import Peers, handler_of
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import MAX_NODES, Config, StarterConfig
 from rmgr.coord.protocol.ports import Coordinator, Store
-from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.service.opened import opened
 from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
-from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, telling
-from rmgr.daemons.service.serving import open_server
-from rmgr.daemons.service.working import Working
+from rmgr.daemons.service.self_check import VoiceCheck, Working, check_key, check_voice, telling
+from rmgr.daemons.service.serving import LimitsKeeper, open_server, opened
 from rmgr.daemons.service.written import WrittenKeeper
 from rmgr.daemons.starter.checkpoint.seal import seals_of
 from rmgr.daemons.starter.core.commits import Committer

@@ -9,8 +9,7 @@ from contextlib import closing
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
-from rmgr.daemons.leader.core.metrics import LeaderMetrics
-from rmgr.daemons.leader.term.cluster_metrics import FRESH_S, MOST_PAIRS, OTHERS, ClusterMetrics, families
+from rmgr.daemons.leader.metrics import FRESH_S, MOST_PAIRS, OTHERS, ClusterMetrics, LeaderMetrics, families
 from rmgr.daemons.service import metrics_http  # noqa: F401 - importing it leaves the second rows out, as in every daemon that answers
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.starter.core.metrics import StarterMetrics

@@ -46,7 +46,7 @@ EXEMPT = {
     "cli/policy/check.py": _SELF,
     "client/futures.py": _OWN,
     "client/pickling.py": _OWN,
-    "daemons/leader/plugins/child.py": _SELF,
+    "daemons/leader/placement/plugin_child.py": _SELF,
     "runner/host/privileges.py": _SELF,
     "runner/python/calls.py": _OWN,
     "runner/python/rank_call.py": _OWN,
@@ -66,7 +66,7 @@ NOT_ALONE = {
     "cli/control/config.py",
     "cli/dev.py",
     "daemons/gateway/calls.py",
-    "daemons/leader/plugins/process.py",
+    "daemons/leader/placement/passes.py",
 }
 
 

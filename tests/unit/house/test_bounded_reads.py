@@ -22,7 +22,7 @@ MAY = {
 
 #: Files of daemons with a mailbox that ask a store which they keep, and on whose thread. All others get it as the argument of a job.
 ELSEWHERE = {
-    "daemons/leader/core/calls.py": "it gives it to jobs, on threads of its own",
+    "daemons/leader/tree.py": "it gives it to jobs, on threads of its own",
     "daemons/service/written.py": "a thread of its own; at the start, before anything is served",
     "daemons/starter/checkpoint/directories.py": "it gives it to the thread of a checkpoint",
     "daemons/starter/checkpoint/helping.py": "the same, for another node",

@@ -13,7 +13,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_fragment, encode_fragment, encode_outcomes, join_page
-from rmgr.daemons.leader.submissions import actions, collect, fragments
+from rmgr.daemons.leader.submissions import actions, collect, follow
 from rmgr.errors import DataLost
 from rmgr.model.base.states import State
 from rmgr.model.tasks.block import Fragment, Outcome
@@ -97,7 +97,7 @@ Read = Callable[[Sparing], Any]
 READERS: dict[str, Read] = {
     "bounded": lambda store: bounded.page_at(store, 7, 0),
     "clients": lambda store: [decode_fragment(data) for _, pages in follower.read_pages(store, 7, 0, 1) for data in pages],
-    "leader": lambda store: fragments.read_pages(store, number=7, start=0, base=1),
+    "leader": lambda store: follow.read_pages(store, number=7, start=0, base=1),
     "commands": lambda store: snapshot.read_pages(store, 7, snapshot.Paged(base=1)),
 }
 

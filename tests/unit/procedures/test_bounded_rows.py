@@ -27,7 +27,7 @@ from rmgr.coord.protocol.records import (
     encode_record,
 )
 from rmgr.coord.views.closing import decode_summary, history_rows
-from rmgr.daemons.leader.placement.user_requests import _newest
+from rmgr.daemons.leader.placement.requests import _newest
 from rmgr.errors import DataLost, WrongCluster
 from rmgr.model.base.states import State
 from rmgr.model.tasks.block import BlockData, Outcome
@@ -127,11 +127,11 @@ def test_a_pointer_as_large_as_no_pointer_is_leads_nowhere(store: SparingStore) 
 
 def test_the_newest_checkpoint_is_found_among_thousands_of_keys_that_are_none(store: SparingStore) -> None:
     prefix = keys.checkpoints_of(7, 0)
-    assert _newest(store, prefix) is None
+    assert _newest(store, prefix=prefix) is None
     store.put_many([(f"{prefix}0{number}.x", b"") for number in range(1500)])
     made = [keys.Checkpoint(sub=7, index=0, attempt=attempt, n=n) for attempt, n in ((1, 2), (2, 1), (1, 3))]
     store.put_many([(one.key, b"") for one in made])
-    assert _newest(store, prefix) == made[1]
+    assert _newest(store, prefix=prefix) == made[1]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.daemons.leader.core.facts import job_of, node_of
+from rmgr.daemons.leader.facts import job_of, node_of
 from rmgr.model.base.resources import Capacity, Request
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.block import BlockKey

@@ -1,45 +1,57 @@
-"""Tells the scheduler's state which jobs have come to wait and which have gone, one list of names at a time.
+"""Which jobs have come to wait, and which have gone: lists of names, records of their submissions, and the facts that follow from both.
 
 A job that cannot be told (its request is none, or its handling raises) is set aside while its name stands there: others wait behind it.
+
+A list of 10,000 names costs the leader 20 ms and ZooKeeper 10, and every PLACE fires its watch. So a long list is not read again while its
+znode's stat says that nothing has come (its counter of creations) and nothing has gone but what we took (its number of children). Answers
+come in the order of the questions: what our answered commits have taken by the time at which a list or a stat arrives, is what is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+import math
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
 
+from rmgr.coord import validity
 from rmgr.coord.decisions.admitted import not_admitted
-from rmgr.daemons.leader.core.facts import job_of, marked, misplaced, node_mark, with_known
-from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.core.watched_cache import WatchedCache
-from rmgr.daemons.leader.nodes.scheduled import ScheduledNodes
-from rmgr.daemons.leader.placement.submissions import SubmissionRecords
-from rmgr.daemons.leader.records.job_table import JobTable
-from rmgr.daemons.leader.records.served import ServedPartitions
-from rmgr.daemons.leader.records.updates import StateUpdates
-from rmgr.errors import InvalidRecord, StateConflict
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.daemons.leader.facts import job_of, marked, misplaced, node_mark, with_known
+from rmgr.daemons.leader.placement.event_log import StateUpdates
+from rmgr.daemons.leader.placement.job_table import JobTable
+from rmgr.daemons.leader.placement.pipeline import ServedPartitions
+from rmgr.daemons.leader.placement.scheduled_nodes import ScheduledNodes
+from rmgr.daemons.leader.tree import LeaderContext, LeaderTree, Thunk, WatchedCache, names_below
+from rmgr.errors import InvalidRecord, RmgrError, StateConflict
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import MAX_INDEX, job_id
+from rmgr.model.tasks.submission import Submission
+from rmgr.runtime.story import Story
 from rmgr.sched.job import Job
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.stops import Stops
 
-class ReturningJob(Protocol):
-    """A job that was asked to give its nodes up. is_back: it waits in its queue."""
-
-    is_back: bool
-
-
-class Returns(Protocol):
-    """Knows the jobs that were asked to give their nodes up, and takes them back."""
-
-    @property
-    def by_job(self) -> Mapping[int, ReturningJob]: ...
-
-    def returned(self, state: ClusterState, job: Job, now_us: int) -> None:
-        """The job waits again."""
-        ...
+#: Records that are read by one request, and decoded in one message.
+_TOGETHER = 64
+#: A record that was not there, and one that cannot be read: read again after this.
+_PAUSE_S, _LONG_PAUSE_S = 1.0, 60.0
+#: Errors that are remembered.
+_MOST_UNREADABLE = 1000
+#: Least time between two readings of one list, and what each of its names adds: where thousands wait, a new one waits for more than that.
+PACE_S, PACE_A_NAME_S = 0.005, 50e-6
+#: Lists that are read again at a resync: so many at once, so far apart.
+_AT_ONCE, _APART_S = 50, 0.02
+#: Names below which a list is simply read.
+LONG = 200
+#: Nothing was taken for so long: the list is read once more, and watched.
+QUIET_S = 2.0
+_LEAST_S = 0.02
 
 
 class Arrivals:
@@ -53,19 +65,19 @@ class Arrivals:
 
     def __init__(
         self,
-        term: Term,
+        context: LeaderContext,
         job_table: JobTable,
         served: ServedPartitions,
         records: SubmissionRecords,
         nodes: ScheduledNodes,
-        stops: Returns,
+        stops: Stops,
         updates: StateUpdates,
         *,
         mark_of: Callable[[Job], str],
         came_back: Callable[[int, BlockKey], bool],
         again: Callable[[str], None],
     ) -> None:
-        self._term = term
+        self._term = context.term
         self._job_table = job_table
         self._served = served
         self._records = records
@@ -97,7 +109,7 @@ class Arrivals:
         partition = spec.partition
         submission = self._records.get(key.submission)
         if submission is None:
-            if why := self._records.odd.get(key.submission):
+            if why := self._records.unreadable.get(key.submission):
                 raise InvalidRecord(why)
             self._again(path)  # when its record has come
             return
@@ -142,6 +154,219 @@ class Arrivals:
         """It is no job that can be placed; told once, and its owner is told when he asks."""
         job_table = self._job_table
         job_table.settle(queue, name)
-        if name not in job_table.odd:
+        if name not in job_table.refused_blocks:
             self._term.log.error("job_not_placeable", queue=queue, block=name, error=why)
-        job_table.odd[name] = why
+        job_table.refused_blocks[name] = why
+
+
+class SubmissionRecords:
+    """Records by number, kept in the job table. nobodys: those that were not there, or cannot be read, when they were read last.
+    unreadable: why the latter cannot."""
+
+    def __init__(self, context: LeaderContext, job_table: JobTable, wake: Callable[[], None]) -> None:
+        self.nobodys: set[int] = set()
+        self._tree, self._term = context.tree, context.term
+        self._job_table = job_table
+        self._wake = wake
+        self._wanted: list[int] = []
+        self.unreadable: dict[int, str] = {}
+
+    def get(self, number: int) -> Submission | None:
+        """Its record; None while it is being read, or when it is gone."""
+        if number not in self._job_table.submissions:
+            self._job_table.submissions[number] = None
+            if not self._wanted:
+                self._tree.soon(self._read)
+            self._wanted.append(number)
+        return self._job_table.submissions[number]
+
+    def _read(self) -> None:
+        wanted, self._wanted = self._wanted, []
+        for at in range(0, len(wanted), _TOGETHER):
+            self._tree.tell(self._read_some(wanted[at : at + _TOGETHER]), "records of submissions", key=object())
+
+    def _read_some(self, numbers: list[int]) -> Story[None]:
+        try:
+            records = yield self._tree.get_all([paths.sub(number) for number in numbers])
+        except RmgrError:
+            self._unread(numbers)
+            return
+        for number, found in zip(numbers, records, strict=True):
+            version = None if found is None else found.version
+            self._term.aside.run(paths.sub(number), version, partial(self._take, number, found))
+
+    def _take(self, number: int, found: Stamped | None) -> None:
+        try:
+            self._job_table.submissions[number] = None if found is None else validity.submission(found.data, number)
+        except RmgrError as error:
+            if self.unreadable.get(number) != error.message:  # told once
+                self._term.log.error("submission_unreadable", submission=number, error=error.message)
+                self.unreadable = {**dict(islice(self.unreadable.items(), _MOST_UNREADABLE)), number: error.message}
+        if self._job_table.submissions.get(number) is None:
+            self.nobodys.add(number)
+            self._tree.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))
+        else:
+            self.nobodys.discard(number)
+        self._wake()
+
+    def _unread(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._job_table.submissions.pop(number, None)
+        self._wake()
+
+
+class JobLists:
+    """All lists of one leadership. In its loop.
+
+    Args: wake: asks for a turn.
+    Attributes: pending: queue -> its list. running: node -> its list. news: paths of lists that are to be compared in the next turn.
+    """
+
+    def __init__(self, tree: LeaderTree, job_table: JobTable, wake: Callable[[], None]) -> None:
+        self.pending: dict[str, WatchedCache[list[str]]] = {}
+        self.running: dict[str, WatchedCache[list[str]]] = {}
+        self.news: set[str] = set()
+        self._tree = tree
+        self._job_table = job_table
+        self._wake = wake
+
+    def serve(self, queues: Collection[str]) -> None:
+        """These place queues from now on."""
+        for name in self.pending.keys() - set(queues):
+            self.pending.pop(name).stop()
+        for name in set(queues) - self.pending.keys():
+            self.pending[name] = self._waiting_in(name)
+
+    def look_on(self, nodes: Iterable[str]) -> list[str]:
+        """Begins to read what runs on those of the nodes that are new. Returns: them, by name."""
+        fresh = sorted(set(nodes) - self.running.keys())
+        for name in fresh:
+            # Pulled blocks come and go there all the time: it is watched while jobs run on the node, and read once to find them.
+            self.running[name] = self._list(paths.running_node(name), watched=False)
+        return fresh
+
+    def watch_head(self, node: str) -> None:
+        """A job runs there, or the last one has gone."""
+        cache = self.running.get(node)
+        if cache is None:
+            cache = self.running[node] = self._list(paths.running_node(node))
+        wanted = self._job_table.has_jobs(node)
+        if wanted and not cache.is_watched:
+            cache.is_watched = True
+            cache.refresh()
+        cache.is_watched = wanted
+
+    def look_at(self, path: str) -> None:
+        """A list is to be compared again, as it is now."""
+        self.news.add(path)
+        for cache in self._all():
+            if cache.path == path:
+                cache.refresh()
+        self._wake()
+
+    def again(self, path: str) -> None:
+        """The list is compared once more in the next turn."""
+        self.news.add(path)
+
+    def take_news(self) -> set[str]:
+        """Paths of lists that are to be compared now."""
+        news, self.news = self.news, set()
+        return news
+
+    def all_are_news(self) -> None:
+        """The state was made anew: whatever has come since is told it."""
+        self.news = {cache.path for cache in self._all()}
+
+    def resync(self) -> None:
+        """Reads again what is watched."""
+        self._read_again([cache for cache in self._all() if cache.is_watched])
+
+    def _all(self) -> tuple[WatchedCache[list[str]], ...]:
+        return (*self.pending.values(), *self.running.values())
+
+    def _read_again(self, lists: list[WatchedCache[list[str]]]) -> None:
+        """Some of them at a time: the loop has other things to do."""
+        for cache in lists[:_AT_ONCE]:
+            cache.refresh()
+        if len(lists) > _AT_ONCE:
+            self._tree.after(_APART_S, partial(self._read_again, lists[_AT_ONCE:]))
+
+    def _waiting_in(self, queue: str) -> WatchedCache[list[str]]:
+        path = paths.pending(queue)
+        cache = LongList(self._tree, path, lambda: self._listed(path, cache), lambda: self._job_table.took[queue])
+        cache.is_chatty, cache.pace_s = True, PACE_S
+        cache.refresh()
+        return cache
+
+    def _list(self, path: str, *, watched: bool = True) -> WatchedCache[list[str]]:
+        cache = names_below(self._tree, path, lambda: self._listed(path, cache))
+        cache.is_chatty, cache.is_watched = True, watched
+        cache.pace_s = PACE_S
+        cache.refresh()
+        return cache
+
+    def _listed(self, path: str, cache: WatchedCache[list[str]]) -> None:
+        cache.pace_s = PACE_S + PACE_A_NAME_S * len(cache.value or ())
+        self.news.add(path)
+        self._wake()
+
+
+class LongList(WatchedCache[list[str]]):
+    """A cache of names, `took` of which (counted since ever) were taken out by answered commits of ours; `value` still has those."""
+
+    __slots__ = ("_count", "_creates", "_moved_s", "_noted", "_took", "_took_before", "_took_then")
+
+    def __init__(self, tree: LeaderTree, path: str, changed: Thunk, took: Callable[[], int]) -> None:
+        super().__init__(tree, tree.children, path, changed)
+        self._took = took
+        self._noted: int | None = None  # creations when the list that is on its way was asked for
+        self._creates: int | None = None  # when `value` was, None: it is short, or nobody looked
+        self._count = self._took_then = self._took_before = 0
+        self._moved_s = -math.inf
+
+    def refresh(self) -> None:
+        """See `WatchedCache.refresh`."""
+        if self._changed is not None and not self._reading and len(self.value or ()) >= LONG:
+            self._tree.heard(self._tree.stat(self.path), self._note, about=self.path)  # it is answered before the list
+        super().refresh()
+
+    def _note(self, stat: Stat | None) -> None:
+        self._noted = None if stat is None else stat.creates
+
+    def _arrived(self, value: list[str] | None) -> None:
+        self._creates, self._noted = self._noted if value is not None and len(value) >= LONG else None, None
+        self._count, self._took_then = len(value or ()), self._took()
+        self._took_before, self._moved_s = self._took_then, self._tree.clock()
+        super()._arrived(value)
+
+    def _failed(self) -> None:
+        self._creates = self._noted = None
+        super()._failed()
+
+    def _fired(self) -> None:
+        if self._creates is None or self._reading or self._changed is None:
+            super()._fired()
+            return
+        self._armed = False
+        if self._timer is None:
+            self._timer = self._tree.after(max(0.0, self._read_s + self.pace_s - self._tree.clock()), self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._creates is None:
+            self.refresh()
+        elif self._changed is not None and not self._reading:
+            self._read_s = self._tree.clock()
+            self._tree.heard(self._tree.stat(self.path), self._looked, self.refresh, about=self.path)
+
+    def _looked(self, stat: Stat | None) -> None:
+        if self._changed is None or self._reading:
+            return  # the list itself is on its way
+        took, now_s = self._took(), self._tree.clock()
+        if took != self._took_before:
+            self._took_before, self._moved_s = took, now_s
+        left = self._count - (took - self._took_then)
+        if stat is None or stat.creates != self._creates or stat.children != left or left < LONG or now_s - self._moved_s > QUIET_S:
+            self.refresh()
+        elif self._timer is None:
+            self._timer = self._tree.after(max(_LEAST_S, self.pace_s), self._due)

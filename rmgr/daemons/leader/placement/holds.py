@@ -1,23 +1,164 @@
-"""Follows placed jobs of several nodes: deletes holds that an end leaves behind, and reports a lost node to the job's head."""
+"""Holds on nodes: cores promised to jobs that wait, and parts of jobs whose head is elsewhere.
+
+What the scheduler holds for a waiting job is published to the Starters: `/holds/<node>/r-<job>`, one znode a job and node. It is written by
+the commit of the pass that decides it, and goes with the commit that places the job. A promise whose job has left, and one that a leader
+before did not come to write down, is seen to by `tidy`. What stands there is remembered, and read when everything is.
+
+Holds of a placed job of several nodes are deleted when its end leaves them behind; a lost node is reported to the job's head.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Outcome, Unknown
-from rmgr.daemons.leader.core.calls import WaitingCalls
-from rmgr.daemons.leader.core.doors import LeaderCommits
-from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob
-from rmgr.daemons.leader.records.reserved import Promises
+from rmgr.coord.protocol.multi import Conflict, Op, Outcome, Unknown
+from rmgr.daemons.leader.facts import Names
+from rmgr.daemons.leader.placement.job_table import JobTable, PlacedJob
+from rmgr.daemons.leader.tree import LeaderContext, LeaderTree
+from rmgr.errors import RmgrError
+from rmgr.model.base.resources import MIB
 from rmgr.model.cluster.node import InboxOrder, NodeRecord, NodeState, OrderKind
-from rmgr.model.tasks.placing import job_id, task_of
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import job_id, run_label, task_of
 from rmgr.runtime import machine
+from rmgr.runtime.story import Pause, Story
+from rmgr.sched.capacity.holds import each_node
+from rmgr.sched.job import Job
+from rmgr.sched.records import Hold, Share
+from rmgr.sched.state.cluster import ClusterState
 
-_RETRY_S = 1.0
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.job_table import Records
+
+
+#: Operations of one RESERVE: a promise on more nodes than the rest of it is a commit of its own.
+MOST_OPS = 150
+#: A record that was not read: whatever is to stand there takes its place.
+_UNREAD = b""
+_READ_AGAIN_S, _RETRY_S = 0.5, 1.0
+
+
+class Promises:
+    """Znodes below `/holds` of waiting jobs. broken: called with the reason why everything must be read again."""
+
+    def __init__(self, tree: LeaderTree, job_table: JobTable, names: Names, broken: Callable[[str], None]) -> None:
+        self._tree = tree
+        self._job_table = job_table
+        self._names = names
+        self._broken = broken
+        self._there: dict[int, dict[str, bytes]] = {}  # job -> node -> record
+
+    def adopt(self, there: Mapping[int, Iterable[str]]) -> None:
+        """Nodes on which something is kept for jobs, as it was read."""
+        self._there = {job: dict.fromkeys(nodes, _UNREAD) for job, nodes in there.items()}
+
+    def is_known(self, job: int, node: str) -> bool:
+        """It is kept for the job there."""
+        return node in self._there.get(job, {})
+
+    def taken_over(self, job: int) -> tuple[str, ...]:
+        """Nodes on which the job, which starts, was promised cores."""
+        return tuple(sorted(self._there.get(job, ())))
+
+    def started(self, job: int) -> None:
+        """Its ASSIGN is on the way, and takes with it what was promised."""
+        self._there.pop(job, None)
+
+    def changed(self, state: ClusterState, jobs: Iterable[int]) -> list[Op]:
+        """What brings the promises of these jobs to what the scheduler holds for them now; taken for committed."""
+        ops: list[Op] = []
+        held = {hold.job_id: (part.jobs[hold.job_id], hold) for part in state.partitions.values() for hold in part.holds.values()}
+        for job in jobs:
+            found = held.get(job)
+            before, after = self._there.get(job, {}), self._records(*found) if found is not None else {}
+            submission, index = task_of(job)
+            ops += place_ops.reserve_ops(submission, index, before, after, self._runs(found[1]) if found is not None else ())
+            if after:
+                self._there[job] = after
+            else:
+                self._there.pop(job, None)
+        return ops
+
+    def tidy(self, state: ClusterState) -> None:
+        """Of jobs that have left nothing is kept; what is held and stands nowhere is written. Between two plans. Cost: O(holds)."""
+        held = {hold.job_id: hold for part in state.partitions.values() for hold in part.holds.values()}
+        odd = self._there.keys() ^ held.keys()
+        odd |= {job for job, hold in held.items() if job not in odd and self._there[job].keys() != self._nodes(hold)}
+        if odd:
+            ops = self.changed(state, sorted(odd))
+            for at in range(0, len(ops), MOST_OPS):
+                self._reserve(ops[at : at + MOST_OPS], is_needed=True)
+
+    def look_after(self, node: str, names: list[str] | None) -> None:
+        """Deletes what is kept on a node for nobody that is known: a leader before did not come to it."""
+        for _, (submission, index) in paths.reserved_in(names):
+            if not self.is_known(job_id(submission, index), node):
+                self._reserve(place_ops.reserve_ops(submission, index, {node: _UNREAD}, {}), is_needed=False)
+
+    def _reserve(self, ops: list[Op], *, is_needed: bool) -> None:
+        """is_needed: else a refusal will do; but what is forgotten there would keep cores from everybody."""
+
+        def answered(outcome: Outcome) -> None:
+            if isinstance(outcome, Unknown) or (is_needed and isinstance(outcome, Conflict)):
+                self._broken(f"RESERVE: {outcome}")
+
+        self._tree.heard(self._tree.commit(place_ops.reserve(ops)), answered, about="commit RESERVE")
+
+    # -- records
+
+    def _records(self, job: Job, hold: Hold) -> dict[str, bytes]:
+        shares: dict[str, list[tuple[str, int]]] = {}
+        for share in hold.waits_for:
+            self._spread(share, self._label(share.run_id), shares)
+        for share in hold.held:
+            self._spread(share, "", shares)
+        found = {}
+        for node, some in shares.items():
+            processes = sum(cores for _, cores in some) // job.threads
+            resources = tuple((name, processes * count) for name, count in job.resources if processes)
+            found[node] = place_ops.reserved(some, processes * (job.memory_bytes // MIB), resources)
+        return found
+
+    def _spread(self, share: Share, label: str, shares: dict[str, list[tuple[str, int]]]) -> None:
+        for node, cores in each_node(share.cores):
+            shares.setdefault(self._names.name(node), []).append((label, cores))
+
+    def _label(self, run_id: int) -> str:
+        known = self._job_table.placed.get(run_id) or self._job_table.waiting.get(run_id)  # the same commit may place it
+        return "" if known is None else run_label(*task_of(run_id), known.key.attempt)
+
+    def _runs(self, hold: Hold) -> list[tuple[str, BlockKey]]:
+        placed = (self._job_table.placed.get(share.run_id) for share in hold.waits_for)
+        return [(one.node, one.key) for one in placed if one is not None]
+
+    def _nodes(self, hold: Hold) -> set[str]:
+        return {self._names.name(node) for share in (*hold.waits_for, *hold.held) for node, _ in each_node(share.cores)}
+
+
+def standing(tree: LeaderTree, records: Iterable[Records]) -> Story[dict[int, list[str]]]:
+    """Which promises stand, of all jobs that a record says something is held for: job -> nodes. Cost: a list of each such node."""
+    held = [shares for one in records for _, _, waits, held in one.holds for shares in (waits, held)]
+    found: dict[int, list[str]] = {}
+    nodes = sorted({node for shares in held for _, where in shares for node, _ in where})
+    asked = {node: tree.children(paths.hold(node)) for node in nodes}
+    while asked:
+        failed = []
+        for node, answer in asked.items():
+            try:
+                names = yield answer
+            except RmgrError:
+                failed.append(node)
+                continue
+            for _, (submission, index) in paths.reserved_in(names):
+                found.setdefault(job_id(submission, index), []).append(node)
+        if failed:
+            yield Pause(_READ_AGAIN_S)
+        asked = {node: tree.children(paths.hold(node)) for node in failed}
+    return found
 
 
 class PlacedHolds:
@@ -27,29 +168,37 @@ class PlacedHolds:
     """
 
     def __init__(
-        self, tree: LeaderCommits, calls: WaitingCalls, job_table: JobTable, promises: Promises, records: Mapping[str, NodeRecord]
+        self, context: LeaderContext, job_table: JobTable, promises: Promises, records: Mapping[str, NodeRecord]
     ) -> None:
-        self._tree = tree
-        self._calls = calls
+        self._tree, self._calls = context.tree, context.calls
         self._job_table = job_table
         self._promises = promises
         self._records = records
 
     def prepare(self, nodes: list[str]) -> None:
         """Makes the places where cores of these nodes are held for jobs whose head is elsewhere."""
-        wanted = [paths.hold(node) for node in nodes]
-        self._calls.coordinator(lambda zookeeper: zookeeper.ensure(wanted), lambda _: None, lambda _: self._prepare_later(nodes))
+        self._tree.tell(self._prepare([paths.hold(node) for node in nodes]), "directories of holds", key=object())
 
-    def _prepare_later(self, nodes: list[str]) -> None:
-        self._tree.after(_RETRY_S, partial(self.prepare, nodes))
+    def _prepare(self, wanted: list[str]) -> Story[None]:
+        while True:
+            try:
+                yield self._calls.coordinator(lambda zookeeper: zookeeper.ensure(wanted))
+                return
+            except RmgrError:
+                yield Pause(_RETRY_S)
 
     def look_for_holds(self, nodes: list[str]) -> None:
         """Deletes those of jobs that are gone: the leader before did not come to it. The job table must be whole."""
         for node in nodes:
-            again = partial(self._tree.after, _RETRY_S, partial(self.look_for_holds, [node]))
-            self._tree.children(paths.hold(node), partial(self._on_holds, node), failed=again)
+            self._tree.tell(self._look_on(node), paths.hold(node), key=object())
 
-    def _on_holds(self, node: str, names: list[str] | None) -> None:
+    def _look_on(self, node: str) -> Story[None]:
+        while True:
+            try:
+                names = yield self._tree.children(paths.hold(node))
+                break
+            except RmgrError:
+                yield Pause(_RETRY_S)
         self._promises.look_after(node, names)
         for _, (submission, index, attempt) in paths.holds_in(names):
             placed = self._job_table.placed.get(job_id(submission, index))
@@ -57,13 +206,12 @@ class PlacedHolds:
                 self._unhold(node, submission, index, attempt)
 
     def _unhold(self, node: str, submission: int, index: int, attempt: int) -> None:
+        self._tree.tell(self._delete(node, submission, index, attempt), "holds that are over", key=object())
+
+    def _delete(self, node: str, submission: int, index: int, attempt: int) -> Story[None]:
         """Until it is known to be gone: what is forgotten here would keep cores from everybody."""
-
-        def answered(outcome: Outcome) -> None:
-            if isinstance(outcome, Unknown):
-                self._tree.after(_RETRY_S, partial(self._unhold, node, submission, index, attempt))
-
-        self._tree.commit(place_ops.unhold(node, submission, index, attempt), answered)
+        while isinstance((yield self._tree.commit(place_ops.unhold(node, submission, index, attempt))), Unknown):
+            yield Pause(_RETRY_S)
 
     def release(self, job: int, placed: PlacedJob) -> None:
         """It has ended: nothing is held for it any more."""

@@ -5,11 +5,11 @@ What follows a placed job of several nodes is in `holds.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from rmgr.coord import validity
 from rmgr.coord.ops import leader as leader_ops
@@ -18,23 +18,23 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.place import Assigned
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Check, Committed, Multi, Op, Outcome, Stamped, size_of
-from rmgr.daemons.leader.core.doors import LeaderCommits
-from rmgr.daemons.leader.core.facts import Names, allocation_of
-from rmgr.daemons.leader.core.term import Term
+from rmgr.daemons.leader.facts import Names, allocation_of
+from rmgr.daemons.leader.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.gangs import GangKeeper
+from rmgr.daemons.leader.placement.holds import Promises
+from rmgr.daemons.leader.placement.job_table import JobTable, Waiting, encode_records
 from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, Stops, stop_order
-from rmgr.daemons.leader.records.job_table import JobTable, Waiting
-from rmgr.daemons.leader.records.records import encode_records
-from rmgr.daemons.leader.records.reserved import Promises
-from rmgr.daemons.leader.records.view import said
+from rmgr.daemons.leader.placement.view import said
+from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.gang import LEAD_US
-from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind
+from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.placing import task_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.story import Story
 from rmgr.sched.job import Running
 from rmgr.sched.plan import (
     Decision,
@@ -66,29 +66,15 @@ def _is_order(decision: Decision) -> bool:
     return type(decision) is not WakeAt and (type(decision) is not Reserve or decision.keep)
 
 
-class FencedNodes(Protocol):
-    """Knows the nodes of the cluster, and their fences."""
-
-    @property
-    def records(self) -> Mapping[str, NodeRecord]:
-        """By name."""
-        ...
-
-    def version_of(self, name: str) -> int | None:
-        """The node's fence; None for an unknown one."""
-        ...
-
-
 class PlanExecution:
     """Carries out one plan at a time."""
 
     def __init__(
         self,
-        tree: LeaderCommits,
-        term: Term,
+        context: LeaderContext,
         job_table: JobTable,
         names: Names,
-        nodes: FencedNodes,
+        nodes: NodeKeeper,
         stops: Stops,
         placed: Callable[[str], None],
         broke: Callable[[str, str], None],
@@ -100,15 +86,14 @@ class PlanExecution:
         self._placed = placed  # told the head of each job that was placed
         self._broke = broke  # told the partition whose plan cannot be carried out, and why
         self._stops = stops
-        self._tree = tree
-        self._term = term
+        self._tree, self._term = context.tree, context.term
         self._job_table = job_table
         self._names = names
         self._nodes = nodes
-        self._done: Callable[[str], None] | None = None
         self._at: Decision = _NOTHING  # what is being carried out
-        self._begun_s = -math.inf
-        self._waits = 0  # answers that are to come
+        self._begun_s: float | None = None
+        self._left = 0  # commits that are on the way
+        self._settled: Future[None] = Future()  # all of them are answered
         self._problem = ""
         self._blocks: dict[int, Stamped | None] = {}
         self._records: dict[str, tuple[bytes, int | None]] = {}
@@ -117,12 +102,12 @@ class PlanExecution:
     @property
     def is_busy(self) -> bool:
         """A plan is being carried out."""
-        return self._done is not None
+        return self._begun_s is not None
 
     @property
     def busy_s(self) -> float:
         """For how long, 0.0 when it is not."""
-        return self._tree.clock() - self._begun_s if self.is_busy else 0.0
+        return self._tree.clock() - self._begun_s if self._begun_s is not None else 0.0
 
     def adopt(self, records: dict[str, tuple[bytes, int | None]]) -> None:
         """What policies remember, as it was read."""
@@ -130,29 +115,21 @@ class PlanExecution:
 
     # -- a plan
 
-    def carry_out(self, state: ClusterState, plan: Plan, *, now_us: int, done: Callable[[str], None]) -> None:
-        """Commits it; `done` is told "", or why everything must be read again. The plan was vetted (`sched/vetting.py`)."""
+    def carry_out(self, state: ClusterState, plan: Plan, *, now_us: int) -> Story[str]:
+        """Commits it. Returns: "", or why everything must be read again. The plan was vetted (`sched/vetting.py`)."""
         decisions = [decision for decision in plan.decisions if _is_order(decision)]
+        if not decisions:
+            return ""
         moved = {decision.job_id for decision in decisions if isinstance(decision, Migrate | Preempt)}
         starts = [decision for decision in decisions if isinstance(decision, Start | Reject) and decision.job_id not in moved]
-        if not decisions:
-            done("")
-            return
-        self._done, self._problem, self._blocks = done, "", {}
-        self._begun_s = self._tree.clock()
-        if not starts:
-            self._commit(state, decisions, now_us)
-            return
-        waiting = [self._job_table.waiting[start.job_id] for start in starts]
-        wanted = [f"{paths.pending(one.queue)}/{one.name}" for one in waiting]
-        then = partial(self._on_blocks, [start.job_id for start in starts], state, decisions, now_us)
-        self._tree.get_all(wanted, then, failed=partial(then, [None] * len(wanted)))
-
-    def _on_blocks(self, jobs: list[int], state: ClusterState, decisions: list[Decision], now_us: int, found: list[Stamped | None]) -> None:
-        self._blocks = dict(zip(jobs, found, strict=True))
-        self._commit(state, decisions, now_us)
-
-    def _commit(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
+        self._begin()
+        if starts:
+            waiting = [self._job_table.waiting[start.job_id] for start in starts]
+            try:
+                blocks = yield self._tree.get_all([f"{paths.pending(one.queue)}/{one.name}" for one in waiting])
+            except RmgrError:
+                blocks = [None] * len(starts)
+            self._blocks = {start.job_id: block for start, block in zip(starts, blocks, strict=True)}
         try:
             self._carry_out(state, decisions, now_us)
         except Exception as error:  # nothing was sent yet: the state is made anew
@@ -160,7 +137,39 @@ class PlanExecution:
             self._term.log.exception("plan_not_carried_out", partition=decision.partition, op=type(decision).__name__)
             self._broke(decision.partition, f"{type(decision).__name__} cannot be carried out: {type(error).__name__}: {error}")
             self._problem = self._problem or "a plan cannot be carried out"
-            self._finish()
+        return (yield from self._end())
+
+    def renew(self, state: ClusterState, partitions: Sequence[str]) -> Story[str]:
+        """Sets the records of their gangs again, from the next slot on, because another clock counts. Returns: as for a plan."""
+        self._begin()
+        records = []
+        for partition in partitions:
+            part, now_us = state.partitions[partition], self._gangs.gang_now_us(partition)
+            if now_us is None:
+                continue
+            for gang in list(part.gangs.by_name.values()):
+                carousel = part.gangs.carousel(gang, frozenset()).copy()
+                carousel.advance_to(carousel.boundary(now_us + LEAD_US))
+                renewed = carousel.record(gang.name, gang.policy, gang.partition)
+                part.gangs.put(renewed)
+                records.append(self._gangs.encoded(partition, renewed, self._attempts(renewed, {})))
+        self._send(state, [], [], gangs=records)
+        return (yield from self._end())
+
+    def ask(self, state: ClusterState, asked: Sequence[SentOrder]) -> Story[str]:
+        """Orders that no plan has decided, with what is remembered of them. Returns: as for a plan."""
+        self._begin()
+        self._send(state, [], asked)
+        return (yield from self._end())
+
+    def _begin(self) -> None:
+        self._begun_s, self._problem, self._blocks = self._tree.clock(), "", {}
+
+    def _end(self) -> Story[str]:
+        if self._left:
+            yield self._settled
+        self._begun_s = None
+        return self._problem
 
     def _carry_out(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
         jobs: list[tuple[int, Assigned]] = []
@@ -215,31 +224,10 @@ class PlanExecution:
         records = [self._gangs.encoded(partition, gang, self._attempts(gang, started)) for partition, gang in gangs.items()]
         self._send(state, jobs, asked, self._promises.changed(state, promised), records)
 
-    def renew(self, state: ClusterState, partitions: Sequence[str], *, done: Callable[[str], None]) -> None:
-        """Sets the records of their gangs again, from the next slot on, because another clock counts; `done` as for a plan."""
-        self._done, self._problem, self._begun_s = done, "", self._tree.clock()
-        records = []
-        for partition in partitions:
-            part, now_us = state.partitions[partition], self._gangs.gang_now_us(partition)
-            if now_us is None:
-                continue
-            for gang in list(part.gangs.by_name.values()):
-                carousel = part.gangs.carousel(gang, frozenset()).copy()
-                carousel.advance_to(carousel.boundary(now_us + LEAD_US))
-                renewed = carousel.record(gang.name, gang.policy, gang.partition)
-                part.gangs.put(renewed)
-                records.append(self._gangs.encoded(partition, renewed, self._attempts(renewed, {})))
-        self._send(state, [], [], gangs=records)
-
     def _attempts(self, gang: Gang, started: Mapping[int, int]) -> dict[int, int]:
         """Of its jobs: those that start by this commit, those that run, and those that were asked to leave and have not yet."""
         placed = self._job_table.placed
         return {job: started.get(job) or placed[job].key.attempt for job in gang.homes if job in started or job in placed}
-
-    def ask(self, state: ClusterState, asked: Sequence[SentOrder], *, done: Callable[[str], None]) -> None:
-        """Orders that no plan has decided, with what is remembered of them; `done` as for a plan."""
-        self._done, self._problem = done, ""
-        self._send(state, [], asked)
 
     def _send(
         self,
@@ -250,12 +238,10 @@ class PlanExecution:
         gangs: Sequence[tuple[str, bytes, int | None]] = (),
     ) -> None:
         multis = self._multis(state, jobs, asked, promises, gangs)
-        self._waits = len(multis)
+        self._left, self._settled = len(multis), Future()
         failpoint("leader.before_place")
         for multi, some, theirs in multis:
-            self._tree.commit(multi, partial(self._answered, some, theirs))
-        if not multis:
-            self._finish()
+            self._tree.heard(self._tree.commit(multi), partial(self._answered, some, theirs), about=f"commit {multi.name}")
 
     def _paused(self, state: ClusterState, decision: Suspend | Resume) -> SentOrder:
         """It has been carried out on the state."""
@@ -308,15 +294,15 @@ class PlanExecution:
             return data
         except RmgrError as error:
             self._term.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=error.message)
-            self._job_table.spoilt.add(waiting.name)
+            self._job_table.unreadable_blocks.add(waiting.name)
             return None
 
     def _spoil(self, job: int, error: Exception) -> None:
         """What is recorded of the job makes its start raise: it waits on, and is not tried again while its block stands there."""
         waiting = self._job_table.waiting[job]
         self._term.aside.add(f"{paths.pending(waiting.queue)}/{waiting.name}", None, error)
-        self._job_table.spoilt.add(waiting.name)
-        self._job_table.odd[waiting.name] = f"{type(error).__name__}: {error}"
+        self._job_table.unreadable_blocks.add(waiting.name)
+        self._job_table.refused_blocks[waiting.name] = f"{type(error).__name__}: {error}"
         self._problem = self._problem or f"job {job} cannot be started"
 
     def _assigned(self, start: Start, found: Stamped, now_us: int, gang: Gang | None) -> Assigned | None:
@@ -458,14 +444,9 @@ class PlanExecution:
             failpoint("leader.after_place")
         else:
             self._problem = self._problem or f"PLACE: {outcome}"
-        self._waits -= 1
-        if not self._waits:
-            self._finish()
-
-    def _finish(self) -> None:
-        done, self._done = self._done, None
-        assert done is not None
-        done(self._problem)
+        self._left -= 1
+        if not self._left:
+            self._settled.set_result(None)
 
 
 #: (the commit, jobs that it starts, orders in it)

@@ -1,29 +1,161 @@
-"""Runs passes in a thread of their own, one at a time; abandons a policy that does not come back, and lets others place instead of it."""
+"""Who plans: passes in a thread of their own, plug-ins in processes of their own, and FCFS instead of a policy that failed.
+
+A policy that does not come back is abandoned, and others place instead of it: in its partition alone, for a while. Nothing of it is
+recorded: the next leader finds out again, at the cost of one pass of that partition.
+
+The policies of plug-ins run in a process for each partition (`plugin_child.py`), while the leader goes on; their plans are vetted in its
+next pass. A request is a copy of the partition's records; so a policy can burn its own time and memory, and nobody else's: both are
+bounded. It is no sandbox: the process has the user and the files of the WatchDog. In the leader's loop, unless it is said otherwise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import json
+import os
+import pickle
+import select
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
+from typing import Any, NamedTuple
 
-from rmgr.daemons.leader.core.doors import LoopTimers
-from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.placement.faults import Faults
-from rmgr.model.base.units import format_duration
+from rmgr.daemons.leader.placement.plugin_child import LENGTH
+from rmgr.daemons.leader.tree import LeaderContext, LeaderTree, Thunk
+from rmgr.errors import UNREADABLE_TEXT
+from rmgr.model.base.units import format_duration, utc
 from rmgr.runtime import machine
-from rmgr.runtime.mailbox import Timer
+from rmgr.runtime.story import Story
+from rmgr.sched.catalogue import policy_named
 from rmgr.sched.engine import run_pass
-from rmgr.sched.plan import Fault, Plan
+from rmgr.sched.plan import Fault, Plan, WakeAt
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.vetting import Vetted
+from rmgr.sched.state.cluster import ClusterState, records_of
+from rmgr.sched.state.event_log import LogError
+from rmgr.sched.vetting import ForeignPlan, OutOfDate, Repeats, Vetted, decode_plan
 
+#: After so long the configured pipeline of a partition is tried again.
+BENCH_S = 300.0
+#: Who places instead of a failed policy.
+INSTEAD = "fcfs"
+#: Characters of an error that are kept: a policy may raise a book.
+_MOST_CHARACTERS = 500
 #: A pass may take so long.
 LIMIT_S = 10.0
+#: So many plans in a row that the draft refuses: the policy decides what nobody accepts.
+_MOST_REFUSED = 10
+#: One pass may take so long, its first one, which imports the policy, so much longer; and memory beside the interpreter's code.
+POLICY_LIMIT_S, START_S, MOST_BYTES = 5.0, 5.0, 768 << 20
+#: More than any plan.
+_MOST_ANSWER = 64 << 20
+#: The process ends itself so much later than it is ended.
+_SPARE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPause:
+    """A partition whose own pipeline does not place until then (monotonic s; `until_us` for people).
+
+    is_stopped: FCFS has failed there, too: nobody places.
+    """
+
+    policy: str
+    error: str
+    until_s: float
+    until_us: int
+    is_stopped: bool = False
+
+
+class Faults:
+    """Records failures by policy and by partition. Lives in the leader's loop.
+
+    Args: changed: called when another pipeline places in some partition from now on.
+    Attributes: counts, last: policy -> how often it failed, and the last error. benched: by partition.
+    """
+
+    def __init__(self, context: LeaderContext, changed: Callable[[], None] = lambda: None) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last: dict[str, str] = {}
+        self.benched: dict[str, PlacementPause] = {}
+        self._loop, self._term = context.tree, context.term
+        self._changed = changed
+        self._fcfs = policy_named(INSTEAD)
+
+    def add(self, partition: str, policy: str, error: str) -> None:
+        """The policy failed there: its partition is placed by FCFS, by nobody where FCFS itself was at work."""
+        error = error[:_MOST_CHARACTERS]
+        is_new = self.last.get(policy) != error
+        self.counts[policy] += 1
+        self.last[policy] = error
+        self._term.metrics.policy_faults.inc()
+        before = self.benched.get(partition)
+        until_s = self._loop.clock() + BENCH_S
+        until_us = self._term.wall_us() + round(BENCH_S * 1e6)
+        if before is None:
+            bench = PlacementPause(policy, error, until_s, until_us)
+        else:
+            bench = PlacementPause(before.policy, f"{before.error}; {INSTEAD}: {error}", until_s, until_us, is_stopped=True)
+        self.benched[partition] = bench
+        if is_new:
+            self._term.log.error("policy_failed", policy=policy, partition=partition, error=error, why=self.told(partition))
+        self._loop.after(BENCH_S, self._again)
+        self._changed()
+
+    def served(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        """The stages that place now: FCFS instead of those of a benched partition. Cost: nothing where none is."""
+        if not self.benched:
+            return stages
+        kept = [stage for stage in stages if not self.is_benched(stage)]
+        return (*kept, *(Stage(self._fcfs, (partition,)) for partition, bench in sorted(self.benched.items()) if not bench.is_stopped))
+
+    def is_benched(self, stage: Stage) -> bool:
+        """Somebody else places where this stage would."""
+        return any(partition in self.benched for partition in stage.partitions)
+
+    def forgive(self, partition: str) -> None:
+        """Another pipeline was set there."""
+        self.benched.pop(partition, None)
+
+    def told(self, partition: str) -> str:
+        """Who places there instead of whom, until when and why; "" where the pipeline itself does."""
+        bench = self.benched.get(partition)
+        if bench is None:
+            return ""
+        who = "nobody places jobs" if bench.is_stopped else f"{INSTEAD} places jobs"
+        return f"policy {bench.policy} failed ({bench.error}): {who} in its place until {utc(bench.until_us)}"
+
+    @property
+    def instead(self) -> dict[str, str]:
+        """Partition -> the policy that places there instead of its own."""
+        return dict.fromkeys(self.benched, INSTEAD)
+
+    def is_stopped(self, partition: str) -> bool:
+        """Nobody places there: FCFS has failed, too."""
+        bench = self.benched.get(partition)
+        return bench is not None and bench.is_stopped
+
+    def _again(self) -> None:
+        now_s = self._loop.clock()
+        over = [partition for partition, bench in self.benched.items() if bench.until_s <= now_s]
+        for partition in over:
+            self._term.log.info("policy_tried_again", policy=self.benched.pop(partition).policy, partition=partition)
+        if over:
+            self._changed()
+
+
+class PassLost(Exception):
+    """Raised when a pass ends without a plan: the state is lost with it. The message says why."""
 
 
 class Passes:
-    """Runs passes and tells their plans in the leader's loop.
+    """Runs passes, one at a time.
 
     Args:
         forgives: says of a fault that it is nobody's. limit_s: a pass may take so long.
@@ -32,24 +164,21 @@ class Passes:
 
     def __init__(
         self,
-        loop: LoopTimers,
-        term: Term,
+        context: LeaderContext,
         faults: Faults,
         *,
         forgives: Callable[[Fault], bool] = lambda _: False,
         limit_s: float = LIMIT_S,
         inline: bool = False,
     ) -> None:
+        self.faults = faults
+        self._loop, self._term = context.tree, context.term
         self._forgives = forgives
         self._inline = inline
-        self.faults = faults
-        self._loop = loop
-        self._term = term
         self._limit_s = limit_s
         self._thread = _Thread()
-        self._running: object | None = None
+        self._running: Future[tuple[Plan, float]] | None = None
         self._turn = ("", "")  # policy and partition
-        self._timer: Timer | None = None
 
     @property
     def is_running(self) -> bool:
@@ -57,80 +186,64 @@ class Passes:
         return self._running is not None
 
     def run(
-        self,
-        state: ClusterState,
-        causes: frozenset[Cause],
-        stages: tuple[Stage, ...],
-        *,
-        now_us: int,
-        then: Callable[[Plan, float], None],
-        lost: Callable[[str], None],
-    ) -> None:
-        """One pass; `then` gets the plan and its time (s), or `lost` why there is none: the state is lost with it."""
-        now_s = self._loop.clock()
+        self, state: ClusterState, causes: frozenset[Cause], stages: tuple[Stage, ...], *, now_us: int
+    ) -> Story[tuple[Plan, float]]:
+        """One pass: its plan, and its time (s). Raises: PassLost."""
         served = self.faults.served(stages)
         pipeline = tuple(Stage(Vetted(stage.policy, self._at_turn), stage.partitions) for stage in served)  # type: ignore[arg-type]
-        mark = self._running = object()
-        end_s = now_s + self._limit_s
+        answer: Future[tuple[Plan, float]] = Future()
+        end_s = self._loop.clock() + self._limit_s
 
         def work() -> None:
             began_s = machine.perf_counter()
-            try:
-                plan = run_pass(state, causes, now=now_us, seed=0, pipeline=pipeline, expired=lambda: self._loop.clock() > end_s)
-            except Exception as error:  # noqa: BLE001 - a defect of the scheduler, or of a record: nothing but another state can help
-                self._loop.soon(partial(self._failed, mark, error, lost))
-                return
-            took_s = machine.perf_counter() - began_s
-            self._loop.soon(lambda: self._done(mark, plan, took_s, then))
+            with suppress(InvalidStateError):  # it was given up
+                try:
+                    plan = run_pass(state, causes, now=now_us, seed=0, pipeline=pipeline, expired=lambda: self._loop.clock() > end_s)
+                except Exception as error:  # noqa: BLE001 - a defect of the scheduler, or of a record: only another state can help
+                    answer.set_exception(error)
+                else:
+                    answer.set_result((plan, machine.perf_counter() - began_s))
 
+        self._running = answer
+        timer = None
         if self._inline:
             work()
-            return
-        self._timer = self._loop.after(self._limit_s * 1.5, lambda: self._overdue(mark, lost))
-        self._thread.submit(work)
+        else:
+            timer = self._loop.after(self._limit_s * 1.5, lambda: self._give_up(answer))
+            self._thread.submit(work)
+        try:
+            plan, took_s = yield answer
+        except PassLost:
+            raise
+        except Exception as error:
+            self._term.metrics.loop_errors.inc()
+            self._term.log.error("pass_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+            raise PassLost(f"the pass failed: {type(error).__name__}: {error}") from error
+        finally:
+            self._running = None
+            if timer is not None:
+                timer.cancel()
+        for fault in plan.faults:
+            if not self._forgives(fault):
+                self.faults.add(fault.partition, fault.policy, fault.error)
+        return plan, took_s
 
     def close(self) -> None:
         """No plan is told any more."""
         self._running = None
-        if self._timer is not None:
-            self._timer.cancel()
         self._thread.stop()
 
     def _at_turn(self, policy: str, partition: str) -> None:
         self._turn = (policy, partition)
 
-    def _done(self, mark: object, plan: Plan, took_s: float, then: Callable[[Plan, float], None]) -> None:
-        if self._running is not mark:
-            return  # it was given up
-        self._running = None
-        if self._timer is not None:
-            self._timer.cancel()
-        for fault in plan.faults:
-            if not self._forgives(fault):
-                self.faults.add(fault.partition, fault.policy, fault.error)
-        then(plan, took_s)
-
-    def _failed(self, mark: object, error: Exception, lost: Callable[[str], None]) -> None:
-        """The pass itself has raised, not a policy."""
-        if self._running is not mark:
-            return
-        self._running = None
-        if self._timer is not None:
-            self._timer.cancel()
-        self._term.metrics.loop_errors.inc()
-        self._term.log.error("pass_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
-        lost(f"the pass failed: {type(error).__name__}: {error}")
-
-    def _overdue(self, mark: object, lost: Callable[[str], None]) -> None:
+    def _give_up(self, answer: Future[tuple[Plan, float]]) -> None:
         """Nothing ends a thread of Python: it is left to itself, with the state that it has."""
-        if self._running is not mark:
-            return
         policy, partition = self._turn
-        self._running = None
-        self.faults.add(partition, policy, f"did not end within {format_duration(self._limit_s * 1.5)}")
-        self._thread.stop()
-        self._thread = _Thread()
-        lost(f"policy {policy} is stuck with the old state")
+        with suppress(InvalidStateError):  # it has just ended
+            answer.set_exception(PassLost(f"policy {policy} is stuck with the old state"))
+            self.faults.add(partition, policy, f"did not end within {format_duration(self._limit_s * 1.5)}")
+            self._thread.stop()
+            self._thread = _Thread()
 
 
 class _Thread:
@@ -153,3 +266,303 @@ class _Thread:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+
+
+class PolicyAnswer(NamedTuple):
+    """Settings of a policy process. policies: names of the stages, which records carry. half_life_us: of the use
+    that they look at, 0 = they do not."""
+
+    problem: str = ""
+    told: ForeignPlan = ForeignPlan()
+    policies: tuple[str, ...] = ()
+    half_life_us: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Partition:
+    """document: its pipeline. told: what is written in passes until the next plan comes."""
+
+    document: Mapping[str, Any]
+    named: str
+    process: PolicyProcess = field(default_factory=lambda: PolicyProcess(POLICY_LIMIT_S))
+    requests: SimpleQueue[dict[str, Any] | None] = field(default_factory=SimpleQueue)
+    asked: ClusterState | None = None  #: the state of the request that is under way
+    causes: frozenset[Cause] = frozenset()  #: of the next request
+    policies: tuple[str, ...] = ()  #: () until it has answered
+    told: ForeignPlan = ForeignPlan()
+    has_plan: bool = False  #: `told` is to be carried out
+    refused: int = 0  #: plans in a row that were out of date
+    half_life_us: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        """It is to be asked now."""
+        return bool(self.causes) and self.asked is None and not self.has_plan
+
+
+class Foreign:
+    """Asks processes for plans, one request at a time for each partition.
+
+    Args:
+        wake: called when there is something to do. state: the one that is believed now.
+        relearned: called when a policy turns out to need use with another half-life.
+    """
+
+    def __init__(
+        self, loop: LeaderTree, faults: Faults, *, wake: Thunk, state: Callable[[], ClusterState | None], relearned: Thunk
+    ) -> None:
+        self._loop = loop
+        self._faults = faults
+        self._wake = wake
+        self._state = state
+        self._relearned = relearned
+        self._parts: dict[str, _Partition] = {}
+
+    def __contains__(self, partition: str) -> bool:
+        return partition in self._parts
+
+    def serve(self, documents: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
+        """These partitions from now on: partition -> (what its pipeline is called, its document). An unchanged one keeps its process."""
+        for partition in [name for name, part in self._parts.items() if documents.get(name) != (part.named, part.document)]:
+            part = self._parts.pop(partition)
+            part.requests.put(None)
+            part.process.close()
+        for partition, (named, document) in documents.items():
+            if partition not in self._parts:
+                part = self._parts[partition] = _Partition(document=document, named=named)
+                machine.Thread(target=self._run, args=(partition, part), name=f"policy-{partition}", daemon=True).start()
+
+    def close(self) -> None:
+        """The leadership is over: every process is ended."""
+        self.serve({})
+
+    @property
+    def half_life_us(self) -> int:
+        """Of the use that these policies look at, as far as it is known; 0 = they do not."""
+        return next((part.half_life_us for part in self._parts.values() if part.half_life_us), 0)
+
+    @property
+    def has_plan(self) -> bool:
+        """A plan is to be carried out."""
+        return any(part.has_plan for part in self._parts.values())
+
+    @property
+    def has_work(self) -> bool:
+        """A plan is to be carried out, or a request is due."""
+        return any(part.has_plan or part.is_due for part in self._parts.values())
+
+    def ask(self, state: ClusterState, causes: frozenset[Cause], now_us: int) -> None:
+        """Something has happened: every partition that has jobs is asked for a plan. Cost: O(its records), off the loop the rest."""
+        for partition, part in self._parts.items():
+            here = state.partitions.get(partition)
+            part.causes |= causes
+            if here is None or partition in self._faults.benched or not (here.jobs or here.notes or here.suspended or here.holds):
+                part.causes = frozenset()
+            if not part.is_due or here is None:
+                continue
+            part.asked = state
+            part.requests.put(
+                {
+                    "partition": partition,
+                    "document": part.document,
+                    "snapshot": records_of((here,), state.usage),
+                    "causes": part.causes,
+                    "now_us": now_us,
+                    "half_life_us": state.usage_half_life_us,
+                }
+            )
+            part.causes = frozenset()
+
+    def stages(self, now_us: int) -> tuple[Stage, ...]:
+        """What these policies have planned, for the next pass; where there is nothing new, why their jobs wait and when they are asked."""
+        found: list[Stage] = []
+        for partition, part in self._parts.items():
+            if not part.policies or partition in self._faults.benched:
+                continue  # before it has answered nobody knows whose records are whose
+            told, (first, *others) = part.told, part.policies
+            found += [_stage(first, told, partition), *(_stage(name, ForeignPlan(), partition) for name in others)]
+            wakes = tuple(decision for decision in told.decisions if type(decision) is WakeAt and decision.at_us > now_us)
+            if part.has_plan and any(type(decision) is WakeAt and decision.at_us <= now_us for decision in told.decisions):
+                part.causes |= {Cause.TIMER}  # its time came while it was on its way
+            part.told, part.has_plan = ForeignPlan(decisions=wakes, left=told.left, rest=told.rest), False
+        return tuple(found)
+
+    def is_forgiven(self, fault: Fault) -> bool:
+        """The fault of a pass was a plan that is out of date: it is made again. Too often in a row, and the policy is to blame."""
+        part = self._parts.get(fault.partition)
+        if part is None or not fault.error.startswith(OutOfDate.__name__):
+            return False
+        part.refused += 1
+        part.told, part.causes = ForeignPlan(), part.causes | {Cause.TIMER}
+        if part.refused >= _MOST_REFUSED:
+            self._faults.add(fault.partition, part.named, f"{part.refused} plans in a row could not be carried out: {fault.error}")
+        return True
+
+    def passed(self, faults: Iterable[Fault]) -> None:
+        """A pass has ended with these faults."""
+        faulty = {fault.partition for fault in faults}
+        for partition, part in self._parts.items():
+            if partition not in faulty:
+                part.refused = 0
+
+    # -- its thread
+
+    def _run(self, partition: str, part: _Partition) -> None:
+        """Asks, one request after the other."""
+        while (request := part.requests.get()) is not None:
+            try:
+                answer = _read(part.process.ask(request), partition)
+            except (PolicyFailed, LogError) as error:
+                answer = PolicyAnswer(str(error))
+            except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the leader is told
+                answer = PolicyAnswer(f"{type(error).__name__}: {error}")
+            if answer.problem:
+                part.process.end()  # what it has of memory goes with it
+            self._loop.soon(partial(self._answered, partition, part, answer))
+        part.process.end()
+
+    def _answered(self, partition: str, part: _Partition, answer: PolicyAnswer) -> None:
+        """In the loop."""
+        asked, part.asked = part.asked, None
+        if self._parts.get(partition) is not part:
+            return
+        if answer.problem:
+            part.told, part.has_plan = ForeignPlan(), False
+            self._faults.add(partition, part.named, answer.problem)
+            return
+        part.policies = answer.policies
+        if asked is self._state():
+            part.told, part.has_plan = answer.told, True
+        else:
+            part.causes |= {Cause.TAKE_OVER}
+        if answer.half_life_us != part.half_life_us:
+            part.half_life_us = answer.half_life_us
+            self._relearned()
+        self._wake()
+
+
+def _stage(policy: str, told: ForeignPlan, partition: str) -> Stage:
+    return Stage(Repeats(policy, told), (partition,))  # type: ignore[arg-type]  # its name is that of the policy that it repeats
+
+
+def _read(answer: Mapping[str, Any], partition: str) -> PolicyAnswer:
+    """Raises: LogError for what is no plan."""
+    told = decode_plan(answer.get("plan", {}), partition)
+    problem = "; ".join(f"{fault.policy}: {fault.error}" for fault in told.faults)
+    return PolicyAnswer(problem, told, tuple(map(str, answer["policies"])), int(answer["half_life_us"]))
+
+
+class PolicyFailed(Exception):
+    """Raised when there is no answer; the message says why."""
+
+
+class PolicyProcess:
+    """One process, started when it is asked, again after it was ended. Used by one thread at a time; `close` from any thread."""
+
+    def __init__(self, limit_s: float = POLICY_LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._answers = -1
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer. Waits for it at most `limit_s`, and START_S more where the process is started.
+
+        Raises: PolicyFailed when it raised, ended, or did not answer in time: then it was ended.
+        """
+        is_new = self._child is None
+        limit_s = self._limit_s + (START_S if is_new else 0.0)
+        end_s = machine.monotonic() + limit_s
+        child = self._start(self._limit_s + START_S + _SPARE_S)
+        data = pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
+        try:
+            self._write(child, LENGTH.pack(len(data)) + data, end_s)
+            (length,) = LENGTH.unpack(self._read(LENGTH.size, end_s))
+            if length > _MOST_ANSWER:
+                raise PolicyFailed(f"its answer has {length} bytes")
+            answer = json.loads(self._read(length, end_s))
+        except TimeoutError:
+            self.end()
+            raise PolicyFailed(f"did not end within {format_duration(limit_s)}") from None
+        except (EOFError, BrokenPipeError):
+            code = self.end()
+            raise PolicyFailed(f"its process ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})") from None
+        except UNREADABLE_TEXT as error:
+            self.end()
+            raise PolicyFailed(f"its answer cannot be read: {error}") from error
+        if not isinstance(answer, dict) or "error" in answer:
+            raise PolicyFailed(str(answer["error"] if isinstance(answer, dict) else "no answer"))
+        return answer
+
+    def end(self) -> int:
+        """Kills it. Returns: its exit code."""
+        with self._lock:
+            child, self._child = self._child, None
+            if child is None:
+                return 0
+            child.kill()
+            code = child.wait()
+            assert child.stdin is not None
+            with contextlib.suppress(OSError):
+                child.stdin.close()
+            os.close(self._answers)
+            return code
+
+    def close(self) -> None:
+        """For good: a request under way fails."""
+        self._closed = True
+        child = self._child
+        if child is not None:
+            child.kill()  # whoever asks it is told, and ends it
+
+    def _start(self, seconds: float) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._closed:
+                raise PolicyFailed("the leadership is over")
+            if self._child is None:
+                mine, its = os.pipe()
+                try:
+                    words = [sys.executable, "-m", "rmgr.daemons.leader.placement.plugin_child", str(its), str(seconds), str(MOST_BYTES)]
+                    self._child = subprocess.Popen(
+                        words,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        pass_fds=(its,),
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    os.close(mine)
+                    raise PolicyFailed(f"its process cannot be started: {error}") from error
+                finally:
+                    os.close(its)
+                self._answers = mine
+                assert self._child.stdin is not None
+                os.set_blocking(self._child.stdin.fileno(), False)
+            return self._child
+
+    def _write(self, child: subprocess.Popen[bytes], data: bytes, end_s: float) -> None:
+        assert child.stdin is not None
+        fd, view = child.stdin.fileno(), memoryview(data)
+        while view:
+            _wait(fd, select.POLLOUT, end_s)
+            view = view[os.write(fd, view) :]
+
+    def _read(self, length: int, end_s: float) -> bytes:
+        parts = bytearray()
+        while len(parts) < length:
+            _wait(self._answers, select.POLLIN, end_s)
+            part = os.read(self._answers, min(1 << 20, length - len(parts)))
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+
+def _wait(fd: int, event: int, end_s: float) -> None:
+    """Until it can be used. (`select` takes no descriptor above 1023.) Raises: TimeoutError."""
+    poll = select.poll()
+    poll.register(fd, event)
+    if not poll.poll(max(0.0, end_s - machine.monotonic()) * 1e3):
+        raise TimeoutError

@@ -1,49 +1,40 @@
 """The scheduler's driver in the leader: facts from ZooKeeper, one pass, one fenced commit of what it decided, and again.
 
 Facts are what the znodes say: names under the `pending` of place queues are jobs that wait, names under `/running/<node>` are jobs that
-run, records of nodes are the machine. They are compared with the scheduler's state before each pass (`turn.py` has the order), so that no
+run, records of nodes are the machine. They are compared with the scheduler's state before each pass (`TurnStep` has the order), so that no
 event can be lost by being handled at the wrong moment. A commit that is refused, or whose fate is unknown, makes everything be read again
 (`rebuild`), as after a take-over: the state is made anew from the records, and the next pass decides what the lost one would have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
+from typing import TypeAlias
 
 from rmgr.coord.protocol import paths
-from rmgr.daemons.leader.core.calls import WaitingCalls
-from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.core.tree import LeaderTree
-from rmgr.daemons.leader.nodes.nodes import NodeKeeper
-from rmgr.daemons.leader.nodes.scheduled import ScheduledNodes
-from rmgr.daemons.leader.placement.arrivals import Arrivals
-from rmgr.daemons.leader.placement.building import StateBuilding
-from rmgr.daemons.leader.placement.classes import ClassMetrics, views_of
-from rmgr.daemons.leader.placement.faults import INSTEAD, Faults
-from rmgr.daemons.leader.placement.foreign import Foreign
+from rmgr.daemons.leader.nodes import NodeKeeper
+from rmgr.daemons.leader.placement.arrivals import Arrivals, JobLists, SubmissionRecords
+from rmgr.daemons.leader.placement.event_log import Recording, StateUpdates
 from rmgr.daemons.leader.placement.gangs import GangKeeper, OpenClock
-from rmgr.daemons.leader.placement.holds import PlacedHolds
-from rmgr.daemons.leader.placement.job_lists import JobLists
-from rmgr.daemons.leader.placement.next_starts import NextStarts
-from rmgr.daemons.leader.placement.node_backoffs import NodeBackoffs
+from rmgr.daemons.leader.placement.holds import PlacedHolds, Promises
+from rmgr.daemons.leader.placement.job_table import JobTable
 from rmgr.daemons.leader.placement.orders import PlanExecution
-from rmgr.daemons.leader.placement.passes import Passes
-from rmgr.daemons.leader.placement.rebuild import Rebuild
+from rmgr.daemons.leader.placement.passes import INSTEAD, Faults, Foreign, Passes, PassLost
+from rmgr.daemons.leader.placement.pipeline import ServedPartitions
+from rmgr.daemons.leader.placement.rebuild import Rebuild, StateBuilding
+from rmgr.daemons.leader.placement.requests import UserRequests
+from rmgr.daemons.leader.placement.scheduled_nodes import NextStarts, NodeBackoffs, ScheduledNodes
 from rmgr.daemons.leader.placement.stops import Stops
-from rmgr.daemons.leader.placement.submissions import SubmissionRecords
-from rmgr.daemons.leader.placement.turn import Turn, TurnStep, in_order, run_turn
-from rmgr.daemons.leader.placement.user_requests import UserRequests
-from rmgr.daemons.leader.records.job_table import JobTable
-from rmgr.daemons.leader.records.record import Recording
-from rmgr.daemons.leader.records.reserved import Promises
-from rmgr.daemons.leader.records.served import ServedPartitions
-from rmgr.daemons.leader.records.updates import StateUpdates
-from rmgr.daemons.leader.records.view import jobs_view, ledger_view, partitions_view, promised_starts, shares_view
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.daemons.leader.placement.view import ClassMetrics, jobs_view, ledger_view, partitions_view, promised_starts, shares_view, views_of
+from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.errors import StateConflict
 from rmgr.model.tasks.placing import task_of
 from rmgr.model.views import PlacingView, QueueView
 from rmgr.runtime.mailbox import Timer
+from rmgr.runtime.story import Bell, Story
 from rmgr.sched.plan import Plan, WakeAt
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState
@@ -54,6 +45,72 @@ _RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 _AMENDED_S = 0.3
 #: A plan that takes longer is stuck: each of its reads and commits has a deadline of its own, far below.
 _STUCK_S = 120.0
+_STATE = "the state of the scheduler"
+
+
+class TurnStep(Enum):
+    """Steps of a turn, in this order. The state is there: it was made of znodes before the first one."""
+
+    #: Another pipeline places than the log says: a new log, before a fact is written into it.
+    OPEN_LOG = auto()
+    #: Jobs that are not on their nodes any more. First of the facts: what they free is there for whoever comes.
+    TELL_ENDS = auto()
+    #: Jobs that were asked to leave their nodes: they have ended, or go on. After ends, which say who has left.
+    TELL_STOPS = auto()
+    #: Nodes that came, went, or are drained. Before arrivals, which may ask for them by name.
+    TELL_NODES = auto()
+    #: Jobs that have come to wait, or have gone. A job that was stopped comes back here.
+    TELL_ARRIVALS = auto()
+    #: What is held for jobs that have left is given back: the state is what the lists say by now.
+    KEEP_PROMISES = auto()
+    #: Requests of users, and jobs that are to give nodes back. Ends the turn when one was sent: its commit comes before a plan.
+    ASK_JOBS = auto()
+    #: Gangs whose clock another node has by now: their records are set anew. Ends the turn when one was sent.
+    SET_CLOCKS = auto()
+    #: The policies plan, where one has a reason to. Last: nothing that is known is kept from them.
+    PASS = auto()
+    MEASURE = auto()
+
+
+ORDER = tuple(TurnStep)
+#: Steps that tell the state facts. One that contradicts it ends the turn: the state is made again.
+FACTS = frozenset({TurnStep.TELL_ENDS, TurnStep.TELL_STOPS, TurnStep.TELL_NODES, TurnStep.TELL_ARRIVALS})
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Inputs of one turn. news: paths of lists to compare. now_us: the time of all facts that it tells."""
+
+    state: ClusterState
+    news: Collection[str]
+    now_us: int
+
+
+#: Takes one step. Returns: whether the turn goes on.
+Action: TypeAlias = Callable[[Turn], bool]
+
+
+def in_order(actions: Mapping[TurnStep, Action]) -> tuple[tuple[TurnStep, Action], ...]:
+    """Every step with what takes it. Raises: KeyError for one that nothing takes."""
+    return tuple((step, actions[step]) for step in ORDER)
+
+
+def run_turn(turn: Turn, steps: tuple[tuple[TurnStep, Action], ...], conflict: Callable[[str], None]) -> TurnStep:
+    """Takes the steps, until one says that the turn is over. Returns: the last one.
+
+    Args: conflict: told why the state is not to be believed any more.
+    """
+    for step, action in steps:
+        try:
+            goes_on = action(turn)
+        except StateConflict as error:
+            if step not in FACTS:
+                raise
+            conflict(error.message)
+            return step
+        if not goes_on:
+            return step
+    return step
 
 
 class Placer:
@@ -64,10 +121,7 @@ class Placer:
 
     def __init__(
         self,
-        tree: LeaderTree,
-        term: Term,
-        calls: WaitingCalls,
-        settings: Callable[[], ClusterSettings],
+        context: LeaderContext,
         nodes: NodeKeeper,
         *,
         open_clock: OpenClock,
@@ -76,8 +130,8 @@ class Placer:
         self.state: ClusterState | None = None
         self.plan = Plan()
         self.passes, self.last_pass_s = 0, 0.0
-        self._tree = tree
-        self._term = term
+        self._context = context
+        self._tree, self._term = tree, term = context.tree, context.term
         self._known_nodes = nodes
         self._is_other_log = False  # another pipeline places somewhere since the log began
         self._nodes_changed = False
@@ -86,14 +140,14 @@ class Placer:
         self._timer: Timer | None = None
         self._retry_s = _RETRY_S / 2
         self._closed = False
-        self._rebuild_of: Rebuild | None = None
+        self._news = Bell(tree)  # for who builds the state
 
-        self.faults = Faults(tree, term, self._others_place)
-        self.served = ServedPartitions(settings, self.faults.forgive, term.log)
-        self._updates = updates = StateUpdates(Recording(tree, term, calls), term.wall_us, self.wake)
+        self.faults = Faults(context, self._others_place)
+        self.served = ServedPartitions(lambda: context.settings, self.faults.forgive, term.log)
+        self._updates = updates = StateUpdates(Recording(context), term.wall_us, self.wake)
         self.now_us = updates.now_us
         self.job_table = table = JobTable()
-        self._records = SubmissionRecords(tree, term, table, self.wake)
+        self._records = SubmissionRecords(context, table, self.wake)
         self._lists = JobLists(tree, table, self.wake)
         self._backoffs = NodeBackoffs(tree, term.log, self.nodes_changed)
         self._nodes = ScheduledNodes(nodes, self._lists.running, self._is_shut, updates)
@@ -103,9 +157,9 @@ class Placer:
             open_clock=open_clock, again=partial(self._look_again, Cause.NODES_CHANGED), post=tree.soon, log=term.log,
         )  # fmt: skip
         self._next_starts = NextStarts(table, self._nodes, nodes.records, updates)
-        self._stops = Stops(tree, term, table, self._lists, updates)
+        self._stops = Stops(context, table, self._lists, updates)
         self._arrivals = Arrivals(
-            term, table, self.served, self._records, self._nodes, self._stops, updates,
+            context, table, self.served, self._records, self._nodes, self._stops, updates,
             mark_of=self._next_starts.mark_of, came_back=self._backoffs.came, again=self._lists.again,
         )  # fmt: skip
         self._building = StateBuilding(
@@ -113,16 +167,15 @@ class Placer:
             submission=self._records.get, mark_of=self._next_starts.mark_of, refuse=self._arrivals.refuse,
         )  # fmt: skip
         self._promises = Promises(tree, table, names, self.rebuild)
-        self._holds = PlacedHolds(tree, calls, table, self._promises, nodes.records)
+        self._holds = PlacedHolds(context, table, self._promises, nodes.records)
         self._orders = PlanExecution(
-            tree, term, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises, self.gangs
+            context, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises, self.gangs
         )
-        self.user_requests = UserRequests(
-            tree, term, calls, table, self._stops, self._next_starts, self._orders, nodes.drains,
-            is_placing=lambda: bool(self.served.queues), wake=self.wake,
-        )  # fmt: skip
+        self._requests = UserRequests(
+            context, table, self._stops, self._next_starts, nodes.drains, is_placing=lambda: bool(self.served.queues), wake=self.wake
+        )
         self._foreign = Foreign(tree, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
-        self._passes = Passes(tree, term, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
+        self._passes = Passes(context, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
         self._measured = ClassMetrics(self.served, self._class_views, tree, term.metrics)
         self._steps = in_order(
             {
@@ -144,6 +197,7 @@ class Placer:
     def start(self) -> None:
         """Begins to read."""
         self.settings_changed()
+        self._requests.start()
 
     def close(self) -> None:
         """The leadership is over."""
@@ -164,7 +218,7 @@ class Placer:
             self.job_table.submissions = {number: record for number, record in self.job_table.submissions.items() if number in kept}
         self._lists.resync()
         self._stops.resync()
-        self.user_requests.resync()
+        self._requests.resync()
 
     def settings_changed(self) -> None:
         """Queues, partitions or pipelines are others."""
@@ -250,8 +304,9 @@ class Placer:
         if not self.served.queues and not self.job_table.placed:
             return
         if self.state is None:
-            self._try_build()
-        if self.state is not None:
+            self._news.ring()
+            self._tree.tell(self._build(), _STATE)
+        else:
             run_turn(Turn(self.state, self._lists.take_news(), self.now_us()), self._steps, self.rebuild)
 
     def _open_log(self, turn: Turn) -> bool:
@@ -302,7 +357,10 @@ class Placer:
         return True
 
     def _ask_jobs(self, turn: Turn) -> bool:
-        return not self.user_requests.turn(turn.state, self.now_us(), self._carried_out)
+        asked = self._requests.turn(turn.state, self.now_us())
+        if asked is not None:
+            self._carry_out(self._orders.ask(turn.state, asked))
+        return asked is None
 
     def _is_shut(self, node: str) -> bool:
         return self._backoffs.is_left_alone(node) or self.gangs.is_unfit(node)
@@ -311,7 +369,7 @@ class Placer:
         self.gangs.tell(turn.state, self._updates)
         due = self.gangs.due(turn.state)
         if due:
-            self._orders.renew(turn.state, due, done=self._carried_out)
+            self._carry_out(self._orders.renew(turn.state, due))
         return not due
 
     def _pass(self, turn: Turn) -> bool:
@@ -323,9 +381,8 @@ class Placer:
         now_us, has_plan = self.now_us(), self._foreign.has_plan
         self._foreign.ask(state, causes, now_us)
         if causes or has_plan:
-            then = partial(self._planned, state, causes, now_us)
             stages = (*self.served.stages, *self._foreign.stages(now_us))
-            self._passes.run(state, causes, stages, now_us=now_us, then=then, lost=self._carried_out)
+            self._tree.tell(self._plan(state, causes, stages, now_us), "a pass", key=object())
         return True
 
     def _measure(self, _: Turn) -> bool:
@@ -336,10 +393,15 @@ class Placer:
         self._measured.soon()
         return True
 
-    # -- what follows a pass
+    # -- a pass, and what follows from it
 
-    def _planned(self, state: ClusterState, causes: frozenset[Cause], now_us: int, plan: Plan, took_s: float) -> None:
-        """A pass has ended. All that follows from it has its time, as in the simulator: a log of it can be run again."""
+    def _plan(self, state: ClusterState, causes: frozenset[Cause], stages: tuple[Stage, ...], now_us: int) -> Story[None]:
+        """All that follows from a pass has its time, as in the simulator: a log of it can be run again."""
+        try:
+            plan, took_s = yield from self._passes.run(state, causes, stages, now_us=now_us)
+        except PassLost as lost:
+            self._carried_out(str(lost))
+            return
         if state is not self.state or self._closed:
             self.wake()  # it is not believed any more
             return
@@ -354,7 +416,13 @@ class Placer:
         on_time = partial(self._look_again, Cause.TIMER)
         self._timer = self._tree.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), on_time) if wakes else None
         self._updates.log.passed(now_us, causes, plan)
-        self._orders.carry_out(state, plan, now_us=now_us, done=self._carried_out)
+        self._carried_out((yield from self._orders.carry_out(state, plan, now_us=now_us)))
+
+    def _carry_out(self, orders: Story[str]) -> None:
+        self._tree.tell(self._carried_out_by(orders), "orders to jobs", key=object())
+
+    def _carried_out_by(self, orders: Story[str]) -> Story[None]:
+        self._carried_out((yield from orders))
 
     def _broke(self, partition: str, error: str) -> None:
         """What was decided there cannot be carried out."""
@@ -402,36 +470,26 @@ class Placer:
             self._term.log.warning("placing_rebuilt", why=why)
         self.state = None
         self._updates.end_log()
-        self._rebuild_of = None
+        self._tree.stories.end(_STATE)
         if pause_s:
             self._tree.after(pause_s, self.wake)
         else:
             self.wake()
 
-    def _try_build(self) -> None:
-        """One step of it; what comes wakes us."""
-        if self._rebuild_of is None:
-            self.job_table.forget_jobs()
-            self._stops.forget()
-            self._look_at_nodes()
-            self._rebuild_of = Rebuild(
-                self._tree, self._term,
-                self.job_table, self._lists, self._records, self.served, self._building, self._updates, self.gangs,
-            )  # fmt: skip
-        if not self._known_nodes.hurry():
-            self._tree.after(0.01, self.wake)
-            return
+    def _build(self) -> Story[None]:
+        self.job_table.forget_jobs()
+        self._stops.forget()
         self._look_at_nodes()
-        built = self._rebuild_of.step(self.served.half_life_us)
-        if built is None:
-            return
-        records = self._rebuild_of.records
-        self._promises.adopt(self._rebuild_of.promised)
-        self.state, self._rebuild_of = built, None
+        rebuild = Rebuild(
+            self._context, self.job_table, self._lists, self._records, self.served, self._building, self.gangs,
+            nodes_known=self._nodes_known, news=self._news, now_us=self.now_us,
+        )  # fmt: skip
+        self.state = built = yield from rebuild.build()
+        self._promises.adopt(rebuild.promised)
         self.gangs.look_over(built)
         self._begin_log(built)
-        self._orders.adopt(records)
-        self.user_requests.rebuilt()
+        self._orders.adopt(rebuild.records)
+        self._requests.rebuilt()
         for node in {placed.node for placed in self.job_table.placed.values()}:
             self._lists.watch_head(node)
         self._holds.look_for_holds(sorted(self._lists.running))
@@ -439,6 +497,13 @@ class Placer:
         self._nodes_changed = True
         # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.
         self._updates.causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
+        self.wake()
+
+    def _nodes_known(self) -> bool:
+        is_known = self._known_nodes.hurry()
+        if is_known:
+            self._look_at_nodes()
+        return is_known
 
 
 def _has_work(part: Partition) -> bool:

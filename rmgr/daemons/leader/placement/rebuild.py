@@ -8,111 +8,124 @@ between which the leader's loop does other things.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.leader.core.doors import LeaderReads
-from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.core.watched_cache import WatchedCache
-from rmgr.daemons.leader.placement.building import SOME, StandingJob, StateBuilding
+from rmgr.daemons.leader.facts import job_of, known_of, marked, misplaced, node_mark, running_of, with_known
+from rmgr.daemons.leader.placement.arrivals import JobLists, SubmissionRecords
 from rmgr.daemons.leader.placement.gangs import GangKeeper
-from rmgr.daemons.leader.placement.submissions import SubmissionRecords
-from rmgr.daemons.leader.records.job_table import JobTable
-from rmgr.daemons.leader.records.records import Records, decode_records
-from rmgr.daemons.leader.records.reserved import Standing
-from rmgr.daemons.leader.records.served import ServedPartitions
-from rmgr.daemons.leader.records.updates import StateUpdates
+from rmgr.daemons.leader.placement.holds import standing
+from rmgr.daemons.leader.placement.job_table import JobTable, PlacedJob, Records, decode_records
+from rmgr.daemons.leader.placement.pipeline import ServedPartitions
+from rmgr.daemons.leader.placement.scheduled_nodes import ScheduledNodes
+from rmgr.daemons.leader.placement.stops import PendingStop, Stops
+from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.errors import RmgrError
+from rmgr.model.cluster.gang import MOST_QUANTUM_US
 from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import MAX_INDEX
-from rmgr.sched.state.cluster import ClusterState
+from rmgr.model.tasks.placing import MAX_INDEX, Allocation, job_id
+from rmgr.model.tasks.submission import Submission, as_started
+from rmgr.runtime.story import Bell, Pause, Story
+from rmgr.sched.capacity.gangs import leaves_of
+from rmgr.sched.capacity.holds import each_node
+from rmgr.sched.job import Job, Node, Running, nodes_of
+from rmgr.sched.records import Gang, Suspended
+from rmgr.sched.state.cluster import ClusterState, Snapshot
+from rmgr.sched.state.partition import Partition
 
-_RETRY_S = 0.5
+_RETRY_S, _NODES_S = 0.5, 0.01
 #: Blocks that are read by one request, and decoded in one message.
 _TOGETHER = 64
 #: So long the loop is kept at a time.
 SLICE_S = 0.02
-
-
-class ListedJobs(Protocol):
-    """Has the lists of names that wait, by queue, and of those that run, by node."""
-
-    @property
-    def pending(self) -> Mapping[str, WatchedCache[list[str]]]: ...
-
-    @property
-    def running(self) -> Mapping[str, WatchedCache[list[str]]]: ...
+#: So many names or jobs lie between two yields.
+SOME = 50
 
 
 class Rebuild:
-    """One of them. `step` is called again and again, until it answers."""
+    """One of them.
+
+    Args: nodes_known: the nodes are as ZooKeeper has them, and their lists are asked for. news: rings when something has come.
+    """
 
     def __init__(
         self,
-        tree: LeaderReads,
-        term: Term,
+        context: LeaderContext,
         job_table: JobTable,
-        lists: ListedJobs,
+        lists: JobLists,
         submissions: SubmissionRecords,
         served: ServedPartitions,
         building: StateBuilding,
-        updates: StateUpdates,
         gangs: GangKeeper,
+        *,
+        nodes_known: Callable[[], bool],
+        news: Bell,
+        now_us: Callable[[], int],
     ) -> None:
-        self._keeper = gangs
-        self._tree = tree
-        self._term = term
+        self._tree, self._term = context.tree, context.term
         self._job_table = job_table
         self._pending, self._running = lists.pending, lists.running
         self._submissions = submissions
         self._served = served
         self._building = building
-        self._updates = updates
-        self._partitions = sorted(served.partitions)
-        self._began_s = tree.clock()
-        self._blocks: dict[str, StandingJob | None] = {}  # path under /running; None: gone, or pulled work
+        self._gangs = gangs
+        self._nodes_known = nodes_known
+        self._news = news
+        self._now_us = now_us
+        self._slice_end_s = 0.0
         self._told: dict[str, tuple[bool, int]] = {}  # path under /pending of one that has run before -> answered, moves
-        self._reading = 0
-        self._work: Generator[bool, None, ClusterState] | None = None
         self.promised: dict[int, list[str]] = {}  #: waiting job -> nodes on which its promise stands
         self.records: dict[str, tuple[bytes, int | None]] = {}  #: partition -> what policies remember, version of its znode
+
+    def build(self) -> Story[ClusterState]:
+        """From the first question to the state."""
+        began_s, partitions = self._tree.clock(), sorted(self._served.partitions)
         for cache in (*self._pending.values(), *self._running.values()):
             cache.refresh()
-        self.gangs: dict[str, Stamped | None] = {}  #: partition -> the record of its gang
-        for partition in self._partitions:
-            self._read(paths.placing(partition), partial(self._on_records, partition))
-            self._read(paths.gangs(partition), partial(self._on_gangs, partition))
+        remembered = yield from self._got([paths.placing(partition) for partition in partitions])
+        gangs = dict(zip(partitions, (yield from self._got([paths.gangs(partition) for partition in partitions])), strict=True))
+        for partition, found in zip(partitions, remembered, strict=True):
+            self.records[partition] = (b"", None) if found is None else (found.data, found.version)
+        while not self._nodes_known():
+            yield Pause(_NODES_S)
+        while any(cache.asked_s < began_s for cache in (*self._pending.values(), *self._running.values())):
+            yield self._news.heard()
+        self._slice_end_s = self._tree.clock() + SLICE_S
+        waiting, there, numbers = yield from self._named()
+        while any(self._submissions.get(number) is None and number not in self._submissions.nobodys for number in numbers):
+            yield self._news.heard()
+        placed: list[tuple[BlockKey, str]] = []  # (key, path)
+        for path, key in there:
+            submission = self._submissions.get(key.submission)
+            if submission is not None and (submission.queue in self._served.queues or submission.rigid is not None):
+                placed.append((key, path))
+        again = [f"{paths.pending(queue)}/{name}" for queue, name, key in waiting if key.attempt > 1]
+        blocks = yield from self._read_blocks([path for _, path in placed] + again)
+        records = self._remembered()
+        self.promised = yield from standing(self._tree, records.values())
+        stand = [(key, one) for key, path in placed if (one := blocks[path]) is not None]
+        adopted, half_life_us = self._gangs.adopt(gangs), self._served.half_life_us
+        making = self._building.state(waiting, stand, self._told, records, adopted, now_us=self._now_us(), half_life_us=half_life_us)
+        while True:
+            try:
+                next(making)
+            except StopIteration as made:
+                state: ClusterState = made.value
+                return state
+            yield from self._let_others()
 
-    def step(self, half_life_us: int) -> ClusterState | None:
-        """The state, once it is made; what comes, or is still to do, asks for the turn with the next step."""
-        lists = (*self._pending.values(), *self._running.values())
-        if min(len(self.records), len(self.gangs)) < len(self._partitions) or any(cache.asked_s < self._began_s for cache in lists):
-            return None
-        if self._reading:
-            return None  # each answer wakes us
-        if self._work is None:
-            self._work = self._making(half_life_us)
-        end_s = self._tree.clock() + SLICE_S
-        try:
-            while next(self._work):
-                if self._tree.clock() >= end_s:
-                    self._updates.wake()
-                    return None
-        except StopIteration as made:
-            state: ClusterState = made.value
-            return state
-        return None
-
-    def _making(self, half_life_us: int) -> Generator[bool, None, ClusterState]:
-        """All of it. Yields True: there is more to do; False: something must come first."""
-        submission_of = self._submissions.get
-        waiting: list[tuple[str, str, BlockKey]] = []  # (queue, name, key)
-        there: list[tuple[str, BlockKey]] = []  # (path, key) under /running
+    def _named(self) -> Story[tuple[list[tuple[str, str, BlockKey]], list[tuple[str, BlockKey]], list[int]]]:
+        """What waits (queue, name, key), what runs (path, key), and the submissions of both."""
+        waiting: list[tuple[str, str, BlockKey]] = []
+        there: list[tuple[str, BlockKey]] = []
         numbers: dict[int, None] = {}
         for queue, pending in self._pending.items():
             for at, (name, key) in enumerate(self._job_table.came(queue, pending)):
@@ -120,83 +133,54 @@ class Rebuild:
                 if key.count == 1 and key.first < MAX_INDEX:
                     waiting.append((queue, name, key))
                 if at % SOME == 0:
-                    yield True
+                    yield from self._let_others()
         for node, running in list(self._running.items()):
             for name, key in paths.blocks_in(running.value):
                 numbers[key.submission] = None
                 there.append((f"{paths.running_node(node)}/{name}", key))
-            yield True
+            yield from self._let_others()
         for number in numbers:
-            submission_of(number)
-        for number in numbers:
-            while submission_of(number) is None and number not in self._submissions.nobodys:
-                yield False
-        placed: list[tuple[BlockKey, str]] = []  # (key, path)
-        for path, key in there:
-            submission = submission_of(key.submission)
-            if submission is not None and (submission.queue in self._served.queues or submission.rigid is not None):
-                placed.append((key, path))
-        again = [f"{paths.pending(queue)}/{name}" for queue, name, key in waiting if key.attempt > 1]
-        wanted = [path for _, path in placed] + again
-        for at in range(0, len(wanted), _TOGETHER):
-            self._read_blocks(wanted[at : at + _TOGETHER])
-        remembered = self._remembered()
-        promises = Standing(self._tree, remembered.values(), self._updates.wake)
-        while self._reading or not promises.is_read:
-            yield False
-        self.promised = promises.found
-        stand = [(key, one) for key, path in placed if (one := self._blocks[path]) is not None]
-        building, now_us = self._building, self._updates.now_us()
-        gangs = self._keeper.adopt(self.gangs)
-        return (yield from building.state(waiting, stand, self._told, remembered, gangs, now_us=now_us, half_life_us=half_life_us))
+            self._submissions.get(number)
+        return waiting, there, list(numbers)
+
+    def _let_others(self) -> Story[None]:
+        """The leader's loop does other things when this has taken a slice of time."""
+        if self._tree.clock() >= self._slice_end_s:
+            yield self._tree.others_first()
+            self._slice_end_s = self._tree.clock() + SLICE_S
 
     # -- reading
 
-    def _read(self, path: str, then: Callable[[Stamped | None], None]) -> None:
-        self._reading += 1
-        self._tree.get(path, partial(self._arrived, then), failed=partial(self._failed, path, then))
+    def _got(self, wanted: list[str]) -> Story[list[Stamped | None]]:
+        """Data of znodes, however long it takes."""
+        while True:
+            try:
+                return (yield self._tree.get_all(wanted))  # type: ignore[no-any-return]
+            except RmgrError:
+                yield Pause(_RETRY_S)
 
-    def _arrived(self, then: Callable[[Stamped | None], None], found: Stamped | None) -> None:
-        self._reading -= 1
-        then(found)
+    def _read_blocks(self, wanted: list[str]) -> Story[dict[str, StandingJob | None]]:
+        """By path; None: gone, or pulled work."""
+        blocks: dict[str, StandingJob | None] = {}
+        for at in range(0, len(wanted), _TOGETHER):
+            some = wanted[at : at + _TOGETHER]
+            for path, found in zip(some, (yield from self._got(some)), strict=True):
+                blocks[path] = None
+                if found is not None:
+                    self._term.aside.run(path, found.version, partial(self._take_block, blocks, path, found))
+            yield from self._let_others()
+        return blocks
 
-    def _failed(self, path: str, then: Callable[[Stamped | None], None]) -> None:
-        self._reading -= 1
-        self._tree.after(_RETRY_S, partial(self._read, path, then))
-
-    def _on_records(self, partition: str, found: Stamped | None) -> None:
-        self.records[partition] = (b"", None) if found is None else (found.data, found.version)
-        self._updates.wake()
-
-    def _on_gangs(self, partition: str, found: Stamped | None) -> None:
-        self.gangs[partition] = found
-        self._updates.wake()
-
-    def _read_blocks(self, wanted: list[str]) -> None:
-        self._reading += 1
-        self._tree.get_all(wanted, partial(self._on_blocks, wanted), failed=partial(self._no_blocks, wanted))
-
-    def _on_blocks(self, wanted: list[str], blocks: list[Stamped | None]) -> None:
-        self._reading -= 1
-        for path, found in zip(wanted, blocks, strict=True):
-            if not self._term.aside.run(path, None if found is None else found.version, partial(self._on_block, path, found)):
-                self._blocks[path] = None
-        self._updates.wake()
-
-    def _no_blocks(self, wanted: list[str]) -> None:
-        self._reading -= 1
-        self._tree.after(_RETRY_S, partial(self._read_blocks, wanted))
-
-    def _on_block(self, path: str, found: Stamped | None) -> None:
+    def _take_block(self, blocks: dict[str, StandingJob | None], path: str, found: Stamped) -> None:
         try:
-            data = None if found is None else decode_block(found.data)
-            allocation = None if data is None else data.allocation
-            if data is not None and (data.answered or data.moves):
-                self._told[path] = (data.answered, data.moves)
-            self._blocks[path] = None if data is None or allocation is None else StandingJob(allocation, data.answered, data.moves)
+            data = decode_block(found.data)
         except msgspec.DecodeError as error:
             self._term.log.error("block_unreadable", path=path, error=str(error))
-            self._blocks[path] = None
+            return
+        if data.answered or data.moves:
+            self._told[path] = (data.answered, data.moves)
+        if data.allocation is not None:
+            blocks[path] = StandingJob(data.allocation, data.answered, data.moves)
 
     def _remembered(self) -> dict[str, Records]:
         """By partition; what cannot be read is told, and forgotten."""
@@ -207,3 +191,260 @@ class Rebuild:
             except msgspec.DecodeError as error:
                 self._term.log.error("placing_records_unreadable", partition=partition, error=str(error))
         return found
+
+
+class StandingJob(NamedTuple):
+    """The part of a placed job's block that placing needs."""
+
+    allocation: Allocation
+    answered: bool
+    moves: int
+
+
+class StateBuilding:
+    """Builds jobs for one leadership. In its loop.
+
+    Args:
+        submission: the record of that number, None = it is unknown.
+        mark_of: says where the next start of a job must be ("" = anywhere).
+        refuse: sets the block (queue, name) aside, and says why.
+    """
+
+    def __init__(
+        self,
+        job_table: JobTable,
+        served: ServedPartitions,
+        nodes: ScheduledNodes,
+        stops: Stops,
+        *,
+        submission: Callable[[int], Submission | None],
+        mark_of: Callable[[Job], str],
+        refuse: Callable[[str, str, str], None],
+    ) -> None:
+        self._job_table = job_table
+        self._served = served
+        self._nodes = nodes
+        self._stops = stops
+        self._submission = submission
+        self._mark_of = mark_of
+        self._refuse = refuse
+
+    def state(
+        self,
+        waiting: list[tuple[str, str, BlockKey]],
+        placed: list[tuple[BlockKey, StandingJob]],
+        told: Mapping[str, tuple[bool, int]],
+        remembered: Mapping[str, Records],
+        gangs: Mapping[str, Gang],
+        *,
+        now_us: int,
+        half_life_us: int,
+    ) -> Generator[bool, None, ClusterState]:
+        """The state. Yields True, now and then.
+
+        Args:
+            waiting: (queue, name, key). placed: (key, block). remembered, gangs: by partition.
+            told: path of a waiting block -> whether its program has answered, how often it was moved.
+        """
+        routes = {job: queue for records in remembered.values() for job, queue in records.routes}
+        job_table, submission_of = self._job_table, self._submission
+        for records in remembered.values():
+            job_table.since |= dict(records.since)
+            job_table.marks |= dict(records.marks)
+            job_table.pins |= dict(records.pins)
+            job_table.stays |= {job: (start_us, end_us) for job, start_us, end_us in records.stays}
+        queued = {job: at_us for records in remembered.values() for job, at_us in records.queued}
+        asked = {one.job: one for records in remembered.values() for one in records.stops}
+        stood = {job: (since_us, start_us, end_us) for one in remembered.values() for job, start_us, end_us, since_us in one.suspended}
+        running: list[Running] = []
+        stopping: dict[int, Running] = {}
+        suspended: list[Suspended] = []
+        for at, (key, (allocation, answered, moves)) in enumerate(placed):
+            if at % SOME == 0:
+                yield True
+            record = submission_of(key.submission)
+            submission = as_started(record, allocation.changes) if record is not None else None
+            job = self._job(submission, submission.queue, key, now_us) if submission is not None else None
+            if submission is None or job is None:
+                continue
+            job = self._queued(self._routed(self._known(job, submission, answered, moves), routes), queued)
+            job_table.run(job.id, PlacedJob(submission.queue, job.partition, key, paths.block_name(key), allocation))
+            run = running_of(job, allocation, submission, self._nodes.names)
+            if job.id in asked and asked[job.id].attempt == key.attempt:
+                start_us, end_us = asked[job.id].start_us, asked[job.id].end_us
+                stopping[job.id] = run._replace(start_us=start_us, end_us=end_us)
+            elif job.id in stood:
+                since_us, start_us, end_us = stood[job.id]
+                suspended.append(Suspended(run._replace(start_us=start_us, end_us=end_us), since_us))
+            else:
+                start_us, end_us = job_table.stays.get(job.id, (run.start_us, run.end_us))
+                running.append(run._replace(start_us=start_us, end_us=end_us))
+        jobs: list[Job] = []
+        for at, (queue, name, key) in enumerate(waiting):
+            if at % SOME == 0:
+                yield True
+            record = submission_of(key.submission)
+            if record is not None and queue in record.queues[1:]:  # from there it is moved
+                job_table.settle(queue, name)
+                continue
+            is_placed = job_id(key.submission, key.first) in job_table.placed
+            job = self._job(record, queue, key, now_us) if record is not None and not is_placed else None
+            if job is not None and not self._is_misplaced(job, queue, name, key):
+                if job.id in asked and asked[job.id].attempt < key.attempt:
+                    queued.setdefault(job.id, now_us)  # it came back while nobody led
+                known = told.get(f"{paths.pending(queue)}/{name}")
+                if known is not None and record is not None:
+                    job = self._known(job, record, *known)
+                job = self._queued(self._routed(job, routes), queued)
+                for mark in (self._mark_of(job), self._nodes.mark_of(job.user)):
+                    self._nodes.mark(mark)
+                    job = marked(job, mark)
+                job_table.wait(queue, job.partition, name, key)
+                jobs.append(job)
+        for number in {key.submission for _, _, key in waiting}:
+            submission = submission_of(number)
+            if submission is not None and submission.rigid is not None:
+                self._nodes.mark(node_mark(submission.rigid))
+        machine = self._nodes.all()
+        turning = [run for run in running if job_table.placed[run.job.id].allocation.gang]
+        leaving = [run for job, run in stopping.items() if job_table.placed[job].allocation.gang]
+        others_run = [run for run in running if not job_table.placed[run.job.id].allocation.gang]
+        running, crowded = _fitting(others_run, suspended, machine, [*turning, *leaving])
+        running = sorted((*running, *turning), key=lambda run: run.job.id)
+        stopping |= {run.job.id: run for run in crowded}
+        waits, runs = frozenset(job.id for job in jobs), frozenset(run.job.id for run in running)
+        others = frozenset({*stopping, *(stopped.run.job.id for stopped in suspended)})
+        kept = [records.of_jobs(partition, self._nodes.names, waits, runs, others) for partition, records in remembered.items()]
+        for job_, run in stopping.items():
+            one = asked.get(job_)
+            guid, asked_us = (one.guid, one.asked_us) if one is not None else ("", None)
+            self._stops.adopt(
+                PendingStop(job=job_, placed=job_table.placed[job_], guid=guid, run=run, asked_us=asked_us, route=routes.get(job_, ""))
+            )
+        pinned = [run.job for run in running if not job_table.may_move(run.job.id) or job_table.pins.get(run.job.id, now_us) > now_us]
+        return ClusterState.restored(
+            Snapshot(
+                nodes=tuple(machine),
+                waiting=tuple(jobs),
+                running=tuple(running),
+                suspended=tuple(suspended),
+                stopping=tuple(stopping.values()),
+                pinned=tuple((job.partition, job.id) for job in pinned),
+                reservations=tuple(one for reservations, _, _ in kept for one in reservations),
+                notes=tuple(one for _, notes, _ in kept for one in notes),
+                gangs=_gangs(gangs, [*turning, *leaving], machine),
+                holds=tuple(one for _, _, holds in kept for one in holds),
+                limits=tuple(sorted(self._served.limits.items())),
+                usage=tuple(use for records in remembered.values() for use in records.charged(runs, now_us, half_life_us)),
+            ),
+            half_life_us,
+        )
+
+    def _job(self, submission: Submission, queue: str, key: BlockKey, now_us: int) -> Job | None:
+        spec = self._served.queues.get(queue)
+        if spec is None:
+            return None
+        try:
+            return job_of(submission, key, spec.partition, now_us)
+        except Exception as error:  # noqa: BLE001 - the boundary of one job
+            self._refuse(queue, paths.block_name(key), str(error))
+            return None
+
+    def _is_misplaced(self, job: Job, queue: str, name: str, key: BlockKey) -> bool:
+        """Its user named a queue class that does not admit it: it is set aside until the class does."""
+        submission = self._submission(key.submission)
+        why = misplaced(submission, job, self._served.classes.get(job.partition, ())) if submission is not None else ""
+        if why:
+            self._refuse(queue, name, why)
+        else:
+            self._job_table.refused_blocks.pop(name, None)
+        return bool(why)
+
+    def _routed(self, job: Job, routes: Mapping[int, str]) -> Job:
+        if job.id not in routes:
+            return job
+        self._job_table.routes[job.id] = routes[job.id]
+        return replace(job, queue=routes[job.id])
+
+    def _known(self, job: Job, submission: Submission, answered: bool, moves: int) -> Job:
+        """With what its block tells of it."""
+        known = known_of(submission, answered, moves)
+        found = with_known(job, known)
+        if found is not job:
+            self._job_table.learn(job.id, known)
+        return found
+
+    def _queued(self, job: Job, queued: Mapping[int, int]) -> Job:
+        """One that was given up stands in its queue since then."""
+        if job.id not in queued:
+            return job
+        self._job_table.queued[job.id] = queued[job.id]
+        return replace(job, queued_us=queued[job.id])
+
+
+def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node]) -> tuple[Gang, ...]:
+    """The gangs of all members: what the records say, and for members that no record has, one in which all share all nodes in turn.
+
+    Nodes go on by the last record that they could read; whoever is in none stands still until the next one is set.
+    """
+    found: list[Gang] = []
+    for partition in sorted({run.job.partition for run in members}):
+        there = sorted(run.job.id for run in members if run.job.partition == partition)
+        gang = known.get(partition)
+        homes = {} if gang is None else gang.homes
+        missing = tuple((job, 1) for job in there if job not in homes)
+        if gang is None:
+            has = {node.id: node for node in machine if node.partition == partition}
+            if not has:  # all of them are gone: where its members stand
+                theirs = [run for run in members if run.job.partition == partition]
+                stand = [(at, count * run.job.threads) for run in theirs for at, count in each_node(run.placement)]
+                has = {at: Node(id=at, cores=cores, partition=partition) for at, cores in sorted(stand)}
+            leaves = leaves_of(has)
+            gang = Gang("dqt", MOST_QUANTUM_US, 0, 0, 2, leaves, (), policy="dqt", partition=partition)
+        if missing:
+            queues = dict(gang.queues)
+            queues[0] = (*queues.get(0, ()), *missing)
+            gang = gang._replace(queues=tuple(sorted(queues.items())), front=())
+        found.append(gang)
+    return tuple(found)
+
+
+def _fitting(
+    running: list[Running], suspended: list[Suspended], machine: list[Node], members: list[Running]
+) -> tuple[list[Running], list[Running]]:
+    """(what stands on its nodes as the scheduler counts it, what stands there beside it).
+
+    A job that has refused to stop goes on under others that were given its nodes and wait there: the last to come are counted.
+    members: of gangs, which have their nodes as a whole.
+    Cost: O(runs) where nothing is counted twice.
+    """
+    taken: Counter[int] = Counter()
+    has = {node.id: node.cores for node in machine}
+    for run in running:
+        for first, last, processes in run.placement:
+            for node in range(first, last + 1):
+                taken[node] += has.get(node, 0) if run.job.exclusive else processes * run.job.threads
+    owned = {node for run in members for node in nodes_of(run.placement)}
+    full = {node for node, cores in taken.items() if node in owned or cores > has.get(node, cores)}
+    if not full:
+        return running, []
+    parts: dict[str, Partition] = {}
+    for name in sorted({one.partition for one in machine}):
+        parts[name] = Partition(name, [one for one in machine if one.partition == name])
+    for stopped in suspended:
+        parts[stopped.run.job.partition].suspended[stopped.run.job.id] = stopped
+    for run in members:
+        part = parts.get(run.job.partition)
+        if part is None:
+            continue  # its nodes have left
+        part.running[run.job.id] = run
+        part.gangs.of[run.job.id] = "its gang"
+    kept, crowded = [], []
+    for run in sorted(running, key=lambda run: (-run.start_us, run.job.id)):
+        part = parts[run.job.partition]
+        if part.has_room_for(run):
+            part.running[run.job.id] = run
+            kept.append(run)
+        else:
+            crowded.append(run)
+    return sorted(kept, key=lambda run: run.job.id), crowded

@@ -10,26 +10,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.leader.core.doors import LeaderReads
-from rmgr.daemons.leader.core.facts import Known, known_of, with_known
-from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
-from rmgr.daemons.leader.placement.job_lists import PendingLists
-from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob
-from rmgr.daemons.leader.records.updates import StateUpdates
-from rmgr.daemons.leader.records.view import label
+from rmgr.daemons.leader.facts import Known, known_of, with_known
+from rmgr.daemons.leader.placement.event_log import StateUpdates
+from rmgr.daemons.leader.placement.job_table import JobTable, PlacedJob
+from rmgr.daemons.leader.placement.view import label
+from rmgr.daemons.leader.tree import LeaderContext, WatchedCache, data_of
+from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.placing import task_of
 from rmgr.runtime import machine
+from rmgr.runtime.story import Pause, Story
 from rmgr.sched.job import Job, Running, nodes_of
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.partition import Partition
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.arrivals import JobLists
 
 #: A job that has refused to stop is not asked by a policy again for so long.
 PIN_US = 60_000_000
@@ -96,15 +99,14 @@ def stop_order(
 class Stops:
     """All of them, by job. They are touched in the leader's loop while no pass is under way."""
 
-    def __init__(self, tree: LeaderReads, term: Term, job_table: JobTable, lists: PendingLists, updates: StateUpdates) -> None:
+    def __init__(self, context: LeaderContext, job_table: JobTable, lists: JobLists, updates: StateUpdates) -> None:
         self.by_job: dict[int, PendingStop] = {}
         self.refusals: dict[int, str] = {}  #: job that goes on -> why
         self._learned: dict[int, Known] = {}  # what blocks have told
         self._taken: list[SentOrder] = []  # jobs that are to give back what they have not begun on
         self._begun: set[int] = set()  # those that had begun
         self.is_dirty = False  #: one was refused: it is recorded at once, or a successor would take it for the answer to the next request
-        self._tree = tree
-        self._term = term
+        self._tree, self._term = context.tree, context.term
         self._job_table = job_table
         self._lists = lists
         self._updates = updates
@@ -157,30 +159,28 @@ class Stops:
         if stop.order is not None and stop.order.value is None and not stop.is_obeyed:
             stop.is_obeyed = True
             stop.order.stop()
-            self._look_at_block(stop)
+            self._tree.tell(self._look_at_block(stop), f"the stop of job {stop.job}", key=(stop.guid, "obeyed"))
 
-    def _look_at_block(self, stop: PendingStop) -> None:
+    def _look_at_block(self, stop: PendingStop) -> Story[None]:
         """Obeyed: by giving it up, by its end, or by saying no."""
-        if not self._is_open(stop):
+        while self._is_open(stop):
+            try:
+                found = yield self._tree.get(paths.running_block(stop.placed.node, stop.placed.key))
+            except RmgrError:
+                yield Pause(_RETRY_S)
+                continue
+            if not self._is_open(stop) or found is None:
+                return
+            data = decode_block(found.data)
+            story = data.story
+            self.learn(stop.job, data)
+            stop.is_refused, stop.why = True, story[-1] if story else ""
+            submission, index = task_of(stop.job)
+            self._term.log.warning(
+                "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._term.epoch
+            )
+            self._updates.wake()
             return
-
-        def failed() -> None:
-            self._tree.after(_RETRY_S, partial(self._look_at_block, stop))
-
-        self._tree.get(paths.running_block(stop.placed.node, stop.placed.key), partial(self._on_block, stop), failed=failed)
-
-    def _on_block(self, stop: PendingStop, found: Stamped | None) -> None:
-        if not self._is_open(stop) or found is None:
-            return
-        data = decode_block(found.data)
-        story = data.story
-        self.learn(stop.job, data)
-        stop.is_refused, stop.why = True, story[-1] if story else ""
-        submission, index = task_of(stop.job)
-        self._term.log.warning(
-            "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._term.epoch
-        )
-        self._updates.wake()
 
     def vacated(self, job: int, placed: PlacedJob) -> bool:
         """A job's block is gone from its head. True: it was asked to, and what came of it is being looked at."""
@@ -192,28 +192,23 @@ class Stops:
         stop.is_gone = True
         if stop.order is not None:
             stop.order.stop()
-        self._look_for_return(stop, placed)
+        self._tree.tell(self._look_for_return(stop, placed), f"the return of job {stop.job}", key=(stop.guid, "returned"))
         return True
 
-    def _look_for_return(self, stop: PendingStop, placed: PlacedJob) -> None:
+    def _look_for_return(self, stop: PendingStop, placed: PlacedJob) -> Story[None]:
         """STOP, and RETURN of what had not begun, commit both at once: it waits there by now, or it has ended, or was set aside."""
-        if not self._is_open(stop):
+        while self._is_open(stop):
+            try:
+                is_back = False
+                for key in _next_names(placed):
+                    is_back = is_back or (yield self._tree.stat(paths.pending_block(placed.queue, key))) is not None
+            except RmgrError:
+                yield Pause(_RETRY_S)
+                continue
+            if self._is_open(stop):
+                stop.is_back, stop.is_ended, stop.back_s = is_back, not is_back, self._tree.clock()
+                self._lists.look_at(paths.pending(stop.placed.queue))
             return
-
-        def failed() -> None:
-            self._tree.after(_RETRY_S, partial(self._look_for_return, stop, placed))
-
-        def looked(names: list[BlockKey], found: Stat | None) -> None:
-            if not self._is_open(stop):
-                return
-            if found is None and names:
-                self._tree.stat(paths.pending_block(placed.queue, names[0]), partial(looked, names[1:]), failed=failed)
-                return
-            stop.is_back, stop.is_ended, stop.back_s = found is not None, found is None, self._tree.clock()
-            self._lists.look_at(paths.pending(stop.placed.queue))
-
-        following, same = _next_names(placed)
-        self._tree.stat(paths.pending_block(placed.queue, following), partial(looked, [same]), failed=failed)
 
     def _is_open(self, stop: PendingStop) -> bool:
         return self.by_job.get(stop.job) is stop

@@ -7,22 +7,22 @@ is ended; until then `explain` says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from rmgr.coord import validity
 from rmgr.coord.decisions import keeping
-from rmgr.coord.decisions.keeping import FailedSeen
-from rmgr.coord.decisions.progress import Codes, Progress
+from rmgr.coord.decisions.progress import Codes
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped
-from rmgr.daemons.leader.core.doors import StoreCalls, Thunk
-from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.submissions.doors import KnownSubmission
+from rmgr.coord.protocol.multi import Committed, Stamped
+from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
+from rmgr.runtime.story import Pause, Story
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.submissions.follow import Followed
 
 #: Between two rounds. Three of them are less than the 30 s within which a lost task is to be found.
 CENSUS_S = 8.0
@@ -45,46 +45,6 @@ class _Facts:
     failed: tuple[tuple[int, int], ...]
 
 
-class WatchedSubmission(KnownSubmission, Protocol):
-    """A submission whose tasks must be somewhere. is_spoilt: part of it cannot be read."""
-
-    progress: Progress
-    failed: dict[str, FailedSeen]
-
-    @property
-    def is_loaded(self) -> bool: ...
-
-    @property
-    def is_closed(self) -> bool: ...
-
-    @property
-    def is_spoilt(self) -> bool: ...
-
-    def refresh(self) -> None:
-        """Reads everything again."""
-        ...
-
-
-class MomentReads(Protocol):
-    """Reads many znodes as they stood at one moment, and commits under the leader fence."""
-
-    def at_one_moment(
-        self,
-        wanted: Sequence[str],
-        lists: Sequence[str],
-        then: Callable[[Found], None],
-        *,
-        failed: Thunk | None = None,
-    ) -> bool:
-        """Data of znodes, then names below others. False: this coordinator cannot, nothing follows."""
-
-    def after(self, delay_s: float, what: Thunk, /) -> object:
-        """`what` happens in the loop in `delay_s` seconds."""
-
-    def commit(self, multi: Multi, then: Callable[[Outcome], None] | None = None) -> None:
-        """`then` gets the outcome."""
-
-
 class Census:
     """The rounds of one leadership.
 
@@ -93,76 +53,74 @@ class Census:
     Attributes: nowhere: what the last round has found, by submission.
     """
 
-    def __init__(
-        self, tree: MomentReads, term: Term, calls: StoreCalls, followed: Mapping[int, WatchedSubmission], nodes: Callable[[], list[str]]
-    ) -> None:
+    def __init__(self, context: LeaderContext, followed: Mapping[int, Followed], nodes: Callable[[], list[str]]) -> None:
         self.nowhere: dict[int, frozenset[int]] = {}
-        self._tree = tree
-        self._term = term
-        self._calls = calls
+        self._tree, self._term, self._calls = context.tree, context.term, context.calls
         self._followed = followed
         self._nodes = nodes
-        self._is_looking = False
         self._more: frozenset[str] = frozenset()  # nodes that memory did not know of yet
 
     def start(self) -> None:
         """Begins the rounds."""
-        self._tree.after(CENSUS_S, self._round)
+        self._tree.tell(self._rounds(), "the census")
 
-    def _round(self) -> None:
-        self._tree.after(CENSUS_S, self._round)
-        if self._is_looking:  # ZooKeeper is slow, or the session in doubt
-            return
+    def _rounds(self) -> Story[None]:
+        while True:
+            yield Pause(CENSUS_S)
+            self._tree.tell(self._round(), "a round of the census")  # the one before may last: ZooKeeper is slow, or the session in doubt
+
+    def _round(self) -> Story[None]:
         suspects = [facts for item in list(self._followed.values()) if (facts := _facts(item)) is not None]
         if not suspects:
             self.nowhere = {}
             return
-        lists, nodes = self._lists({facts.number for facts in suspects})
-        self._is_looking = self._tree.at_one_moment([], lists, partial(self._listed, suspects, nodes), failed=self._not_listed)
-
-    def _not_listed(self) -> None:
-        self._is_looking = False
-
-    def _lists(self, numbers: Iterable[int]) -> tuple[list[str], list[str]]:
-        """Where blocks of these submissions may stand: paths, and the nodes among them. The list of nodes itself comes first."""
-        known = [item.submission for number in numbers if (item := self._followed.get(number)) is not None and item.submission]
-        queues = {queue for submission in known for queue in submission.queues}
-        nodes = sorted({*self._nodes(), *self._more})
-        places = [place(queue) for queue in sorted(queues) for place in (paths.held, paths.pending)]
-        return [paths.RUNNING, *places, *map(paths.running_node, nodes)], nodes
-
-    def _is_whole(self, names: Stamped | list[str] | None, nodes: list[str]) -> bool:
-        """Every node that has claimed blocks was looked at; else the next round looks there, too."""
-        self._more = frozenset(names if isinstance(names, list) else ()) - set(self._nodes())
-        return self._more <= set(nodes)
-
-    def _listed(self, suspects: list[_Facts], nodes: list[str], found: Found) -> None:
-        self._is_looking = False
-        if self._is_whole(found[0], nodes):
-            self._calls.store(lambda _: _absent(suspects, found[1:]), self._suspected, lambda _: None)
-
-    def _suspected(self, absent: dict[int, list[int]]) -> None:
+        found, _ = yield from self._look([], [], [facts.number for facts in suspects])
+        if found is None:
+            return
+        absent = yield self._calls.store(lambda _: _absent(suspects, found))
         self.nowhere = {number: indices for number, indices in self.nowhere.items() if number in absent}
         known = sorted(absent, key=lambda number: (number not in self.nowhere, number))[:MOST]
         numbers = [number for number in known if number in self._followed]
-        if not numbers:
-            return
-        wanted = [path for number in numbers for path in (paths.sub(number), paths.tail(number), paths.done(number), paths.failed(number))]
-        lists, nodes = self._lists(numbers)
-        lists = [*(paths.failed(number) for number in numbers), *lists]
-        self._tree.at_one_moment(wanted, lists, partial(self._looked, numbers, nodes))
+        if numbers:
+            yield from self._look_closely(numbers)
 
-    def _looked(self, numbers: list[int], nodes: list[str], found: Found) -> None:
-        records, failed, rest = found[: 4 * len(numbers)], found[4 * len(numbers) : 5 * len(numbers)], found[5 * len(numbers) :]
-        if not self._is_whole(rest[0], nodes):
+    def _look_closely(self, numbers: list[int]) -> Story[None]:
+        """All that decides about these submissions, as it stands at one moment."""
+        wanted = [path for number in numbers for path in (paths.sub(number), paths.tail(number), paths.done(number), paths.failed(number))]
+        found, own = yield from self._look(wanted, [paths.failed(number) for number in numbers], numbers)
+        if found is None:
             return
+        records, failed = own[: len(wanted)], own[len(wanted) :]
         judged, facts = {}, []
         for at, number in enumerate(numbers):
             one = self._judged(number, records[4 * at : 4 * at + 4], failed[at])
             if one is not None:
                 judged[number] = records[4 * at : 4 * at + 4]
                 facts.append(one)
-        self._calls.store(lambda _: _absent(facts, rest[1:]), partial(self._end, judged), lambda _: None)
+        absent = yield self._calls.store(lambda _: _absent(facts, found))
+        before, self.nowhere = self.nowhere, {number: frozenset(indices) for number, indices in absent.items()}
+        for number, indices in absent.items():
+            again = [index for index in indices if index in before.get(number, ())]
+            if number not in before:
+                self._term.log.warning(
+                    "tasks_are_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._term.epoch
+                )
+            if again:
+                self._tree.tell(self._end(number, again, judged[number]), f"lost tasks of submission {number}")
+
+    def _look(self, wanted: list[str], lists: list[str], numbers: Iterable[int]) -> Story[tuple[Found | None, Found]]:
+        """(names of blocks wherever those of these submissions may stand, what else was wanted). None: some nodes were not looked at."""
+        known = [item.submission for number in numbers if (item := self._followed.get(number)) is not None and item.submission]
+        queues = {queue for submission in known for queue in submission.queues}
+        nodes = sorted({*self._nodes(), *self._more})
+        places = [place(queue) for queue in sorted(queues) for place in (paths.held, paths.pending)]
+        asked = self._tree.at_one_moment(wanted, [*lists, paths.RUNNING, *places, *map(paths.running_node, nodes)])
+        if asked is None:
+            return None, []
+        found: Found = yield asked
+        own, (running, *blocks) = found[: len(wanted) + len(lists)], found[len(wanted) + len(lists) :]
+        self._more = frozenset(running if isinstance(running, list) else ()) - set(self._nodes())
+        return (blocks if self._more <= set(nodes) else None), own  # else the next round looks there, too
 
     def _judged(self, number: int, records: Found, failed: Stamped | list[str] | None) -> _Facts | None:
         """What decides, None where memory cannot be compared with what was read: the next round will do."""
@@ -184,34 +142,22 @@ class Census:
         ranges = tuple(numbers[:2] for _, numbers in paths.failed_in(failed))
         return None if settled is None else _Facts(number=number, total=total, settled=settled, failed=ranges)
 
-    def _end(self, judged: Mapping[int, Found], absent: dict[int, list[int]]) -> None:
-        before, self.nowhere = self.nowhere, {number: frozenset(indices) for number, indices in absent.items()}
-        for number, indices in absent.items():
-            again = [index for index in indices if index in before.get(number, ())]
-            if number not in before:
-                self._term.log.warning(
-                    "tasks_are_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._term.epoch
-                )
-            if again:
-                self._commit(number, again, judged[number])
-
-    def _commit(self, number: int, indices: list[int], records: Found) -> None:
+    def _end(self, number: int, indices: list[int], records: Found) -> Story[None]:
         record, tail, _, directory = records
         assert isinstance(record, Stamped)
         assert isinstance(tail, Stamped)
         assert isinstance(directory, Stamped)
-        multi = keeping.end_missing(
-            validity.submission(record.data, number),
-            indices,
-            epoch_version=self._term.epoch_version,
-            version=record.version,
-            tail_version=tail.version,
-            failed_version=directory.version,
-            stamp=machine.guid(),
+        outcome = yield self._tree.commit(
+            keeping.end_missing(
+                validity.submission(record.data, number),
+                indices,
+                epoch_version=self._term.epoch_version,
+                version=record.version,
+                tail_version=tail.version,
+                failed_version=directory.version,
+                stamp=machine.guid(),
+            )
         )
-        self._tree.commit(multi, partial(self._committed, number, indices))
-
-    def _committed(self, number: int, indices: list[int], outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             self._term.log.error(
                 "tasks_were_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._term.epoch
@@ -220,7 +166,7 @@ class Census:
             item.refresh()
 
 
-def _facts(item: WatchedSubmission) -> _Facts | None:
+def _facts(item: Followed) -> _Facts | None:
     """Of a submission with tasks that are neither final nor failed, as far as memory knows."""
     if item.submission is None or not item.is_loaded or item.is_closed or item.is_spoilt:
         return None

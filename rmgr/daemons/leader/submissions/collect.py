@@ -1,234 +1,196 @@
 """Collection: what an ended submission leaves behind goes after its retention; named outputs stay for ever.
 
-Order: values of named outputs are copied to their final rows, then the znodes go (children first, the record last), then the rows.
-The znode of its nonce stays until nothing can be submitted under it any more (`leader/submissions/nonces.py`). Rows whose submission is
-gone although its collector died in between, or that a zombie wrote afterwards, are found by a scan that skips from submission to
-submission. Logs and single values expire by themselves.
+Order: values of named outputs are copied to their final rows, then the znodes go (children first, the record last), then the rows. Rows
+whose submission is gone although its collector died in between, or that a zombie wrote afterwards, are found by a scan that skips from
+submission to submission. Logs and single values expire by themselves. Summaries in the history have a retention of their own.
+
+The znode of a nonce stays until nothing can be submitted under it any more (`coord/nonces.py`). Nonces are told by their names, which
+say when they were drawn; those of submissions that are there stay. What time it is says ZooKeeper, whose clock Starters go by, too: that of
+`/epoch` when this leadership began, and what has passed since.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from rmgr.coord import validity
-from rmgr.coord.decisions.keeping import Collect
+from rmgr.coord import nonces, validity
 from rmgr.coord.decisions.progress import EndFold
+from rmgr.coord.ops.leader import forget_nonces
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import keys, paths
-from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped, Stat
+from rmgr.coord.protocol.multi import Committed, Conflict
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.views.closing import kept_outputs, removal
-from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
-from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.submissions.doors import KnownSubmission
+from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.block import Outcome as TaskOutcome
-from rmgr.model.tasks.submission import Paged, Tail
+from rmgr.model.tasks.submission import Tail
 from rmgr.procedures.bounded import outcomes_of_rows, page_at
-from rmgr.runtime import machine
+from rmgr.procedures.history import ended_before, forget, oldest_end
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.story import Story, each
 
-Done = Callable[[bool], None]
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.submissions.follow import Followed
 
 #: Rows deleted by one turn of the store thread; between two turns it does other things.
 ROWS_A_TURN = 200
 #: How often orphaned rows are looked for, and expired ones are swept out of the store.
 ORPHANS_S = 3600.0
 SWEEP_S = 600.0
+#: How often old summaries are looked for, and nonces are looked through.
+LOOK_S, NONCES_S = 3600.0, 600.0
+#: Fragments read at once, summaries removed by one turn of the store thread, nonces deleted together.
+_SETTLED, _A_TURN, _TOGETHER = 1000, 100, 180
 _TOP = "\U0010ffff"
-_SETTLED = 1000  # fragments read at once
-
-
-class CollectedSubmission(KnownSubmission, Protocol):
-    """A submission that has ended for good."""
-
-    paged: Paged
-
-    def refresh(self) -> None:
-        """Reads everything again."""
-        ...
 
 
 class Collector:
-    """Collects submissions one after the other, so that thousands of them do not fill the pipeline.
+    """Collects submissions one after the other, so that thousands do not fill the pipeline; looks now and then for what else is over.
 
-    Args: is_known: a submission of this number is in memory.
+    Args:
+        is_known: a submission of this number is in memory.
+        used: nonces of all submissions; None: not all of them were read yet.
     """
 
-    def __init__(self, tree: LeaderCommits, term: Term, calls: StoreCalls, is_known: Callable[[int], bool]) -> None:
-        self._tree = tree
-        self._term = term
-        self._calls = calls
+    def __init__(
+        self,
+        context: LeaderContext,
+        is_known: Callable[[int], bool],
+        used: Callable[[], set[str] | None],
+    ) -> None:
+        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._context = context
         self._is_known = is_known
-        self._line: list[tuple[CollectedSubmission, Done]] = []
-        self._busy = False
+        self._used = used
+        self._last: Future[None] = Future()  # the end of the collection that was begun last
+        self._last.set_result(None)
+        self._ahead_s: float | None = None  #: so much the clock of ZooKeeper is ahead of the loop's, at least
 
     def start(self) -> None:
-        """Begins to look for orphans and expired rows now and then."""
-        self._tree.after(machine.uniform(0.5, 1.0) * ORPHANS_S, self._look_for_orphans)
-        self._tree.after(machine.uniform(0.5, 1.0) * SWEEP_S, self._sweep)
+        """Begins to look."""
+        self._tree.every(ORPHANS_S, self._purge_orphans, "orphaned rows")
+        self._tree.every(SWEEP_S, self._sweep_store, "expired rows")
+        self._tree.every(LOOK_S, self._forget_history, "the history")
+        self._tree.every(NONCES_S, self._forget_nonces, paths.NONCES)
+        self._tree.tell(self._read_clock(), "the clock of ZooKeeper")
 
-    def collect(self, followed: CollectedSubmission, _action: Collect, done: Done) -> None:
-        """Removes a submission whose retention is over."""
-        self._line.append((followed, done))
-        self._next()
+    # -- submissions
 
-    def _next(self) -> None:
-        if self._busy or not self._line:
+    def collect(self, followed: Followed) -> Story[bool]:
+        """Removes a submission whose retention is over, when its turn has come."""
+        before, self._last = self._last, Future()
+        mine = self._last
+        try:
+            yield before
+            return (yield from self._collect(followed))
+        finally:
+            mine.set_result(None)
+
+    def _collect(self, followed: Followed) -> Story[bool]:
+        submission, number, tree = followed.submission, followed.number, self._tree
+        assert submission is not None
+        digest = token_digest(submission.user, submission.token)
+        parents = (paths.done(number), paths.failed(number))
+        znodes = (tree.get(paths.tail(number)), tree.stat(paths.gate(number)), tree.stat(paths.token(digest)))
+        asked: tuple[Future[Any], ...] = (*map(tree.children, parents), *znodes)
+        done, failed, tail, gate, token = yield from each(asked)
+        if done is None or failed is None or tail is None:
+            return False  # unreadable for a moment
+        children = {parents[0]: sorted(done), parents[1]: sorted(failed)}
+        fragments: list[Fragment] = []  # all that are still in ZooKeeper: they say which outputs are to be kept
+        for at in range(0, len(done), _SETTLED):
+            found = yield tree.get_all([f"{parents[0]}/{name}" for name in children[parents[0]][at : at + _SETTLED]])
+            fragments += [read_fragment(one.data) for one in found if one is not None]
+        if len(fragments) < len(done):
+            return False
+        call = partial(keep_outputs, number=number, tail=validity.tail(tail, number), base=followed.paged.base, fragments=fragments)
+        try:
+            yield self._calls.store(call)
+        except RmgrError as error:
+            self._term.log.warning("outputs_not_kept", submission=number, error=error.message)
+            return False
+        submission = followed.submission
+        if submission is None:
+            return True
+        for multi in removal(submission, digest, children, has_gate=gate is not None, has_token=token is not None):
+            failpoint("leader.before_collect")
+            outcome = yield tree.commit(multi)
+            if not isinstance(outcome, Committed):
+                followed.refresh()
+                return False
+            failpoint("leader.after_collect")
+        self._term.metrics.collected.inc()
+        self._term.log.info("submission_collected", submission=number, epoch=self._term.epoch)
+        yield from self._purge(number)
+        return True
+
+    def _purge(self, number: int) -> Story[None]:
+        """Deletes the rows of a submission that is gone, some at a time; what is left is found by the scan."""
+        try:
+            while (yield self._calls.store(partial(_delete_some, number=number))):
+                pass
+        except RmgrError:
             return
-        self._busy = True
-        followed, done = self._line.pop(0)
 
-        def ended(success: bool) -> None:
-            self._busy = False
-            done(success)
-            self._next()
+    # -- what else is over
 
-        _Collection(self._tree, self._term, self._calls, followed, ended).start()
+    def _purge_orphans(self) -> Story[None]:
+        for number in (yield self._calls.store(stored_submissions)):
+            if not self._is_known(number) and (yield self._tree.stat(paths.sub(number))) is None:
+                self._term.log.info("orphaned_rows_found", submission=number)
+                yield from self._purge(number)
 
-    # -- the store's own
-
-    def _sweep(self) -> None:
-        self._tree.after(machine.uniform(0.8, 1.2) * SWEEP_S, self._sweep)
-        self._calls.store(lambda store: store.sweep(), self._swept, lambda _: None)
-
-    def _swept(self, removed: int) -> None:
+    def _sweep_store(self) -> Story[None]:
+        removed = yield self._calls.store(lambda store: store.sweep())
         if removed:
             self._term.log.info("store_swept", total=removed)
 
-    def _look_for_orphans(self) -> None:
-        self._tree.after(machine.uniform(0.8, 1.2) * ORPHANS_S, self._look_for_orphans)
-        self._calls.store(stored_submissions, self._on_stored, lambda _: None)
-
-    def _on_stored(self, numbers: list[int]) -> None:
-        for number in numbers:
-            if not self._is_known(number):
-                self._tree.stat(paths.sub(number), partial(self._on_orphan, number))
-
-    def _on_orphan(self, number: int, found: Stat | None) -> None:
-        if found is None:
-            self._term.log.info("orphaned_rows_found", submission=number)
-            purge(self._calls, number, lambda: None)
-
-
-class _Collection:
-    """One submission on its way out."""
-
-    def __init__(self, tree: LeaderCommits, term: Term, calls: StoreCalls, followed: CollectedSubmission, done: Done) -> None:
-        self._tree = tree
-        self._term = term
-        self._calls = calls
-        self._followed = followed
-        self._number = followed.number
-        self._done = done
-        self._tail: Tail | None = None
-        self._children: dict[str, list[str]] = {}
-        self._gate = False
-        self._token = False
-        self._fragments: list[Fragment] = []
-        self._digest = ""
-
-    def start(self) -> None:
-        """Reads what there is; the last answer goes on."""
-        submission = self._followed.submission
-        assert submission is not None
-        self._digest = token_digest(submission.user, submission.token)
-        number, tree = self._number, self._tree
-        for parent in (paths.done(number), paths.failed(number)):
-            tree.children(parent, partial(self._on_children, parent))
-        tree.get(paths.tail(number), self._on_tail)
-        tree.stat(paths.gate(number), self._on_gate)
-        tree.stat(paths.token(self._digest), self._on_token, failed=partial(self._done, False))
-
-    def _on_children(self, parent: str, names: list[str] | None) -> None:
-        if names is not None:
-            self._children[parent] = sorted(names)
-
-    def _on_tail(self, found: Stamped | None) -> None:
-        if found is not None:
-            self._tail = validity.tail(found, self._number)
-
-    def _on_gate(self, found: Stat | None) -> None:
-        self._gate = found is not None
-
-    def _on_token(self, found: Stat | None) -> None:
-        self._token = found is not None
-        if len(self._children) < 2 or self._tail is None:
-            self._done(False)  # unreadable for a moment
+    def _forget_history(self) -> Story[None]:
+        """Summaries of submissions that ended longer ago than the settings say; what fails is tried again at the next look."""
+        retention_us = self._context.settings.history_retention_us
+        if not retention_us:
             return
-        self._read_fragments(0)
+        before_us, removed, some = self._term.wall_us() - retention_us, 0, _A_TURN
+        while some == _A_TURN:
+            some = yield self._calls.store(partial(_remove_some, before_us=before_us))
+            removed += some
+        if removed:
+            self._term.log.info("history_purged", total=removed)
 
-    def _read_fragments(self, at: int) -> None:
-        """All fragments that are still in ZooKeeper: they say which outputs are to be kept."""
-        names = self._children[paths.done(self._number)]
-        batch = names[at : at + _SETTLED]
-        if not batch:
-            if len(self._fragments) == len(names):
-                self._keep_outputs(self._tail or Tail())
-            else:
-                self._done(False)
+    def _read_clock(self) -> Story[None]:
+        found = yield self._tree.stat(paths.EPOCH)
+        if found is not None and self._ahead_s is None:
+            self._ahead_s = found.mtime_ms / 1000 - self._tree.clock()
+
+    def _forget_nonces(self) -> Story[None]:
+        """Deletes those under which nothing can be submitted any more. Cost: 1 us a name; 2 us a submission where one goes."""
+        if self._ahead_s is None:
+            yield from self._read_clock()
             return
-        for name in batch[:-1]:
-            self._tree.get(f"{paths.done(self._number)}/{name}", self._on_fragment)
-
-        def last(found: Stamped | None) -> None:
-            self._on_fragment(found)
-            self._read_fragments(at + _SETTLED)
-
-        self._tree.get(f"{paths.done(self._number)}/{batch[-1]}", last, failed=partial(self._done, False))
-
-    def _on_fragment(self, found: Stamped | None) -> None:
-        if found is not None:
-            self._fragments.append(read_fragment(found.data))
-
-    def _keep_outputs(self, tail: Tail) -> None:
-        call = partial(keep_outputs, number=self._number, tail=tail, base=self._followed.paged.base, fragments=self._fragments)
-        self._calls.store(call, lambda _: self._remove(), self._not_kept)
-
-    def _not_kept(self, error: RmgrError) -> None:
-        self._term.log.warning("outputs_not_kept", submission=self._number, error=error.message)
-        self._done(False)
-
-    def _remove(self) -> None:
-        submission = self._followed.submission
-        if submission is None:
-            self._done(True)
-            return
-        multis = removal(submission, self._digest, self._children, has_gate=self._gate, has_token=self._token)
-        self._remove_next(multis)
-
-    def _remove_next(self, multis: list[Multi]) -> None:
-        failpoint("leader.before_collect")
-        self._tree.commit(multis[0], partial(self._removed, multis))
-
-    def _removed(self, multis: list[Multi], outcome: Outcome) -> None:
-        if not isinstance(outcome, Committed):
-            self._followed.refresh()
-            self._done(False)
-        elif len(multis) > 1:
-            failpoint("leader.after_collect")
-            self._remove_next(multis[1:])
-        else:
-            failpoint("leader.after_collect")
-            self._term.metrics.collected.inc()
-            self._term.log.info("submission_collected", submission=self._number, epoch=self._term.epoch)
-            purge(self._calls, self._number, lambda: self._done(True))
-
-
-def purge(calls: StoreCalls, number: int, done: Callable[[], None]) -> None:
-    """Deletes the rows of a submission that is gone, some at a time; ends with `done`."""
-
-    def turn(more: bool) -> None:
-        if more:
-            calls.store(partial(_delete_some, number=number), turn, lambda _: done())
-        else:
-            done()
-
-    turn(True)
+        now_s = self._ahead_s + self._tree.clock()
+        names = yield self._tree.children(paths.NONCES)
+        over = [f"{paths.NONCES}/{name}" for name in names or () if nonces.is_over(name, now_s)]
+        used = self._used() if over else None
+        gone = [path for path in over if path not in used] if used is not None else []
+        while gone:
+            some = gone[:_TOGETHER]
+            failpoint("leader.before_forget_nonces")
+            outcome = yield self._tree.commit(forget_nonces(some))
+            match outcome:
+                case Committed():
+                    self._term.log.info("nonces_forgotten", total=len(some), epoch=self._term.epoch)
+                    gone = gone[_TOGETHER:]
+                case Conflict(path=path) if path in some:  # who has made it may have put something below it: it stays, and the others go
+                    gone.remove(path)
+                case _:
+                    return  # looked through again
 
 
 def prefixes(number: int) -> tuple[str, ...]:
@@ -291,3 +253,11 @@ def _paged(store: Store, number: int, base: int) -> list[Fragment]:
         except DataLost:
             break
     return found
+
+
+def _remove_some(store: Store, *, before_us: int) -> int:
+    """Removes up to `_A_TURN` summaries; returns how many. On a thread that may wait."""
+    old = list(islice(ended_before(store, before_us, after=oldest_end(store, before_us)), _A_TURN))
+    for view in old:
+        forget(store, view)
+    return len(old)

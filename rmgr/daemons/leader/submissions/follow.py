@@ -2,31 +2,37 @@
 
 As a client's follower, with two differences: it reads at its own pace (nobody waits for a result here), and outcomes that lie in a row of
 the store are applied by the ranges of the fragment, so that no decision waits for the store; `rows` remembers them for the summary.
+
+    LISTED ──> TO_READ ──> READING ──> FOLLOWED          the keeper (`subs.py`) says whose turn it is to be read
+       └─────> YOUNG ──────────┴─────> OVER              one that is over at the first glance is read no further
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import Enum, auto
 from functools import partial
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TypeVar
 
 from rmgr.coord import validity
 from rmgr.coord.decisions.keeping import Bar, Facts, FailedSeen, ReconcileAction, SubmissionEnd
-from rmgr.coord.decisions.progress import Progress
+from rmgr.coord.decisions.progress import MOST_STATED, Progress
 from rmgr.coord.nonces import place_of
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.daemons.leader.core.doors import LeaderReads, StoreCalls, Thunk
-from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.core.watched_cache import data_of, names_below
-from rmgr.daemons.leader.submissions.fragments import FragmentSizes, apply, reaches, read_pages
-from rmgr.errors import InvalidRecord, RmgrError
+from rmgr.daemons.leader.tree import LeaderContext, Term, data_of, names_below
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError
 from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
+from rmgr.procedures.bounded import page_at
 from rmgr.runtime.mailbox import Timer
+from rmgr.runtime.story import Pause, Story
 
 T = TypeVar("T")
 
@@ -35,6 +41,30 @@ WINDOW = 64
 _MOMENT_S, _PAUSE_S = 0.05, 0.01  #: for which fragments are taken in, and others have their turn
 #: The answer to a commit comes within this after what its watches tell, or it is lost.
 _ANSWER_S = 1.0
+#: After an answer that did not come.
+_RETRY_S = 1.0
+
+
+class Stage(Enum):
+    """How much of a submission is in memory."""
+
+    LISTED = auto()  #: its directory was seen
+    TO_READ = auto()  #: its record is known; the rest waits for its turn
+    YOUNG = auto()  #: so it is, and was made a moment ago by an owner who looks after it: it may be over when its turn comes
+    READING = auto()  #: tail, fragments and failed ranges are being read
+    FOLLOWED = auto()  #: all of it was read once; watches keep it fresh
+    OVER = auto()  #: all of it was read at a glance, and nothing will change
+    STOPPED = auto()  #: forgotten
+
+
+_NEXT = {
+    Stage.LISTED: {Stage.TO_READ, Stage.YOUNG},
+    Stage.TO_READ: {Stage.READING},
+    Stage.YOUNG: {Stage.READING, Stage.OVER},
+    Stage.READING: {Stage.FOLLOWED},
+}
+
+
 
 
 class Followed:
@@ -44,19 +74,16 @@ class Followed:
         changed: called with this after each change. gone: called when its record does not exist.
     Attributes besides the facts: doing: actions under way. retry_s: when an action that did not succeed is due again.
     held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
-    no longer in memory. is_loading: its turn to be read has come. is_brief: it may be over already when it is read.
-    record_bytes: of its record.
+    no longer in memory. record_bytes: of its record.
     """
 
     def __init__(
-        self,
-        tree: LeaderReads,
-        term: Term,
-        calls: StoreCalls,
-        number: int,
-        changed: Callable[[Followed], None],
-        gone: Callable[[Followed], None],
+        self, context: LeaderContext, number: int, changed: Callable[[Followed], None], gone: Callable[[Followed], None]
     ) -> None:
+        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._changed = changed
+        self._gone = gone
+        self.stage = Stage.LISTED
         self.number = number
         self.submission: Submission | None = None
         self.version = -1
@@ -68,7 +95,7 @@ class Followed:
         self.progress = Progress()
         self.failed: dict[str, FailedSeen] = {}
         self.rows: list[Fragment] = []
-        self.active_s = tree.clock()
+        self.active_s = self._tree.clock()
         self.ended_s: float | None = None
         self.swept = True
         self.sweep_s = -math.inf
@@ -78,29 +105,20 @@ class Followed:
         self.retry_s: dict[ReconcileAction, tuple[float, float]] = {}
         self.timer: Timer | None = None
         self.endings: dict[int, SubmissionEnd] = {}
-        self.is_loading = False
-        self.is_brief = False
         self.record_bytes = 0
         self._sizes = FragmentSizes()
         self._faults: set[str] = set()  # paths of its parts that hold what they may not hold
-        self._tree = tree
-        self._term = term
-        self._calls = calls
-        self._changed = changed
-        self._gone = gone
-        self._record = data_of(tree, paths.sub(number), self._on_record)
-        self._tail = data_of(tree, paths.tail(number), self._on_tail)
-        self._failed = names_below(tree, paths.failed(number), self._on_failed)
+        self._record = data_of(self._tree, paths.sub(number), self._on_record)
+        self._tail = data_of(self._tree, paths.tail(number), self._on_tail)
+        self._failed = names_below(self._tree, paths.failed(number), self._on_failed)
+        self._is_grown = False  # its tail was found complete at a glance
         self._pace_s = 0.0
-        self._is_reading_on = False
         self._watched = -1  # the missing fragment on which a watch of ours is set
-        self._reading = False
-        self._stale = False
-        self._stopped = False
-        self._caught_up = False
-        self._is_over = self._is_grown = False  # as a glance has found it: everything is final; the tail is complete
+        self._reads = False  # fragments are being read
+        self._again = False  # they are to be looked at once more then
+        self._caught_up = False  # they were, once, all of them
         self._has_news = False
-        self._looked_s = float("-inf")
+        self._looked_s = -math.inf
         self._look_timer: Timer | None = None
 
     @property
@@ -110,71 +128,24 @@ class Followed:
 
     # -- life
 
+    def become(self, stage: Stage) -> None:
+        """Raises: ValueError for a change that there is not."""
+        if stage is not Stage.STOPPED and stage not in _NEXT.get(self.stage, ()):
+            raise ValueError(f"submission {self.number} is {self.stage.name}, and cannot become {stage.name}")
+        self.stage = stage
+
     def start(self) -> None:
         """Reads the record; `load` reads the rest."""
         self._record.refresh()
 
     def load(self) -> None:
-        """Reads tail, fragments and failed ranges; of a closed submission once and without watches: they do not change."""
-        if self.is_brief and self.submission is not None:
-            self.is_brief, self._reading = False, True
-            nonce = place_of(self.submission)
-            wanted = [paths.tail(self.number), paths.done(self.number), nonce]
-            self._tree.get_all(wanted, partial(self._on_glance, nonce), failed=self._load_all)
-            return
-        self._is_reading_on = True
-        self._tail.is_watched = self._failed.is_watched = not self.is_closed
-        if not self._is_grown:
-            self._tail.refresh()
-        self._failed.refresh()
-        self._look()
-
-    def _on_glance(self, nonce: str, found: list[Stamped | None]) -> None:
-        tail, done, there = found
-        self.nonce = nonce, there
-        if self._stopped or tail is None or done is None:
-            self._load_all()
-            return
-        try:
-            self.progress.tail, self.tail_version = validity.tail(tail, self.number), tail.version
-        except RmgrError:
-            self._load_all()  # it will find the same, and say so
-            return
-        self._is_grown = self.progress.tail.complete
-        if not self._is_grown or not done.stat.creates:
-            self._load_rest(done)
-            return
-        wanted = [paths.fragment(self.number, number) for number in range(min(done.stat.creates, WINDOW))]
-        self._tree.get_all(wanted, partial(self._on_glanced, done), failed=self._load_all)
-
-    def _on_glanced(self, done: Stamped, found: list[Stamped | None]) -> None:
-        fragments = [read_fragment(item.data) for item in found if item is not None]
-        if self._stopped or len(fragments) < len(found):
-            self._load_all()
-            return
-        self._take_in(fragments, partial(self._glanced, done), found)
-
-    def _glanced(self, done: Stamped) -> None:
-        if self.progress.is_ended:  # all are final: there are no failed ranges, and nothing will change
-            self._reading, self._is_over = False, True
-            self._touch()
-        else:
-            self._load_rest(done)
-
-    def _load_rest(self, done: Stamped) -> None:
-        """What was not read yet, and watches."""
-        self.load()
-        self._stale = False
-        self._on_done(done)
-
-    def _load_all(self) -> None:
-        self._reading = False
-        if not self._stopped:
-            self.load()
+        """Its turn has come: reads tail, fragments and failed ranges; of a closed submission once and without watches."""
+        self._read(self._load())
 
     def stop(self) -> None:
         """Forgets its watches; nothing follows. Idempotent."""
-        self._stopped = True
+        self.become(Stage.STOPPED)
+        self._tree.stories.end(self)
         for cache in (self._record, self._tail, self._failed):
             cache.stop()
         for timer in (self.timer, self._look_timer):
@@ -185,7 +156,7 @@ class Followed:
         """Reads everything again, watches or not."""
         self._record.pace_s = 0.0
         self._record.refresh()
-        if self._is_reading_on:
+        if self.stage in {Stage.READING, Stage.FOLLOWED}:
             self._tail.refresh()
             self._failed.refresh()
             self._look()
@@ -204,7 +175,7 @@ class Followed:
         reading = [cache.hurry() for cache in (self._record, self._tail, self._failed)]
         if self._look_timer is not None:
             self._look()
-        return any(reading) or self._reading
+        return any(reading) or self._reads
 
     # -- what our own commits have made: known before it is read
 
@@ -233,6 +204,8 @@ class Followed:
         self._sizes.drop_below(self.paged.base)
         self._touch()
 
+    # -- what is known
+
     @property
     def fragment_bytes(self) -> int:
         """Of its fragments in ZooKeeper, as far as they were read."""
@@ -246,8 +219,7 @@ class Followed:
     @property
     def is_loaded(self) -> bool:
         """Everything was read once: its facts can be judged."""
-        known = self._is_over or ((self._tail.is_known or self._is_grown) and self._failed.is_known and self._caught_up)
-        return self.submission is not None and known
+        return self.stage in {Stage.FOLLOWED, Stage.OVER}
 
     @property
     def is_ended(self) -> bool:
@@ -255,6 +227,11 @@ class Followed:
         known, submission = self.progress, self.submission
         is_over = submission is not None and submission.phase in {Phase.CANCELLED, Phase.CLOSED}
         return submission is not None and (known.is_ended or (is_over and known.final >= known.total))
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Something of it holds what it may not hold: nothing is done for it, and nobody waits for it."""
+        return bool(self._faults)
 
     def facts(self, *, owner_alive: bool, bar: Bar | None = None, gone_s: float | None = None) -> Facts:
         """What decides about it. Only when `is_loaded`."""
@@ -302,18 +279,11 @@ class Followed:
         found = self._tail.value
         if found is None:
             self._is_missing(paths.tail(self.number))
-        if found is None or found.version < self.tail_version:
-            return
-        self._read_tail(found)
-        if self.submission is not None and (self.submission.max_running or self.version):
-            self.swept = False  # new blocks of a held, released or capped one may have been set aside
-        self._touch()
-
-    def _is_missing(self, path: str) -> None:
-        """A part that SUBMIT makes is not there. (It goes with the record: then that is gone in a moment, too.)"""
-        if self.submission is not None and not self.is_closed:
-            self._spoil(path)
-            raise InvalidRecord(f"{path} is missing: what made this submission was no SUBMIT")
+        elif found.version >= self.tail_version:
+            self._read_tail(found)
+            if self.submission is not None and (self.submission.max_running or self.version):
+                self.swept = False  # new blocks of a held, released or capped one may have been set aside
+            self._touch()
 
     def _on_failed(self) -> None:
         if self._failed.value is None:
@@ -326,10 +296,15 @@ class Followed:
             self.swept = False  # what failed leaves room, and waits aside (or under its old name) when it is put back
         self._touch()
 
-    @property
-    def is_spoilt(self) -> bool:
-        """Something of it holds what it may not hold: nothing is done for it, and nobody waits for it."""
-        return bool(self._faults)
+    def _is_missing(self, path: str) -> None:
+        """A part that SUBMIT makes is not there. (It goes with the record: then that is gone in a moment, too.)"""
+        if self.submission is not None and not self.is_closed:
+            self._spoil(path)
+            raise InvalidRecord(f"{path} is missing: what made this submission was no SUBMIT")
+
+    def _read_tail(self, found: Stamped) -> None:
+        self.progress.tail = self._believed(paths.tail(self.number), lambda: validity.tail(found, self.number))
+        self.tail_version = found.version
 
     def _believed(self, path: str, read: Callable[[], T]) -> T:
         """What stands there. Raises RmgrError, which sets it aside, when it is not what may stand there: then the whole is spoilt."""
@@ -342,15 +317,13 @@ class Followed:
         return found
 
     def _spoil(self, path: str) -> None:
-        self._reading = False
         self._faults.add(path)
         self._changed(self)
 
-    def _read_tail(self, found: Stamped) -> None:
-        self.progress.tail = self._believed(paths.tail(self.number), lambda: validity.tail(found, self.number))
-        self.tail_version = found.version
-
     def _touch(self) -> None:
+        is_known = (self._tail.is_known or self._is_grown) and self._failed.is_known and self._caught_up
+        if self.stage is Stage.READING and is_known:
+            self.become(Stage.FOLLOWED)
         self.active_s = self._tree.clock()
         if self.progress.is_ended and self.is_loaded:
             self.ended_s = self.active_s if self.ended_s is None else self.ended_s
@@ -360,138 +333,103 @@ class Followed:
 
     # -- fragments
 
+    def _look(self) -> None:
+        """Reads what is new of them; what is being read is followed by another look."""
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
+        if self.stage is not Stage.STOPPED and not self._read(self._catch_up()):
+            self._again = True
+
     def _fired(self, number: int) -> None:
         if self._watched == number:
             self._watched = -1
-        if self._stopped or self._look_timer is not None:
+        if self.stage is Stage.STOPPED or self._look_timer is not None:
             return
         wait_s = self._looked_s + self._pace_s - self._tree.clock()
         if wait_s > 0:
             self._look_timer = self._tree.after(wait_s, self._look)
-        elif self._reading or number != self.progress.next_fragment:
+        elif self._reads or number != self.progress.next_fragment:
             self._look()
         else:  # the first after a pause: hardly more than this one
-            self._reading = True
             self._looked_s = self._tree.clock()
-            self._read_on(number + 1)
+            self._read(self._catch_up(number + 1))
 
-    def _look(self) -> None:
-        """Asks how many fragments there are; reads the new ones; watches the first missing one."""
-        if self._look_timer is not None:
-            self._look_timer.cancel()
-            self._look_timer = None
-        if self._stopped:
-            return
-        if self._reading:
-            self._stale = True
-            return
-        self._reading = True
-        self._looked_s = self._tree.clock()
-        self._tree.get(paths.done(self.number), self._on_done, failed=self._failed_to_read)
+    def _read(self, story: Story[None]) -> bool:
+        """One story at a time reads fragments. False: one is under way."""
+        return self._tree.tell(self._reading(story), paths.done(self.number), key=self)
 
-    def _failed_to_read(self) -> None:
-        self._reading = False
-        self._watched = -1
-        if self._look_timer is None:
-            self._look_timer = self._tree.after(1.0, self._look)
+    def _reading(self, story: Story[None]) -> Story[None]:
+        self._reads = True
+        try:
+            yield from story
+        except (CoordinationUnavailable, PermissionDenied):
+            self._watched = -1
+            if self._look_timer is None:
+                self._look_timer = self._tree.after(_RETRY_S, self._look)
+            raise
+        finally:
+            self._reads = False
 
-    def _on_done(self, found: Stamped | None) -> None:
-        if self._stopped or found is None:
-            self._reading = False
-            if not self._stopped:
-                self._is_missing(paths.done(self.number))
-            return
-        if found.version >= self.done_version:
-            path = paths.done(self.number)
-            self.paged = self._believed(path, lambda: validity.decode(found.data, Paged, path) if found.data else Paged())
-            self.done_version = found.version
-            self._sizes.drop_below(self.paged.base)
-        if self.paged.base > self.progress.next_fragment:
-            base, start = self.paged.base, self.progress.next_fragment
-            self._calls.store(
-                partial(read_pages, number=self.number, start=start, base=base),
-                partial(self._on_pages, found),
-                partial(self._on_no_pages, found),
-            )
-            return
-        self._read_on(found.stat.creates)
-
-    def _on_pages(self, found: Stamped, pages: list[tuple[int, Fragment]]) -> None:
-        if self._stopped:
-            return
-        fragments = [fragment for number, fragment in pages if number >= self.progress.next_fragment]
-        self._take_in(fragments, partial(self._read_on, found.stat.creates))
-
-    def _on_no_pages(self, found: Stamped, error: RmgrError) -> None:
-        """The store is away: counts are enough to go on."""
-        if self._stopped:
-            return
-        self._term.log.warning("pages_unreadable", submission=self.number, error=error.message)
-        self.progress.skip_to(self.paged)
-        self._has_news = True
-        self._read_on(found.stat.creates)
-
-    def _read_on(self, end: int) -> None:
-        first = self.progress.next_fragment
-        if first >= end:
-            self._watch(end)
-            return
-        wanted = [paths.fragment(self.number, number) for number in range(first, min(end, first + WINDOW))]
-        self._tree.get_all(wanted, partial(self._on_batch, end), failed=self._failed_to_read)
-
-    def _on_batch(self, end: int, batch: list[Stamped | None]) -> None:
-        if self._stopped:
-            return
-        fragments = [read_fragment(item.data) for item in takewhile(lambda item: item is not None, batch) if item is not None]
-        then = partial(self._read_on, end) if len(fragments) == len(batch) else self._failed_to_read  # else: paged out meanwhile
-        self._take_in(fragments, then, batch)
-
-    def _take_in(self, fragments: list[Fragment], then: Thunk, items: Sequence[Stamped | None] = ()) -> None:
-        """Applies them. Outcomes of tasks that the tail does not count yet wait until it has been read again: what was committed before
-        them is seen then, and what it still does not count was never submitted."""
-        end = self.progress.tail.next
-        if any(reaches(fragment, end) for fragment in fragments):
-            self._tree.get(paths.tail(self.number), partial(self._on_fresh_tail, fragments, then, items), failed=self._failed_to_read)
-        else:
-            self._apply_all(fragments, then, items)
-
-    def _on_fresh_tail(self, fragments: list[Fragment], then: Thunk, items: Sequence[Stamped | None], found: Stamped | None) -> None:
-        if self._stopped:
-            return
-        if found is not None and found.version > self.tail_version:
-            self._read_tail(found)
-        self._apply_all(fragments, then, items)
-
-    def _apply_all(self, fragments: list[Fragment], then: Thunk, items: Sequence[Stamped | None]) -> None:
-        """What takes a moment; the others after what else the loop has to do: a user may have made each as costly as can be."""
-        until_s = self._tree.clock() + _MOMENT_S
-        for at, fragment in enumerate(fragments if not self._stopped else ()):
-            if at and self._tree.clock() > until_s:
-                self._tree.after(_PAUSE_S, partial(self._apply_all, fragments[at:], then, items[at:]))
+    def _load(self) -> Story[None]:
+        """The first reading. One that may be over by now is glanced at: then there are no failed ranges, and nothing will change."""
+        end = None
+        if self.stage is Stage.YOUNG:
+            with suppress(CoordinationUnavailable, PermissionDenied):  # all is read then
+                end = yield from self._glance()
+            if end is None and self._is_grown and self.progress.is_ended:
+                self.become(Stage.OVER)
+                self._touch()
                 return
-            if items and (item := items[at]) is not None:
-                self._sizes.add(self.progress.next_fragment, len(item.data))
-            self._apply(fragment)
-        if not self._stopped:
-            then()
+        self.become(Stage.READING)
+        self._tail.is_watched = self._failed.is_watched = not self.is_closed
+        if not self._is_grown:
+            self._tail.refresh()
+        self._failed.refresh()
+        yield from self._catch_up(end)
 
-    def _watch(self, number: int) -> None:
-        """Looks whether the first missing fragment is missing still, to be told when it comes. (A `get` would be two questions.)"""
-        if self.progress.is_ended:  # none will come
-            self._on_next(None)
-            return
-        watch = None if self._watched == number or self.is_closed else partial(self._fired, number)
-        self._watched = number if watch is not None else self._watched
-        self._tree.stat(paths.fragment(self.number, number), self._on_next, watch=watch, failed=self._failed_to_read)
+    def _glance(self) -> Story[int | None]:
+        """Tail, outcomes and nonce, at once. Returns: how many fragments there are; None: it is over, or that is not known."""
+        assert self.submission is not None
+        nonce = place_of(self.submission)
+        tail, done, there = yield self._tree.get_all([paths.tail(self.number), paths.done(self.number), nonce])
+        self.nonce = nonce, there
+        if tail is None or done is None:
+            return None
+        try:
+            self.progress.tail, self.tail_version = validity.tail(tail, self.number), tail.version
+        except RmgrError:
+            return None  # whoever reads all will find the same, and say so
+        self._is_grown = self.progress.tail.complete
+        if self._is_grown and done.stat.creates:
+            numbers = range(min(done.stat.creates, WINDOW))
+            found = yield self._tree.get_all([paths.fragment(self.number, number) for number in numbers])
+            if None in found:
+                return None  # paged out
+            yield from self._take_in([read_fragment(item.data) for item in found], [len(item.data) for item in found])
+            if self.progress.is_ended:
+                return None
+        return (yield from self._take_paged(done))
 
-    def _on_next(self, found: Stat | None) -> None:
-        self._reading = False
-        if self._stopped:
-            return
-        if found is not None or self._stale:
-            self._stale = False
-            self._look()
-            return
+    def _catch_up(self, end: int | None = None) -> Story[None]:
+        """Reads until the first missing fragment is missing still, on which a watch is set then.
+
+        end: so many there are, None = that is asked.
+        """
+        while True:
+            self._again = False
+            if end is None:
+                self._looked_s = self._tree.clock()
+                done = yield self._tree.get(paths.done(self.number))
+                if done is None:
+                    self._is_missing(paths.done(self.number))
+                    return
+                end = yield from self._take_paged(done)
+            yield from self._take_new(end)
+            is_there = yield from self._watch(end)
+            if not (is_there or self._again):
+                break
+            end = None
         if self._caught_up and not self._has_news:
             return
         self._caught_up, self._has_news = True, False
@@ -499,8 +437,113 @@ class Followed:
             self.swept = False  # what ended leaves room
         self._touch()
 
-    def _apply(self, fragment: Fragment) -> None:
-        if fragment.row:
-            self.rows.append(fragment)
-        self._has_news = True
-        apply(fragment, self.progress, self.number, self._term)
+    def _take_paged(self, done: Stamped) -> Story[int]:
+        """Those that lie in pages of the store, of which /done tells. Returns: how many fragments there are."""
+        if done.version >= self.done_version:
+            path = paths.done(self.number)
+            self.paged = self._believed(path, lambda: validity.decode(done.data, Paged, path) if done.data else Paged())
+            self.done_version = done.version
+            self._sizes.drop_below(self.paged.base)
+        base, start = self.paged.base, self.progress.next_fragment
+        if base > start:
+            try:
+                pages = yield self._calls.store(partial(read_pages, number=self.number, start=start, base=base))
+            except RmgrError as error:  # the store is away: counts are enough to go on
+                self._term.log.warning("pages_unreadable", submission=self.number, error=error.message)
+                self.progress.skip_to(self.paged)
+                self._has_news = True
+            else:
+                yield from self._take_in([fragment for number, fragment in pages if number >= self.progress.next_fragment])
+        return done.stat.creates
+
+    def _take_new(self, end: int) -> Story[None]:
+        """Those from the next one on, below `end`. Raises: CoordinationUnavailable where some were paged out meanwhile."""
+        while (first := self.progress.next_fragment) < end:
+            wanted = [paths.fragment(self.number, number) for number in range(first, min(end, first + WINDOW))]
+            batch = yield self._tree.get_all(wanted)
+            there = list(takewhile(lambda item: item is not None, batch))
+            yield from self._take_in([read_fragment(item.data) for item in there], [len(item.data) for item in there])
+            if len(there) < len(batch):
+                raise CoordinationUnavailable(f"fragment {first + len(there)} of submission {self.number} is not there any more")
+
+    def _take_in(self, fragments: list[Fragment], sizes: Sequence[int] = ()) -> Story[None]:
+        """Applies them. Outcomes of tasks that the tail does not count yet wait until it has been read again: what was committed before
+        them is seen then, and what it still does not count was never submitted.
+
+        What takes a moment at once; others have their turn in between: a user may have made each as costly as can be.
+        """
+        if any(reaches(fragment, self.progress.tail.next) for fragment in fragments):
+            tail = yield self._tree.get(paths.tail(self.number))
+            if tail is not None and tail.version > self.tail_version:
+                self._read_tail(tail)
+        until_s = self._tree.clock() + _MOMENT_S
+        for at, fragment in enumerate(fragments):
+            if at and self._tree.clock() > until_s:
+                yield Pause(_PAUSE_S)
+                until_s = self._tree.clock() + _MOMENT_S
+            if sizes:
+                self._sizes.add(self.progress.next_fragment, sizes[at])
+            if fragment.row:
+                self.rows.append(fragment)
+            self._has_news = True
+            apply(fragment, self.progress, self.number, self._term)
+
+    def _watch(self, number: int) -> Story[bool]:
+        """Whether the first missing fragment is there by now; else its coming is told. (A `get` would be two questions.)"""
+        if self.progress.is_ended:  # none will come
+            return False
+        watch = None if self._watched == number or self.is_closed else partial(self._fired, number)
+        self._watched = number if watch is not None else self._watched
+        return (yield self._tree.stat(paths.fragment(self.number, number), watch=watch)) is not None
+
+
+class FragmentSizes:
+    """Adds up the bytes of fragments that lie in ZooKeeper."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._each: deque[tuple[int, int]] = deque()  # (number, bytes)
+
+    def add(self, number: int, size: int) -> None:
+        """The next one is so long."""
+        self._each.append((number, size))
+        self.total += size
+
+    def drop_below(self, base: int) -> None:
+        """Those before this number lie in pages of the store."""
+        while self._each and self._each[0][0] < base:
+            self.total -= self._each.popleft()[1]
+
+
+def reaches(fragment: Fragment, end: int) -> bool:
+    """It tells of tasks from `end` on. Cost: O(outcomes)."""
+    if fragment.row:
+        return any(first + count > end for _, first, count in fragment.ranges)
+    return bool(fragment.outcomes) and max([outcome.index for outcome in fragment.outcomes]) >= end
+
+
+def read_pages(store: Store, *, number: int, start: int, base: int) -> list[tuple[int, Fragment]]:
+    """Paged fragments from `start` to below `base`; a page is named by its first fragment. On a thread that may wait."""
+    found: list[tuple[int, Fragment]] = []
+    at = 0
+    while at < base:
+        fragments = page_at(store, number, at)
+        found += [(at + offset, fragment) for offset, fragment in enumerate(fragments) if at + offset >= start]
+        at += len(fragments)
+    return found
+
+
+def apply(fragment: Fragment, progress: Progress, number: int, term: Term) -> None:
+    """Takes the next fragment of submission `number` into its progress. What it cannot truly tell is logged, and counted, not believed."""
+    ends, end = progress.ends, progress.tail.next
+    known, strange = ends.duplicates, ends.strange
+    if fragment.row:
+        progress.apply_stated(progress.next_fragment, fragment, most=MOST_STATED, end=end)
+    else:
+        progress.apply(progress.next_fragment, fragment, islice(fragment.outcomes, MOST_STATED), end=end)
+    if ends.strange > strange and not strange:
+        term.log.warning("outcomes_ignored", submission=number, why="of tasks that were never submitted, or no ends")
+    if ends.duplicates > known:
+        term.metrics.duplicates.inc(ends.duplicates - known)
+        if not known:  # once for each submission: the metric counts them all
+            term.log.error("outcome_committed_twice", submission=number, node=fragment.node, total=ends.duplicates)

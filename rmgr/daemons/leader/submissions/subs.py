@@ -34,27 +34,23 @@ from rmgr.coord.decisions.keeping import (
 )
 from rmgr.coord.decisions.progress import overall_state
 from rmgr.coord.nonces import place_of
+from rmgr.coord.ops.leader import tidy_bucket
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
+from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
-from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.core.tree import version_of
-from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
 from rmgr.daemons.leader.submissions.actions import ReconcileActions
 from rmgr.daemons.leader.submissions.collect import Collector
-from rmgr.daemons.leader.submissions.follow import Followed
-from rmgr.daemons.leader.submissions.nonces import NonceSweeper
-from rmgr.daemons.leader.submissions.owners import LivingOwners
-from rmgr.daemons.leader.submissions.revoked import RevokedKeeper
+from rmgr.daemons.leader.submissions.follow import Followed, Stage
+from rmgr.daemons.leader.submissions.owners import LivingOwners, RevokedKeeper
 from rmgr.daemons.leader.submissions.sweep import Sweeper
-from rmgr.errors import DataLost, InvalidRecord
+from rmgr.daemons.leader.tree import LeaderContext, WatchedCache, names_below, version_of
+from rmgr.errors import DataLost, InvalidRecord, RmgrError
 from rmgr.model.base.states import State
-from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.procedures.history import ending_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.story import Pause, Story
 
 #: Submissions whose reading is under way at once.
 LOADS = 64
@@ -69,43 +65,32 @@ MOST_LEFT_WATCHES = 50_000
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
 
 
-def _nobody_places(_number: int, _changes: int) -> None: ...
-
-
 class SubmissionKeeper:
     """Follows submissions for the leader, and acts for them.
 
     Args:
-        settings: the cluster's, as they are now.
         nodes: names of all nodes.
         amended: told of (number, amendments) when the terms of a submission were changed.
     """
 
     def __init__(
         self,
-        tree: LeaderCommits,
-        term: Term,
-        calls: StoreCalls,
-        settings: Callable[[], ClusterSettings],
+        context: LeaderContext,
         nodes: Callable[[], list[str]],
-        drop_link: Callable[[], None] | None = None,
-        amended: Callable[[int, int], None] = _nobody_places,
+        amended: Callable[[int, int], None],
     ) -> None:
-        self._drop_link = drop_link
+        self._drop_link: Callable[[], None] | None = getattr(context.coordinator, "drop_link", None)
         self.followed: dict[int, Followed] = {}
-        self._tree = tree
-        self._term = term
-        self._calls = calls
-        self._settings = settings
-        self._actions = ReconcileActions(tree, term, calls, settings)
-        self._sweeper = Sweeper(tree, term, nodes, self._is_known, amended)
-        self._nonces = NonceSweeper(tree, term, self._used_nonces)
-        self._revoked = RevokedKeeper(tree, term.log, self.followed, self._mark, nodes)
-        self._collector = Collector(tree, term, calls, self._is_known)
-        self._bucket_names = names_below(tree, paths.SUBS, self._on_buckets)
+        self._context = context
+        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._actions = ReconcileActions(context)
+        self._sweeper = Sweeper(context, nodes, self._is_known, amended)
+        self._revoked = RevokedKeeper(context, self.followed, self._mark, nodes)
+        self._collector = Collector(context, self._is_known, self._used_nonces)
+        self._bucket_names = names_below(self._tree, paths.SUBS, self._on_buckets)
         self._buckets: dict[str, WatchedCache[list[str]]] = {}
         self._listed: dict[str, dict[str, int]] = {}  # bucket -> name -> number of those that are followed
-        self._owners = LivingOwners(tree, term.log, self._on_owners)
+        self._owners = LivingOwners(context, self._on_owners)
         self._waiting: deque[Followed] = deque()  # to be read, first the records, then what is open
         self._later: deque[Followed] = deque()  # closed ones: read when nothing else is
         self._loading: dict[int, Followed] = {}
@@ -120,7 +105,6 @@ class SubmissionKeeper:
         """Begins to read: owners first, so that no living one is taken for dead."""
         self._owners.refresh()
         self._revoked.start()
-        self._nonces.start()
         self._bucket_names.refresh()
         self._collector.start()
 
@@ -155,17 +139,21 @@ class SubmissionKeeper:
         """Submissions that may still grow, and whose owner has gone."""
         return frozenset(n for n, item in self.followed.items() if not item.progress.tail.complete and self._owners.has_gone(n))
 
-    def queue_of(self, number: int, then: Callable[[str | None], None]) -> None:
+    def queue_of(self, number: int) -> Story[str | None]:
         """The queue of a submission, None when there is no such submission; answered from memory or by a read."""
         followed = self.followed.get(number)
         if followed is not None and followed.submission is not None:
-            then(followed.submission.queue)
-            return
-
-        def retry() -> None:
-            self._tree.after(1.0, partial(self.queue_of, number, then))
-
-        self._tree.get(paths.sub(number), partial(_queue_in, number, then), failed=retry)
+            return followed.submission.queue
+        while True:
+            try:
+                found = yield self._tree.get(paths.sub(number))
+            except RmgrError:
+                yield Pause(1.0)
+                continue
+            try:
+                return None if found is None else validity.submission(found.data, number).queue
+            except InvalidRecord:
+                return None  # of nobody's: what it has claimed goes with its node
 
     # -- who is there
 
@@ -188,7 +176,7 @@ class SubmissionKeeper:
             self._forget(self.followed[known[child]])
         numbers = map(paths.parse_number, there - known.keys())
         for number in sorted(number for number in numbers if number is not None and number // 1000 == bucket):
-            followed = Followed(self._tree, self._term, self._calls, number, self._on_change, self._forget)
+            followed = Followed(self._context, number, self._on_change, self._forget)
             self.followed[number] = followed
             known[str(number)] = number
             self._waiting.append(followed)
@@ -196,7 +184,7 @@ class SubmissionKeeper:
         if cache is None:
             self._listed.pop(name)
         elif not known:
-            self._tidy_bucket(name)
+            self._tree.tell(self._tidy_bucket(name), f"{paths.SUBS}/{name}")
         self._load()
 
     def _forget(self, followed: Followed) -> None:
@@ -228,14 +216,11 @@ class SubmissionKeeper:
             self._term.log.info("watches_shed", total=MOST_LEFT_WATCHES)
             self._drop_link()
 
-    def _tidy_bucket(self, name: str) -> None:
+    def _tidy_bucket(self, name: str) -> Story[None]:
         """A directory of submissions that have all been collected goes, unless new ones are still to come into it."""
-        self._tree.get(paths.IDS, partial(self._on_ids, name))
-
-    def _on_ids(self, name: str, found: Stamped | None) -> None:
+        found = yield self._tree.get(paths.IDS)
         if found is not None and int(name) < validity.decode(found.data, int, paths.IDS) // 1000:
-            path = f"{paths.SUBS}/{name}"
-            self._tree.commit(Multi(name="TIDY", ops=(Delete(path),), proof=Gone(path)))
+            self._tree.commit(tidy_bucket(name))
 
     def _on_owners(self, changed: Collection[str]) -> None:
         for followed in self.followed.values():
@@ -250,7 +235,7 @@ class SubmissionKeeper:
             if self.followed.get(followed.number) is not followed:
                 continue
             self._loading[followed.number] = followed
-            if followed.submission is None:
+            if followed.stage is Stage.LISTED:
                 followed.start()
             else:
                 followed.load()
@@ -265,7 +250,6 @@ class SubmissionKeeper:
 
     def _grow(self, followed: Followed) -> None:
         if self._young.pop(followed.number, None) is followed:
-            followed.is_brief = True
             self._waiting.append(followed)
             self._load()
 
@@ -274,23 +258,18 @@ class SubmissionKeeper:
             if self._loading.pop(followed.number, None) is not None:
                 self._load()
             return
-        if followed.submission is not None and not followed.is_loading:
-            self._loading[followed.number] = followed  # it is, unless its record could not be read before
-        if followed.number in self._loading:
-            if followed.is_loaded:
-                del self._loading[followed.number]
-                self._load()
-            elif followed.submission is not None and not followed.is_loading:
-                del self._loading[followed.number]
-                followed.is_loading = True
-                if followed.is_closed:
-                    self._later.append(followed)
-                elif self._is_young(followed):
-                    self._young[followed.number] = followed
-                    self._tree.after(LAZY_S, partial(self._grow, followed))
-                else:
-                    self._waiting.append(followed)
-                self._load()
+        if followed.submission is not None and followed.stage is Stage.LISTED:
+            self._loading.pop(followed.number, None)
+            if not followed.is_closed and self._is_young(followed):
+                followed.become(Stage.YOUNG)
+                self._young[followed.number] = followed
+                self._tree.after(LAZY_S, partial(self._grow, followed))
+            else:
+                followed.become(Stage.TO_READ)
+                (self._later if followed.is_closed else self._waiting).append(followed)
+            self._load()
+        elif followed.is_loaded and self._loading.pop(followed.number, None) is not None:
+            self._load()
         if followed.is_loaded:
             self._mark(followed.number)
 
@@ -328,7 +307,7 @@ class SubmissionKeeper:
             self._wake_dependents(followed.number)
         now_s = self._tree.clock()
         facts = followed.facts(owner_alive=alive, bar=self._revoked.bar_of(followed), gone_s=gone_s)
-        plan = keeping.plan(facts, self._settings(), now_s=now_s, now_us=self._term.wall_us())
+        plan = keeping.plan(facts, self._context.settings, now_s=now_s, now_us=self._term.wall_us())
         again = [] if plan.again_s is None else [plan.again_s]
         for action in plan.actions:
             due_s = followed.retry_s.get(action, (-math.inf, 0.0))[0]
@@ -338,7 +317,7 @@ class SubmissionKeeper:
                 again.append(due_s)
                 continue
             followed.doing.add(action)
-            self._do(followed, action, partial(self._done, followed, action))
+            self._tree.tell(self._act(followed, action), f"{action} of submission {followed.number}", key=(followed, action))
         if followed.timer is not None:
             followed.timer.cancel()
             followed.timer = None
@@ -346,32 +325,42 @@ class SubmissionKeeper:
             # A day at most: the wall clock, which retention is counted on, may have moved by then.
             followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), partial(self._mark, followed.number))
 
-    def _do(self, followed: Followed, action: ReconcileAction, done: Callable[[bool], None]) -> None:
+    def _act(self, followed: Followed, action: ReconcileAction) -> Story[None]:
+        """One action, to its end."""
+        try:
+            success = yield from self._story_of(followed, action)
+        except Exception:
+            self._done(followed, action, success=False)
+            raise
+        self._done(followed, action, success=success)
+
+    def _story_of(self, followed: Followed, action: ReconcileAction) -> Story[bool]:
+        """What is to be done. True in the end: it could be."""
         match action:
             case Resubmit():
-                self._actions.resubmit(followed, action, done)
+                return self._actions.resubmit(followed, action)
             case DropFailed():
-                self._actions.drop(followed, action, done)
+                return self._actions.drop(followed, action)
             case Bar():
-                self._actions.bar(followed, action, done)
+                return self._actions.bar(followed, action)
             case BreakOff():
-                self._actions.break_off(followed, action, done)
+                return self._actions.break_off(followed)
             case SweepPending():
-                self._sweeper.sweep(followed, done)
+                return self._sweeper.sweep(followed)
             case Weigh():
-                self._weigh(followed, done)
+                return self._weigh(followed)
             case Abandon():
-                self._actions.abandon(followed, action, done)
+                return self._actions.abandon(followed)
             case EndTail():
-                self._actions.end_tail(followed, action, done)
+                return self._actions.end_tail(followed)
             case Close():
-                self._actions.close(followed, action, done)
+                return self._actions.close(followed)
             case Page():
-                self._actions.page(followed, action, done)
+                return self._actions.page(followed, action)
             case Collect():
-                self._collector.collect(followed, action, done)
+                return self._collector.collect(followed)
 
-    def _done(self, followed: Followed, action: ReconcileAction, success: bool) -> None:
+    def _done(self, followed: Followed, action: ReconcileAction, *, success: bool) -> None:
         followed.doing.discard(action)
         if success:
             followed.retry_s.pop(action, None)
@@ -383,27 +372,31 @@ class SubmissionKeeper:
 
     # -- dependencies
 
-    def _weigh(self, followed: Followed, done: Callable[[bool], None]) -> None:
+    def _weigh(self, followed: Followed) -> Story[bool]:
         submission = followed.submission
         assert submission is not None
         for item in submission.after:
             self._dependents.setdefault(item.submission, {})[followed.number] = None
             if item.submission in self._young:
                 self._grow(self._young[item.submission])
-        verdict = weigh(submission.after, self._endings(followed, submission))
-        match verdict:
+        match weigh(submission.after, self._endings(followed, submission)):
             case Met():
                 failpoint("leader.before_met")
-                changed, multi = keeping.let_go(submission, followed.version)
-                self._tree.commit(multi, partial(self._weighed, followed, changed, "dependencies_met", done))
+                event, (changed, multi) = "dependencies_met", keeping.let_go(submission, followed.version)
             case Unmet(detail):
                 failpoint("leader.before_unmet")
-                changed, multi = keeping.unmet(submission, followed.version, detail)
-                self._tree.commit(multi, partial(self._weighed, followed, changed, "dependency_failed", done))
+                event, (changed, multi) = "dependency_failed", keeping.unmet(submission, followed.version, detail)
             case Open(_, missing):
                 for number in missing:
-                    self._look_up(followed, number)
-                done(True)  # an end of one of them, or the answer about a missing one, asks again
+                    self._tree.tell(self._look_up(followed, number), f"end of submission {number}", key=(followed, number))
+                return True  # an end of one of them, or the answer about a missing one, asks again
+        outcome = yield self._tree.commit(multi)
+        if not isinstance(outcome, Committed):
+            followed.refresh()
+            return False
+        self._term.log.info(event, submission=followed.number, detail=changed.reason_detail, epoch=self._term.epoch)
+        followed.put_record(changed, version_of(outcome))
+        return True
 
     def _endings(self, followed: Followed, submission: Submission) -> dict[int, SubmissionEnd]:
         endings = dict(followed.endings)
@@ -415,31 +408,17 @@ class SubmissionKeeper:
                 endings[item.submission] = SubmissionEnd()  # it is there, and still being read
         return endings
 
-    def _look_up(self, followed: Followed, number: int) -> None:
-        """A submission that is not in memory: just made, or collected, or never there."""
-        self._tree.stat(paths.sub(number), partial(self._on_looked_up, followed, number), failed=partial(self._mark_later, followed))
-
-    def _on_looked_up(self, followed: Followed, number: int, found: Stat | None) -> None:
-        if found is not None:
-            self._mark_later(followed)  # its directory will be read in a moment
-            return
-        then = partial(self._on_history, followed, number)
-        self._calls.store(lambda store: _kept_end(store, number), then, lambda _: self._mark_later(followed))
-
-    def _on_history(self, followed: Followed, number: int, ending: SubmissionEnd) -> None:
-        followed.endings[number] = ending
+    def _look_up(self, followed: Followed, number: int) -> Story[None]:
+        """A submission that is not in memory: collected, or never there; or just made, and its directory will be read in a moment."""
+        try:
+            is_there = (yield self._tree.stat(paths.sub(number))) is not None
+            if not is_there:
+                followed.endings[number] = yield self._calls.store(lambda store: _kept_end(store, number))
+        except RmgrError:
+            is_there = True
+        if is_there:
+            yield Pause(1.0)
         self._mark(followed.number)
-
-    def _mark_later(self, followed: Followed) -> None:
-        self._tree.after(1.0, partial(self._mark, followed.number))
-
-    def _weighed(self, followed: Followed, changed: Submission, event: str, done: Callable[[bool], None], outcome: Outcome) -> None:
-        if isinstance(outcome, Committed):
-            self._term.log.info(event, submission=followed.number, detail=changed.reason_detail, epoch=self._term.epoch)
-            followed.put_record(changed, version_of(outcome))
-        else:
-            followed.refresh()
-        done(isinstance(outcome, Committed))
 
     def _wake_dependents(self, number: int) -> None:
         for waiting in list(self._dependents.get(number, ())):
@@ -461,13 +440,6 @@ def _ending(other: Followed, submission: Submission) -> SubmissionEnd:
 
 def _number(name: str) -> int:
     return int(name)
-
-
-def _queue_in(number: int, then: Callable[[str | None], None], found: Stamped | None) -> None:
-    try:
-        then(None if found is None else validity.submission(found.data, number).queue)
-    except InvalidRecord:
-        then(None)  # of nobody's: what it has claimed goes with its node
 
 
 def _kept_end(store: Store, number: int) -> SubmissionEnd:

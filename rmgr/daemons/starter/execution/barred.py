@@ -1,7 +1,7 @@
 """Bars claimed work from beginning: all of it while the node drains, and work that may not be run any more.
 
 Work whose submission has ended is refused as if it came now. Work of its user's that was signed with a key which was revoked
-goes back to its queue, where it waits: what is decided about it is the leader's to say (`leader/submissions/revoked.py`).
+goes back to its queue, where it waits: what is decided about it is the leader's to say (`leader/submissions/owners.py`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.rpc.ranks import RanksLink
 from rmgr.coord.decisions.rights import denied
-from rmgr.daemons.service.people import audited, person_of
+from rmgr.daemons.service.serving import audited, person_of
 from rmgr.daemons.starter.jobs.ranks import SocketLink
 from rmgr.errors import NotFound, Unavailable
 from rmgr.runner.ranks import ranks, terminal

@@ -15,7 +15,7 @@ from rmgr.adapters.rpc.server import LogPiece, NodeStats, RunningTask
 from rmgr.coord.decisions.rights import Person, check, may
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.service.people import audited, person_of
+from rmgr.daemons.service.serving import audited, person_of
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.base.resources import MIB
 from rmgr.model.tasks.gap import place

@@ -9,8 +9,8 @@ import pytest
 
 from rmgr.cli.main import run
 from rmgr.cli.policy import commands
-from rmgr.daemons.leader.records import pipeline
-from rmgr.daemons.leader.records.pipeline import configuration
+from rmgr.daemons.leader.placement import pipeline
+from rmgr.daemons.leader.placement.pipeline import configuration
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.sched.policies.servers import Loth
 

@@ -7,7 +7,7 @@ import re
 from prometheus_client import generate_latest
 
 from rmgr.daemons.gateway.metrics import GatewayMetrics
-from rmgr.daemons.leader.core.metrics import LeaderMetrics
+from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.server.owner import ServerMetrics
 from rmgr.v1 import calls_pb2 as pb
 from tests.places import ROOT

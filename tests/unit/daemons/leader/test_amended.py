@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -260,7 +261,7 @@ def test_what_has_not_come_along_yet_is_not_taken_for_lost(queues: Bench, monkey
     bench.lead()
     number = bench.submitter.submit(8)
     bench.advance(1.0)
-    monkeypatch.setattr(Sweeper, "sweep", lambda *_: None)
+    monkeypatch.setattr(Sweeper, "sweep", lambda *_: (yield Future()))
     update(bench, number, Terms(queue="night"))
     bench.advance(4 * CENSUS_S)
     assert bench.look.outcomes(number) == {}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rmgr.coord.protocol import keys
-from rmgr.daemons.leader.records.call_log import MOST_BYTES, CallLog
-from rmgr.daemons.leader.records.record import EVERY_S, MOST_PIECES, PIECE_BYTES
+from rmgr.daemons.leader.calls import MOST_BYTES, CallLog
+from rmgr.daemons.leader.placement.event_log import EVERY_S, MOST_PIECES, PIECE_BYTES
+from rmgr.runtime.story import Stories, Story
 
 
 class Loop:
@@ -32,6 +35,11 @@ class Loop:
     def cancel(self) -> None:
         self.timers.clear()
 
+    post = soon
+
+    def tell(self, story: Story[None], _about: str) -> None:
+        Stories(self).begin(story)
+
     def turn(self) -> None:
         waiting, self.soon_ = self.soon_, []
         for what in waiting:
@@ -47,18 +55,20 @@ class Store:
 
     def __init__(self) -> None:
         self.rows: dict[str, tuple[bytes, float | None]] = {}
-        self.waiting: list[tuple[Callable[[Any], object], Callable[[object], None]]] = []
+        self.waiting: list[tuple[Callable[[Any], object], Future[object]]] = []
 
     def put(self, key: str, value: bytes, *, ttl_s: float | None) -> None:
         self.rows[key] = value, ttl_s
 
-    def store(self, call: Callable[[Any], object], then: Callable[[object], None], _failed: object) -> None:
-        self.waiting.append((call, then))
+    def store(self, call: Callable[[Any], object]) -> Future[object]:
+        answer: Future[object] = Future()
+        self.waiting.append((call, answer))
+        return answer
 
     def carry_out(self) -> None:
         waiting, self.waiting = self.waiting, []
-        for call, then in waiting:
-            then(call(self))
+        for call, answer in waiting:
+            answer.set_result(call(self))
 
 
 @pytest.fixture
@@ -73,7 +83,7 @@ def store() -> Store:
 
 @pytest.fixture
 def log(loop: Loop, store: Store) -> CallLog:
-    return CallLog(loop, Term(), store, lambda: 7.0)  # type: ignore[arg-type]
+    return CallLog(SimpleNamespace(tree=loop, term=Term(), calls=store, settings=SimpleNamespace(log_ttl_s=7.0)))  # type: ignore[arg-type]
 
 
 def test_lines_are_written_in_batches_under_keys_of_their_own_with_an_expiry(log: CallLog, loop: Loop, store: Store) -> None:
@@ -114,4 +124,5 @@ def test_there_is_no_room_while_the_loop_or_the_store_stand_still(log: CallLog, 
         log.flush()
     assert not log.has_room
     store.carry_out()
+    loop.turn()
     assert log.has_room

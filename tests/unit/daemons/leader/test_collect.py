@@ -11,7 +11,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_page, decode_record, encode_block, encode_record
 from rmgr.coord.views.closing import history_rows
-from rmgr.daemons.leader.submissions import history as leader_history
+from rmgr.daemons.leader.submissions import collect as leader_history
 from rmgr.daemons.leader.submissions import subs as leader_subs
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec

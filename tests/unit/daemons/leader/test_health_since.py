@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.daemons.leader.term import view
-from rmgr.daemons.leader.term.view import LeaderAnswering
+from rmgr.daemons.leader import answering as place
+from rmgr.daemons.leader.answering import LeaderAnswering
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.views import LeaderView, StatusView
 from rmgr.runtime import machine
@@ -51,7 +51,7 @@ def test_a_look_follows_each_change_of_the_nodes_within_two_seconds_and_an_idle_
                 fails.clear()
                 raise CoordinationUnavailable("not now")
 
-    monkeypatch.setattr(view, "machine", SimpleNamespace(sleep=sleep, monotonic=lambda: clock[0], wall_us=machine.wall_us))
+    monkeypatch.setattr(place, "machine", SimpleNamespace(sleep=sleep, monotonic=lambda: clock[0], wall_us=machine.wall_us))
     answering: Any = Answering(MemoryCoordinator(MemoryTree()), dict, lambda: leader, call, cluster_id=str)  # type: ignore[arg-type]
     with pytest.raises(Hour):
         answering.watch_health(SimpleNamespace())
@@ -59,7 +59,7 @@ def test_a_look_follows_each_change_of_the_nodes_within_two_seconds_and_an_idle_
         assert any(0 <= at - change_s <= 1.0 for at in looks), looks
     assert any(1000.0 < at <= 1002.0 for at in looks), "what has failed is looked at again soon"
     assert not any(2000.5 < at < 2010 for at in looks), "one that takes long is not made again at once"
-    assert len(looks) <= 3600 / view.LOOK_S + 6, looks
+    assert len(looks) <= 3600 / place.LOOK_S + 6, looks
 
 
 def test_it_changes_when_health_does_and_begins_with_the_leader() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rmgr.daemons.leader.core.metrics import LeaderMetrics
-from rmgr.daemons.leader.term.calls import CallAnswering, LeaderCalls
+from rmgr.daemons.leader.calls import CallAnswering, LeaderCalls
+from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.errors import Unavailable
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
 from rmgr.model.cluster.servers import CALLS, GatewayReport, PickRequest, ServerLoad, ServerReport
@@ -49,7 +50,7 @@ class Loop:
     def after(self, delay_s: float, what: Callable[[], None], /) -> Any:
         pass
 
-    def store(self, *_: object) -> None:
+    def tell(self, *_: object) -> None:
         pass
 
 
@@ -60,7 +61,8 @@ def settings(policy: str = "") -> ClusterSettings:
 
 @pytest.fixture
 def calls() -> LeaderCalls:
-    return LeaderCalls(Loop(), Term(), Loop(), settings)  # type: ignore[arg-type]
+    context = SimpleNamespace(tree=Loop(), term=Term(), calls=Loop(), settings=settings())
+    return LeaderCalls(context)  # type: ignore[arg-type]
 
 
 SERVERS = (ServerReport(name="s1", life=1, load=ServerLoad()), ServerReport(name="s2", life=1, state="away"))
@@ -68,7 +70,7 @@ REPORT = GatewayReport(gateway="g:1", servers=SERVERS)
 
 
 def test_who_does_not_lead_or_does_not_know_its_settings_yet_refuses(calls: LeaderCalls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmgr.daemons.leader.term.calls.BEGINS_S", 0.01)
+    monkeypatch.setattr("rmgr.daemons.leader.calls.BEGINS_S", 0.01)
 
     class Leading:
         server_calls = calls

@@ -12,7 +12,7 @@ from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Create, Exists, Multi
 from rmgr.coord.protocol.records import decode_record, encode_record
-from rmgr.daemons.leader.placement.user_requests import UserRequest
+from rmgr.daemons.leader.placement.requests import UserRequest, answer_of
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import MAX_INDEX, Rigid
@@ -83,13 +83,10 @@ def test_what_is_no_request_is_cleared_away(bench: Bench) -> None:
     assert bench.look.names(paths.REQUESTS) == []
 
 
-def test_an_answer_about_hundreds_of_jobs_fits_its_znode(bench: Bench) -> None:
-    answers: list[StopRequest] = []
-    assert bench.leader is not None
-    asks = bench.leader.placer.user_requests
+def test_an_answer_about_hundreds_of_jobs_fits_its_znode() -> None:
     parts = [UserRequest(guid="p", request=StopRequest(kind=StopKind.MIGRATE, submission=12345, index=at), end_s=0) for at in range(500)]
     for at, part in enumerate(parts):
         part.told, part.error = "it waits for its next start, " * 5, RmgrError("it goes on. " * 9) if at % 3 else None
-    asks._answer(UserRequest(guid="all", request=StopRequest(kind=StopKind.VACATE, node="n1"), end_s=0, parts=parts), answers.append)
-    assert (len(answers[0].done), len(answers[0].left)) == (167, 333)
-    assert len(encode_record(answers[0])) <= MAX_ZNODE_BYTES - 1024
+    answer = answer_of(UserRequest(guid="all", request=StopRequest(kind=StopKind.VACATE, node="n1"), end_s=0, parts=parts))
+    assert (len(answer.done), len(answer.left)) == (167, 333)
+    assert len(encode_record(answer)) <= MAX_ZNODE_BYTES - 1024

@@ -11,7 +11,7 @@ import structlog
 
 from rmgr.coord.views.health import unreached
 from rmgr.coord.views.snapshot import ClusterSnapshot
-from rmgr.daemons.leader.term.reach import StarterReach
+from rmgr.daemons.leader.answering import StarterReach
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings

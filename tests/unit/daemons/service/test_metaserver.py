@@ -12,8 +12,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from rmgr.daemons.service.metaserver import BENCH_US, Metaserver
-from rmgr.daemons.service.server_book import FRESH_US, KEPT_US, UNMEASURED
+from rmgr.daemons.service.metaserver import BENCH_US, FRESH_US, KEPT_US, UNMEASURED, Metaserver
 from rmgr.model.calls.interface import encode_interface, interface_of
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import (

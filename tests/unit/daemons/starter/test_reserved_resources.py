@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.core.facts import Names
-from rmgr.daemons.leader.records.job_table import JobTable
-from rmgr.daemons.leader.records.reserved import Promises
+from rmgr.daemons.leader.facts import Names
+from rmgr.daemons.leader.placement.holds import Promises
+from rmgr.daemons.leader.placement.job_table import JobTable
 from rmgr.daemons.starter.execution.reservations import Reservations, _Promise
 from rmgr.model.tasks.placing import Reserved
 from rmgr.sched.job import Job

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rmgr.coord.protocol import paths
-from rmgr.daemons.leader.records.records import decode_records
+from rmgr.daemons.leader.placement.job_table import decode_records
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec

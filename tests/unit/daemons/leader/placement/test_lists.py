@@ -10,9 +10,9 @@ import pytest
 import structlog
 
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Multi, Op
-from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.core.metrics import LeaderMetrics
-from rmgr.daemons.leader.placement.lists import LONG, QUIET_S, LongList
+from rmgr.daemons.leader.metrics import LeaderMetrics
+from rmgr.daemons.leader.placement.arrivals import LONG, QUIET_S, LongList
+from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.runtime.mailbox import Mailbox
 from tests.harness.leader_bench import Inline
 from tests.harness.memory import MemoryCoordinator
@@ -77,7 +77,8 @@ class Bench:
             self.took += 1
             self.taken.add(name)
 
-        self.tree.commit(Multi(name="PLACE", ops=(Delete(f"{PENDING}/{name}"),), proof=Exists("/no")), answered)
+        multi = Multi(name="PLACE", ops=(Delete(f"{PENDING}/{name}"),), proof=Exists("/no"))
+        self.tree.heard(self.tree.commit(multi), answered, about="PLACE")
 
     def known(self) -> list[str]:
         return sorted(set(self.list.value or ()) - self.taken)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.daemons.leader.records import served
-from rmgr.daemons.leader.records.pipeline import configuration
+from rmgr.daemons.leader.placement import pipeline
+from rmgr.daemons.leader.placement.pipeline import configuration
 from rmgr.model.cluster.node import OrderKind
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.sched.draft import Draft
@@ -44,7 +44,7 @@ def pausing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool
         found = configuration(settings, partition)
         return found if cluster.policy is None else replace(found, stages=(stage,), policies=("pausing",))
 
-    monkeypatch.setattr(served, "configuration", configured_so)
+    monkeypatch.setattr(pipeline, "configuration", configured_so)
 
     def lead(serves: bool = True) -> ClusterState:
         cluster.policy = stage if serves else None

@@ -11,7 +11,7 @@ import pytest
 from rmgr.cli.words.selectors import Filter
 from rmgr.coord.protocol import paths
 from rmgr.coord.views import answers
-from rmgr.daemons.leader.records.what_if import copied
+from rmgr.daemons.leader.placement.view import copied
 from rmgr.errors import Infeasible
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +14,13 @@ import pytest
 from rmgr.adapters.policy_files import recorded
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.views import answers
-from rmgr.daemons.leader.placement.faults import BENCH_S, Faults
+from rmgr.daemons.leader.placement import pipeline
 from rmgr.daemons.leader.placement.orders import PlanExecution
-from rmgr.daemons.leader.placement.passes import Passes
-from rmgr.daemons.leader.records import served
-from rmgr.daemons.leader.records.pipeline import named
+from rmgr.daemons.leader.placement.passes import BENCH_S, Faults, Passes, PassLost
+from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import Rigid, job_id
+from rmgr.runtime.story import Story
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline import Configuration
@@ -63,7 +64,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
     def begin(*policies: Policy) -> Bench:
         stages = tuple(Stage(policy) for policy in policies)
         found = Configuration(stages=stages, policies=tuple(policy.name for policy in policies))
-        monkeypatch.setattr(served, "configuration", lambda _settings, _partition: found)
+        monkeypatch.setattr(pipeline, "configuration", lambda _settings, _partition: found)
         bench = Bench(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))))
         made.append(bench)
         bench.lead()
@@ -117,17 +118,24 @@ def test_a_policy_that_sleeps_is_left_behind_and_left_out_for_a_while() -> None:
     bench = Bench()
     bench.lead()
     assert bench.leader is not None
-    tree, term = bench.leader.nodes._tree, bench.leader.nodes._term
-    passes, policy = Passes(tree, term, Faults(tree, term), limit_s=2.0), Sleeps()
+    context = bench.leader.context
+    passes, policy = Passes(context, Faults(context), limit_s=2.0), Sleeps()
     plans: list[Plan] = []
     lost: list[str] = []
 
-    def run(then: Callable[[Plan, float], None] = lambda plan, _: plans.append(plan)) -> None:
+    def run() -> None:
+        context.tree.tell(story(), "a pass", key=object())
+
+    def story() -> Story[None]:
         stages = (Stage(policy, ("default",)),)
-        passes.run(ClusterState([Node(id=0)]), frozenset({Cause.TIMER}), stages, now_us=1, then=then, lost=lost.append)
+        try:
+            plan, _ = yield from passes.run(ClusterState([Node(id=0)]), frozenset({Cause.TIMER}), stages, now_us=1)
+        except PassLost as error:
+            lost.append(str(error))
+        else:
+            plans.append(plan)
 
     try:
-        state_free = threading.Event()
         run()
         assert policy.begun.wait(60)
         bench.advance(0.1)
@@ -136,11 +144,12 @@ def test_a_policy_that_sleeps_is_left_behind_and_left_out_for_a_while() -> None:
         assert (lost, passes.is_running, plans) == (["policy sleeps is stuck with the old state"], False, [])
         assert passes.faults.counts["sleeps"] == 1
         assert "did not end" in passes.faults.last["sleeps"]
-        run(lambda plan, _: (plans.append(plan), state_free.set()))  # type: ignore[func-returns-value]
+        run()
         for _ in range(600):
             bench.run()
-            if state_free.wait(0.1):
+            if plans:
                 break
+            time.sleep(0.1)
         assert [plan.decisions for plan in plans] == [()]  # it was not asked
         assert bench.now_s < passes.faults.benched["default"].until_s <= bench.now_s + BENCH_S
     finally:
@@ -164,7 +173,7 @@ def test_a_job_that_was_placed_by_a_dead_leader_is_not_placed_again(place: Calla
 def test_a_leader_whose_plan_is_never_carried_out_gives_way(place: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
     bench = place(FirstFit())
     with monkeypatch.context() as broken:
-        broken.setattr(PlanExecution, "_commit", lambda *_: None)
+        broken.setattr(PlanExecution, "_send", lambda self, *_, **__: setattr(self, "_left", 1))
         number = bench.submitter.submit(1, block=1, queue="batch")
         bench.advance(60.0)
         assert (bench.look.keys(paths.running_node("n1")), bench.deposed) == ([], [])
@@ -226,7 +235,7 @@ def test_whatever_a_policy_decides_its_partition_alone_falls_back_to_fcfs(broken
         policy = broken if partition == "default" else FirstFit()
         return Configuration(stages=(Stage(policy),), policies=(policy.name,))
 
-    monkeypatch.setattr(served, "configuration", found)
+    monkeypatch.setattr(pipeline, "configuration", found)
     bench = Bench(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE), FAR)))
     try:
         bench.lead()
@@ -296,6 +305,6 @@ def test_a_policy_that_failed_is_tried_again_after_a_while_and_at_once_when_anot
     assert len(bench.events("policy_failed")) == 1  # the same error is told once
     assert list(placer.faults.benched) == ["default"]
     settings = replace(bench.leader.settings, pipelines=(named("default", "sjf", {}),))
-    bench.leader.settings = settings
+    bench.leader.context.settings = settings
     placer.settings_changed()
     assert not placer.faults.benched

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.coord.protocol import paths
-from rmgr.daemons.leader.placement import foreign as placing_foreign
-from rmgr.daemons.leader.plugins import process as policy_process
+from rmgr.daemons.leader.placement import passes as placing_foreign
+from rmgr.daemons.leader.placement import passes as policy_process
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.placing import Rigid
@@ -123,7 +123,7 @@ FCFS = json.dumps({"stage": [{"policy": "fcfs"}]})
 
 @pytest.fixture
 def world(installed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], World]]:
-    monkeypatch.setattr(placing_foreign, "LIMIT_S", 1.0)
+    monkeypatch.setattr(placing_foreign, "POLICY_LIMIT_S", 1.0)
     made: list[World] = []
 
     def begin(name: str) -> World:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rmgr.daemons.leader.records.pipeline import checked, configuration, idle_priority, named, pipeline_of
+from rmgr.daemons.leader.placement.pipeline import checked, configuration, idle_priority, named, pipeline_of
 from rmgr.errors import ConfigError
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.sched.policies.fair_share import FairShare

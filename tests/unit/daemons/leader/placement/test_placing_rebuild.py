@@ -7,7 +7,6 @@ import json
 import pytest
 
 from rmgr.coord.protocol import paths
-from rmgr.daemons.leader.placement import building
 from rmgr.daemons.leader.placement import rebuild as placing_rebuild
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
@@ -19,8 +18,7 @@ from tests.harness.leader_bench import Bench
 def test_whatever_happens_between_two_slices_of_a_rebuild_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job ends, one is cancelled, one comes, a node is lost: after each message of the loop once."""
     monkeypatch.setattr(placing_rebuild, "SLICE_S", -1.0)
-    for module in (placing_rebuild, building):
-        monkeypatch.setattr(module, "SOME", 1)
+    monkeypatch.setattr(placing_rebuild, "SOME", 1)
     at, ended = 0, False
     while not ended:
         spec = PipelineSpec(partition="default", document=json.dumps({"stage": [{"policy": "easy"}]}))

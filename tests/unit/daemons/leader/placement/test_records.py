@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rmgr.coord.protocol.records import decode_record, encode_record
-from rmgr.daemons.leader.core.facts import Names
-from rmgr.daemons.leader.records.job_table import JobTable
-from rmgr.daemons.leader.records.records import decode_records, encode_records
+from rmgr.daemons.leader.facts import Names
+from rmgr.daemons.leader.placement.job_table import JobTable, decode_records, encode_records
 from rmgr.errors import WrongCluster
 from rmgr.model.base.resources import Request
 from rmgr.model.tasks.placing import Rigid

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rmgr.coord.protocol import paths
-from rmgr.daemons.leader.placement.turn import FACTS, ORDER, Turn, TurnStep, in_order, run_turn
+from rmgr.daemons.leader.placement.placer import FACTS, ORDER, Turn, TurnStep, in_order, run_turn
 from rmgr.errors import StateConflict
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import Rigid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rmgr.daemons.leader.records.view import _blocker, label, said
+from rmgr.daemons.leader.placement.view import _blocker, label, said
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.placing import Rigid, job_id
 from rmgr.sched.plan import Why

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.leader.core.facts import Names, job_of
-from rmgr.daemons.leader.records.what_if import WhatIfTrial, tried
-from rmgr.daemons.leader.term.view import LeaderAnswering
+from rmgr.daemons.leader.answering import LeaderAnswering
+from rmgr.daemons.leader.facts import Names, job_of
+from rmgr.daemons.leader.placement.view import WhatIfTrial, tried
 from rmgr.errors import Infeasible, InvalidRecord
 from rmgr.model.base.resources import Request
 from rmgr.model.tasks.block import NO_SEQ, BlockKey

@@ -1,0 +1,359 @@
+"""Answers a WatchDog's gRPC questions from the leader's memory, brought up to the moment of the question.
+
+A question first lets every change that the asker may know of arrive (`sync`: watches come before its answer, and what
+the pace has put off is read at once), so that `rmgr submit --wait` and then `rmgr show` never disagree. Claimed blocks
+are read from ZooKeeper when somebody asks, at most twice a second: following them all the time would cost more.
+
+Whether Starters can be reached where they say that they listen is found out by dialling them now and then, so that `rmgr status` need not.
+A Starter that others do not reach runs work all the same: it pulls it from ZooKeeper. But its live output, its terminals, and its ranks of
+jobs on several nodes do not come about, and nothing else would say why.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from rmgr.adapters.access.auth import Caller
+from rmgr.coord.decisions.rights import Person, check, may
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.validity import check as check_record
+from rmgr.coord.views import answers, health
+from rmgr.coord.views.health import CertificateHolder, unreached, with_part
+from rmgr.coord.views.placing import on_the_move
+from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
+from rmgr.daemons.leader.placement.view import copied, tried
+from rmgr.daemons.service.serving import audited, person_of
+from rmgr.errors import CoordinationUnavailable, NotFound, RmgrError, Unavailable, UsageError
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.tasks.submission import Submission
+from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
+from rmgr.procedures.snapshot import claimed_blocks
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+from rmgr.runtime.secured import is_loopback
+
+if TYPE_CHECKING:
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.trust import Trust
+    from rmgr.coord.views.snapshot import ClusterSnapshot
+    from rmgr.daemons.leader.leader import Leader
+
+
+T = TypeVar("T")
+
+#: Claimed blocks are at most so old.
+CLAIMED_S = 0.5
+ANSWER_S = 4.0
+#: Who asks for measurements has an answer within a few seconds, or none.
+MEASURED_S = 2.0
+#: Between two looks at the cluster's health, when nobody asks for it and nothing changes of its nodes; and when something does.
+LOOK_S, CHANGED_S = 30.0, 1.0
+#: A look that takes long is followed by a pause of so many times that: the cluster is large.
+_REST = 20
+#: The scheduler's state is copied between two passes: so long is waited for that.
+COPY_S = 1.0
+#: How often they are dialled, how long one may take to answer, how many are dialled at once.
+_EVERY_S, _DIAL_S, _AT_ONCE = 10.0, 3.0, 16
+#: One that did not answer so often in a row is told of: a Starter may just be starting anew.
+_SURE = 2
+
+
+class LeaderAnswering:
+    """Implements `adapters.rpc.LeaderAnswers`; called on threads of the server.
+
+    Args:
+        store: what is known of the data store ("ok", "since", "problem"); does not wait.
+        leader: the leadership under way, None while this WatchDog does not lead.
+        call: runs a function in the loop, its result in a future.
+        operators: users who see everybody's work, beside those whose certificate says so. log: for the audit, None = there is none.
+        ends_s: when certificates end, as far as is known; does not wait.
+        unreached: node -> endpoint, of Starters that were not reached lately; does not wait.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Callable[[], dict[str, object]],
+        leader: Callable[[], Leader | None],
+        call: Callable[[Callable[[], Any]], Future[Any]],
+        *,
+        cluster_id: Callable[[], str],
+        hosts: str = "",
+        operators: Sequence[str] = (),
+        log: Log | None = None,
+        ends_s: Callable[[ClusterSnapshot], Mapping[CertificateHolder, float]] = lambda _: {},
+        unreached: Callable[[ClusterSnapshot], Mapping[str, str]] = lambda _: {},
+    ) -> None:
+        self._ends_s = ends_s
+        self._unreached = unreached
+        self._operators = tuple(operators)
+        self._log = log
+        self._coordinator = coordinator
+        self._store = store
+        self._leader = leader
+        self._call = call
+        self._cluster_id = cluster_id
+        self._hosts = hosts
+        self._lock = threading.Lock()
+        self._claimed: tuple[float, tuple[BlockOnNode, ...]] = (float("-inf"), ())
+        self._health = (0, False, 0)  # epoch, healthy, since when (us)
+
+    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
+        """Submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that he may not."""
+        person = person_of(caller, self._operators)
+        found = answers.jobs(self._snapshot(), ids, ended=ended, user=user)
+        if ids:
+            for job in found:
+                self._check(person, job.id, job.user)
+        return [job for job in found if may(person, job.user)]
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+        return answers.nodes(self._snapshot())
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name."""
+        return answers.queues(self._snapshot())
+
+    def explain(self, submission: int, index: int | None, *, caller: Caller | None = None) -> ExplainView:
+        """Why it is in its state. Raises NotFound, PermissionDenied."""
+        snapshot = self._snapshot()
+        known = snapshot.submissions.get(submission)
+        if known is not None:
+            self._check(person_of(caller, self._operators), submission, known[0].user)
+        return answers.explain(snapshot, submission, index)
+
+    def what_if(self, record: bytes) -> WhatIfView:
+        """Where and when the submission of this record would run. Raises NotFound, Infeasible, Unavailable, UsageError."""
+        submission = decode_record(record, Submission, "the request")
+        check_record(replace(submission, id=1), where="the request")  # it has no number yet; policies may not meet what its sender made up
+        end_s = machine.monotonic() + COPY_S
+        while True:
+            try:
+                trial = self._in_loop(lambda leader: copied(leader.placer, submission), end_s)
+            except KeyError:
+                raise NotFound(f"nothing is placed in queue {submission.queue}", hint="rmgr queues") from None
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+            except FutureTimeout:
+                trial = None
+            if trial is not None:
+                return tried(trial)
+            if machine.monotonic() > end_s:
+                raise Unavailable("the scheduler is busy", hint="ask again in a moment")
+            machine.sleep(0.02)
+
+    def status(self, *, caller: Caller | None = None) -> StatusView:
+        """Health and counts; users by name as far as the caller may see their work."""
+        view = self._since(self._status())
+        person = person_of(caller, self._operators)
+        users = {name: cores for name, cores in view.users.items() if may(person, name)}
+        others = sum(view.users.values()) - sum(users.values())
+        return msgspec.structs.replace(view, users=users | ({"": others} if others else {}))
+
+    def watch_health(self, log: Log) -> None:
+        """Looks after each change of the nodes, and every `LOOK_S`, so that `status` can say since when the cluster is as it is.
+
+        Never returns. Nothing is read as long as nothing changes.
+        """
+        pause_s, due_s, seen = CHANGED_S, -math.inf, 0
+        while True:
+            machine.sleep(pause_s)
+            pause_s, began_s = CHANGED_S, machine.monotonic()
+            leader = self._leader()
+            if leader is None or (leader.node_changes == seen and began_s < due_s):
+                continue
+            changes = leader.node_changes
+            try:
+                self.status()
+            except RmgrError:  # another one leads, or ZooKeeper is away
+                continue
+            except Exception as error:  # noqa: BLE001 - nobody waits for this look, and the next one may work
+                log.warning("health_not_seen", error=str(error))
+            seen, due_s = changes, machine.monotonic() + LOOK_S
+            pause_s = max(CHANGED_S, _REST * (machine.monotonic() - began_s))
+
+    def _since(self, view: StatusView) -> StatusView:
+        """Since when it is as healthy as it is, as far as this leader has looked; a new one finds it as it has been."""
+        if view.leader is None:
+            return view
+        with self._lock:
+            epoch, healthy, since_us = self._health
+            if epoch != view.leader.epoch:
+                since_us = view.leader.since_us
+            elif healthy != view.healthy:
+                since_us = machine.wall_us()
+            self._health = view.leader.epoch, view.healthy, since_us
+        return msgspec.structs.replace(view, healthy_since_us=since_us)
+
+    def _status(self) -> StatusView:
+        snapshot = self._snapshot()
+        zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
+        view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=machine.wall_us())
+        for part in (*health.ending(self._ends_s(snapshot), machine.wall_s()), *unreached(self._unreached(snapshot))):
+            view = with_part(view, part)
+        leader = self._leader()
+        if leader is not None:
+            view = leader.server_calls.shown_in(view)
+        mass = leader.mass_loss if leader is not None else None
+        if mass is None:
+            return view
+        told = f"{mass.lost} of {mass.known} Starters were lost at once: their work is requeued slowly"
+        return with_part(view, PartView(kind="nodes", id="", state="mass loss", reason=told, fix="rmgr nodes"))
+
+    def measured(self) -> tuple[list[NodeView], list[JobView]]:
+        """All nodes, and submissions that have not ended, as this leader knows them: nothing is read for it but claimed blocks.
+
+        Raises Unavailable.
+        """
+        self._require_leader()
+        claimed = self._read_claimed()
+        try:
+            facts = self._in_loop(lambda leader: leader.snapshot(), machine.monotonic() + MEASURED_S)
+        except FutureTimeout:
+            raise CoordinationUnavailable("the leader is busy") from None
+        facts = replace(facts, claimed=_without_final(claimed, facts))
+        return answers.nodes(facts), answers.jobs(facts, (), ended=False, user="")
+
+    # -- inside
+
+    def _check(self, person: Person, submission: int, owner: str) -> None:
+        with audited(self._log, person, "see", str(submission)):
+            check(person, submission, owner)
+
+    def _snapshot(self) -> ClusterSnapshot:
+        """Raises Unavailable when this WatchDog does not lead, or ZooKeeper does not answer it."""
+        end_s = machine.monotonic() + ANSWER_S
+        self._require_leader()
+        claimed = self._read_claimed()
+        try:
+            self._coordinator.sync(timeout_s=ANSWER_S).result(ANSWER_S + 1.0)
+            while not self._in_loop(lambda leader: leader.hurry(), end_s) and machine.monotonic() < end_s:
+                machine.sleep(0.005)
+            facts = self._in_loop(lambda leader: replace(leader.snapshot(), placing=leader.placer.view()), end_s)
+        except FutureTimeout:
+            raise CoordinationUnavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
+        here = on_the_move(_without_final(claimed, facts), facts)
+        return replace(facts, claimed=here, cluster_id=self._cluster_id(), store_problem=str(self._store().get("problem") or ""))
+
+    def _in_loop(self, what: Callable[[Leader], T], end_s: float) -> T:
+        answer: T = self._call(lambda: what(self._require_leader())).result(max(0.1, end_s - machine.monotonic()))
+        return answer
+
+    def _require_leader(self) -> Leader:
+        leader = self._leader()
+        if leader is None:
+            raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
+        return leader
+
+    def _read_claimed(self) -> tuple[BlockOnNode, ...]:
+        with self._lock:
+            if machine.monotonic() - self._claimed[0] > CLAIMED_S:
+                started_s = machine.monotonic()
+                names = self._require_leader().node_names
+                self._claimed = (started_s, claimed_blocks(self._coordinator, names, timeout_s=ANSWER_S))
+            return self._claimed[1]
+
+
+def _without_final(claimed: Sequence[BlockOnNode], facts: ClusterSnapshot) -> tuple[BlockOnNode, ...]:
+    """Blocks were read before the outcomes: tasks that are final by now do not run any more."""
+    kept: list[BlockOnNode] = []
+    for block in claimed:
+        found = facts.submissions.get(block.key.submission)
+        done = block.done
+        if found is not None:
+            for offset in range(block.key.count):
+                if found[1].state_of(block.key.first + offset) is not None:
+                    done |= 1 << offset
+        if done != (1 << block.key.count) - 1:
+            kept.append(replace(block, done=done))
+    return tuple(kept)
+
+
+class StarterReach:
+    """Dials the Starters of living nodes, on a thread of its own. Cost: a connection to each every 10 s, ended at once.
+
+    Args: living: the nodes whose Starters are there, none while this WatchDog does not lead; may wait.
+    """
+
+    def __init__(self, living: Callable[[], Sequence[NodeRecord]], log: Log) -> None:
+        self._living = living
+        self._log = log
+        self._host = socket.gethostname()
+        self._failed: dict[tuple[str, str], int] = {}  # (node, endpoint) -> how often in a row
+        self._stopped = threading.Event()
+        self._thread = machine.Thread(target=self._run, name="reach", daemon=True)
+
+    def start(self) -> StarterReach:
+        """Begins; the first look is 10 s later."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends soon."""
+        self._stopped.set()
+
+    def unreached(self, snapshot: ClusterSnapshot) -> dict[str, str]:
+        """Node -> endpoint, of those whose Starters are there and could not be reached lately. Never waits. From any thread."""
+        sure = [known for known, count in self._failed.items() if count >= _SURE]
+        records = [snapshot.nodes[node] for node, endpoint in sure if node in snapshot.nodes and snapshot.nodes[node].endpoint == endpoint]
+        return {record.node: record.endpoint for record in records if record.guid in snapshot.alive}
+
+    def look(self) -> None:
+        """Dials them all once. Raises: what `living` does."""
+        living = [record for record in self._living() if record.endpoint]
+        several = len({self._host, *(record.host for record in living)}) > 1
+        alone = {record.endpoint for record in living if several and is_loopback(record.endpoint)}
+        dialled = sorted({record.endpoint for record in living} - alone)
+        if dialled:
+            with machine.pool(min(_AT_ONCE, len(dialled)), "reach") as pool:
+                alone |= {endpoint for endpoint, answers in zip(dialled, pool.map(_answers, dialled), strict=True) if not answers}
+        failed = {}
+        for record in living:
+            if record.endpoint in alone:
+                failed[record.node, record.endpoint] = count = self._failed.get((record.node, record.endpoint), 0) + 1
+                if count == _SURE:
+                    self._log.warning("starter_unreached", node=record.node, endpoint=record.endpoint)
+        self._failed = failed
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_EVERY_S):
+            try:
+                self.look()
+            except (RmgrError, FutureTimeout):  # its loop is busy, or it leads no more
+                continue
+
+
+def _answers(endpoint: str) -> bool:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _DIAL_S):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def certificate_ends(trust: Trust | None, credentials: Credentials | None, snapshot: ClusterSnapshot) -> dict[CertificateHolder, float]:
+    """Seconds since 1970 by holder; nothing in an open cluster. Never waits: what was not read yet is there the next time.
+
+    Cost: 2 us a node.
+    """
+    if trust is None or credentials is None:
+        return {}
+    mine = credentials.identity
+    found = {CertificateHolder(role=mine.role.value, name=mine.name): credentials.not_after_s}
+    for record in snapshot.nodes.values():
+        at_s = trust.ends_s(record.key_id) if record.key_id and record.guid in snapshot.alive else None
+        if at_s is not None:
+            found[CertificateHolder(role="starter", name=record.node)] = at_s
+    return found

@@ -1,0 +1,268 @@
+"""A leadership: what one leader knows and does between its TAKE-OVER and the loss of its fence.
+
+Facts come in by watches and a jittered resync, reconcile actions go out as fenced multis; no decision lives anywhere but in
+committed znodes, so that a successor reads the same facts and goes on. Liveness is read first, then the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+from rmgr.adapters.store_rules import remembered
+from rmgr.coord.decisions.liveness import MassLoss
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Stamped
+from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.views.snapshot import ClusterSnapshot
+from rmgr.daemons.leader.calls import LeaderCalls
+from rmgr.daemons.leader.nodes import NodeKeeper
+from rmgr.daemons.leader.placement.gangs import OpenClock
+from rmgr.daemons.leader.placement.placer import Placer
+from rmgr.daemons.leader.submissions.census import Census
+from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
+from rmgr.daemons.leader.tree import LeaderContext, data_of, names_below
+from rmgr.daemons.leader.use import CapKeeper
+from rmgr.errors import RmgrError, WrongCluster
+from rmgr.model.base.version import raised
+from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
+from rmgr.model.cluster.queue import ClusterSettings, UserLimits
+from rmgr.model.cluster.servers import CALLS
+from rmgr.runtime import machine
+from rmgr.runtime.aside import Aside
+from rmgr.runtime.gang_clock import ClockReader
+from rmgr.runtime.release import release
+from rmgr.runtime.story import Pause, Story, each
+
+
+class Leader:
+    """Nodes, submissions, settings, placed jobs; lives in the WatchDog's loop.
+
+    Args:
+        record: what TAKE-OVER wrote into /epoch.
+        resync_s: mean time between two comparisons of memory and znodes.
+        inline_passes: the scheduler's passes run in the loop, not in a thread of their own.
+        open_clock: makes what reads clocks of Starters; None: it asks them.
+    """
+
+    def __init__(
+        self,
+        context: LeaderContext,
+        record: EpochRecord,
+        *,
+        resync_s: float,
+        inline_passes: bool = False,
+        open_clock: OpenClock | None = None,
+    ) -> None:
+        self.node_changes = 0  #: how often something has changed of the nodes
+        self.record = record
+        self.context = context
+        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._resync_s = resync_s
+        self._ensured: frozenset[str] = frozenset()
+        self._config = data_of(self._tree, paths.CONFIG, self._on_config)
+        self._watchdogs = names_below(self._tree, paths.WATCHDOGS, lambda: None)
+        window_s = 2 * context.coordinator.session_timeout_s
+        self.nodes = NodeKeeper(context, self._queue_of, window_s=window_s, changed=self._on_nodes)
+        open_clock = open_clock or partial(ClockReader, context.credentials)
+        self.placer = Placer(context, self.nodes, open_clock=open_clock, inline=inline_passes)
+        self.submissions = SubmissionKeeper(context, lambda: self.node_names, self.placer.amended)
+        self._census = Census(context, self.submissions.followed, lambda: self.node_names)
+        self.caps = CapKeeper(context, self.submissions.followed, self.nodes)
+        self._release = ReleaseKeeper(context, self.living, lambda: self._watchdogs.value or ())
+        self.server_calls = LeaderCalls(context)
+
+    def start(self) -> None:
+        """Begins the leadership. Settings first: they say how long a grace is."""
+        self._config.refresh()
+        self.nodes.start()
+        self.submissions.start()
+        self.placer.start()
+        self._watchdogs.refresh()
+        self._release.look()
+        self._census.start()
+        self.caps.start()
+        self._tree.tell(self._resyncs(), "the resync")
+
+    def close(self) -> None:
+        """The leadership is over: nothing is done any more. Idempotent."""
+        self.placer.close()
+        self.server_calls.close()
+        self._tree.close()
+
+    def pause(self) -> None:
+        """The session is in doubt: nothing is sent from now on."""
+        self._tree.pause()
+
+    def revalidate(self) -> None:
+        """The same session is back: the fence is read before anything is written (CAMEL-24457 did it the other way round)."""
+        self._tree.stories.end("the fence")
+        self._tree.tell(self._read_fence(), "the fence")
+
+    def _read_fence(self) -> Story[None]:
+        while True:
+            try:
+                found = yield self.context.coordinator.get(paths.EPOCH, timeout_s=5.0)
+                break
+            except RmgrError:
+                yield Pause(0.2)
+        if found is None or found.version != self._term.epoch_version:
+            self._tree.depose("the epoch has moved while the session was in doubt")
+            return
+        self._term.log.info("leadership_continued", epoch=self.record.epoch)
+        self._tree.resume()
+
+    # -- settings
+
+    @property
+    def settings(self) -> ClusterSettings:
+        """The cluster's, as they are now."""
+        return self.context.settings
+
+    def _on_config(self) -> None:
+        found = self._config.value
+        if found is None:
+            return
+        before = self.settings
+        try:
+            self.context.settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
+        except WrongCluster as error:
+            self._term.log.error("settings_unreadable", error=error.message)
+            return
+        wanted = frozenset(path for queue in self.settings.queues for path in (paths.pending(queue.name), paths.held(queue.name)))
+        if wanted - self._ensured:
+            self._tree.tell(self._ensure(wanted), "directories of queues", key=wanted)
+        self.server_calls.settings_read(self.settings)
+        if _of_jobs(self.settings) != _of_jobs(before):
+            self.submissions.reconsider()
+            self.placer.settings_changed()
+
+    def _ensure(self, wanted: frozenset[str]) -> Story[None]:
+        """Directories of new queues; `ensure` waits, so it runs where store calls do."""
+        missing = sorted(wanted - self._ensured)
+        yield self._calls.coordinator(lambda zookeeper: zookeeper.ensure(missing))
+        self._ensured |= wanted
+
+    def _on_nodes(self) -> None:
+        self.node_changes += 1
+        self.placer.nodes_changed()
+
+    def _queue_of(self, number: int) -> Story[str | None]:
+        return self.submissions.queue_of(number)
+
+    # -- resync
+
+    def _resyncs(self) -> Story[None]:
+        while True:
+            yield Pause(self._resync_s * machine.uniform(0.5, 1.5))
+            self._term.aside.attempt(self._resync)
+
+    def _resync(self) -> None:
+        self._config.refresh()
+        self._watchdogs.refresh()
+        self._release.look()
+        self.nodes.resync()
+        self.submissions.resync()
+        self.placer.resync()
+        self._term.metrics.backlog.set(self._tree.backlog)
+
+    def living(self) -> list[NodeRecord]:
+        """Nodes whose Starters are there. In the loop."""
+        return [record for record in self.nodes.records.values() if record.guid in self.nodes.alive]
+
+    # -- answers
+
+    @property
+    def node_names(self) -> list[str]:
+        """All nodes, by name. From any thread."""
+        return sorted(self.nodes.records)
+
+    @property
+    def mass_loss(self) -> MassLoss | None:
+        """The mass loss under way. From any thread."""
+        return self.nodes.mass
+
+    @property
+    def aside(self) -> Aside:
+        """What raised in this term, and is told in `rmgr status`."""
+        return self._term.aside
+
+    def hurry(self) -> bool:
+        """Reads now what was put off. Returns: memory is as new as ZooKeeper was when this was first called."""
+        return self.nodes.hurry() and self.submissions.hurry()
+
+    def snapshot(self) -> ClusterSnapshot:
+        """A copy of everything, for another thread; claimed blocks aside. Cost: O(submissions + tasks) bytes."""
+        known = [followed for followed in self.submissions.followed.values() if followed.submission is not None and followed.is_loaded]
+        return ClusterSnapshot(
+            settings=self.settings,
+            epoch=self.record,
+            leader_alive=True,
+            watchdogs=len(self._watchdogs.value or ()),
+            submissions={item.number: (item.submission, item.progress.copy()) for item in known if item.submission is not None},
+            nodes=dict(self.nodes.records),
+            alive=self.nodes.alive,
+            drains=dict(self.nodes.drains),
+            resumed=dict(self.nodes.resumed),
+            troubles=dict(self.nodes.troubles),
+            aside=self._term.aside.told(),
+            nowhere=dict(self._census.nowhere),
+            ownerless=self.submissions.ownerless(),
+            waiting={item.number: sum(seen.count for seen in item.failed.values()) for item in known if item.failed},
+        )
+
+
+def _of_jobs(settings: ClusterSettings) -> ClusterSettings:
+    """Without what is of calls, and of users: another policy there, or another cap, rebuilds nothing that jobs are placed by."""
+    pipelines = tuple(spec for spec in settings.pipelines if spec.partition != CALLS)
+    return replace(settings, pipelines=pipelines, limits=UserLimits(), changed_by="", changed_us=0)
+
+
+class ReleaseKeeper:
+    """Args:
+    starters: records of the nodes whose Starters live. watchdogs: names of all candidates.
+    """
+
+    def __init__(
+        self,
+        context: LeaderContext,
+        starters: Callable[[], Iterable[NodeRecord]],
+        watchdogs: Callable[[], Iterable[str]],
+    ) -> None:
+        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._starters = starters
+        self._watchdogs = watchdogs
+
+    def look(self) -> None:
+        """One comparison. Cost: one read while nothing changes."""
+        self._tree.tell(self._look(), paths.META)
+
+    def _look(self) -> Story[None]:
+        found = yield self._tree.get(paths.META)
+        if found is None:
+            return
+        meta, mine = decode_record(found.data, Meta, paths.META), release().protocol
+        if not meta.store_bound_us:
+            owner = yield self._calls.store(remembered)
+            if owner == meta.cluster_id:
+                self._tree.commit(leader_ops.mark_store(meta, found.version, self._term.wall_us()))
+            return  # the protocol has its turn with the next look
+        members, names = [mine, *(record.protocol for record in self._starters())], sorted(self._watchdogs())
+        if mine <= meta.protocol or raised(meta.protocol, members) == meta.protocol or not names:
+            return
+        entries = yield from each([self._tree.get(f"{paths.WATCHDOGS}/{name}") for name in names])  # one that cannot be read: not now
+        protocol = raised(meta.protocol, [*members, *(mine if one is None else _protocol(one) for one in entries)])
+        if protocol > meta.protocol:
+            outcome = yield self._tree.commit(leader_ops.raise_protocol(meta, found.version, protocol))
+            if isinstance(outcome, Committed):
+                self._term.log.info("protocol_raised", version=protocol, epoch=self._term.epoch)
+
+
+def _protocol(found: Stamped) -> int:
+    """That a candidate speaks; 0 when its entry cannot be read."""
+    try:
+        return decode_record(found.data, EpochRecord, paths.WATCHDOGS).protocol
+    except WrongCluster:
+        return 0

@@ -1,0 +1,528 @@
+"""Liveness of nodes: a Starter whose session ended is fenced after a grace, then its claimed blocks are marked FAILED.
+
+Two kinds of open business, both level-triggered and found again by any successor:
+- a *case*: a node that is up by its record and whose Starter has no entry; ends with FENCE, or with its return;
+- a *clearing*: a fenced node with blocks under /running; ends when the last one is FAILED, or with its return: what is left then is its own
+  business. Orders to the node and its idle marker are taken away in the end.
+FENCE comes first, always: from then on the old incarnation can commit nothing, whatever session it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rmgr.coord import validity
+from rmgr.coord.decisions import liveness
+from rmgr.coord.decisions.liveness import LossWindow, MassLoss, Meter
+from rmgr.coord.ops.leader import discard, fail, fence
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Check, Committed, Conflict, Multi, Stamped, Unknown
+from rmgr.coord.protocol.records import decode_record
+from rmgr.daemons.leader.facts import user_mark
+from rmgr.daemons.leader.tree import LeaderContext, names_below
+from rmgr.errors import RmgrError, WrongCluster
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, StarterEntry, Trouble
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.story import Pause, Story, each
+
+_RETRY_S = 1.0
+#: A long list is read again no sooner than after this for each of its names beyond the first ones: 0.1 s with 2,000 Starters.
+_PACE_S, _SHORT = 50e-6, 100
+#: Nodes fenced by one multi.
+_TOGETHER = 50
+#: Records read again at once, when there is reason to doubt what is known: nodes are never deleted, and may be thousands.
+DOUBTS = 250
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    """A node without Starter, which was of this guid. claimed: how much it had."""
+
+    guid: str
+    claimed: int = 0
+
+
+class NodeKeeper:
+    """Nodes, their Starters and what to do when they vanish.
+
+    Args:
+        queue_of: the queue of a submission, None: there is no such submission.
+        window_s: mass losses are counted over so long (2 T).
+        changed: called when nodes, entries or drains have changed.
+    """
+
+    def __init__(
+        self,
+        context: LeaderContext,
+        queue_of: Callable[[int], Story[str | None]],
+        *,
+        window_s: float,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.records: dict[str, NodeRecord] = {}
+        self.drains: dict[str, Drain] = {}
+        self.resumed: dict[str, Drain] = {}
+        self.troubles: dict[str, Trouble] = {}
+        self.alive: frozenset[str] = frozenset()
+        self.mass: MassLoss | None = None
+        self._tree, self._term = context.tree, context.term
+        self._context = context
+        self._changed = changed
+        self._versions: dict[str, int] = {}
+        self._entries: frozenset[str] = frozenset()
+        self._names = names_below(self._tree, paths.NODES, self._on_names)
+        self._starters = names_below(self._tree, paths.STARTERS, self._on_starters)
+        self._drained = names_below(self._tree, paths.DRAINS, self._on_drains)
+        self._troubled = names_below(self._tree, paths.TROUBLES, self._on_troubles)
+        self._revoked = names_below(self._tree, paths.REVOKED, self._look_soon)
+        self._starters.is_chatty = self._drained.is_chatty = self._troubled.is_chatty = True
+        self._cases: dict[str, _Case] = {}
+        self._clearer = Clearer(context, queue_of, self._turn, self._fetch)
+        self._window = LossWindow(context.settings.mass_loss_share, window_s)
+        self._meter: Meter | None = None
+        self._unread = 0  # records and entries asked for and not yet here: no case is opened before
+        self._listed = False
+        self._turned = 0
+        self._looks = False
+        self._ripe: dict[str, _Case] = {}  # cases whose grace is over, to be looked at together
+
+    def start(self) -> None:
+        """Reads everything; records before entries (see `coord/decisions/liveness.py`)."""
+        self._names.refresh()
+        self._drained.refresh()
+        self._troubled.refresh()
+        self._revoked.refresh()
+
+    def resync(self) -> None:
+        """Compares memory with znodes, watches or not."""
+        self._names.refresh()
+        self._drained.refresh()
+        self._troubled.refresh()
+        self._revoked.refresh()
+        for name in self._slice(sorted(self.records)):
+            self._fetch(name, drift=True)
+        self._starters.refresh()
+
+    def _slice(self, names: list[str]) -> list[str]:
+        """The next `DOUBTS` of the names, round after round."""
+        start = self._turned % max(1, len(names))
+        self._turned = start + DOUBTS if start + DOUBTS < len(names) else 0
+        return names[start : start + DOUBTS]
+
+    def hurry(self) -> bool:
+        """Whether nothing is being read."""
+        waits = [cache.hurry() for cache in (self._names, self._starters, self._drained, self._troubled, self._revoked)]
+        return not any(waits) and not self._unread
+
+    def takes_work(self, name: str) -> bool:
+        """The node is up, nobody drains it, and its Starter takes what is placed there."""
+        record, trouble = self.records[name], self.troubles.get(name)
+        is_up = record.state is NodeState.UP and record.guid in self.alive and name not in self.drains
+        return is_up and (trouble is None or trouble.incarnation != record.incarnation or trouble.kind in TAKES_WORK)
+
+    def refuses(self, name: str) -> Collection[str]:
+        """Users whose work the node's Starter cannot run."""
+        record, trouble = self.records[name], self.troubles.get(name)
+        return trouble.refused if trouble is not None and trouble.incarnation == record.incarnation else ()
+
+    def mark_of(self, user: str) -> str:
+        """What jobs of the user need of their nodes (`user_mark`), "" if no node refuses his work."""
+        return user_mark(user) if any(user in trouble.refused for trouble in self.troubles.values()) else ""
+
+    def version_of(self, name: str) -> int | None:
+        """The node's fence; None for an unknown one."""
+        return self._versions.get(name)
+
+    # -- facts
+
+    def _on_names(self) -> None:
+        names = self._names.value or ()
+        self._names.pace_s = _PACE_S * max(0, len(names) - _SHORT)
+        for name in names:
+            if name not in self.records:
+                self._fetch(name)
+        if not self._starters.is_known:
+            self._starters.refresh()  # sent after the records: answered after them
+
+    def _fetch(self, name: str, *, drift: bool = False) -> None:
+        self._unread += 1
+        self._tree.tell(self._read_record(name, drift=drift), paths.node(name), key=object())
+
+    def _read_record(self, name: str, *, drift: bool) -> Story[None]:
+        try:
+            found = yield self._tree.get(paths.node(name))
+        except RmgrError:
+            self._tree.after(_RETRY_S, partial(self._fetch, name))
+            return
+        finally:
+            self._unread -= 1
+        if found is not None:
+            if drift and name in self._versions and self._versions[name] < found.version and name not in self._cases:
+                self._term.metrics.resync_drift.inc()
+            self._take(name, found)
+        self._look_soon()
+
+    def _take(self, name: str, found: Stamped) -> None:
+        if found.version <= self._versions.get(name, -1):
+            return  # known, or older than what a commit of ours has made
+        try:
+            record = decode_record(found.data, NodeRecord, paths.node(name))
+        except WrongCluster as error:
+            self._term.log.error("node_record_unreadable", node=name, error=error.message)
+            return
+        self.records[name], self._versions[name] = record, found.version
+        self._changed()
+
+    def _on_starters(self) -> None:
+        entries = frozenset(self._starters.value or ())
+        for entry in sorted(entries - self._entries):
+            if self._listed:  # at the start all records have been asked for before
+                self._unread += 1
+                self._tree.tell(self._read_entry(entry), f"{paths.STARTERS}/{entry}", key=object())
+        self._entries = entries
+        self._starters.pace_s = _PACE_S * max(0, len(entries) - _SHORT)
+        alive = liveness.guids(entries)
+        if self._listed:  # a Starter may have registered and gone again between two readings of the list
+            gone = [record for record in self.records.values() if record.guid not in alive]
+            gone.sort(key=lambda record: (record.state is NodeState.FENCED, -record.registered_us, record.node))
+            for record in gone[:DOUBTS]:
+                self._fetch(record.node)
+        self._listed = True
+        self._set_alive(alive)
+
+    def _set_alive(self, alive: frozenset[str]) -> None:
+        for guid in alive - self.alive:
+            self._window.returned(guid)
+        if alive != self.alive:
+            self.alive = alive
+            self._changed()
+        self._look()
+
+    def _read_entry(self, entry: str) -> Story[None]:
+        try:
+            found = yield self._tree.get(f"{paths.STARTERS}/{entry}")
+        except RmgrError:
+            found = None
+        self._unread -= 1
+        if found is not None:
+            for name in decode_record(found.data, StarterEntry, entry).nodes:
+                self._fetch(name)
+        self._look_soon()
+
+    def _on_drains(self) -> None:
+        names = self._drained.value or []
+        for table in (self.drains, self.resumed):
+            for name in [known for known in table if known not in names]:
+                del table[name]
+        self._tree.tell(self._read_all(names, paths.drain, self._take_drain), paths.DRAINS, key=object())
+        self._changed()
+
+    def _take_drain(self, name: str, found: Stamped) -> None:
+        drain = decode_record(found.data, Drain, paths.drain(name))
+        table, other = (self.resumed, self.drains) if drain.is_over else (self.drains, self.resumed)
+        table[name] = drain
+        other.pop(name, None)
+
+    def _on_troubles(self) -> None:
+        names = self._troubled.value or []
+        for name in [known for known in self.troubles if known not in names]:
+            del self.troubles[name]
+        self._tree.tell(self._read_all(names, paths.trouble, self._take_trouble), paths.TROUBLES, key=object())
+        self._changed()
+
+    def _take_trouble(self, name: str, found: Stamped) -> None:
+        self.troubles[name] = decode_record(found.data, Trouble, paths.trouble(name))
+
+    def _read_all(self, names: list[str], path_of: Callable[[str], str], take: Callable[[str, Stamped], None]) -> Story[None]:
+        if names:
+            for name, found in zip(names, (yield self._tree.get_all(list(map(path_of, names)))), strict=True):
+                if found is not None:
+                    self._term.aside.run(path_of(name), found.version, partial(take, name, found))
+            self._changed()
+
+    # -- what follows from them
+
+    def _look_soon(self) -> None:
+        """Looks once for any number of records that have arrived together."""
+        if not self._looks:
+            self._looks = True
+            self._tree.soon(self._look)
+
+    def _look(self) -> None:
+        """Opens and drops cases and clearings; harmless to call at any time. Cost: O(nodes)."""
+        self._looks = False
+        if not self._listed:
+            return
+        lost = set(liveness.lost(self.records, self.alive, self._revoked.value or ()))
+        for name in [known for known in self._cases if known not in lost]:
+            self._drop(name)
+        new = sorted(lost - self._cases.keys()) if not self._unread else []
+        for name in new:
+            self._window.note(self.records[name].guid, self._tree.clock())
+        for name in new:
+            self._open(name)
+        for name, record in self.records.items():
+            if record.state is NodeState.FENCED:
+                self._clearer.clear(name, self._versions[name])
+            else:
+                self._clearer.leave(name)
+        self._term.metrics.nodes_up.set(
+            sum(record.state is NodeState.UP and record.guid in self.alive for record in self.records.values())
+        )
+
+    def _drop(self, name: str) -> None:
+        case = self._cases.pop(name)
+        self._tree.stories.end(case)
+        self._window.returned(case.guid)
+        self._term.log.info("node_returned", node=name, epoch=self._term.epoch)
+
+    def _open(self, name: str) -> None:
+        record = self.records[name]
+        self._cases[name] = case = _Case(record.guid)
+        self._term.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid, epoch=self._term.epoch)
+        self._judge_mass()
+        self._tree.tell(self._wait(name, case), f"lost node {name}", key=case)
+
+    def _wait(self, name: str, case: _Case) -> Story[None]:
+        """For the end of its grace, and its turn."""
+        try:
+            claimed = yield self._tree.children(paths.running_node(name))
+            claimed = claimed or (yield self._tree.children(paths.hold(name)))  # what it only helped with counts, too
+            case.claimed = len(claimed or ())
+        except RmgrError:
+            case.claimed = 1
+        # A Starter that ended in good order left nothing behind: there is nobody to wait for.
+        yield Pause(self._context.settings.grace_us / 1e6 if case.claimed else 0.0)
+        yield from self._ripen(name, case)
+
+    def _try_again(self, name: str, case: _Case) -> Story[None]:
+        yield Pause(_RETRY_S)
+        yield from self._ripen(name, case)
+
+    def _ripen(self, name: str, case: _Case) -> Story[None]:
+        while wait_s := self._turn():
+            yield Pause(wait_s)
+        self._ripe[name] = case
+        self._tree.tell(self._confirm_all(), "lost nodes")
+
+    def _confirm_all(self) -> Story[None]:
+        """One list for all whose grace has ended together: it may be long."""
+        while self._ripe:
+            yield self._tree.others_first()
+            cases, self._ripe = self._ripe, {}
+            yield from self._confirm(cases)
+
+    def _confirm(self, cases: dict[str, _Case]) -> Story[None]:
+        """Is it still so? Records first, then the list (FIFO): see `coord/decisions/liveness.py`."""
+        records = [self._tree.get(paths.node(name)) for name in cases]
+        entries = self._tree.children(paths.STARTERS)
+        for (name, case), record in zip(cases.items(), records, strict=True):
+            with suppress(RmgrError):  # the fence is tried on an older version then, and loses if that has changed
+                found = yield record
+                if found is not None and self._cases.get(name) is case:
+                    self._take(name, found)
+        try:
+            listed = yield entries
+        except RmgrError:
+            for name, case in cases.items():
+                if self._cases.get(name) is case:
+                    self._tree.tell(self._try_again(name, case), f"lost node {name}", key=case)
+            return
+        self._set_alive(liveness.guids(listed or ()))  # drops the cases whose nodes are back
+        doomed = []
+        for name, case in cases.items():
+            if self._cases.get(name) is not case:
+                continue
+            if self.records[name].guid != case.guid:  # another incarnation, lost in its turn: it has its own grace
+                self._drop(name)
+                self._look_soon()
+            else:
+                doomed.append(name)
+        for start in range(0, len(doomed), _TOGETHER):
+            self._fence_soon({name: cases[name] for name in doomed[start : start + _TOGETHER]})
+
+    def _fence_soon(self, cases: dict[str, _Case]) -> None:
+        self._tree.tell(self._fence(cases), f"lost nodes {', '.join(cases)}"[:200], key=object())
+
+    def _fence(self, cases: dict[str, _Case]) -> Story[None]:
+        failpoint("leader.before_fence")
+        reasons, multis = {}, []
+        for name, case in cases.items():
+            record = self.records[name]
+            reasons[name] = liveness.fence_reason(case.claimed, revoked=record.key_id in (self._revoked.value or ()), leaves=record.leaves)
+            multis.append(fence(self._term.epoch_version, record, self._versions[name], reasons[name]))
+        ops = tuple(dict.fromkeys(op for multi in multis for op in multi.ops))  # the leader fence is checked once
+        # All or nothing: what proves one of them proves all.
+        outcome = yield self._tree.commit(replace(multis[0], ops=ops), urgent=True)
+        standing = [name for name, case in cases.items() if self._cases.get(name) is case]
+        match outcome:
+            case Committed():
+                self._fenced(cases, reasons, outcome)
+            case Conflict() if len(cases) > 1:  # one of them has registered again
+                for name in standing:
+                    self._fence_soon({name: cases[name]})
+            case Conflict():  # it has registered again: look once more
+                for name in standing:
+                    del self._cases[name]
+                    self._fetch(name)
+            case Unknown():
+                for name in standing:
+                    self._tree.tell(self._try_again(name, cases[name]), f"lost node {name}", key=cases[name])
+
+    def _fenced(self, cases: dict[str, _Case], reasons: dict[str, str], outcome: Committed) -> None:
+        for at, (name, case) in enumerate(cases.items(), start=1):
+            self._cases.pop(name, None)
+            self._versions[name] = outcome.versions[at]
+            self.records[name] = replace(self.records[name], state=NodeState.FENCED, reason=reasons[name])
+            self._term.metrics.fenced_nodes.inc()
+            self._term.log.info(
+                "node_fenced",
+                node=name,
+                incarnation=self.records[name].incarnation,
+                reason=reasons[name],
+                running=case.claimed,
+                epoch=self._term.epoch,
+            )
+        failpoint("leader.after_fence")
+        self._changed()
+        self._look()
+
+    # -- mass loss
+
+    def _judge_mass(self) -> None:
+        self._window.share = self._context.settings.mass_loss_share
+        verdict = self._window.verdict(len(self.alive), self._tree.clock())
+        if (verdict is None) != (self.mass is None):
+            self._term.metrics.mass_loss.set(0 if verdict is None else 1)
+            if verdict is not None:
+                self._meter = Meter(self._context.settings.mass_requeue_per_s, self._tree.clock())
+                self._tree.tell(self._until_it_is_over(), "the mass loss")
+                self._term.log.warning(
+                    "mass_loss_began",
+                    failed=verdict.lost,
+                    total=verdict.known,
+                    rate=self._context.settings.mass_requeue_per_s,
+                    epoch=self._term.epoch,
+                )
+            else:
+                self._meter = None
+                self._term.log.info("mass_loss_ended", epoch=self._term.epoch)
+        self.mass = verdict
+
+    def _until_it_is_over(self) -> Story[None]:
+        while self.mass is not None or self._meter is not None:
+            yield Pause(1.0)
+            self._judge_mass()
+
+    def _turn(self) -> float:
+        """0.0: go on; else how long to wait before asking again (rule 21)."""
+        if self.mass is not None:
+            self._judge_mass()
+        return self._meter.take(self._tree.clock()) if self._meter is not None else 0.0
+
+
+class Clearer:
+    """All clearings of one leadership.
+
+    Args:
+        queue_of: the queue of a submission, None: there is no such submission.
+        turn: 0.0: the next block may be FAILED; else how long to wait before asking again. fetch: the node's record is another by now.
+    """
+
+    def __init__(
+        self,
+        context: LeaderContext,
+        queue_of: Callable[[int], Story[str | None]],
+        turn: Callable[[], float],
+        fetch: Callable[[str], None],
+    ) -> None:
+        self._tree, self._term = context.tree, context.term
+        self._queue_of = queue_of
+        self._turn = turn
+        self._fetch = fetch
+        self._begun: dict[str, int] = {}  # node -> the fenced version for which its clearing was begun
+
+    def clear(self, name: str, version: int) -> None:
+        """The node is fenced, at this version of its record; often called, once done."""
+        if self._begun.get(name) != version:
+            self.leave(name)
+            self._begun[name] = version
+            self._tree.tell(self._clear(name, version), f"clearing of {name}", key=("clearing", name))
+
+    def leave(self, name: str) -> None:
+        """The node is not fenced (any more)."""
+        if self._begun.pop(name, None) is not None:
+            self._tree.stories.end(("clearing", name))
+
+    def _clear(self, name: str, version: int) -> Story[None]:
+        failed = 0
+        while True:
+            try:
+                keys = [key for _, key in sorted(paths.blocks_in((yield self._tree.children(paths.running_node(name)))))]
+                if not keys:
+                    break
+                some = yield from self._fail(name, version, keys)
+            except RmgrError:
+                some = 0
+            failed += some
+            if not some:
+                yield Pause(_RETRY_S)
+        if failed:
+            self._term.log.info("node_cleared", node=name, failed=failed, epoch=self._term.epoch)
+        # Orders to the node, and its idle marker, are of no use.
+        asked: list[Future[Any]] = [self._tree.children(paths.inbox_node(name)), self._tree.stat(paths.idle(name))]
+        orders, idle = yield from each(asked)
+        multi = liveness.tidy(self._term.epoch_version, name, version, orders=orders or [], idle=idle is not None)
+        if multi is not None:
+            self._tree.commit(multi)
+
+    def _fail(self, name: str, version: int, keys: list[BlockKey]) -> Story[int]:
+        """Marks blocks FAILED. Returns: how many."""
+        queues: dict[int, str | None] = {}
+        for number in dict.fromkeys(key.submission for key in keys):
+            queues[number] = yield from self._queue_of(number)
+        blocks = yield self._tree.get_all([paths.running_block(name, key) for key in keys])
+        sent = []
+        for key, found in zip(keys, blocks, strict=True):
+            if found is not None:
+                while wait_s := self._turn():
+                    yield Pause(wait_s)
+                block = paths.running_block(name, key)
+                try:
+                    multi = self._ended(name, version, key, queues[key.submission], found)
+                except Exception as error:  # noqa: BLE001 - the boundary of one block
+                    self._term.aside.add(block, found.version, error)
+                else:
+                    sent.append((block, self._tree.commit(multi, urgent=True)))
+        failed = 0
+        for block, answer in sent:
+            match (yield answer):
+                case Committed():
+                    failed += 1
+                    self._term.metrics.failed_blocks.inc()
+                    failpoint("leader.after_fail")
+                case Conflict(path=path) if path == paths.node(name):
+                    self._fetch(name)
+                case Conflict(path=path, kind=kind):  # no place for its record: its submission was collected, as the next look tells
+                    self._term.log.debug("leader_fail_conflict", node=name, block=block, path=path, kind=kind)
+        return failed
+
+    def _ended(self, name: str, version: int, key: BlockKey, queue: str | None, found: Stamped) -> Multi:
+        fenced = Check(paths.node(name), version)  # registered again: the rest is its own business
+        try:
+            if queue is not None:
+                validity.decode(found.data, BlockData, paths.running_block(name, key))
+        except RmgrError as error:  # whoever may hand work over may write what is none: it goes, and spreads nowhere
+            self._term.log.error("block_discarded", path=paths.running_block(name, key), error=error.message)
+            queue = None
+        if queue is None:
+            return discard(paths.running_block(name, key), fenced, version=found.version)
+        failpoint("leader.before_fail")
+        return fail(fenced, name, queue, key, found.data, found.version, reason=Reason.NODE_LOST, now_us=self._term.wall_us())

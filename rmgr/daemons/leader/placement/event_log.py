@@ -1,0 +1,192 @@
+"""The live event log: every fact and pass of the leader's scheduler, in pieces in the data store, to be exported and replayed.
+
+One state, from the moment it was built to the moment it was no longer believed, is one log: `events/<epoch>/<log>/<piece>`. What was not
+written when a leader dies is missing at the end of its log; nothing that happens waits for it. All facts go through `StateUpdates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from rmgr.coord.protocol import keys
+from rmgr.daemons.leader.placement.pipeline import named, pipeline_of
+from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.errors import RmgrError
+from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
+from rmgr.runtime.mailbox import Timer
+from rmgr.runtime.story import Story
+from rmgr.sched.plan import Plan
+from rmgr.sched.policy import Cause
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.event_log import Entry, Recorder, encode
+
+#: Lines are written after so long, or when there are so many bytes of them.
+EVERY_S, PIECE_BYTES = 2.0, 256 * 1024
+NOBODY: Mapping[str, str] = MappingProxyType({})
+#: Pieces that wait for a store that is away; more are not kept.
+MOST_PIECES = 64
+
+
+class LogPieces:
+    """Logs of one kind of one leader, in pieces in the store. In the leader's loop.
+
+    Args: family: of their keys. ttl_s: how long what is written now is kept, None = for ever.
+    """
+
+    def __init__(self, context: LeaderContext, family: str = keys.EVENTS, ttl_s: Callable[[], float | None] = lambda: None) -> None:
+        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._family = family
+        self._ttl_s = ttl_s
+        self._log = -1
+        self._piece = 0
+        self._lines: list[str] = []
+        self._bytes = 0
+        self._unwritten = 0
+        self._timer: Timer | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """The store takes what is written. From any thread."""
+        return self._unwritten < MOST_PIECES
+
+    def begin(self) -> None:
+        """Another log."""
+        self.flush()
+        self._log += 1
+        self._piece = 0
+
+    def write(self, line: str) -> None:
+        """A line of the log; it is put into the store within EVERY_S."""
+        self._lines.append(line)
+        self._bytes += len(line)
+        if self._bytes >= PIECE_BYTES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = self._tree.after(EVERY_S, self.flush)
+
+    def flush(self) -> None:
+        """Puts what was written into the store; where that is long away, nowhere."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines, self._bytes = self._lines, [], 0
+        if lines and self.has_room:
+            self.put(lambda: "".join(lines).encode())
+
+    def put(self, text: Callable[[], bytes]) -> None:
+        """A piece whose text is made where it does not keep the loop."""
+        key = keys.events(self._term.epoch, self._log, self._piece, family=self._family)
+        self._piece += 1
+        self._unwritten += 1
+        self._tree.tell(self._put(key, text, self._ttl_s()), key)
+
+    def _put(self, key: str, text: Callable[[], bytes], ttl_s: float | None) -> Story[None]:
+        try:
+            yield self._calls.store(lambda store: store.put(key, text(), ttl_s=ttl_s))
+        except RmgrError as error:
+            self._term.log.warning("events_not_written", key=key, error=error.message)
+        self._unwritten -= 1
+
+
+class Recording:
+    """The logs of what one leader places."""
+
+    def __init__(self, context: LeaderContext) -> None:
+        self._term = context.term
+        self._pieces = LogPieces(context)
+        self._recorder: Recorder | None = None
+
+    def begin(
+        self,
+        state: ClusterState,
+        settings: ClusterSettings,
+        partitions: Collection[str],
+        *,
+        half_life_us: int,
+        instead: Mapping[str, str] = NOBODY,
+    ) -> None:
+        """Another state, another log: of what places in these partitions. instead: partition -> the policy that does, not the set one."""
+        self.end()
+        self._pieces.begin()
+        pipelines = {partition: pipeline_of(settings, partition) for partition in sorted(partitions)}
+        pipelines |= {partition: named(partition, policy, {}) for partition, policy in instead.items() if partition in pipelines}
+        policy, parameters = _only_policy(pipelines)
+        self._recorder = Recorder(
+            self._pieces.write,
+            policy=policy,
+            parameters=parameters,
+            about={"epoch": self._term.epoch},
+            pipelines={partition: spec.tables() for partition, spec in pipelines.items()},
+        )
+        opening = self._recorder.opening(state, seed=0, half_life_us=half_life_us)
+        self._pieces.put(partial(_line_of, opening))
+
+    def told(self, now_us: int, name: str, *arguments: Any, **named: Any) -> None:
+        """A fact."""
+        if self._recorder is not None:
+            self._recorder.told(now_us, name, arguments, named)
+
+    def passed(self, now_us: int, causes: frozenset[Cause], plan: Plan) -> None:
+        """A pass whose plan is carried out at this time."""
+        if self._recorder is not None:
+            self._recorder.passed(now_us, causes, plan)
+
+    def end(self, now_us: int = 0) -> None:
+        """The state is not believed any more, or the leadership is over."""
+        if self._recorder is not None:
+            self._recorder.end(now_us)
+            self._recorder = None
+        self._pieces.flush()
+
+
+def _line_of(entry: Entry) -> bytes:
+    return f"{encode(entry)}\n".encode()
+
+
+def _only_policy(pipelines: Mapping[str, PipelineSpec]) -> tuple[str, dict[str, str]]:
+    """The policy and its parameters where there is one; else what the pipelines were set as."""
+    stages = [stage for spec in pipelines.values() for stage in spec.tables().get("stage", [])]
+    if len(stages) == 1 and stages[0].get("policy"):
+        return str(stages[0]["policy"]), {name: str(value) for name, value in stages[0].get("parameters", {}).items()}
+    return ", ".join(dict.fromkeys(spec.name or "pipeline" for spec in pipelines.values())), {}
+
+
+class StateUpdates:
+    """All facts of one leadership go through it. In the leader's loop.
+
+    Args: wall_us: the wall's clock. wake: asks for a turn of placement; often called, once done.
+    Attributes: causes: why the next pass is due. log: of events.
+    """
+
+    def __init__(self, log: Recording, wall_us: Callable[[], int], wake: Callable[[], None]) -> None:
+        self.log = log
+        self.wake = wake
+        self.causes: frozenset[Cause] = frozenset()
+        self._wall_us = wall_us
+        self._now_us = wall_us()
+
+    def now_us(self) -> int:
+        """The scheduler's clock: the wall's, never going back."""
+        self._now_us = max(self._now_us, self._wall_us())
+        return self._now_us
+
+    def tell(self, state: ClusterState, fact: str, *arguments: object, **named: object) -> None:
+        """One fact: into the state, and into the log."""
+        getattr(state, fact)(*arguments, **named)
+        self.log.told(self._now_us, fact, *arguments, **named)
+
+    def because(self, cause: Cause) -> None:
+        """Something has happened that the next pass must look at."""
+        self.causes |= {cause}
+
+    def take_causes(self) -> frozenset[Cause]:
+        """Why this pass is made; the next one needs new ones."""
+        causes, self.causes = self.causes, frozenset()
+        return causes
+
+    def end_log(self) -> None:
+        """The state is not believed any more, or the leadership is over."""
+        self.log.end(self._now_us)

@@ -1,0 +1,332 @@
+"""Table of waiting and placed jobs for the scheduler's driver: the names it has seen, whose they are, and which are old news.
+
+A list of names is read again and again (`WatchedCache`), and may be older than what a commit of ours has just made. So each entry that came
+of a commit has the time of its answer, and only a list that was asked for later counts against it.
+
+What policies remember of a partition is coded here for `/jobs/<partition>`: nodes by name, for their numbers are one leader's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import unpack
+from rmgr.daemons.leader.facts import Known, Names
+from rmgr.daemons.leader.tree import WatchedCache
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Allocation, job_id, task_of
+from rmgr.model.tasks.submission import Submission
+from rmgr.sched.job import Placement, Reservation, spans_of
+from rmgr.sched.records import Hold, Note, Share, Usage
+from rmgr.sched.state.cluster import ClusterState, notes_of
+from rmgr.sched.state.partition import Partition
+
+#: Jobs of which something was learned that are remembered.
+_KNOWN = 10_000
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A job under `pending` of its queue."""
+
+    queue: str
+    partition: str
+    key: BlockKey
+    name: str
+
+
+@dataclass(slots=True)
+class PlacedJob:
+    """A job under `/running/<head>`. since_s: when the commit that put it there was answered (the leader's clock), -inf = it was read."""
+
+    queue: str
+    partition: str
+    key: BlockKey
+    name: str
+    allocation: Allocation
+    since_s: float = -math.inf
+    is_lost: bool = False  #: its head was told that a node of it is gone
+
+    @property
+    def node(self) -> str:
+        """Its head."""
+        return self.allocation.head
+
+
+@dataclass(slots=True)
+class JobTable:
+    """Jobs by the scheduler's id. submissions: records by number; None: asked for."""
+
+    waiting: dict[int, Waiting] = field(default_factory=dict)
+    placed: dict[int, PlacedJob] = field(default_factory=dict)
+    submissions: dict[int, Submission | None] = field(default_factory=dict)
+    routes: dict[int, str] = field(default_factory=dict)  #: job -> the queue that a policy has chosen for it
+    since: dict[int, int] = field(default_factory=dict)  #: job -> when cores began to be held for it (us)
+    queued: dict[int, int] = field(default_factory=dict)  #: job that was given up -> when it came back to its queue (us)
+    marks: dict[int, str] = field(default_factory=dict)  #: job -> feature of the nodes on which its next start must be
+    stays: dict[int, tuple[int, int]] = field(default_factory=dict)  #: job that went on after a pause -> (since, its limit) (us)
+    pins: dict[int, int] = field(default_factory=dict)  #: job that has refused to stop -> until when it is not asked again (us)
+    known: OrderedDict[int, Known] = field(default_factory=OrderedDict)  #: of jobs whose blocks told more than their records
+    refused_blocks: dict[str, str] = field(default_factory=dict)  #: names that are no jobs: told once
+    unreadable_blocks: set[str] = field(default_factory=set)  #: names of blocks that cannot be read: no jobs either
+    _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
+    _there: dict[str, set[int]] = field(default_factory=dict)  # head -> its placed jobs
+    _taken: dict[str, dict[str, float]] = field(default_factory=dict)  # queue -> name -> when our commit took it away
+    took: Counter[str] = field(default_factory=Counter)  #: queue -> how many names our commits took away, ever
+
+    def forget_jobs(self) -> None:
+        """Everything will be read again; records of submissions stay."""
+        self.waiting.clear()
+        self.routes.clear()
+        self.since.clear()
+        for kept in (self.queued, self.marks, self.stays, self.pins, self.known):
+            kept.clear()
+        self.placed.clear()
+        self._there.clear()
+        self._seen.clear()
+        self._taken.clear()
+
+    def class_of(self, job: int) -> str:
+        """The queue class in which it is: that a policy chose, else the one that its user named; "" = none."""
+        if found := self.routes.get(job, ""):
+            return found
+        record = self.submissions.get(task_of(job)[0])
+        return record.rigid.queue_class if record is not None and record.rigid is not None else ""
+
+    def may_move(self, job: int) -> bool:
+        """Its user lets it go back to its queue."""
+        submission = self.submissions.get(task_of(job)[0])
+        return submission is None or submission.resubmit
+
+    def learn(self, job: int, known: Known) -> None:
+        """What its block tells of it; kept when it leaves its nodes, for it may come back. The last ones are."""
+        self.known[job] = known
+        self.known.move_to_end(job)
+        if len(self.known) > _KNOWN:
+            self.known.popitem(last=False)
+
+    # -- pending --------------------------------------------------------------------------------------------------------------
+
+    def came(self, queue: str, cache: WatchedCache[list[str]]) -> Iterator[tuple[str, BlockKey]]:
+        """Names under `pending` that are not accounted for; `settle` or `wait` accounts for them."""
+        taken = self._taken.setdefault(queue, {})
+        for name in sorted(set(cache.value or ()) - self._seen.setdefault(queue, set()) - self.unreadable_blocks, key=paths.claim_order):
+            taken_s = taken.get(name)
+            if taken_s is not None:
+                if cache.asked_s <= taken_s:
+                    continue
+                del taken[name]  # it was taken, and has come back
+            try:
+                yield name, paths.parse_block(name)
+            except ValueError:
+                self.refused_blocks[name] = "its name is none of a block"
+
+    def went(self, queue: str, cache: WatchedCache[list[str]]) -> list[int]:
+        """Waiting jobs whose names are gone from the list; they are forgotten."""
+        seen, names = self._seen.setdefault(queue, set()), set(cache.value or ())
+        gone = seen - names
+        seen -= gone
+        taken = self._taken.get(queue, {})
+        for name in [name for name, taken_s in taken.items() if taken_s < cache.asked_s and name not in names]:
+            del taken[name]  # no list that is older will come
+        found = []
+        for name in gone:
+            taken.pop(name, None)
+            self.refused_blocks.pop(name, None)
+            key = paths.parse_block(name)
+            job = job_id(key.submission, key.first)
+            waiting = self.waiting.get(job)
+            if waiting is not None and waiting.name == name:
+                del self.waiting[job]
+                for kept in (self.routes, self.since, self.queued, self.marks):
+                    kept.pop(job, None)
+                found.append(job)
+        return sorted(found)
+
+    def wait(self, queue: str, partition: str, name: str, key: BlockKey) -> int:
+        """The job waits. Returns its id."""
+        job = job_id(key.submission, key.first)
+        self.waiting[job] = Waiting(queue, partition, key, name)
+        self.settle(queue, name)
+        return job
+
+    def settle(self, queue: str, name: str) -> None:
+        """Nothing more is to be done about this name while it stands there."""
+        self._seen.setdefault(queue, set()).add(name)
+
+    # -- running ----------------------------------------------------------------------------------------------------------------
+
+    def place(self, job: int, key: BlockKey, allocation: Allocation, answered_s: float) -> None:
+        """A waiting job was given to its nodes."""
+        waiting = self.waiting.pop(job)
+        self.since.pop(job, None)
+        self.marks.pop(job, None)
+        self._seen[waiting.queue].discard(waiting.name)
+        self._taken.setdefault(waiting.queue, {})[waiting.name] = answered_s
+        self.took[waiting.queue] += 1
+        self.run(job, PlacedJob(waiting.queue, waiting.partition, key, paths.block_name(key), allocation, answered_s))
+
+    def run(self, job: int, placed: PlacedJob) -> None:
+        """It is under `/running`."""
+        self.placed[job] = placed
+        self._there.setdefault(placed.node, set()).add(job)
+
+    def has_jobs(self, node: str) -> bool:
+        """Placed jobs have their head there."""
+        return bool(self._there.get(node))
+
+    def leave(self, job: int) -> PlacedJob:
+        """It is not there any more."""
+        for kept in (self.routes, self.queued, self.stays, self.pins):
+            kept.pop(job, None)
+        placed = self.placed.pop(job)
+        self._there[placed.node].discard(job)
+        return placed
+
+    def ended(self, node: str, cache: WatchedCache[list[str]]) -> list[int]:
+        """Jobs of this head that are not there any more."""
+        names = frozenset(cache.value or ())
+        there = ((job, self.placed[job]) for job in self._there.get(node, ()))
+        return sorted(job for job, placed in there if placed.name not in names and cache.asked_s > placed.since_s)
+
+
+#: (node, how many), one entry a node.
+_Where: TypeAlias = tuple[tuple[str, int], ...]
+#: (run, where).
+_Shares: TypeAlias = tuple[tuple[int, _Where], ...]
+_T = TypeVar("_T")
+
+
+class Stopped(msgspec.Struct, array_like=True, frozen=True):
+    """A job that was asked to give its nodes up: which attempt of it, by which order; its last stretch; since when, None = unknown."""
+
+    job: int
+    attempt: int
+    guid: str
+    start_us: int
+    end_us: int
+    asked_us: int | None = None
+
+
+class Records(msgspec.Struct, array_like=True, frozen=True):
+    """reservations (job, start, where, policy), notes (policy, kind, job, value), holds (job, policy, waits, held), usage (user, account,
+    core-us, as of), routes (job, queue that was chosen for it); where use is kept, runs (job, user, account, cpus, start): what one has
+    used that is gone when this is read is charged then; since (job, us): when the first cores were held for it.
+
+    Of jobs on the move: stops: those that were asked to give their nodes up; suspended (job, start, end, since): those that stand still;
+    stays (job, start, end) of those that went on after either; queued (job, us): back in the queue since; marks (job, feature): where the
+    next start must be; pins (job, us): no policy may send it back until then.
+    """
+
+    reservations: tuple[tuple[int, int, _Where, str], ...] = ()
+    notes: tuple[tuple[str, str, int, tuple[int, ...]], ...] = ()
+    holds: tuple[tuple[int, str, _Shares, _Shares], ...] = ()
+    usage: tuple[tuple[str, str, int, int], ...] = ()
+    routes: tuple[tuple[int, str], ...] = ()
+    runs: tuple[tuple[int, str, str, int, int], ...] = ()
+    since: tuple[tuple[int, int], ...] = ()
+    stops: tuple[Stopped, ...] = ()
+    suspended: tuple[tuple[int, int, int, int], ...] = ()
+    stays: tuple[tuple[int, int, int], ...] = ()
+    queued: tuple[tuple[int, int], ...] = ()
+    marks: tuple[tuple[int, str], ...] = ()
+    pins: tuple[tuple[int, int], ...] = ()
+
+    def of_jobs(
+        self, partition: str, names: Names, waiting: frozenset[int], running: frozenset[int], others: frozenset[int] = frozenset()
+    ) -> tuple[list[Reservation], list[Note], list[Hold]]:
+        """The scheduler's records. Of jobs that have left meanwhile nothing is kept, and a share of such a run is free by now.
+
+        others: jobs that are there, and neither wait nor run.
+        """
+
+        def placed(named: _Where) -> Placement:
+            return spans_of(sorted((names.id(name), count) for name, count in named))
+
+        reservations = [Reservation(job, start, placed(where), policy) for job, start, where, policy in self.reservations if job in waiting]
+        known = waiting | running | others | {0}
+        notes = [Note(policy, kind, job, value, partition) for policy, kind, job, value in self.notes if job in known]
+        holds = []
+        for job, policy, waits, held in self.holds:
+            if job not in waiting:
+                continue
+            left = tuple(Share(run, placed(where)) for run, where in waits if run in running)
+            freed = tuple(Share(run, placed(where)) for run, where in waits if run not in running)
+            mine = tuple(Share(run, placed(where)) for run, where in held)
+            holds.append(Hold(job, left, tuple(sorted((*mine, *freed))), policy))
+        return reservations, notes, holds
+
+    def charged(self, running: frozenset[int], now_us: int, half_life_us: int) -> list[Usage]:
+        """The use of everybody, with that of runs that were recorded and have ended since, as if they had ended now."""
+        found = {(user, account): Usage(user, account, core_us, at_us) for user, account, core_us, at_us in self.usage}
+        for job, user, account, cpus, start_us in self.runs if half_life_us else ():
+            if job not in running:
+                had = found.get((user, account)) or Usage(user, account, 0, now_us)
+                found[user, account] = had.charged(cpus, start_us, now_us, half_life_us)
+        return sorted(found.values())
+
+
+_pack = msgspec.msgpack.Encoder()
+_unpack = msgspec.msgpack.Decoder(Records)
+
+
+def decode_records(data: bytes) -> Records:
+    """Raises: msgspec.DecodeError for what is no such record."""
+    return unpack(_unpack.decode, data) if data else Records()
+
+
+def encode_records(
+    part: Partition,
+    names: Names,
+    job_table: JobTable,
+    orders: Mapping[int, tuple[int, str, int | None]],
+    *,
+    users: ClusterState | None = None,
+) -> bytes:
+    """b"" when there is nothing to remember. Cost: O(records), however many jobs wait.
+
+    Args:
+        job_table: what the leader remembers of jobs. orders: (attempt, order, since) of those that were asked to give their nodes up.
+        users: whose use stands in this partition's record, None: in another's, or it is not kept.
+    """
+
+    def named(placement: Placement) -> _Where:
+        return tuple((names.name(node), count) for first, last, count in placement for node in range(first, last + 1))
+
+    def shares(some: Iterable[Share]) -> _Shares:
+        return tuple((share.run_id, named(share.cores)) for share in some)
+
+    def here(kept: Mapping[int, _T]) -> tuple[tuple[int, _T], ...]:
+        tables = (part.jobs, part.running, part.suspended, part.stopping)
+        return tuple(sorted((job, value) for job, value in kept.items() if any(job in table for table in tables)))
+
+    since, holds = job_table.since, sorted(part.holds.values())
+    stopping = [(run, orders[job]) for job, run in sorted(part.stopping.items()) if job in orders]
+    found = Records(
+        reservations=tuple((r.job_id, r.start_us, named(r.placement), r.policy) for r in sorted(part.reservations.values())),
+        notes=tuple((note.policy, note.kind, note.id, note.value) for note in sorted(notes_of(part))),
+        holds=tuple((hold.job_id, hold.policy, shares(hold.waits_for), shares(hold.held)) for hold in holds),
+        usage=tuple(tuple(use) for use in sorted(users.usage.values())) if users is not None else (),  # type: ignore[misc]  # its fields
+        routes=here(job_table.routes),
+        runs=_runs(users) if users is not None else (),
+        since=tuple((hold.job_id, since[hold.job_id]) for hold in holds if hold.job_id in since),
+        stops=tuple(Stopped(run.job.id, attempt, guid, run.start_us, run.end_us, asked_us) for run, (attempt, guid, asked_us) in stopping),
+        suspended=tuple((job, one.run.start_us, one.run.end_us, one.since_us) for job, one in sorted(part.suspended.items())),
+        stays=tuple((job, *stay) for job, stay in here(job_table.stays)),
+        queued=here(job_table.queued),
+        marks=here(job_table.marks),
+        pins=here(job_table.pins),
+    )
+    return b"" if users is None and found == Records() else _pack.encode(found)
+
+
+def _runs(state: ClusterState) -> tuple[tuple[int, str, str, int, int], ...]:
+    runs = (run for part in state.partitions.values() for run in part.running.values())
+    return tuple(sorted((run.job.id, run.job.user, run.job.account, run.job.cpus, run.start_us) for run in runs))

@@ -1,0 +1,433 @@
+"""Carries out requests (`/requests`) of users to running jobs: save your state, go on elsewhere, leave a node; writes the answer.
+
+Placed jobs that run are moved by the leader alone, whoever wants it. An open request is looked at in every turn until it is settled, from
+what is known by then: so it does not matter which leader began with it, nor whether a commit of it was ever made. Where a moved job may
+start next, says `NextStarts`. Answers are cleared away later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from rmgr.coord import validity
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Stamped, Unknown
+from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import decode_block, decode_record
+from rmgr.daemons.leader.placement.job_table import JobTable, PlacedJob
+from rmgr.daemons.leader.placement.scheduled_nodes import NextStarts, only
+from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, Stops, stop_order
+from rmgr.daemons.leader.placement.view import label
+from rmgr.daemons.leader.tree import LeaderContext, WatchedCache, data_of, names_below
+from rmgr.errors import RmgrError, StateConflict, Unavailable, UsageError
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
+from rmgr.model.tasks.request import StopKind, StopRequest
+from rmgr.runtime import machine
+from rmgr.runtime.story import Pause, Story
+from rmgr.sched.state.cluster import ClusterState
+
+#: How long an answer stays for who has asked.
+_KEEP_S = 60.0
+#: A drain that was asked for is seen within so long.
+_DRAIN_S = 10.0
+_RETRY_S = 0.2
+#: How long the end of a checkpoint order may come behind the end of the block that it was for, and the next attempt behind a lost one.
+_ORDER_S, _BACK_S = 10.0, 2.0
+#: Texts about jobs in the answer to a request: it is one znode.
+_TOLD_BYTES = 6 * 1024
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class UserRequest:
+    """One open request, or what it is for one of its jobs.
+
+    begun: the job was asked. block: of which a checkpoint was asked; gone_s: since when it is gone. error, told: what became of it.
+    settled: has its answer when it is over.
+    """
+
+    guid: str
+    request: StopRequest
+    end_s: float
+    begun: bool = False
+    sent: bool = False
+    order: WatchedCache[Stamped] | None = None
+    block: str = ""
+    gone_s: float | None = None
+    before: keys.Checkpoint | None = None
+    parts: list[UserRequest] | None = None
+    error: RmgrError | None = None
+    told: str = ""
+    is_over: bool = False
+    settled: Future[StopRequest] = field(default_factory=Future)
+
+    @property
+    def job(self) -> int:
+        """The scheduler's id."""
+        return job_id(self.request.submission, self.request.index)
+
+
+class UserRequests:
+    """All requests of one leadership.
+
+    Args:
+        drains: nodes that are drained. is_placing: some queue is placed in this cluster.
+        wake: asks for a turn.
+    """
+
+    def __init__(
+        self,
+        context: LeaderContext,
+        job_table: JobTable,
+        stops: Stops,
+        next_starts: NextStarts,
+        drains: Container[str],
+        *,
+        is_placing: Callable[[], bool],
+        wake: Callable[[], None],
+    ) -> None:
+        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._job_table = job_table
+        self._stops = stops
+        self._next_starts = next_starts
+        self._drains = drains
+        self._is_placing = is_placing
+        self._wake = wake
+        self._open: dict[str, UserRequest] = {}
+        self._names = names_below(self._tree, paths.REQUESTS, self._on_names)
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._names.refresh()
+
+    def resync(self) -> None:
+        """Looks again, watch or not."""
+        self._names.refresh()
+        for user_request in self._open.values():
+            if user_request.order is not None:
+                user_request.order.refresh()
+
+    def rebuilt(self) -> None:
+        """Everything was read again: stops that were committed are among it, others have not begun."""
+        for user_request in self._open.values():
+            for one in (user_request, *(user_request.parts or ())):
+                one.begun = one.begun and one.sent
+
+    # -- from its znode to its answer
+
+    def _on_names(self) -> None:
+        for guid in sorted(self._names.value or ()):
+            self._tree.tell(self._serve(guid), paths.request(guid))
+
+    def _serve(self, guid: str) -> Story[None]:
+        """One request, until its answer is cleared away. Doing it twice does no harm: a successor does what has no answer."""
+        found = yield self._tree.get(paths.request(guid))
+        if found is None:
+            return
+        answer = yield from self._answer_to(guid, found)
+        if answer is not None:
+            self._term.log.info("request_answered", submission=answer.submission, count=len(answer.done), error=answer.error)
+            yield self._tree.commit(leader_ops.answer_request(guid, answer, found.version))
+        yield Pause(_KEEP_S)  # without an answer, too: who has asked has long given up by then
+        yield self._tree.commit(leader_ops.clear_request(guid))
+
+    def _answer_to(self, guid: str, found: Stamped) -> Story[StopRequest | None]:
+        """None: it has one, or is no request."""
+        path = paths.request(guid)
+        try:
+            request = validity.decode(found.data, StopRequest, path)
+        except RmgrError as error:
+            self._term.log.warning("request_unreadable", path=path, error=error.message)
+            with suppress(RmgrError):  # who asks is told, if it is a request at all
+                request = decode_record(found.data, StopRequest, path)
+                return None if request.answered else replace(request, answered=True, error=error.message)
+            return None
+        if request.answered:
+            return None
+        try:
+            return (yield self._take(guid, request))  # type: ignore[no-any-return]
+        except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
+            self._term.aside.add(path, found.version, error)
+            return replace(request, answered=True, error=f"the leader cannot handle it: {error}")
+
+    def _take(self, guid: str, request: StopRequest) -> Future[StopRequest]:
+        """It is open from now on. Its answer is the request with what came of it."""
+        user_request = UserRequest(guid=guid, request=request, end_s=self._tree.clock() + _DRAIN_S)
+        if self._is_placing() and 0 <= request.index < MAX_INDEX:
+            self._open[guid] = user_request
+            self._wake()
+        else:  # nothing is placed in this cluster, or never that
+            if request.kind is StopKind.VACATE:
+                user_request.parts = []
+            else:
+                user_request.error = _no_job(request)
+            self._settle(user_request)
+        return user_request.settled
+
+    def _settle(self, user_request: UserRequest) -> None:
+        if user_request.order is not None:
+            user_request.order.stop()
+        self._tree.stories.end(user_request)
+        user_request.settled.set_result(answer_of(user_request))
+
+    # -- a turn
+
+    def turn(self, state: ClusterState, now_us: int) -> list[SentOrder] | None:
+        """Looks at every open request. Returns: orders to be committed, None = there is nothing to commit."""
+        asked = self._stops.taken_back()
+        for user_request in list(self._open.values()):
+            asked += self._step(state, user_request, now_us)
+            if user_request.is_over:
+                del self._open[user_request.guid]
+                self._settle(user_request)
+        if not asked and not self._stops.is_dirty:
+            return None
+        self._stops.is_dirty = False
+        return asked
+
+    def _step(self, state: ClusterState, user_request: UserRequest, now_us: int) -> list[SentOrder]:
+        if user_request.is_over:
+            return []
+        try:
+            if user_request.request.kind is StopKind.VACATE:
+                return self._vacate(state, user_request, now_us)
+            return self._one(state, user_request, now_us)
+        except RmgrError as error:
+            user_request.error, user_request.is_over = error, True
+            return []
+        except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
+            self._term.aside.add(paths.request(user_request.guid), None, error)
+            user_request.error, user_request.is_over = (
+                StateConflict(f"the leader cannot handle this request: {type(error).__name__}: {error}"),
+                True,
+            )
+            return []
+
+    def _vacate(self, state: ClusterState, user_request: UserRequest, now_us: int) -> list[SentOrder]:
+        """Every job with a part on the node, once nothing new comes there."""
+        node = user_request.request.node
+        if user_request.parts is None:
+            if node not in self._drains:
+                if self._tree.clock() > user_request.end_s:
+                    raise StateConflict(f"node {node} is not drained", hint=f"rmgr drain {node} --migrate")
+                self._tree.after(_RETRY_S, self._wake)
+                return []
+            placed = sorted(self._job_table.placed.items())
+            user_request.parts = [
+                self._part(user_request, job) for job, one in placed if any(name == node for name, _ in one.allocation.shares)
+            ]
+        asked = [one for part in user_request.parts for one in self._step(state, part, now_us)]
+        user_request.is_over = all(part.is_over for part in user_request.parts)
+        return asked
+
+    def _part(self, user_request: UserRequest, job: int) -> UserRequest:
+        submission, index = task_of(job)
+        attempt = self._job_table.placed[job].key.attempt
+        request = replace(user_request.request, kind=StopKind.MIGRATE, submission=submission, index=index, attempt=attempt)
+        return UserRequest(guid=machine.guid()[:12], request=request, end_s=user_request.end_s)
+
+    def _one(self, state: ClusterState, user_request: UserRequest, now_us: int) -> list[SentOrder]:
+        job_table, request, job, shown = self._job_table, user_request.request, user_request.job, self._label(user_request.job)
+        stop, placed, waiting = self._stops.by_job.get(job), job_table.placed.get(job), job_table.waiting.get(job)
+        if stop is not None:
+            if stop.is_refused:
+                raise _refused(shown, stop.why)
+            if not user_request.begun and stop.guid != user_request.guid and request.kind is StopKind.MIGRATE and not request.node:
+                self._redirect(user_request, stop)
+            user_request.begun = user_request.sent = True
+            return []
+        left = placed is None or placed.name != user_request.block
+        if request.kind is StopKind.CHECKPOINT and user_request.order is not None and left and self._is_young(user_request, _ORDER_S):
+            return []  # maybe that was its answer (exit code 85): the end of its order says whether it was stored
+        if placed is not None:
+            if 0 < request.attempt < placed.key.attempt:
+                where = [name for name, _ in placed.allocation.shares]
+                if request.to and where != [request.to]:
+                    raise _elsewhere(shown, request.to, f"its attempt {placed.key.attempt} runs on {', '.join(where)}, not on {request.to}")
+                self._over(user_request, f"it runs again on {', '.join(where)}, attempt {placed.key.attempt}")
+                return []
+            if request.kind is StopKind.CHECKPOINT:
+                if not user_request.begun:
+                    self._order_checkpoint(user_request, placed)
+                return []
+            if user_request.begun:
+                raise _refused(shown, self._stops.refusals.get(job, ""))
+            return [self._order_stop(state, user_request, placed, now_us)]
+        if waiting is not None:
+            if user_request.begun or 0 < request.attempt < waiting.key.attempt:
+                if request.to and job_table.marks.get(job) != only(request.to):
+                    what = f"its attempt {waiting.key.attempt} waits in queue {waiting.queue}, and not for node {request.to}"
+                    raise _elsewhere(shown, request.to, what)
+                self._over(user_request, f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
+                return []
+            raise StateConflict(f"job {shown} does not run: it waits in queue {waiting.queue}", hint=f"rmgr explain {shown}")
+        if user_request.begun:
+            if self._is_young(user_request, _BACK_S):
+                return []
+            raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
+        raise _no_job(request)
+
+    def _is_young(self, user_request: UserRequest, limit_s: float) -> bool:
+        """It is not known for so long that the job has left its nodes: what follows may not be seen yet."""
+        if user_request.gone_s is None:
+            user_request.gone_s = self._tree.clock()
+            self._tree.after(limit_s + 0.1, self._wake)
+        return self._tree.clock() - user_request.gone_s < limit_s
+
+    def _label(self, job: int) -> str:
+        return label(job, self._job_table.submissions)
+
+    def _over(self, user_request: UserRequest, told: str) -> None:
+        user_request.told, user_request.is_over = told, True
+
+    # -- stops
+
+    def _order_stop(self, state: ClusterState, user_request: UserRequest, placed: PlacedJob, now_us: int) -> SentOrder:
+        job, request, shown = user_request.job, user_request.request, self._label(user_request.job)
+        if not self._job_table.may_move(job):
+            raise StateConflict(
+                f"job {shown} was submitted with --no-requeue: it runs once, and is never asked to stop",
+                hint=f"let it end, or: rmgr cancel {shown}",
+            )
+        part = state.partitions[placed.partition]
+        run = part.running.get(job) or (part.suspended[job].run if job in part.suspended else None)
+        if run is None:
+            raise Unavailable(f"job {shown} is just being placed", hint="try again in a moment")
+        mark = self._next_starts.mark_for(run, placed, request.to) if not request.node else ""
+        order = stop_order(job, why=DRAIN if request.node else USER, detail=request.detail, grace_us=request.grace_us)
+        stop = self._stops.begin(state, run, user_request.guid, now_us)
+        if mark:
+            self._job_table.marks[job] = mark
+        else:
+            self._job_table.marks.pop(job, None)
+        user_request.begun = True
+        return SentOrder(job, user_request.guid, order, stop)
+
+    def _redirect(self, user_request: UserRequest, stop: PendingStop) -> None:
+        """Somebody else has the job stopped already: from now on it goes where this one wants it. Raises: as `NextStarts.mark_for`."""
+        marks, to = self._job_table.marks, user_request.request.to
+        if to or user_request.job not in marks:
+            marks[user_request.job] = self._next_starts.mark_for(stop.run, stop.placed, to)
+            self._stops.is_dirty = True
+
+    # -- checkpoints of a job that goes on
+
+    def _order_checkpoint(self, user_request: UserRequest, placed: PlacedJob) -> None:
+        submission = self._job_table.submissions.get(user_request.request.submission)
+        if submission is not None and submission.rigid is not None and submission.rigid.restart == FROM_START:
+            why = f"job {self._label(user_request.job)} was submitted with --restart-from start: nothing of it is stored"
+            raise StateConflict(why, hint="submit it without that option")
+        user_request.begun = True
+        self._tree.tell(self._checkpoint(user_request, placed), f"the checkpoint of job {user_request.job}", key=user_request)
+
+    def _checkpoint(self, user_request: UserRequest, placed: PlacedJob) -> Story[None]:
+        """Asks the head of the job; once it has obeyed, the store says what came of it."""
+        request, shown = user_request.request, self._label(user_request.job)
+        newest_of = partial(_newest, prefix=keys.checkpoints_of(request.submission, request.index))
+        try:
+            user_request.before = yield self._calls.store(newest_of)
+            user_request.block = placed.name
+            extra = {THEN: GO_ON, "why": USER, "block": placed.name} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
+            order = InboxOrder(
+                order=OrderKind.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra
+            )
+            outcome = yield self._tree.commit(leader_ops.order(placed.node, user_request.guid, order))
+            # A conflict: the leader before has sent it already; unknown: what stands there will tell.
+            if isinstance(outcome, Unknown):
+                self._term.log.warning("checkpoint_order_unknown", submission=request.submission, cause=outcome.cause)
+            user_request.sent = True
+            yield self._obeyed(user_request, placed)
+            try:
+                block = yield self._tree.get(paths.running_block(placed.node, placed.key))
+            except RmgrError:
+                block = None
+            newest = yield self._calls.store(newest_of)
+        except RmgrError as error:
+            user_request.error = Unavailable(f"job {shown} is not asked to save its state: {error.message}", hint="rmgr status")
+        else:
+            data = decode_block(block.data) if block is not None else None
+            said = data.story[-1] if data is not None and data.story else ""
+            if data is not None:
+                self._stops.learn(user_request.job, data)
+            if newest is not None and (user_request.before is None or newest.order > user_request.before.order):
+                user_request.told = said if str(newest) in said else f"checkpoint {newest} is stored"
+            elif block is None:
+                why = f"job {shown} ended, or left its node, before it had saved its state"
+                user_request.error = StateConflict(why, hint=f"rmgr show {shown}")
+            else:
+                user_request.error = StateConflict(f"job {shown} was not stored: {_because(said)}", hint=f"rmgr show {shown}")
+        user_request.is_over = True
+        self._wake()
+
+    def _obeyed(self, user_request: UserRequest, placed: PlacedJob) -> Future[None]:
+        """Its order is crossed off."""
+        obeyed: Future[None] = Future()
+
+        def looked() -> None:
+            if order.value is None:
+                order.stop()
+                obeyed.set_result(None)
+
+        user_request.order = order = data_of(self._tree, paths.inbox(placed.node, user_request.guid), looked)
+        order.refresh()
+        return obeyed
+
+
+def answer_of(user_request: UserRequest) -> StopRequest:
+    """The request with what came of it."""
+    parts = user_request.parts if user_request.parts is not None else [user_request] if user_request.error is None else []
+    error = user_request.error
+    told = [(part.request.submission, part.request.index, part.told if part.error is None else part.error.message) for part in parts]
+    brief = list(zip(parts, _brief(told), strict=True))
+    return replace(
+        user_request.request,
+        answered=True,
+        done=tuple(said for part, said in brief if part.error is None),
+        left=tuple(said for part, said in brief if part.error is not None),
+        error=error.message if error is not None else "",
+        code=error.code if error is not None else "",
+        hint=(error.hint or "") if error is not None else "",
+    )
+
+
+def _newest(store: Store, *, prefix: str) -> keys.Checkpoint | None:
+    """The newest checkpoint by its key. What is no key of a checkpoint is passed over. Cost: a read for each 1,000 rows."""
+    newest: keys.Checkpoint | None = None
+    after = ""
+    while names := store.keys(prefix, after=after):
+        for name in names:
+            with suppress(UsageError):
+                found = keys.parse_checkpoint(name)
+                if found is not None and (newest is None or found.order > newest.order):
+                    newest = found
+        after = names[-1]
+    return newest
+
+
+def _brief(told: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Of hundreds of jobs that left one node: what an answer has room for."""
+    most = _TOLD_BYTES // max(1, len(told))
+    return [(submission, index, text if len(text.encode()) <= most else f"{text[: most // 4]}...") for submission, index, text in told]
+
+
+def _no_job(request: StopRequest) -> RmgrError:
+    shown = job_label(request.submission, request.index)
+    return StateConflict(f"{shown} is no placed job that runs", hint=f"rmgr show {shown}")
+
+
+def _because(why: str) -> str:
+    return why or "its node did not say why"
+
+
+def _elsewhere(shown: str, to: str, what: str) -> StateConflict:
+    """It has moved, and not where this request wants it: another request, a policy or a lost node came between, or that node is closed."""
+    return StateConflict(f"job {shown} has left its nodes meanwhile: {what}", hint=f"rmgr show {shown}; rmgr nodes {to}")
+
+
+def _refused(shown: str, why: str) -> StateConflict:
+    return StateConflict(f"job {shown} goes on where it is: {_because(why)}", hint=f"rmgr show {shown}")

@@ -1,0 +1,225 @@
+"""Nodes as the scheduler sees them: those of partitions with place queues, with the features that requests for some of them stand for.
+
+Where the next start of a job must be that was asked to go elsewhere is a feature of nodes that only this job asks for.
+
+Nodes that gave a job back without having begun it are left alone for a while. A Starter takes nothing new while its disk is full, its store
+is away, or too much went wrong on it; it says so in its log, and the leader sees only that jobs come back. Such a node is the emptiest of
+all: every waiting job would go there, and come back, again and again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from rmgr.daemons.leader.facts import Names, allows, node_mark, node_of
+from rmgr.daemons.leader.nodes import NodeKeeper
+from rmgr.daemons.leader.placement.event_log import StateUpdates
+from rmgr.daemons.leader.placement.job_table import JobTable, PlacedJob
+from rmgr.daemons.leader.placement.view import label
+from rmgr.daemons.leader.tree import LeaderTree
+from rmgr.errors import Infeasible, NotFound, StateConflict
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import task_of
+from rmgr.runtime.logger import Log
+from rmgr.sched.capacity.pool_node import room_if_empty
+from rmgr.sched.job import Job, Node, Running, nodes_of
+from rmgr.sched.policy import Cause
+from rmgr.sched.state.cluster import ClusterState
+
+#: The first back-off of a node, and the longest; each one that follows closely on the last is twice as long.
+_FIRST_S, _LONGEST_S = 1.0, 60.0
+#: A job that waits again later than this after it left its node was released by somebody, not given back.
+_SOON_S = 10.0
+#: Jobs that have left their nodes last; most of them have ended.
+_KEPT = 1_000
+
+
+class ScheduledNodes:
+    """Nodes as the scheduler sees them. In the leader's loop.
+
+    Args:
+        listed: names of nodes that take part: of those it is known what runs there.
+        is_left_alone: says of a node that nothing is to be placed there now.
+    Attributes: names: numbers of nodes. mark_of: the feature of nodes that run work of a user.
+    """
+
+    def __init__(self, nodes: NodeKeeper, listed: Collection[str], is_left_alone: Callable[[str], bool], updates: StateUpdates) -> None:
+        self.names = Names()
+        self.mark_of = nodes.mark_of
+        self._nodes = nodes
+        self._listed = listed
+        self._is_left_alone = is_left_alone
+        self._updates = updates
+        self._marks: set[str] = set()  # of requests that name nodes
+
+    def learn(self, partitions: Collection[str]) -> set[str]:
+        """Nodes of these partitions; each has a number from now on."""
+        found = {name for name, record in self._nodes.records.items() if record.attributes.partition in partitions}
+        self.names.learn(found)
+        return found
+
+    def all(self) -> list[Node]:
+        """Every node that takes part."""
+        return [self._node(name) for name in sorted(self._listed, key=self.names.id) if name in self._nodes.records]
+
+    def tell(self, state: ClusterState) -> None:
+        """Tells the state what is different about them."""
+        for node in self.all():
+            part = state.partitions.get(node.partition)
+            if part is None or part.nodes.get(node.id) != node:
+                self._updates.tell(state, "node_changed", node)
+                self._updates.because(Cause.NODES_CHANGED)
+
+    def mark(self, mark: str) -> bool:
+        """A request names nodes: those that it allows have a feature of their own. True: it is new."""
+        if not mark or mark in self._marks:
+            return False
+        self._marks.add(mark)
+        return True
+
+    def _node(self, name: str) -> Node:
+        record, nodes = self._nodes.records[name], self._nodes
+        marks = (mark for mark in self._marks if allows(mark, name, nodes.refuses(name)))
+        return node_of(record, self.names.id(name), closed=not nodes.takes_work(name) or self._is_left_alone(name), marks=marks)
+
+
+def only(node: str) -> str:
+    """The feature of one node alone."""
+    return f"={node};"
+
+
+class NextStarts:
+    """Next starts of all jobs that users asked to move; the features stand in the job table. In the leader's loop.
+
+    Args: records: of all nodes of the cluster, by name.
+    """
+
+    def __init__(self, job_table: JobTable, nodes: ScheduledNodes, records: Mapping[str, NodeRecord], updates: StateUpdates) -> None:
+        self._job_table = job_table
+        self._nodes = nodes
+        self._records = records
+        self._updates = updates
+
+    def mark_for(self, run: Running, placed: PlacedJob, to: str) -> str:
+        """The feature of the nodes on which it may start next. to: one node, "" = any but those of its run.
+
+        Raises: NotFound, StateConflict, Infeasible.
+        """
+        job = run.job
+        shown = label(job.id, self._job_table.submissions)
+        if not to:
+            here = [self._nodes.names.name(node) for node in nodes_of(run.placement)]
+            for never in (here, [placed.node]):
+                mark = f"=;{','.join(sorted(never))}"
+                if self._could(job, mark):
+                    return mark
+            raise Infeasible(
+                f"job {shown} cannot go elsewhere: no other open node of partition {placed.partition} could run it",
+                hint=f"rmgr nodes; rmgr checkpoint {shown} saves its state where it is",
+            )
+        if to not in self._records:
+            raise NotFound(f"there is no node {to!r}", hint="rmgr nodes")
+        node = next((node for node in self._nodes.all() if node.name == to), None)
+        if node is None or node.partition != job.partition:
+            raise Infeasible(f"node {to} is not in partition {job.partition}, where job {shown} is placed", hint="rmgr nodes -o +partition")
+        if node.closed:
+            why = f"node {to} takes nothing new: it is drained, or its Starter is gone"
+            raise StateConflict(why, hint=f"rmgr nodes {to}; rmgr resume {to}")
+        if not self._could(job, only(to)):
+            wanted = f"{job.processes} x {counted(job.threads, 'core')}"
+            raise Infeasible(f"node {to} is too small for job {shown}: it needs {wanted}, {to} has {node.cores}", hint="rmgr nodes")
+        return only(to)
+
+    def mark_of(self, job: Job) -> str:
+        """Where the next start of a job that comes to its queue must be: "" = anywhere, also where it has become impossible."""
+        mark = self._job_table.marks.get(job.id, "")
+        if mark and not self._could(job, mark):
+            del self._job_table.marks[job.id]
+            return ""
+        return mark
+
+    def look_again(self, state: ClusterState) -> None:
+        """Nodes have changed: a job that waits for one that is gone waits for any."""
+        for job_, mark in list(self._job_table.marks.items()):
+            waiting = self._job_table.waiting.get(job_)
+            job = state.partitions[waiting.partition].jobs.get(job_) if waiting is not None else None
+            if job is None or mark not in job.features:
+                continue
+            plain = replace(job, features=tuple(name for name in job.features if name != mark))
+            if not self._could(plain, mark):
+                del self._job_table.marks[job_]
+                self._updates.tell(state, "job_requeued", plain)
+
+    def _could(self, job: Job, mark: str) -> bool:
+        """Open nodes that the mark allows could run the job if they were empty."""
+        shape = replace(job, features=tuple(name for name in job.features if not name.startswith("="))).shape
+        submission = self._job_table.submissions.get(task_of(job.id)[0])
+        # A mark of an earlier move is over.
+        own = node_mark(submission.rigid) if submission is not None and submission.rigid is not None else ""
+
+        def room(node: Node) -> int:
+            allowed = allows(mark, node.name) and (not own or allows(own, node.name))
+            return room_if_empty(shape, node) if allowed and not node.closed and node.partition == job.partition else 0
+
+        return sum(map(room, self._nodes.all())) >= job.processes
+
+
+@dataclass(slots=True)
+class _Backoff:
+    length_s: float
+    until_s: float
+
+
+class NodeBackoffs:
+    """Knows which nodes are left alone, and for how long. In the leader's loop.
+
+    Args:
+        over: called when the back-off of a node is over.
+    """
+
+    def __init__(self, loop: LeaderTree, log: Log, over: Callable[[], None]) -> None:
+        self._loop = loop
+        self._log = log
+        self._over = over
+        self._left: OrderedDict[int, tuple[BlockKey, str, float]] = OrderedDict()  # job -> its block, its node, when it had left
+        self._backoffs: dict[str, _Backoff] = {}
+
+    def left(self, job: int, placed: PlacedJob) -> None:
+        """The job is not on its node any more: it has ended, or comes back."""
+        if len(placed.allocation.shares) > 1:
+            return  # nobody knows which of its nodes was not ready
+        self._left[job] = (placed.key, placed.node, self._loop.clock())
+        if len(self._left) > _KEPT:
+            self._left.popitem(last=False)
+
+    def came(self, job: int, key: BlockKey) -> bool:
+        """The job waits; the same attempt as before was not begun. True: its node is left alone from now on."""
+        before = self._left.pop(job, None)
+        if before is None or before[0] != key or self._loop.clock() - before[2] > _SOON_S:
+            return False
+        return self._back_off(before[1])
+
+    def _back_off(self, node: str) -> bool:
+        now_s, last = self._loop.clock(), self._backoffs.get(node)
+        if last is not None and now_s < last.until_s:
+            return False  # it was given several jobs at once
+        is_again = last is not None and now_s < last.until_s + max(_SOON_S, last.length_s)
+        length_s = min(_LONGEST_S, last.length_s * 2) if last is not None and is_again else _FIRST_S
+        self._backoffs[node] = _Backoff(length_s, now_s + length_s)
+        self._log.warning("node_backs_off", node=node, seconds=length_s, why="it gave a job back that it had not begun")
+        self._loop.after(length_s, self._over)
+        return True
+
+    def under_way(self) -> dict[str, float]:
+        """Node -> seconds until it is tried again."""
+        now_s = self._loop.clock()
+        return {node: backoff.until_s - now_s for node, backoff in self._backoffs.items() if backoff.until_s > now_s}
+
+    def is_left_alone(self, node: str) -> bool:
+        """Whether nothing is to be placed there now."""
+        backoff = self._backoffs.get(node)
+        return backoff is not None and self._loop.clock() < backoff.until_s

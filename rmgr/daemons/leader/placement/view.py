@@ -1,0 +1,464 @@
+"""Shows the placing leader's knowledge: why each job waits and until when, its place, what is kept for whom, how policies and classes do.
+
+Called in the leader's loop. Reasons are those of the last pass, with ids and times as people know them. Where and when a request would run
+if it were submitted now is tried on a copy of the scheduler's state, played forward to its start, wherever the question is answered: runs
+end at their limits, decisions are carried out at once, nothing else arrives. What is told is the policies' own answer under these
+assumptions, not a promise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.views.placing import STOPPING, SUSPENDED
+from rmgr.daemons.leader.facts import NOTHING_KNOWN, Names, allocation_of, allows, job_of, misplaced, node_mark
+from rmgr.daemons.leader.metrics import LeaderMetrics
+from rmgr.daemons.leader.placement.gangs import MemberTurn
+from rmgr.daemons.leader.placement.job_table import JobTable
+from rmgr.daemons.leader.placement.passes import Faults
+from rmgr.daemons.leader.placement.pipeline import ServedPartitions
+from rmgr.daemons.leader.tree import LeaderTree
+from rmgr.errors import Infeasible, RmgrError
+from rmgr.model.base.resources import MIB
+from rmgr.model.base.units import utc
+from rmgr.model.tasks.array import shown_index
+from rmgr.model.tasks.block import NO_SEQ, BlockKey
+from rmgr.model.tasks.placing import MAX_INDEX, Rigid, job_label, task_of
+from rmgr.model.tasks.submission import Submission
+from rmgr.model.views import ClassView, GangSummary, HeldView, PartitionView, PlacedView, PromiseView, QueueView, ShareView, WhatIfView
+from rmgr.procedures.queue_classes import class_view, state_of
+from rmgr.runtime import machine
+from rmgr.sched.capacity.holds import by_node
+from rmgr.sched.engine import run_pass
+from rmgr.sched.job import UNLIMITED_US, Job
+from rmgr.sched.pipeline import fair_share_of
+from rmgr.sched.plan import Plan, Reject, Reserve, Route, Start, WakeAt, Why
+from rmgr.sched.policies.connection_reservation import ConnectionReservation, Trigger, fired_in
+from rmgr.sched.policies.migration import Migration
+from rmgr.sched.policies.queue_first_fit import QueueSelect
+from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.queue_class import QueueClass
+from rmgr.sched.records import Cores, Hold
+from rmgr.sched.state.cluster import ClusterState, Snapshot
+from rmgr.sched.state.partition import Partition
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.placer import Placer
+    from rmgr.daemons.leader.placement.stops import PendingStop
+
+_PLACE = re.compile(r"(?P<before>\bjobs? |\brun |\bruns |)\{\}(?P<us> us)?")
+#: Of submissions, as far as they are known: the arrays of their tasks.
+Records: TypeAlias = Mapping[int, Submission | None]
+Stages: TypeAlias = Iterable[Stage]
+_NO_RECORDS: Records = {}
+_NO_POLICY = Why("policy", "nobody places in this partition", ())
+_NOT_YET = Why("pass", "the next scheduling pass will look at it", ())
+#: So long after something has happened the metrics tell it: counting is O(jobs).
+MEASURED_S = 1.0
+_NEVER = (0,) * len(Trigger)
+#: The longest that a trial may take, and the most passes that it makes.
+LIMIT_S, PASSES = 2.0, 2000
+
+
+def jobs_view(
+    state: ClusterState | None,
+    plan: Plan,
+    promised: Mapping[int, int],
+    job_table: JobTable,
+    asked: Mapping[int, PendingStop],
+    problems: Container[str],
+    stages: Stages,
+    turns: Mapping[int, MemberTurn],
+) -> dict[tuple[int, int], PlacedView]:
+    """Where each job stands, and what it waits for. Cost: O(jobs).
+
+    Args:
+        plan: of the last pass. promised: see `promised_starts`. asked: jobs that were asked to stop.
+        problems: partitions in which nobody places. stages: that place now. turns: of jobs that share nodes in time.
+    """
+    jobs: dict[tuple[int, int], PlacedView] = {}
+    records = job_table.submissions
+    for job, waiting in job_table.waiting.items():
+        why = _NO_POLICY if waiting.partition in problems else plan.why(job, waiting.partition) or _NOT_YET
+        saves, moves = job_table.known.get(job, NOTHING_KNOWN)
+        jobs[task_of(job)] = PlacedView(
+            state="waiting",
+            what=why.rule,
+            blocker=_blocker(why, records),
+            reason=said(why, records) + _next_start(job_table.marks.get(job, "")),
+            expected_start_us=promised.get(job, 0),
+            route=job_table.class_of(job),
+            saves=saves,
+            moves=moves,
+        )
+    for name, reason in job_table.refused_blocks.items():
+        for _, key in paths.blocks_in((name,)):
+            told = f"it is set aside and not tried again: {reason}; rmgr cancel {key.submission} takes it away"
+            jobs.setdefault((key.submission, key.first), PlacedView(state="waiting", what="set aside", reason=told))
+    for job, placed in job_table.placed.items():
+        stop, part = asked.get(job), state.partitions.get(placed.partition) if state is not None else None
+        turn = turns.get(job)
+        stands = (part is not None and job in part.suspended) or (turn is not None and not turn.runs)
+        doing = SUSPENDED if stands else "running"
+        if stop is not None and not stop.is_refused and not stop.is_taken_back:  # which has not begun, and is shown so
+            doing = STOPPING
+        run = part.running.get(job) if part is not None else None
+        jobs[task_of(job)] = PlacedView(
+            state=doing,
+            reason="" if run is None else _stays(run.job, stages),
+            nodes=placed.allocation.shares,
+            route=job_table.class_of(job),
+            turns="" if turn is None else turn.told,
+            slots="" if turn is None else turn.slots,
+            served_us=0 if turn is None else turn.served_us,
+        )
+    return jobs
+
+
+def shares_view(state: ClusterState | None, stages: Stages, now_us: int) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """What those who have jobs have used against their shares, where one of these stages places by that."""
+    found: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for stage in stages if state is not None else ():
+        fair = fair_share_of(stage.policy)
+        for name in stage.partitions if fair is not None else ():
+            if state is not None and fair is not None and name in state.partitions:
+                for (account, user), (all_us, own_us) in fair.standing(state.partitions[name], now_us).items():
+                    found.setdefault((name, account, user), (all_us / 1e6, own_us / 1e6))
+    return found
+
+
+def _stays(job: Job, stages: Stages) -> str:
+    """Why the policies that would move jobs of its partition do not move this one, "" = they may, or there are none."""
+    mine = (stage.policy for stage in stages if not stage.partitions or job.partition in stage.partitions)
+    return next(filter(None, (policy.stays(job) for policy in mine if isinstance(policy, Migration))), "")
+
+
+def _next_start(mark: str) -> str:
+    """Where a job that was moved may start next."""
+    only, _, never = mark[1:].partition(";")
+    if only:
+        return f"; it is to go on on {only}"
+    return f"; it was asked to leave {never.replace(',', ', ')}, and starts elsewhere" if never else ""
+
+
+def said(why: Why, records: Records = _NO_RECORDS) -> str:
+    """The sentence of a reason. Ids of jobs are those that people know, times have a date."""
+    facts = iter(why.facts)
+
+    def put(found: re.Match[str]) -> str:
+        fact = next(facts, "")
+        if found["us"] and isinstance(fact, int):
+            return found["before"] + utc(fact)
+        if found["before"]:
+            return found["before"] + ", ".join(_shown(part, records) for part in str(fact).split(", "))
+        return str(fact) + (found["us"] or "")
+
+    return _PLACE.sub(put, why.agreed)
+
+
+def label(job: int, records: Records = _NO_RECORDS) -> str:
+    """`42`; of a task of an array, or behind the first, `42_7`, where 7 is its number in the array, as far as that is known."""
+    submission, index = task_of(job)
+    record = records.get(submission)
+    if record is not None and record.array:
+        return f"{submission}_{shown_index(record.array, index)}"
+    return job_label(submission, index)
+
+
+def _shown(fact: str, records: Records) -> str:
+    return label(int(fact), records) if fact.isdigit() and int(fact) >= MAX_INDEX else fact
+
+
+def _blocker(why: Why, records: Records = _NO_RECORDS) -> str:
+    """The id of the job that it waits for, where it is one."""
+    found = re.search(r"\bjobs? \{\}", why.text)
+    if found is None or not why.facts:
+        return ""
+    at = why.text[: found.start()].count("{}")
+    return ", ".join(_shown(part, records) for part in str(why.facts[at]).split(", "))
+
+
+def promised_starts(state: ClusterState | None, plan: Plan) -> Mapping[int, int]:
+    """Job -> the start that it was promised (us); not behind a run without a limit, of which nobody knows when it ends."""
+    found: dict[int, int | None] = {decision.job_id: decision.start_us for decision in plan.decisions if type(decision) is Reserve}
+    for part in state.partitions.values() if state is not None else ():
+        found |= {job: held.start_us for job, held in part.reservations.items()}
+        found |= {job: _complete_us(part, hold) for job, hold in part.holds.items()}
+    return {job: at_us for job, at_us in found.items() if at_us is not None and at_us < UNLIMITED_US}
+
+
+def _complete_us(part: Partition, hold: Hold) -> int | None:
+    """When the last run that it waits for must have ended, None when it waits for none any more."""
+    return max((part.running[share.run_id].end_us for share in hold.waits_for if share.run_id in part.running), default=None)
+
+
+def partitions_view(
+    state: ClusterState | None,
+    served: ServedPartitions,
+    faults: Faults,
+    names: Names,
+    left_alone: Mapping[str, float],
+    passes: tuple[int, float],
+    gangs: Mapping[str, GangSummary],
+) -> dict[str, PartitionView]:
+    """Who places where, and how often it failed. left_alone: node -> seconds left. passes: how many, seconds of the last one."""
+    found = {}
+    for partition in sorted(served.partitions | set(served.problems)):
+        policy = served.policies.get(partition, "")
+        stages = dict.fromkeys((*served.stage_names(partition), policy))  # a pipeline of plug-ins fails as a whole
+        part = state.partitions.get(partition) if state is not None else None
+        found[partition] = PartitionView(
+            policy=policy,
+            passes=passes[0],
+            last_pass_s=passes[1],
+            faults=tuple((name, faults.counts[name], faults.last[name]) for name in stages if faults.counts.get(name)),
+            problem=served.problems.get(partition, ""),
+            instead=faults.told(partition),
+            is_stopped=faults.is_stopped(partition),
+            resting=tuple((node, left_s) for node, left_s in left_alone.items() if part is not None and names.id(node) in part.nodes),
+            gang=gangs.get(partition),
+        )
+    return found
+
+
+def ledger_view(state: ClusterState | None, promised: Mapping[int, int], job_table: JobTable, names: Names) -> tuple[HeldView, ...]:
+    """Cores that are held for jobs that wait."""
+    found: list[HeldView] = []
+    for part in state.partitions.values() if state is not None else ():
+        for job, hold in sorted(part.holds.items()):
+            waiting = job_table.waiting.get(job)
+            found += [
+                HeldView(
+                    queue=waiting.queue if waiting is not None else "",
+                    job=label(job, job_table.submissions),
+                    node=names.name(node),
+                    cores=count,
+                    since_us=job_table.since.get(job, 0),
+                    expected_start_us=promised.get(job, 0),
+                )
+                for node, count in by_node(share.cores for share in hold.held).items()
+            ]
+    return tuple(found)
+
+
+def views_of(
+    state: ClusterState | None, promised: Mapping[int, int], served: ServedPartitions, job_table: JobTable, stages: Iterable[Stage]
+) -> tuple[QueueView, ...]:
+    """Every class of every partition, in the order of its file. Cost: O(jobs).
+
+    Args: promised: job -> the start that it was promised (us). stages: that place now.
+    """
+    if not any(served.classes.values()):
+        return ()
+    waiting = Counter((one.partition, job_table.class_of(job)) for job, one in job_table.waiting.items())
+    running = Counter((one.partition, job_table.class_of(job)) for job, one in job_table.placed.items())
+    views = []
+    for partition, ladder in sorted(served.classes.items()):
+        part = state.partitions.get(partition) if state is not None else None
+        is_open = state_of(partition, served.settings())
+        for queue in ladder:
+            view = class_view(queue, partition, served.policies.get(partition, ""), is_open)
+            assert view.of_class is not None
+            told = msgspec.structs.replace(view.of_class, is_known=True, chosen=_chosen(stages, partition, queue))
+            if part is not None:
+                told = _told(job_table, part, queue, told, promised)
+            where = (partition, queue.name)
+            views.append(msgspec.structs.replace(view, pending=waiting[where], running=running[where], of_class=told))
+    return tuple(views)
+
+
+def _told(job_table: JobTable, part: Partition, queue: QueueClass, view: ClassView, expected: Mapping[int, int]) -> ClassView:
+    """What the scheduler's records say of it."""
+    records = job_table.submissions
+    promised = [
+        PromiseView(
+            job=label(job, records),
+            cores=sum(_count(share.cores) for share in (*hold.held, *hold.waits_for)),
+            held=sum(_count(share.cores) for share in hold.held),
+            waits_for=tuple(label(share.run_id, records) for share in hold.waits_for),
+            expected_start_us=expected.get(job, 0),
+        )
+        for job, hold in sorted(part.holds.items())
+        if job_table.class_of(job) == queue.name
+    ]
+    fired = part.notes.get(ConnectionReservation.name, {}).get(fired_in(queue.name), {}).get(0, _NEVER)
+    return msgspec.structs.replace(view, promised=tuple(promised), fired=fired)
+
+
+def _count(cores: Cores) -> int:
+    return sum(count * (last - first + 1) for first, last, count in cores)
+
+
+def _chosen(stages: Iterable[Stage], partition: str, queue: QueueClass) -> str:
+    """By whom it is chosen for a job."""
+    for stage in stages:
+        policy = stage.policy
+        if partition in stage.partitions and isinstance(policy, QueueSelect | ConnectionReservation) and getattr(policy, "select", True):
+            affinity = policy.thread_affinity and queue.is_for_threads
+            other = ", or, as thread_affinity has it, the one for few processes of many threads" if affinity else ""
+            return f"by {policy.name}: the strictest that admits it{other}"
+    return "by users only (-q)"
+
+
+class ClassMetrics:
+    """Puts what is told of classes into a leader's metrics, a moment after something has happened. In the leader's loop.
+
+    Args: views: what is told of them now (`views_of`).
+    """
+
+    def __init__(
+        self, served: ServedPartitions, views: Callable[[], Iterable[QueueView]], loop: LeaderTree, metrics: LeaderMetrics
+    ) -> None:
+        self._served = served
+        self._views = views
+        self._loop = loop
+        self._metrics = metrics
+        self._is_due = False
+
+    def soon(self) -> None:
+        """Something has happened. Costs nothing where there are no classes."""
+        if not self._is_due and any(self._served.classes.values()):
+            self._is_due = True
+            self._loop.after(MEASURED_S, self._measure)
+
+    def _measure(self) -> None:
+        self._is_due = False
+        self.clear()
+        metrics = self._metrics
+        for view in self._views():
+            told, where = view.of_class, (view.partition, view.id)
+            assert told is not None
+            metrics.class_waiting.labels(*where).set(view.pending)
+            metrics.class_running.labels(*where).set(view.running)
+            metrics.class_promised.labels(*where).set(sum(promise.cores for promise in told.promised))
+            for trigger, count in zip(Trigger, told.fired, strict=True):
+                metrics.class_reservations.labels(*where, trigger.name.lower()).set(count)
+
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        metrics = self._metrics
+        for metric in (metrics.class_waiting, metrics.class_running, metrics.class_promised, metrics.class_reservations):
+            metric.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfTrial:
+    """A copy of the scheduler's state with one more job."""
+
+    snapshot: Snapshot
+    job: Job
+    submission: Submission
+    names: Names
+    stages: tuple[Stage, ...]
+    half_life_us: int
+    now_us: int
+    elsewhere: str = ""  #: the policy that would decide, where only a process of its own can run it
+
+
+def copied(scheduler: Placer, submission: Submission) -> WhatIfTrial | None:
+    """In the leader's loop. None: a pass is under way, or everything is read again just now.
+
+    Raises: ValueError for an odd request, Infeasible for one whose queue class does not admit it.
+    """
+    if scheduler.state is None or scheduler.is_passing:
+        return None
+    snapshot, now_us, served = scheduler.state.snapshot(), scheduler.now_us(), scheduler.served
+    last = max((job.id for job in (*snapshot.waiting, *(run.job for run in snapshot.running))), default=0)
+    key = BlockKey(
+        priority=submission.priority,
+        seq=NO_SEQ,
+        submission=last // MAX_INDEX + 1,
+        first=0,
+        count=1,
+        attempt=1,
+        cores=submission.request.cores,
+        memory_mib=-(-submission.request.memory_bytes // MIB),
+    )
+    job = job_of(submission, key, served.queues[submission.queue].partition, now_us)
+    if why := misplaced(submission, job, served.classes.get(job.partition, ())):
+        raise Infeasible(f"it would never start: {why}", hint="rmgr queues shows the classes; without -q the policy chooses one")
+    mark = node_mark(submission.rigid or Rigid())
+    if mark:
+        nodes = (
+            replace(node, features=tuple(sorted({*node.features, mark}))) if allows(mark, node.name) else node for node in snapshot.nodes
+        )
+        snapshot = replace(snapshot, nodes=tuple(nodes))
+    stages, half_life_us = scheduler.pipeline
+    elsewhere = served.policies.get(job.partition, "") if scheduler.runs_elsewhere(job.partition) else ""
+    return WhatIfTrial(
+        snapshot=snapshot,
+        job=job,
+        submission=submission,
+        names=scheduler.names,
+        stages=stages,
+        half_life_us=half_life_us,
+        now_us=now_us,
+        elsewhere=elsewhere,
+    )
+
+
+def tried(trial: WhatIfTrial, clock: Callable[[], float] | None = None) -> WhatIfView:
+    """Plays the copy forward until the job starts, nothing can change any more, or the time is up. Cost: a pass for each event.
+
+    Raises: Infeasible for one that the policy ends.
+    """
+    clock = clock or machine.monotonic
+    end_s, first = clock() + LIMIT_S, Why("", "")
+    route = trial.submission.rigid.queue_class if trial.submission.rigid is not None else ""
+    state = ClusterState.restored(trial.snapshot, trial.half_life_us)
+    if all(node.closed for node in trial.snapshot.nodes if node.partition == trial.job.partition):
+        return WhatIfView(reason=f"no node of partition {trial.job.partition} takes work now (rmgr nodes)")
+    if trial.elsewhere:
+        return WhatIfView(reason=f"policy {trial.elsewhere} is a plug-in: when and where it would start a job is not tried out")
+    job, now_us, causes = trial.job, trial.now_us, frozenset({Cause.JOB_SUBMITTED})
+    state.job_submitted(job)
+    for _ in range(PASSES):
+        plan = run_pass(state, causes, now=now_us, seed=0, pipeline=trial.stages, expired=lambda: clock() > end_s)
+        for decision in plan.decisions:
+            if type(decision) is Route and decision.job_id == job.id:
+                route = decision.to
+            if type(decision) is Reject and decision.job_id == job.id:
+                why = said(decision.why)
+                raise Infeasible(f"it would end at once, FAILED: {why}", hint="ask for less with -n, -c or -t; rmgr policy show")
+            if type(decision) is Start and decision.job_id == job.id:
+                shares = allocation_of(trial.submission, decision.placement, trial.names, now_us).shares
+                nodes = tuple(ShareView(node=name, processes=count) for name, count in shares)
+                return WhatIfView(start_us=now_us, nodes=nodes, at_once=now_us == trial.now_us, reason=said(first), route=route)
+        if not first.rule:
+            first = plan.why(job.id, job.partition) or first
+        if clock() > end_s:
+            break
+        try:
+            state.apply(plan, now_us)
+            following = _next_us(state, plan, now_us)
+            if following is None:
+                break
+            causes, now_us = _moved(state, following), following
+        except RmgrError:
+            break  # what these policies decide cannot be played here
+    return WhatIfView(start_us=max(0, job.begin_us), reason=said(first), route=route)
+
+
+def _next_us(state: ClusterState, plan: Plan, now_us: int) -> int | None:
+    """When something happens next, None for never."""
+    ends = [max(run.end_us, now_us + 1) for part in state.partitions.values() for run in part.running.values() if run.end_us < UNLIMITED_US]
+    wakes = [decision.at_us for decision in plan.decisions if type(decision) is WakeAt]
+    begins = [job.begin_us for part in state.partitions.values() for job in part.jobs.values()]
+    return min((at_us for at_us in (*ends, *wakes, *begins) if at_us > now_us), default=None)
+
+
+def _moved(state: ClusterState, at_us: int) -> frozenset[Cause]:
+    """The time is `at_us`: runs whose limit is over have ended."""
+    causes = {Cause.TIMER}
+    for name, part in list(state.partitions.items()):
+        for run in [run for run in part.running.values() if run.end_us <= at_us]:
+            state.job_ended(run.job.id, name, now=at_us)
+            causes.add(Cause.JOB_ENDED)
+    return frozenset(causes)

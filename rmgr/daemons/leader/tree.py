@@ -1,0 +1,504 @@
+"""What the parts of one leadership share: reads and commits under the leader fence, calls that wait, caches that watches keep fresh.
+
+Every multi carries the fence (`coord.decisions.liveness.fenced`); the first one refused by it ends the leadership. While the session is in
+doubt (`pause`) nothing is sent: commits and reads wait, in their order, until the fence was read again.
+
+What happens over time is told by stories (`runtime/story.py`), which end with the leadership:
+
+    found = yield self._tree.get(path)
+    outcome = yield self._tree.commit(multi)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeAlias, TypeVar, cast
+
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.coord.decisions.liveness import fenced
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat, Unknown
+from rmgr.coord.protocol.ports import Coordinator, MomentReader, Store
+from rmgr.daemons.leader.metrics import LeaderMetrics
+from rmgr.errors import DataLost, PermissionDenied, RequestTooLarge, RmgrError, Unavailable, WrongCluster
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.runtime import machine
+from rmgr.runtime.aside import Aside
+from rmgr.runtime.logger import Log
+from rmgr.runtime.mailbox import Mailbox, Timer
+from rmgr.runtime.story import Pause, Stories, Story
+
+T = TypeVar("T")
+P = TypeVar("P")
+#: What a cache holds.
+C = TypeVar("C", Stamped, list[str])
+Thunk: TypeAlias = Callable[[], object]
+
+#: Commits of a leader on the way at once, and how long one may take before its outcome is unknown.
+WINDOW = 64
+COMMIT_TIMEOUT_S = 15.0
+READ_TIMEOUT_S = 15.0
+_CACHE_RETRY_S = 1.0
+#: Raised by what was asked, not by what was made of its answer.
+_NO_ANSWER = (Unavailable, PermissionDenied, DataLost)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """From TAKE-OVER until the fence is lost.
+
+    Attributes:
+        epoch_version: E, checked by every commit. epoch: the number shown to people.
+        wall_us: microseconds since the epoch, for people and retention only. aside: what made a handler raise.
+    """
+
+    epoch: int
+    epoch_version: int
+    log: Log
+    metrics: LeaderMetrics
+    wall_us: Callable[[], int]
+    aside: Aside
+
+
+def _nothing() -> None: ...
+
+
+class LeaderTree:
+    """Reads and commits for one leadership: from TAKE-OVER until the fence is lost.
+
+    Args:
+        mailbox: of the loop; its messages are thunks.
+        deposed: called once, in the loop, when the leadership has ended by itself.
+        may_act: the lease is valid; asked before each commit.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        mailbox: Mailbox[Thunk],
+        term: Term,
+        *,
+        deposed: Callable[[str], None],
+        may_act: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self.clock = clock
+        self.is_open = True
+        self.stories = Stories(self)
+        self._coordinator = coordinator
+        self._mailbox = mailbox
+        self._term = term
+        self._deposed = deposed
+        self._may_act = may_act
+        self._paused = False
+        self._flying = 0
+        self._urgent: deque[tuple[Multi, Future[Outcome]]] = deque()
+        self._waiting: deque[tuple[Multi, Future[Outcome]]] = deque()
+        self._parked: deque[Thunk] = deque()  # reads asked for while paused
+
+    # -- the loop
+
+    def soon(self, what: Callable[[], object]) -> None:
+        """`what` happens in the loop, after what is there already. From any thread."""
+        self._mailbox.put(partial(self._if_open, what))
+
+    post = soon  # as stories call it
+
+    def after(self, delay_s: float, what: Callable[[], object]) -> Timer:
+        """`what` happens in the loop in `delay_s` seconds."""
+        return self._mailbox.after(delay_s, partial(self._if_open, what))
+
+    def others_first(self) -> Future[None]:
+        """For a story that takes its time: it goes on after what is in the loop by then."""
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def tell(self, story: Story[None], about: str, *, key: Hashable = None) -> bool:
+        """Tells a story of this leadership, one of a key (None: of `about`). False: one of the same key is under way.
+
+        An answer that does not come ends it; whatever else escapes from it sets aside what it is about.
+        """
+        return self.stories.begin(self._contained(story, about), key=about if key is None else key)
+
+    def every(self, seconds: float, do: Callable[[], Story[None]], about: str) -> None:
+        """Tells a story again and again, about so many seconds apart; the first one somewhat sooner."""
+        self.stories.begin(self._rounds(seconds, do, about))
+
+    def _rounds(self, seconds: float, do: Callable[[], Story[None]], about: str) -> Story[None]:
+        yield Pause(machine.uniform(0.5, 1.0) * seconds)
+        while True:
+            self.tell(do(), about)
+            yield Pause(machine.uniform(0.8, 1.2) * seconds)
+
+    def _contained(self, story: Story[None], about: str) -> Story[None]:
+        try:
+            yield from story
+        except Exception as error:  # noqa: BLE001 - the boundary of a story: whatever it is, it is this subject's alone
+            if isinstance(error, _NO_ANSWER) and not isinstance(error, WrongCluster):
+                self._term.log.debug("leader_read_failed", error=error.message)
+            else:
+                self._term.aside.add(about, None, error)
+        else:
+            self._term.aside.forget(about)
+
+    def _if_open(self, what: Callable[[], object]) -> None:
+        if self.is_open:
+            what()
+
+    # -- the leadership
+
+    def pause(self) -> None:
+        """The session is in doubt: nothing is sent from now on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """The fence was read and is ours: what waited goes out."""
+        self._paused = False
+        while self._parked and not self._paused:
+            self._parked.popleft()()
+        self._send()
+
+    def depose(self, why: str) -> None:
+        """The fence has moved: the leadership ends."""
+        if self.is_open:
+            self.close()
+            self._deposed(why)
+
+    def close(self) -> None:
+        """The leadership is over: nothing is sent, nothing is told any more. Idempotent."""
+        self.is_open = False
+        self.stories.stop()
+        self._urgent.clear()
+        self._waiting.clear()
+        self._parked.clear()
+
+    # -- reads. Their answers come in the order of the questions
+
+    def get(self, path: str, *, watch: Thunk | None = None) -> Future[Stamped | None]:
+        """Data and stat of a znode."""
+        return self._read(lambda: self._coordinator.get(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
+
+    def get_all(self, wanted: Sequence[str]) -> Future[list[Stamped | None]]:
+        """Data and stat of several znodes, in this order."""
+        return self._read(lambda: self._coordinator.get_many(wanted, timeout_s=READ_TIMEOUT_S))
+
+    def at_one_moment(self, wanted: Sequence[str], lists: Sequence[str]) -> Future[list[Stamped | list[str] | None]] | None:
+        """Data of znodes, then names below others, all as they stood at one moment. None: this coordinator cannot."""
+        if not hasattr(self._coordinator, "at_one_moment"):
+            return None
+        reader = cast("MomentReader", self._coordinator)
+        return self._read(lambda: reader.at_one_moment(wanted, lists, timeout_s=READ_TIMEOUT_S))
+
+    def stat(self, path: str, *, watch: Thunk | None = None) -> Future[Stat | None]:
+        """Stat of a znode."""
+        return self._read(lambda: self._coordinator.stat(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
+
+    def children(self, path: str, *, watch: Thunk | None = None) -> Future[list[str] | None]:
+        """Names of the children of a znode."""
+        return self._read(lambda: self._coordinator.children(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
+
+    def heard(self, answer: Future[T], then: Callable[[T], None], failed: Thunk = _nothing, *, about: str) -> None:
+        """For who is no story: the answer goes into `then`; when that raises, it is the trouble of what it is about, and nobody else's.
+        `failed` when there is none in time."""
+        answer.add_done_callback(lambda done: self.soon(partial(self._arrived, done, then, failed, about)))
+
+    def _watch(self, watch: Thunk | None) -> Callable[[], None] | None:
+        return None if watch is None else partial(self.soon, watch)
+
+    def _read(self, ask: Callable[[], Future[T]]) -> Future[T]:
+        if not self._paused:
+            return ask()
+        answer: Future[T] = Future()
+        self._parked.append(lambda: ask().add_done_callback(partial(_pass_on, answer)))
+        return answer
+
+    def _arrived(self, answer: Future[T], then: Callable[[T], None], failed: Thunk, about: str) -> None:
+        try:
+            value = answer.result()
+        except RmgrError as error:
+            self._term.log.debug("leader_read_failed", error=error.message)
+            failed()
+            return
+        version = None
+        if isinstance(value, Stamped):
+            version = value.version
+        elif isinstance(value, list):
+            self._term.aside.keep(about, value)
+        elif value is None:
+            self._term.aside.forget(about)
+        self._term.aside.run(about, version, partial(then, value))
+
+    # -- commits
+
+    def commit(self, multi: Multi, *, urgent: bool = False) -> Future[Outcome]:
+        """Commits `multi` under the leader fence. Urgent ones (liveness) go before all others."""
+        answer: Future[Outcome] = Future()
+        (self._urgent if urgent else self._waiting).append((fenced(self._term.epoch_version, multi), answer))
+        self._send()
+        return answer
+
+    @property
+    def backlog(self) -> int:
+        """Commits that wait or are on the way."""
+        return self._flying + len(self._urgent) + len(self._waiting)
+
+    def _send(self) -> None:
+        while self.is_open and not self._paused and self._flying < WINDOW and (self._urgent or self._waiting):
+            if not self._may_act():  # a process that was stopped wakes up here, before it has heard of anything
+                self.depose("the lease is over")
+                return
+            multi, answer = (self._urgent or self._waiting).popleft()
+            try:
+                future = self._coordinator.commit(multi, timeout_s=COMMIT_TIMEOUT_S)
+            except RequestTooLarge as error:
+                self._term.log.error("leader_multi_refused", op=multi.name, error=error.message)
+                answer.set_result(Unknown(error.message))
+                continue
+            self._flying += 1
+            future.add_done_callback(partial(self._answered, multi, answer))
+
+    def _answered(self, multi: Multi, answer: Future[Outcome], future: Future[Outcome]) -> None:
+        """On a thread of the adapter. Who waits hears of it in the loop in this order, among the answers to reads."""
+        try:
+            outcome, error = future.result(), ""
+        except RmgrError as refused:  # not committed; whoever asked reads again, and tries again later
+            outcome, error = Unknown(refused.message), refused.message
+        self.soon(partial(self._account, multi, outcome, error))
+        if not _is_fenced(outcome):
+            answer.set_result(outcome)
+
+    def _account(self, multi: Multi, outcome: Outcome, error: str) -> None:
+        self._flying -= 1
+        if error:
+            self._term.log.error("leader_commit_refused", op=multi.name, error=error)
+        if _is_fenced(outcome):
+            self._term.metrics.fenced_writes.inc()
+            self._term.log.warning("leader_write_fenced", op=multi.name, epoch=self._term.epoch)
+            self.depose(f"{multi.name} was refused by the leader fence")
+            return
+        if isinstance(outcome, Unknown):
+            self._term.metrics.unknown_commits.inc()
+            self._term.log.warning("leader_commit_unknown", op=multi.name, cause=outcome.cause)
+        self._send()
+
+
+def version_of(outcome: Committed) -> int:
+    """The version that a fenced multi has given to the znode that its first own operation sets."""
+    return outcome.versions[1]
+
+
+def _is_fenced(outcome: Outcome) -> bool:
+    return isinstance(outcome, Conflict) and outcome.path == paths.EPOCH
+
+
+def _pass_on(answer: Future[T], done: Future[T]) -> None:
+    error = done.exception()
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result())
+
+
+class WatchedCache(Generic[C]):
+    """Cached content of `path`: `value` (None: nothing there), once `is_known`.
+
+    A watch is a hint: it is one-shot, changes in between are not seen, and none arrives while the link is down (then all fire at once). So
+    a cache always reads the present state, at most once per `pace_s`, and never counts events.
+
+    Args:
+        ask: `tree.get` or `tree.children` (see `data_of`, `names_below`).
+        changed: called after each read whose value differs from the one before, and after the first.
+    Attributes: pace_s: least time between two reads. is_watched: False: no more watches are set.
+    asked_s: when the read of `value` was sent.
+    is_chatty: `changed` is called after every read: what came and went between two reads leaves no difference.
+    """
+
+    __slots__ = (
+        "_armed",
+        "_ask",
+        "_changed",
+        "_read_s",
+        "_reading",
+        "_stale",
+        "_timer",
+        "_tree",
+        "asked_s",
+        "is_chatty",
+        "is_known",
+        "is_watched",
+        "pace_s",
+        "path",
+        "value",
+    )
+
+    def __init__(self, tree: LeaderTree, ask: Callable[..., Future[C | None]], path: str, changed: Thunk) -> None:
+        self.path = path
+        self.value: C | None = None
+        self.is_known = False
+        self._tree = tree
+        self._ask: Callable[..., Future[C | None]] = ask
+        self._changed: Thunk | None = changed
+        self.is_chatty = False
+        self.is_watched = True
+        self.pace_s = 0.0
+        self._read_s = self.asked_s = float("-inf")
+        self._reading = False
+        self._stale = False  # asked for again while a read was on its way
+        self._armed = False  # a watch of ours is set on the server
+        self._timer: Timer | None = None
+
+    def refresh(self) -> None:
+        """Reads now (a read that is on its way is followed by another)."""
+        if self._changed is None:
+            return
+        if self._reading:
+            self._stale = True
+            return
+        self._cancel_timer()
+        self._reading = True
+        self._read_s = self._tree.clock()
+        watch = self._fired if self.is_watched and not self._armed else None
+        self._armed = self._armed or watch is not None
+        self._tree.heard(self._ask(self.path, watch=watch), self._arrived, self._failed, about=self.path)
+
+    def hurry(self) -> bool:
+        """What the pace has put off is read now. Returns: a read is on its way."""
+        if self._timer is not None:
+            self.refresh()
+        return self._reading
+
+    def stop(self) -> None:
+        """Forgets everything; no callback follows."""
+        self._changed = None
+        self._cancel_timer()
+
+    def _fired(self) -> None:
+        self._armed = False
+        if self._changed is None:
+            return
+        wait_s = self._read_s + self.pace_s - self._tree.clock()
+        if wait_s <= 0 or self._reading:
+            self.refresh()
+        elif self._timer is None:
+            self._timer = self._tree.after(wait_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self.refresh()
+
+    def _arrived(self, value: C | None) -> None:
+        self._reading = False
+        if self._changed is None:
+            return
+        differs = self.is_chatty or not self.is_known or not _same(self.value, value)
+        self.value, self.is_known, self.asked_s = value, True, self._read_s
+        if self._stale:
+            self._stale = False
+            self.refresh()
+        if differs:
+            self._changed()
+
+    def _failed(self) -> None:
+        self._reading = False
+        self._stale = False
+        self._armed = False  # perhaps it was set: then a second one costs nothing
+        if self._changed is not None and self._timer is None:
+            self._timer = self._tree.after(_CACHE_RETRY_S * machine.uniform(0.5, 1.5), self._due)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def data_of(tree: LeaderTree, path: str, changed: Thunk) -> WatchedCache[Stamped]:
+    """A cache of the data and stat of a znode."""
+    return WatchedCache(tree, tree.get, path, changed)
+
+
+def names_below(tree: LeaderTree, path: str, changed: Thunk) -> WatchedCache[list[str]]:
+    """A cache of the names of the children of a znode."""
+    return WatchedCache(tree, tree.children, path, changed)
+
+
+def _same(old: C | None, new: C | None) -> bool:
+    if isinstance(old, Stamped) and isinstance(new, Stamped):
+        return old.stat == new.stat
+    return old is new or (isinstance(old, list) and isinstance(new, list) and sorted(old) == sorted(new))
+
+
+class WaitingCalls:
+    """Calls that wait, of the data store and of ZooKeeper, on other threads.
+
+    Args: io: where the calls run.
+    """
+
+    def __init__(self, coordinator: Coordinator, store: Store, io: Executor, term: Term) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._io = io
+        self._term = term
+
+    def store(self, call: Callable[[Store], T]) -> Future[T]:
+        """Carries out `call` on the store. Its answer raises: RmgrError, whatever went wrong, and that is logged."""
+        return self._io.submit(self._carried_out, call, self._store)
+
+    def coordinator(self, call: Callable[[Coordinator], T]) -> Future[T]:
+        """The same with ZooKeeper, for what waits there. What it commits has no leader fence."""
+        return self._io.submit(self._carried_out, call, self._coordinator)
+
+    def _carried_out(self, call: Callable[[P], T], port: P) -> T:
+        try:
+            return call(port)
+        except RmgrError as error:
+            self._term.log.warning("leader_store_failed", error=error.message)
+            raise
+        except Exception as error:
+            self._term.log.exception("leader_store_raised")
+            raise RmgrError(f"{type(error).__name__}: {error}") from error
+
+
+class LeaderContext:
+    """What the parts of one leadership are made with: its term, ZooKeeper under its fence, and calls that wait.
+
+    Args:
+        epoch_version: E, checked by every commit. epoch: the number shown to people.
+        mailbox: of the loop; its messages are thunks.
+        io: where store calls run (they block).
+        deposed: called once, in the loop, when the leadership has ended by itself.
+        may_act: the lease is valid; asked before each commit.
+        credentials: of this WatchDog, None in an open cluster.
+        clock: monotonic seconds. wall_us: microseconds since the epoch, for people and retention only.
+    Attributes: settings: the cluster's, as they are now.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        mailbox: Mailbox[Thunk],
+        *,
+        epoch_version: int,
+        epoch: int,
+        io: Executor,
+        deposed: Callable[[str], None],
+        may_act: Callable[[], bool],
+        log: Log,
+        metrics: LeaderMetrics,
+        clock: Callable[[], float] | None = None,
+        wall_us: Callable[[], int] | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self.coordinator = coordinator
+        self.credentials = credentials
+        self.settings = ClusterSettings()
+        aside = Aside(log, metrics.loop_errors.inc)
+        self.term = Term(epoch, epoch_version, log, metrics, wall_us or machine.wall_us, aside)
+        self.tree = LeaderTree(coordinator, mailbox, self.term, deposed=deposed, may_act=may_act, clock=clock or machine.monotonic)
+        self.calls = WaitingCalls(coordinator, store, io, self.term)

@@ -1,0 +1,248 @@
+"""What users have: counted from the leader's memory, told to Starters and clients, and answered to who asks.
+
+Of users who have a cap, cores in use and open jobs stand in `/usage`, each second. Nothing is looked at while nobody has a cap, and
+nothing written while nothing has changed. Starters go by what was told last (`daemons/starter/pull/caps.py`), also while nobody leads.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.rpc.use import UseAnswer, UserUse
+from rmgr.coord.decisions import admitted
+from rmgr.coord.decisions.rights import check_operator
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Stamped
+from rmgr.coord.protocol.records import decode_block
+from rmgr.coord.views import snapshot
+from rmgr.coord.views.snapshot import BlockOnNode
+from rmgr.daemons.leader.nodes import NodeKeeper
+from rmgr.daemons.leader.submissions.follow import Followed
+from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.daemons.service.serving import person_of
+from rmgr.errors import Unavailable
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.queue import CORES, JOBS, CappedUse
+from rmgr.model.tasks.block import BlockKey
+from rmgr.runtime import machine
+from rmgr.runtime.story import Pause, Story, each
+
+#: The other znodes of a submission, with what ZooKeeper keeps of each (bytes).
+_ZNODES_BYTES = 1000
+#: Between two looks.
+LOOK_S = 1.0
+#: Blocks that are read in one look, to know what of them is left and where they stand; of more than these all that was claimed counts.
+MOST_READ = 2_000
+#: How old the numbers may be, and those that decide whether somebody is refused.
+OLD_S, FRESH_S = 2.0, 0.25
+_ANSWER_S = 4.0
+
+
+@dataclass(slots=True)
+class UserTotals:
+    """Use of one user: submissions that have not ended, their tasks that are not final, bytes below `/subs`."""
+
+    open_submissions: int = 0
+    unfinished_tasks: int = 0
+    zookeeper_bytes: int = 0
+
+
+def usage(followed: Iterable[Followed]) -> dict[str, UserTotals]:
+    """By user. Cost: about 1 us a submission.
+
+    A submission that was made a moment ago counts as open, its tasks when its tail has been read (half a second).
+    """
+    found: dict[str, UserTotals] = {}
+    for item in followed:
+        submission = item.submission
+        if submission is None:
+            continue
+        mine = found.get(submission.user)
+        if mine is None:
+            mine = found[submission.user] = UserTotals()
+        mine.zookeeper_bytes += _ZNODES_BYTES + item.record_bytes + item.fragment_bytes
+        if not (item.is_closed or item.is_ended):
+            mine.open_submissions += 1
+            mine.unfinished_tasks += max(0, item.progress.total - item.progress.final)
+    return found
+
+
+class CapKeeper:
+    """All that one leader writes into `/usage`. In its loop.
+
+    Args: followed: submissions in memory, by number.
+    Attributes: cores: from any thread.
+    """
+
+    def __init__(
+        self,
+        context: LeaderContext,
+        followed: Mapping[int, Followed],
+        nodes: NodeKeeper,
+    ) -> None:
+        self._tree, self._calls = context.tree, context.calls
+        self._followed = followed
+        self._context = context
+        self._nodes = nodes
+        self._version: int | None = None  #: of the znode, None: it is not there, or not known
+        self._told: tuple[dict[str, dict[str, int]], CappedUse] | None = None  #: what was counted when it was written last
+        self.cores: Mapping[str, int] = {}  #: in use, by user, as of the last look; nobody's while nobody has a cap
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._tree.tell(self._rounds(), "looks at users with caps")
+
+    def _rounds(self) -> Story[None]:
+        while True:
+            yield Pause(LOOK_S)
+            if self._context.settings.limits.has_caps:
+                self._tree.tell(self._look(), paths.USAGE)
+            else:
+                self.cores, self._told = {}, None  # when somebody has one again all of it is told anew
+
+    def _look(self) -> Story[None]:
+        if self._told is None:
+            znode = yield self._tree.get(paths.USAGE)
+            self._version = znode.version if znode is not None else None
+        nodes = sorted(self._nodes.records)
+        lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
+        claimed: dict[str, list[tuple[str, BlockKey]]]
+        claimed = yield self._calls.store(lambda _: {node: paths.blocks_in(names) for node, names in zip(nodes, lists, strict=True)})
+        blocks = [(node, key) for node, found in claimed.items() for _, key in found]
+        placed = [(node, key) for node, key in blocks if self._is_placed(key)]
+        several = [(node, key) for node, key in blocks if key.count > 1 and not self._is_placed(key)]
+        wanted = [*placed, *several][:MOST_READ]
+        read = (yield self._tree.get_all([paths.running_block(node, key) for node, key in wanted])) if wanted else []
+        used, told = self._count(blocks, dict(zip(wanted, read, strict=True)))
+        if self._told != (used, told):
+            outcome = yield self._tree.commit(admitted.tell_use(told, self._version))
+            if isinstance(outcome, Committed):
+                self._version, self._told = 0 if self._version is None else self._version + 1, (used, told)
+            else:
+                self._told = None  # its version is read before the next look
+
+    def _is_placed(self, key: BlockKey) -> bool:
+        followed = self._followed.get(key.submission)
+        return followed is not None and followed.submission is not None and followed.submission.rigid is not None
+
+    def _count(
+        self, blocks: Iterable[tuple[str, BlockKey]], data: Mapping[tuple[str, BlockKey], Stamped | None]
+    ) -> tuple[dict[str, dict[str, int]], CappedUse]:
+        """Cores by node and user, and what is to be told."""
+        settings = self._context.settings
+        counted = usage(self._followed.values())
+        tags = {paths.user_tag(user): user for user in (*settings.limits.cores_of, *counted)}
+        cores = {node: record.capacity.cores for node, record in self._nodes.records.items()}
+        claimed = [block for one in blocks if (block := _block(*one, data)) is not None]
+        used = snapshot.by_node(claimed, partial(self._user_of, tags), cores)
+        jobs = {user: one.open_submissions for user, one in counted.items()}
+        self.cores = snapshot.in_all(used)
+        up = self._up()
+        free = sum(cores[node] > sum(used.get(node, {}).values()) for node in up)
+        return used, admitted.capped(settings.limits, used, jobs, free or len(up))
+
+    def _up(self) -> list[str]:
+        """Nodes whose Starters could claim."""
+        return [node for node, record in self._nodes.records.items() if record.guid in self._nodes.alive and node not in self._nodes.drains]
+
+    def _user_of(self, tags: Mapping[str, str], block: BlockOnNode) -> str | None:
+        followed = self._followed.get(block.key.submission)
+        if followed is not None and followed.submission is not None:
+            return followed.submission.user
+        return tags.get(block.key.user)  # its record was not read yet: what its name says does for a moment
+
+
+def _block(node: str, key: BlockKey, data: Mapping[tuple[str, BlockKey], Stamped | None]) -> BlockOnNode | None:
+    """None: it has gone meanwhile. What cannot be read counts as it was claimed."""
+    if (node, key) not in data:
+        return BlockOnNode(node=node, key=key)
+    found = data[node, key]
+    if found is None:
+        return None
+    try:
+        read = decode_block(found.data)
+    except msgspec.MsgspecError:
+        return BlockOnNode(node=node, key=key)
+    return BlockOnNode(node=node, key=key, done=read.done, allocation=read.allocation, serial=read.serial)
+
+
+def wanted(users: Sequence[str], caller: Caller, operators: Sequence[str], known: Callable[[], Sequence[str]]) -> Sequence[str]:
+    """Of whom is told: those that were named, none = the caller himself. Raises PermissionDenied.
+
+    known: everybody, for a gateway that asks for itself and for an operator of whom nobody is asked.
+    """
+    if not caller.is_open and caller.who is not None and caller.who.role is Role.SUBMITTER:
+        return users or known()
+    person = person_of(caller, operators)
+    if any(user != person.name for user in users) and not person.is_free:
+        check_operator(person, "asking for the limits of others")
+    return users or ((person.name,) if person.name else known())
+
+
+class LeaderUse:
+    """`UseAnswers` of a WatchDog. Thread-safe.
+
+    Args:
+        followed: submissions by number, None while it does not lead. call: runs a function in its loop.
+        cores: in use by user, while somebody has a cap.
+    """
+
+    def __init__(
+        self,
+        followed: Callable[[], Mapping[int, Followed] | None],
+        call: Callable[[Callable[[], Any]], Future[Any]],
+        bounds: Bounds,
+        operators: Sequence[str] = (),
+        cores: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._followed = followed
+        self._cores = cores
+        self._call = call
+        self._bounds = bounds
+        self._operators = tuple(operators)
+        self._lock = threading.Lock()
+        self._read_s = -math.inf
+        self._found: dict[str, UserTotals] = {}
+
+    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
+        """See `UseAnswers`."""
+        found, read_s = self._read(FRESH_S if fresh else OLD_S)
+        told, cores = {}, self._cores()
+        for user in wanted(users, caller, self._operators, lambda: sorted({*found, *self._bounds.users()})):
+            one = found.get(user, UserTotals())
+            used = {
+                **{name: count for name, count in self._bounds.used(user).items() if count},
+                **({CORES: cores.get(user, 0)} if self._bounds.limits.of(CORES, user) else {}),
+                JOBS: one.open_submissions,
+                "open_submissions": one.open_submissions,
+                "unfinished_tasks": one.unfinished_tasks,
+                "zookeeper_bytes": one.zookeeper_bytes,
+            }
+            told[user] = UserUse(used=used, refused=self._bounds.refused(user))
+        return UseAnswer(users=told, age_s=machine.monotonic() - read_s, limits=self._bounds.limits)
+
+    def _read(self, age_s: float) -> tuple[dict[str, UserTotals], float]:
+        """Counts again where the last count is older. One counts, the others wait for it. Raises Unavailable."""
+        followed = self._followed()
+        if followed is None:
+            raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
+        with self._lock:
+            if machine.monotonic() - self._read_s > age_s:
+                began_s = machine.monotonic()
+                try:
+                    self._found = self._call(lambda: usage(followed.values())).result(_ANSWER_S)
+                except FutureTimeout:
+                    raise Unavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
+                self._read_s = began_s
+            return self._found, self._read_s
