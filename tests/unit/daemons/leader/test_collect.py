@@ -83,7 +83,7 @@ def test_after_retention_everything_goes_but_history_named_outputs_and_logs(benc
     bench.advance(20.0)
     assert bench.look.sub(number) is None
     assert bench.look.names(paths.TOKENS) == []
-    bench.advance(1200.0)
+    bench.advance(2000.0)  # a nonce is kept for 70 minutes, and looked for every 12 at the latest
     assert bench.look.names(paths.NONCES) == []
     assert bench.store.get(keys.output(number, 0, 1)) is None
     assert bench.store.get(keys.arguments(number, 0, "x")) is None
