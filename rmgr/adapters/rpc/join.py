@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import grpc
 
 from rmgr.adapters.access.auth import caller_of, open_channel, secure_channel
-from rmgr.adapters.access.errors import fail, rebuild
+from rmgr.adapters.access.errors import rebuild
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.invitation import TlsPair
-from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.adapters.rpc.server import OPTIONS, unary
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Invitation, Role
 from rmgr.v1 import join_pb2
@@ -36,29 +36,21 @@ def handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
     def redeem(request: Any, context: grpc.ServicerContext) -> Any:
         identity = caller_of(context).identity
         if identity is None:
-            return fail(context, PermissionDenied("this cluster is open: there is nothing to redeem"))
-        try:
-            found = answers.redeem(identity.name, request.nonce)
-        except RmgrError as error:
-            return fail(context, error)
+            raise PermissionDenied("this cluster is open: there is nothing to redeem")
+        found = answers.redeem(identity.name, request.nonce)
         return join_pb2.RedeemReply(name=found.name, role=found.role, sealed=found.sealed.encode())
 
     def renew(request: Any, context: grpc.ServicerContext) -> Any:
         identity = caller_of(context).identity
         if identity is None:
-            return fail(context, PermissionDenied("this cluster is open: there are no secrets"))
-        try:
-            generation, secret = answers.renew(identity, request.generation)
-        except RmgrError as error:
-            return fail(context, error)
+            raise PermissionDenied("this cluster is open: there are no secrets")
+        generation, secret = answers.renew(identity, request.generation)
         return join_pb2.RenewReply(generation=generation, secret=secret)
 
-    def method(call: Callable[[Any, grpc.ServicerContext], Any], request: Any) -> grpc.RpcMethodHandler:
-        return grpc.unary_unary_rpc_method_handler(
-            call, request_deserializer=request.FromString, response_serializer=_bytes
-        )
-
-    methods = {"Redeem": method(redeem, join_pb2.RedeemRequest), "Renew": method(renew, join_pb2.RenewRequest)}
+    methods = {
+        "Redeem": unary(redeem, join_pb2.RedeemRequest, join_pb2.RedeemReply),
+        "Renew": unary(renew, join_pb2.RenewRequest, join_pb2.RenewReply),
+    }
     return grpc.method_handlers_generic_handler(_SERVICE, methods)
 
 
@@ -92,7 +84,7 @@ def _ask(
     trouble: RmgrError = Unavailable("no WatchDog is known to ask", hint="name one: --watchdog HOST:PORT")
     for endpoint in endpoints:
         with dial(endpoint) as channel:
-            call = channel.unary_unary(f"/{_SERVICE}/{name}", _bytes, reply.FromString)
+            call = channel.unary_unary(f"/{_SERVICE}/{name}", type(request).SerializeToString, reply.FromString)
             try:
                 return call(request, timeout=timeout_s / max(1, len(endpoints)), wait_for_ready=False), endpoint
             except grpc.RpcError as error:
@@ -100,8 +92,3 @@ def _ask(
         if not isinstance(trouble, Unavailable):
             break
     raise trouble
-
-
-def _bytes(message: Any) -> bytes:
-    encoded: bytes = message.SerializeToString()
-    return encoded

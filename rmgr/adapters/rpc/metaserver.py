@@ -6,13 +6,8 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import open_channel
-from rmgr.adapters.access.errors import fail, rebuild
-from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.convert import carry, from_message, to_message
-from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.errors import RmgrError
-from rmgr.model.cluster.identity import Role
+from rmgr.adapters.rpc.server import Client, unary
 from rmgr.model.cluster.servers import (
     CallReport,
     Candidate,
@@ -66,43 +61,27 @@ class MetaserverAnswers(Protocol):
 def handler_of(answers: MetaserverAnswers) -> Any:
     """For `RpcServer.add_generic`."""
 
-    def report(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return to_message(answers.report(from_message(GatewayReport, request)))
-        except RmgrError as error:
-            return fail(context, error)
+    def report(request: Any, _: grpc.ServicerContext) -> Any:
+        return to_message(answers.report(from_message(GatewayReport, request)))
 
-    def pick(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return to_message(answers.pick(_asked(request)))
-        except RmgrError as error:
-            return fail(context, error)
+    def pick(request: Any, _: grpc.ServicerContext) -> Any:
+        return to_message(answers.pick(_asked(request)))
 
-    def servers(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return to_message(answers.servers(request.name))
-        except RmgrError as error:
-            return fail(context, error)
+    def servers(request: Any, _: grpc.ServicerContext) -> Any:
+        return to_message(answers.servers(request.name))
 
     methods = {
-        "Report": _unary(report, pb.ReportRequest, pb.ReportReply),
-        "Pick": _unary(pick, pb.PickRequest, pb.PickReply),
-        "Servers": _unary(servers, pb.ServersRequest, pb.ServersReply),
+        "Report": unary(report, pb.ReportRequest, pb.ReportReply),
+        "Pick": unary(pick, pb.PickRequest, pb.PickReply),
+        "Servers": unary(servers, pb.ServersRequest, pb.ServersReply),
     }
     return grpc.method_handlers_generic_handler("rmgr.v1.Metaserver", methods)
 
 
-class MetaserverClient:
-    """A gateway's questions to the leader at `endpoint`. Thread-safe; every call ends within `timeout_s`, or raises Unavailable.
+class MetaserverClient(Client):
+    """A gateway's questions to the leader. Thread-safe; every call ends within `timeout_s`, or raises Unavailable."""
 
-    credentials: None in an open cluster.
-    """
-
-    def __init__(self, endpoint: str, *, credentials: Credentials | None, timeout_s: float = 5.0) -> None:
-        self.endpoint = endpoint
-        self._timeout_s = timeout_s
-        self._channel = open_channel(endpoint, credentials, Role.WATCHDOG, OPTIONS)
-        self._stub = calls_pb2_grpc.MetaserverStub(self._channel)
+    stub = calls_pb2_grpc.MetaserverStub
 
     def report(self, report: GatewayReport) -> ReportAnswer:
         """Raises PermissionDenied, Unavailable."""
@@ -115,16 +94,6 @@ class MetaserverClient:
     def servers(self, name: str = "") -> ServersView:
         """Raises PermissionDenied, Unavailable."""
         return from_message(ServersView, self._call(self._stub.Servers, pb.ServersRequest(name=name)))
-
-    def close(self) -> None:
-        """Ends the channel. Idempotent."""
-        self._channel.close()
-
-    def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return method(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise rebuild(error, self.endpoint) from None
 
 
 def _asked(request: Any) -> PickRequest:
@@ -142,7 +111,3 @@ def _asked(request: Any) -> PickRequest:
         servers=tuple(candidates),
         explain=request.explain,
     )
-
-
-def _unary(answer: Any, request: Any, reply: Any) -> Any:
-    return grpc.unary_unary_rpc_method_handler(answer, request_deserializer=request.FromString, response_serializer=reply.SerializeToString)

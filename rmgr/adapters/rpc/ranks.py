@@ -15,7 +15,7 @@ from rmgr import errors
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.access.errors import fail, rebuild
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import IDLE_OPTIONS, OPTIONS, Channels
+from rmgr.adapters.rpc.server import IDLE_OPTIONS, OPTIONS, Channels, unary
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import node_pb2, node_pb2_grpc
 
@@ -71,26 +71,15 @@ class RanksAnswers(Protocol):
 
 def handler_of(answers: RanksAnswers) -> Any:
     """For `RpcServer.add_generic`."""
+    servicer = _Servicer(answers)
     return grpc.method_handlers_generic_handler(
         "rmgr.v1.Ranks",
         {
-            "Prepare": grpc.unary_unary_rpc_method_handler(
-                _Servicer(answers).prepare,
-                request_deserializer=node_pb2.PrepareRequest.FromString,
-                response_serializer=node_pb2.PrepareReply.SerializeToString,
-            ),
-            "Suspend": grpc.unary_unary_rpc_method_handler(
-                _Servicer(answers).suspend,
-                request_deserializer=node_pb2.SuspendRequest.FromString,
-                response_serializer=node_pb2.SuspendReply.SerializeToString,
-            ),
-            "Checkpoint": grpc.unary_unary_rpc_method_handler(
-                _Servicer(answers).checkpoint,
-                request_deserializer=node_pb2.CheckpointRequest.FromString,
-                response_serializer=node_pb2.CheckpointReply.SerializeToString,
-            ),
+            "Prepare": unary(servicer.prepare, node_pb2.PrepareRequest, node_pb2.PrepareReply),
+            "Suspend": unary(servicer.suspend, node_pb2.SuspendRequest, node_pb2.SuspendReply),
+            "Checkpoint": unary(servicer.checkpoint, node_pb2.CheckpointRequest, node_pb2.CheckpointReply),
             "Launch": grpc.stream_stream_rpc_method_handler(
-                _Servicer(answers).launch,
+                servicer.launch,
                 request_deserializer=node_pb2.LaunchChunk.FromString,
                 response_serializer=node_pb2.LaunchChunk.SerializeToString,
             ),
@@ -103,10 +92,7 @@ class _Servicer:
         self._answers = answers
 
     def prepare(self, request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            ready = self._answers.prepare(request.node, request.hold, head=request.head, cores=request.cores)
-        except errors.RmgrError as error:
-            fail(context, error)
+        ready = self._answers.prepare(request.node, request.hold, head=request.head, cores=request.cores)
         left_s = min(context.time_remaining() or _LONGEST_S, _LONGEST_S)
         while left_s > 0 and context.is_active():
             with suppress(TimeoutError):
@@ -114,16 +100,13 @@ class _Servicer:
                 return node_pb2.PrepareReply(process=hold.life, incarnation=hold.incarnation)
             left_s -= _LOOK_S
         ready.cancel()
-        return fail(context, errors.DeadlineExceeded(f"node {request.node} has no room for {request.hold} yet"))
+        raise errors.DeadlineExceeded(f"node {request.node} has no room for {request.hold} yet")
 
-    def suspend(self, request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            self._answers.suspend(request.node, request.hold, resume=request.resume, out_of_turn_us=request.out_of_turn_us)
-        except errors.RmgrError as error:
-            fail(context, error)
+    def suspend(self, request: Any, _: grpc.ServicerContext) -> Any:
+        self._answers.suspend(request.node, request.hold, resume=request.resume, out_of_turn_us=request.out_of_turn_us)
         return node_pb2.SuspendReply()
 
-    def checkpoint(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def checkpoint(self, request: Any, _: grpc.ServicerContext) -> Any:
         step = Step(
             step=request.step,
             number=request.number,
@@ -132,10 +115,7 @@ class _Servicer:
             max_bytes=request.max_bytes,
             row=request.row,
         )
-        try:
-            size, row = self._answers.checkpoint(request.node, request.hold, step)
-        except errors.RmgrError as error:
-            fail(context, error)
+        size, row = self._answers.checkpoint(request.node, request.hold, step)
         return node_pb2.CheckpointReply(size_bytes=size, row=row)
 
     def launch(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:

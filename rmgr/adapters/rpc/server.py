@@ -281,6 +281,15 @@ def _server_options() -> tuple[tuple[str, int], ...]:
     )
 
 
+def unary(answer: Callable[[Any, grpc.ServicerContext], Any], request: Any, reply: Any) -> grpc.RpcMethodHandler:
+    """A method with one question and one answer, of these messages. What `answer` raises ends the call."""
+
+    def call(message: Any, context: grpc.ServicerContext) -> Any:
+        return _answer(context, lambda: answer(message, context))
+
+    return grpc.unary_unary_rpc_method_handler(call, request_deserializer=request.FromString, response_serializer=reply.SerializeToString)
+
+
 def _answer(context: grpc.ServicerContext, call: Callable[[], Any]) -> Any:
     try:
         return call()
@@ -366,19 +375,21 @@ class _NodeServicer(node_pb2_grpc.NodeServicer):
 # -- clients -------------------------------------------------------------------------------------------------------------------
 
 
-class _Client:
+class Client:
     """A channel to one endpoint; every call has a deadline and raises errors of `rmgr.errors`.
 
     via: endpoint of a gateway that passes the calls on, "" = none. credentials: who we are, None in an open cluster.
     """
 
     role = Role.WATCHDOG  #: what the other end must prove to be
+    stub: Callable[[grpc.Channel], Any] = health_pb2_grpc.HealthStub  #: of the service that is asked
 
     def __init__(self, endpoint: str, *, timeout_s: float = 5.0, via: str = "", credentials: Credentials | None = None) -> None:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
         self._channel = open_channel(via or endpoint, credentials, Role.SUBMITTER if via else self.role, OPTIONS)
-        self._metadata = ((TARGET_KEY, endpoint),) if via else ()
+        self._stub = type(self).stub(self._channel)
+        self._metadata: tuple[tuple[str, str], ...] = ((TARGET_KEY, endpoint),) if via else ()
 
     def close(self) -> None:
         """Ends the channel. Idempotent."""
@@ -405,42 +416,41 @@ class _Client:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-class LeaderClient(_Client):
+class LeaderClient(Client):
     """Questions to the leading WatchDog."""
+
+    stub = leader_pb2_grpc.LeaderStub
 
     def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
         """Submissions, oldest first."""
-        reply = self._call(leader_pb2_grpc.LeaderStub(self._channel).Jobs, leader_pb2.JobsRequest(ids=ids, ended=ended, user=user))
+        reply = self._call(self._stub.Jobs, leader_pb2.JobsRequest(ids=ids, ended=ended, user=user))
         return [from_message(JobView, job) for job in reply.jobs]
 
     def nodes(self) -> list[NodeView]:
         """All nodes, by name."""
-        return [
-            from_message(NodeView, node)
-            for node in self._call(leader_pb2_grpc.LeaderStub(self._channel).Nodes, leader_pb2.NodesRequest()).nodes
-        ]
+        return [from_message(NodeView, node) for node in self._call(self._stub.Nodes, leader_pb2.NodesRequest()).nodes]
 
     def queues(self) -> list[QueueView]:
         """All queues, by name."""
-        reply = self._call(leader_pb2_grpc.LeaderStub(self._channel).Queues, leader_pb2.QueuesRequest())
+        reply = self._call(self._stub.Queues, leader_pb2.QueuesRequest())
         return [from_message(QueueView, queue) for queue in reply.queues]
 
     def status(self) -> StatusView:
         """Health and counts."""
-        return from_message(StatusView, self._call(leader_pb2_grpc.LeaderStub(self._channel).Status, leader_pb2.StatusRequest()))
+        return from_message(StatusView, self._call(self._stub.Status, leader_pb2.StatusRequest()))
 
     def explain(self, submission: int, index: int | None = None) -> ExplainView:
         """Why it is in its state. Raises NotFound."""
         request = leader_pb2.ExplainRequest(submission=submission, index=index)
-        return from_message(ExplainView, self._call(leader_pb2_grpc.LeaderStub(self._channel).Explain, request))
+        return from_message(ExplainView, self._call(self._stub.Explain, request))
 
     def what_if(self, record: bytes) -> WhatIfView:
         """Where and when the submission of this record would run."""
         request = leader_pb2.WhatIfRequest(submission=record)
-        return from_message(WhatIfView, self._call(leader_pb2_grpc.LeaderStub(self._channel).WhatIf, request))
+        return from_message(WhatIfView, self._call(self._stub.WhatIf, request))
 
 
-class OwnClient(_Client):
+class OwnClient(Client):
     """Questions of a daemon's machine to the daemon itself: it must show a certificate of `role`, None = of the same as ours."""
 
     def __init__(self, endpoint: str, *, timeout_s: float = 5.0, credentials: Credentials | None = None, role: Role | None = None) -> None:
@@ -449,10 +459,11 @@ class OwnClient(_Client):
         super().__init__(endpoint, timeout_s=timeout_s, credentials=credentials)
 
 
-class NodeClient(_Client):
+class NodeClient(Client):
     """Questions to a Starter."""
 
     role = Role.STARTER
+    stub = node_pb2_grpc.NodeStub
 
     def logs(
         self,
@@ -480,7 +491,7 @@ class NodeClient(_Client):
         )
         deadline = timeout_s if follow or timeout_s is not None else self.timeout_s
         try:
-            for chunk in node_pb2_grpc.NodeStub(self._channel).Logs(request, timeout=deadline, metadata=self._metadata):
+            for chunk in self._stub.Logs(request, timeout=deadline, metadata=self._metadata):
                 yield LogPiece(
                     stream=chunk.stream,
                     data=chunk.data,
@@ -494,22 +505,22 @@ class NodeClient(_Client):
 
     def running(self, submission: int = 0) -> list[RunningTask]:
         """Tasks that run there."""
-        reply = self._call(node_pb2_grpc.NodeStub(self._channel).Running, node_pb2.RunningRequest(submission=submission))
+        reply = self._call(self._stub.Running, node_pb2.RunningRequest(submission=submission))
         return [RunningTask(**{name: getattr(task, name) for name in RunningTask.__slots__}) for task in reply.tasks]
 
     def stats(self) -> list[NodeStats]:
         """One entry a virtual node."""
-        reply = self._call(node_pb2_grpc.NodeStub(self._channel).Stats, node_pb2.StatsRequest())
+        reply = self._call(self._stub.Stats, node_pb2.StatsRequest())
         return [_stats_of(node) for node in reply.nodes]
 
     def clock(self, node: str) -> tuple[int, int]:
         """(microseconds since its machine was started, incarnation of the node). Raises: NotFound for a node that is not served there."""
-        reply = self._call(node_pb2_grpc.NodeStub(self._channel).Clock, node_pb2.ClockRequest(node=node))
+        reply = self._call(self._stub.Clock, node_pb2.ClockRequest(node=node))
         return reply.boot_us, reply.incarnation
 
     def time_us(self) -> int:
         """What time it is there: microseconds since the epoch."""
-        return int(self._call(node_pb2_grpc.NodeStub(self._channel).Stats, node_pb2.StatsRequest()).time_us)
+        return int(self._call(self._stub.Stats, node_pb2.StatsRequest()).time_us)
 
 
 def _stats_of(message: Any) -> NodeStats:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
 import msgspec
 
-from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of, open_channel
-from rmgr.adapters.access.errors import fail, rebuild
+from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.errors import RmgrError, Unavailable
+from rmgr.adapters.rpc.server import Client, unary
+from rmgr.errors import Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import UserLimits
 from rmgr.model.wire.stream import UNREADABLE, json_decoder
@@ -49,44 +48,31 @@ def handler_of(answers: UseAnswers) -> Any:
     """For `RpcServer.add_generic`."""
 
     def use(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            told = answers.use(tuple(request.users), fresh=request.fresh, caller=caller_of(context))
-        except RmgrError as error:
-            return fail(context, error)
+        told = answers.use(tuple(request.users), fresh=request.fresh, caller=caller_of(context))
         users = [limits_pb2.UserUse(user=name, used=one.used, refused=one.refused) for name, one in told.users.items()]
         settings = msgspec.json.encode(told.limits).decode()
         return limits_pb2.UseReply(users=users, age_s=told.age_s, settings=settings, problem=told.problem)
 
-    method = grpc.unary_unary_rpc_method_handler(
-        use, request_deserializer=limits_pb2.UseRequest.FromString, response_serializer=limits_pb2.UseReply.SerializeToString
-    )
-    return grpc.method_handlers_generic_handler("rmgr.v1.Limits", {"Use": method})
+    return grpc.method_handlers_generic_handler("rmgr.v1.Limits", {"Use": unary(use, limits_pb2.UseRequest, limits_pb2.UseReply)})
 
 
-class UseClient:
+class UseClient(Client):
     """Asks at `endpoint`, which must prove to be a `role`. credentials: None in an open cluster. user: who asks, for an open one."""
 
+    stub = limits_pb2_grpc.LimitsStub
+
     def __init__(self, endpoint: str, *, role: Role, credentials: Credentials | None, timeout_s: float = 5.0, user: str = "") -> None:
-        self.endpoint = endpoint
-        self._timeout_s = timeout_s
-        self._channel = open_channel(endpoint, credentials, role, OPTIONS)
+        self.role = role
+        super().__init__(endpoint, timeout_s=timeout_s, credentials=credentials)
         self._metadata = ((USER_KEY, user),) if user else ()
 
     def use(self, users: Sequence[str] = (), *, fresh: bool = False) -> UseAnswer:
         """Raises PermissionDenied, Unavailable."""
         request = limits_pb2.UseRequest(users=users, fresh=fresh)
-        ask: Callable[..., Any] = limits_pb2_grpc.LimitsStub(self._channel).Use
-        try:
-            reply = ask(request, timeout=self._timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise rebuild(error, self.endpoint) from None
+        reply = self._call(self._stub.Use, request)
         found = {one.user: UserUse(used=dict(one.used), refused=dict(one.refused)) for one in reply.users}
         try:
             limits = json_decoder(UserLimits).decode(reply.settings) if reply.settings else UserLimits()
         except UNREADABLE as error:
             raise Unavailable(f"the limits of {self.endpoint} cannot be read: {error}", hint="rmgr version there and here") from None
         return UseAnswer(users=found, age_s=reply.age_s, limits=limits, problem=reply.problem)
-
-    def close(self) -> None:
-        """Ends the channel. Idempotent."""
-        self._channel.close()
