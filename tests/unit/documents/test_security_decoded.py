@@ -26,7 +26,7 @@ EXEMPT = {
     "adapters/gateway/rows.py": _GRPC,
     "adapters/gateway/talk.py": _GRPC,
     "adapters/rpc/join.py": _GRPC,
-    "adapters/rpc/metaserver.py": _GRPC,
+    "adapters/rpc/server.py": _GRPC,
     "adapters/rpc/ranks.py": _GRPC,
     "adapters/rpc/gateways.py": _GRPC,
     "adapters/terminals.py": _GRPC,
