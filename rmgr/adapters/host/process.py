@@ -110,9 +110,7 @@ class NodeRunner:
             leftovers.record_cgroups(self.directory, self._cgroups.directories)
         self.loop = Loop("rmgr-slots")
         self.freezer = freezer_of(self._cgroups, freezer)  #: how parts of gangs are stopped
-        self.turner = Turner(
-            self.loop, self.directory, environ=self.environ, uses_freezer=self.freezer == Freezer.V2, emit=lambda told: on_events([*told])
-        )
+        self.turner = Turner(self)
 
     def next_seq(self) -> int:
         """The number of one attempt of one task on this node; numbers grow, send them in that order."""

@@ -7,15 +7,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rmgr.adapters.host import leftovers
-from rmgr.adapters.host.channel import Channel, Loop, start_program
+from rmgr.adapters.host.channel import Channel, start_program
 from rmgr.adapters.host.slot import Slot
-from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn, TurnerRestarted, TurnEvent
+from rmgr.adapters.host.workevents import NodeEvent, PartBegan, PartsServed, PartStubborn, TurnerRestarted
+from rmgr.model.cluster.gang import Freezer
 from rmgr.model.wire import stream, turns
 from rmgr.runner.host import home
+
+if TYPE_CHECKING:
+    from rmgr.adapters.host.process import NodeRunner
 
 #: Turners are started so far apart at least.
 _APART_S = 1.0
@@ -26,26 +29,10 @@ class Turner:
     """Stops and continues parts of gangs. Every method returns at once, from any thread; events come on the selector thread.
 
     What it counts goes on over the death of a program, but for the half second that this one had not told.
-
-    Args:
-        directory: of the node, where the program is written down for the next incarnation.
-        uses_freezer: parts are stopped by their control groups, else by signals.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        directory: Path,
-        *,
-        environ: Mapping[str, str],
-        uses_freezer: bool,
-        emit: Callable[[list[TurnEvent]], None],
-    ) -> None:
-        self._loop = loop
-        self._directory = directory
-        self._environ = environ
-        self._uses_freezer = uses_freezer
-        self._emit = emit
+    def __init__(self, node: NodeRunner) -> None:
+        self._node = node
         self._lock = threading.Lock()  #: of all below: the Starter's thread and that of the loop
         self._parts: dict[str, turns.AddPart] = {}
         self._held: set[str] = set()
@@ -68,7 +55,7 @@ class Turner:
     def add(self, part: str, slot: Slot) -> None:
         """The part's work runs in this slot, and stands still until its first turn. Raises: OSError when no turner can be started."""
         with self._lock:
-            added = turns.AddPart(part, slot.pid, slot.freeze_file if self._uses_freezer else "")
+            added = turns.AddPart(part, slot.pid, slot.freeze_file if self._node.freezer == Freezer.V2 else "")
             self._parts[part] = added
             self._served_before.pop(part, None)
             if self._process is not None:
@@ -128,9 +115,9 @@ class Turner:
     def _start(self) -> None:
         self._started_s = time.monotonic()
         argv = [sys.executable, "-P", "-m", "rmgr.runner.turner"]
-        self._process, ours = start_program(lambda fd: [*argv, str(fd)], cwd="/", environ=self._environ, root=str(home.ROOT))
-        leftovers.record_spawner(self._directory, "turner", pid=self._process.pid, marker="")
-        self._channel = Channel(self._loop, ours, turns.FromTurner, on_frames=self._on_frames, on_end=self._on_end)
+        self._process, ours = start_program(lambda fd: [*argv, str(fd)], cwd="/", environ=self._node.environ, root=str(home.ROOT))
+        leftovers.record_spawner(self._node.directory, "turner", pid=self._process.pid, marker="")
+        self._channel = Channel(self._node.loop, ours, turns.FromTurner, on_frames=self._on_frames, on_end=self._on_end)
         for part in self._parts.values():
             self._order(part)
         for held in sorted(self._held):
@@ -142,7 +129,7 @@ class Turner:
     # -- on the selector thread --------------------------------------------------------------------------------------------
 
     def _on_frames(self, received: list[object], _fds: list[int]) -> None:
-        events: list[TurnEvent] = []
+        events: list[NodeEvent] = []
         for frame in received:
             match frame:
                 case turns.Began():
@@ -151,7 +138,7 @@ class Turner:
                     events.append(self._in_all(frame))
                 case turns.Stubborn():
                     events.append(PartStubborn(frame.part, frame.killed))
-        self._emit(events)
+        self._node.on_events(events)
 
     def _in_all(self, told: turns.Served) -> PartsServed:
         """With what turners before have counted."""
@@ -175,7 +162,7 @@ class Turner:
         with self._lock:
             self._channel = None
             if not self._closed:
-                self._loop.later(max(0.0, self._started_s + _APART_S - time.monotonic()), self._again)
+                self._node.loop.later(max(0.0, self._started_s + _APART_S - time.monotonic()), self._again)
 
     def _again(self) -> None:
         with self._lock:
@@ -185,10 +172,10 @@ class Turner:
             try:
                 self._start()
             except OSError:
-                self._loop.later(_APART_S, self._again)
+                self._node.loop.later(_APART_S, self._again)
                 return
             self.restarts += 1
-        self._emit([TurnerRestarted()])
+        self._node.on_events([TurnerRestarted()])
 
 
 def _bury(process: subprocess.Popen[bytes], wait_s: float) -> None:
