@@ -110,8 +110,7 @@ def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, st
     """A log of calls: every pick again, or those of another policy beside the recorded ones."""
     from rmgr.adapters import policy_files
     from rmgr.sched.policy import Stage
-    from rmgr.sim.calls.replay import picks
-    from rmgr.sim.replay import verify
+    from rmgr.sim.replay import picks, verify
     from rmgr.sim.runs.output import read_log
 
     pipeline = (Stage(policy_files.for_calls(policy, params)),)

@@ -11,8 +11,7 @@ from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Limits, Server
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Entry, Opening, Recorder, decode, only
-from rmgr.sim.calls.replay import picks
-from rmgr.sim.replay import verify
+from rmgr.sim.replay import picks, verify
 
 BATCH, CALLS = (Stage(policy_named("fcfs"), ("default",)),), (Stage(call_policy_named("loth+l"), ("calls",)),)
 
