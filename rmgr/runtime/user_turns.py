@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Generic, Protocol, TypeVar
 
 
@@ -18,13 +18,14 @@ J = TypeVar("J", bound=HasUser)
 
 
 class UserTurns(Generic[J]):
-    """Jobs that wait; those of the process itself (user "") go first. Cost: O(1), `newcomer` O(users).
+    """Jobs that wait; those of the process itself (user "") go first. Cost: O(1), `newcomer` O(users); `next` too, with `had`.
 
-    Args: most_of_one: jobs of one user that may be under way.
+    Args: most_of_one: jobs of one user that may be under way. had: whoever has had least goes first; None: one after the other.
     """
 
-    def __init__(self, most_of_one: int) -> None:
+    def __init__(self, most_of_one: int, had: Callable[[str], float] | None = None) -> None:
         self._most_of_one = most_of_one
+        self._had = had
         self._of: OrderedDict[str, deque[J]] = OrderedDict()  #: none of them is empty; whose turn is next stands first
         self._count = 0
 
@@ -43,7 +44,10 @@ class UserTurns(Generic[J]):
 
     def next(self, under_way: Mapping[str, int]) -> str | None:
         """Whose job is next; nobody's who has as many under way as one may (under_way: of each)."""
-        return "" if "" in self._of else next((user for user in self._of if under_way[user] < self._most_of_one), None)
+        if "" in self._of:
+            return ""
+        able = (user for user in self._of if under_way[user] < self._most_of_one)
+        return next(able, None) if self._had is None else min(able, key=self._had, default=None)
 
     def take(self, user: str) -> J:
         """The next job of a user who waits here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rmgr.adapters.access.auth import Caller
@@ -27,10 +27,12 @@ class Echo:
         self.is_over = False
         self.taken_again = 0
 
-    def heard(self, word: bytes) -> None:
+    def heard(self, words: Sequence[bytes]) -> Sequence[Callable[[], None]]:
         if self.refusal is not None:
             raise self.refusal
-        self.stream.say(word)
+        for word in words:
+            self.stream.say(word)
+        return ()
 
     def taken(self) -> None:
         self.taken_again += 1

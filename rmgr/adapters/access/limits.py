@@ -1,17 +1,8 @@
 """Counts what each user takes of one server, compares it with the settings, and refuses more with a typed error that names the limit.
 
-Requests go through a bucket. While the server has room, it fills at the rate of the settings, or of the user's part of what the
-server can bear. When so many ask that a part is less than what one busy person needs (`FLOOR_PER_S`), who asks for no more than that
-goes on as before, and who asks for more gets little for some seconds: that is what tells somebody at work from a flood. A client's
-stream is slowed down (it is not read from, and TCP tells it so) before anything is refused; single calls are refused at once
-and tried again by clients.
-
-A server that is overloaded answers so late that nobody asks for much: then who asks for many things at once floods, too, whatever
-he gets (`strained`), until threads get their turn again; and floods get less and less meanwhile, and nobody else does.
-
-That is measured (`StrainMeter`), for what a request costs is no constant: other processes take the machine's cores, and the threads of
-hundreds of sessions wait for one interpreter. A thread that sleeps for some milliseconds and wakes later than it asked for has waited as
-any request does.
+Requests go through a bucket that fills at the rate of the settings. A client's stream that asks for more is slowed down (it is not read
+from, and TCP tells it so) before anything is refused; single calls are refused at once and tried again by clients. Who is served first
+where many ask says `turns.py`.
 
 `Rates` bounds what each address, or user, may have done a second: TLS handshakes (2 to 4 ms of a processor each), messages on direct
 lines. Each has a rate of its own, so that who floods takes nothing from the others, and all together have one.
@@ -24,37 +15,19 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from functools import partial
 
-from rmgr.errors import LimitReached, PermissionDenied, QueueFull, Throttled
+from rmgr.adapters.access.turns import Had, Turns
+from rmgr.errors import LimitReached, QueueFull, Throttled
 from rmgr.model.cluster.queue import BOUND, UserLimits
 
-#: Requests a second that one server answers for all users together, while there are several.
-CAPACITY_PER_S = 1200.0
-#: What one busy person needs; and which part of the capacity is left to those who ask for more, while that is too much, for how long.
-FLOOR_PER_S, FLOODS_PART, FLOOD_S = 150.0, 0.25, 10.0
-_LEAST_PER_S = 2.0
-#: Threads that get their turn so late (s, on average), or a process that computes for such a part of the time: then it is strained.
-LATE_S, BUSY_PART = 0.005, 0.6
-#: Below these it is at ease. At each look floods become slower by the one factor, or faster by the other; what they have at least.
-EARLY_S, IDLE_PART, _SLOWER, _FASTER, _LEAST_EASE = 0.002, 0.45, 0.7, 1.15, 0.2
-#: Requests of one user under way: who has more does not wait for each of his answers. People and their commands have fewer.
-DEEP = 16
-#: Who has waited so long, beyond this part of the time, asks for more than he gets.
-_LATE_S, _LATE_PART = 0.3, 0.1
-#: A stream waits for its turn at most so long; how much of its rate a user may ask for at once (s).
+#: A stream waits for its turn at most so long; how much of his rate a user may ask for at once (s).
 PATIENCE_S, BURST_S = 1.0, 2.0
-_CROWD_S = 0.5  # among so many that nobody has more than `FLOOR_PER_S`: a crowd that comes at once must not be a flood
-#: After its threads had their turn late a server is strained for so long.
-_STRAIN_S = 3.0
-#: Who has asked within this time shares the server; a user of whom nothing is held is forgotten after the second.
-_ACTIVE_S, _FORGET_S = 5.0, 60.0
+#: A user of whom nothing is held is forgotten after so long without a request.
+_FORGET_S = 60.0
 _COUNT_S = 0.25
 #: A request of so many bytes counts twice.
 _WEIGHT_BYTES = 32 * 1024
-#: What writing into the store costs beside the call: a sync of a disk, and one more for so many bytes.
-_STORED_COST, _STORED_BYTES = 4.0, 16 * 1024
-#: What a request beside its own cost is taken for that its client, unless it is hostile, never makes.
-_FORBIDDEN_COST = 5.0
 #: What opening a stream costs: two threads.
 SESSION_COST = 25.0
 #: What all users of one server may hold together; beyond it who holds less than his part of it is served.
@@ -65,15 +38,12 @@ _SOON = frozenset({"requests_per_s", "calls", "held_bytes"})
 
 
 class _User:
-    __slots__ = ("balance", "filled_s", "flooded_s", "held", "late_s", "lock", "refused", "seen_s", "under_way", "waited_s", "written")
+    __slots__ = ("balance", "filled_s", "held", "lock", "refused", "seen_s", "written")
 
     def __init__(self, now_s: float) -> None:
         self.lock = threading.RLock()  # whatever a collection of garbage ends meanwhile gives back what it held, on this thread
         self.balance = math.inf  # until the first request: as much as he may have at once
-        self.filled_s = self.seen_s = self.late_s = now_s
-        self.waited_s = 0.0
-        self.under_way = 0
-        self.flooded_s = -math.inf
+        self.filled_s = self.seen_s = now_s
         self.held: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.written: dict[int, int] = {}  #: bytes by hour
@@ -88,142 +58,62 @@ class _User:
 
 class Bounds:
     """Args:
-    limits: at first; `limits` may be replaced at any time. capacity_per_s: see `CAPACITY_PER_S`. clock: monotonic seconds.
+    limits: at first; `limits` may be replaced at any time. clock: monotonic seconds.
 
     Thread-safe; users do not wait for one another. Cost of each call: about 2 us.
     """
 
-    def __init__(
-        self,
-        limits: UserLimits | None = None,
-        *,
-        capacity_per_s: float = CAPACITY_PER_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, limits: UserLimits | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits or UserLimits()
-        self._capacity_per_s = capacity_per_s
+        self.had = Had()  #: what users have had of this server
         self._clock = clock
         self._lock = threading.RLock()  # of what follows, but for what is in a _User
         self._users: dict[str, _User] = {}
-        self._places: dict[str, list[Shares]] = {}
+        self._places: dict[str, list[Shares | Turns]] = {}
         self._totals: Counter[str] = Counter()  # about: as of the last count
         self._holders: Counter[str] = Counter()
-        self._active = 1
         self._counted_s = clock()
-        self._strained_s = -math.inf
-        self.ease = 1.0  #: which part of the rate of those who flood they have: all of it, while threads get their turn
 
     # -- requests
 
-    @property
-    def is_crowded(self) -> bool:
-        """So many ask that somebody at work has to be told from a flood."""
-        return self._active > 1 and self._capacity_per_s / self._active < FLOOR_PER_S
-
-    def strained(self, late_s: float, busy_part: float = 0.0) -> None:
-        """To be told some times a second.
-
-        Args: late_s: how much later than they ask for threads of this process get their turn, on average.
-            busy_part: how many processors it takes: with one interpreter hardly more than 1.
-        """
-        if late_s > LATE_S or busy_part > BUSY_PART:
-            self.ease = max(_LEAST_EASE, self.ease * _SLOWER)
-            self._strained_s = self._clock()
-        elif late_s < EARLY_S and busy_part < IDLE_PART:
-            self.ease = min(1.0, self.ease * _FASTER)
-
     def wait_s(self, user: str, size_bytes: int = 0, *, cost: float = 1.0) -> float:
-        """How long a request of his waits for its turn. Raises Throttled when that were more than `PATIENCE_S`.
-
-        Args: cost: in reads; only in a crowd one counts for more than a read.
-        """
-        cost = cost if self.is_crowded else min(cost, 1.0)
+        """How long a request of his waits for its turn. Raises Throttled when that were more than `PATIENCE_S`. cost: in reads."""
         return self._spend(user, cost + size_bytes / _WEIGHT_BYTES, PATIENCE_S)
-
-    def begin(self, user: str, count: int) -> None:
-        """So many requests of his are under way."""
-        known = self._user(user, self._clock())
-        with known.lock:
-            known.under_way += count
-
-    def end(self, user: str, count: int) -> None:
-        """So many of them are answered, or given up."""
-        known = self._user(user, self._clock())
-        with known.lock:
-            known.under_way = max(0, known.under_way - count)
 
     def spend(self, user: str, cost: float = 1.0) -> None:
         """A call that does not wait. Raises Throttled."""
         self._spend(user, cost, 0.0)
 
     def _spend(self, user: str, cost: float, patience_s: float) -> float:
-        limit = self.limits.requests_per_s
+        rate = float(self.limits.requests_per_s)
         now_s = self._clock()
         if now_s - self._counted_s > _COUNT_S:
             self._count(now_s)
         known = self._user(user, now_s)
         with known.lock:
             known.seen_s = now_s
-            if not limit:
+            if not rate:
                 return 0.0
-            if known.under_way > DEEP and self.is_crowded and now_s - self._strained_s < _STRAIN_S:
-                known.flooded_s = now_s
-            rate = self._rate(known, float(limit), now_s)
-            burst = rate * (_CROWD_S if self.is_crowded else BURST_S)
+            burst = rate * BURST_S
             known.balance = min(burst, known.balance + (now_s - known.filled_s) * rate)
             known.filled_s = now_s
             wait_s = max(0.0, (cost - known.balance) / rate)
             if wait_s <= patience_s or known.balance >= burst / 2:  # what costs more than can be saved up is paid later
                 known.balance -= cost
-                known.waited_s = max(0.0, known.waited_s - (now_s - known.late_s) * _LATE_PART) + wait_s
-                known.late_s = now_s
-                if known.waited_s > _LATE_S:
-                    known.flooded_s = now_s
                 return wait_s
-            known.refused["requests_per_s"] += 1
-            known.flooded_s = now_s
-        raise _error("requests_per_s", user, limit, "" if self._active <= 1 else f"; {self._active} users share this server just now")
-
-    def charge_stored(self, user: str, size: int) -> None:
-        """He writes so many bytes into the store, for which others wait in a crowd."""
-        if self.is_crowded:
-            self.charge(user, _STORED_COST + size / _STORED_BYTES)
-
-    def failed(self, user: str, error: Exception) -> None:
-        """He was refused something: who is honest asks but seldom for what is not his to ask for."""
-        if isinstance(error, PermissionDenied):
-            self.charge(user, _FORBIDDEN_COST)
-
-    def charge(self, user: str, cost: float) -> None:
-        """What he has asked for was more than it seemed."""
-        known = self._user(user, self._clock())
-        with known.lock:
-            known.balance -= cost
-
-    def _rate(self, known: _User, limit: float, now_s: float) -> float:
-        """Requests a second that he has now."""
-        part = self._capacity_per_s / self._active
-        if self._active <= 1 or part >= limit:
-            return limit
-        if part >= FLOOR_PER_S:
-            return part
-        if now_s - known.flooded_s < FLOOD_S:
-            return min(limit, max(_LEAST_PER_S, part * FLOODS_PART) * self.ease)
-        return min(limit, FLOOR_PER_S)
+        raise self.refuse("requests_per_s", user, self.limits.requests_per_s)
 
     def _count(self, now_s: float) -> None:
         with self._lock:
             self._counted_s = now_s
-            users = list(self._users.items())
-            self._active = max(1, sum(known.seen_s > now_s - _ACTIVE_S for _, known in users))
             totals: Counter[str] = Counter()
             holders: Counter[str] = Counter()
-            for user, known in users:
+            for user, known in list(self._users.items()):
                 with known.lock:
                     for name, amount in known.held.items():
                         totals[name] += amount
                         holders[name] += 1
-                    if known.seen_s < now_s - _FORGET_S and not (known.held or known.under_way):
+                    if known.seen_s < now_s - _FORGET_S and not known.held:
                         self._users.pop(user, None)
             self._totals, self._holders = totals, holders
 
@@ -314,6 +204,17 @@ class Bounds:
         self._places.setdefault(name, []).append(made)
         return made
 
+    def turns(self, name: str, *, at_once: int, of_one: int, most: int, what: str = "questions") -> Turns:
+        """Turns at what is bounded by `name`; see `Turns`."""
+
+        def of_user() -> int:
+            return int(getattr(self.limits, name))
+
+        refuse = partial(self.refuse, name)
+        made = Turns(self.had, at_once=at_once, of_one=of_one, most=most, of_user=of_user, refuse=refuse, what=what)
+        self._places.setdefault(name, []).append(made)
+        return made
+
     def no_place(self, name: str, user: str, places: Shares, told: str = "") -> LimitReached | QueueFull:
         """Why he did not get one: he has what he may have, or all are taken (`told`)."""
         self._refused(name, user)
@@ -365,11 +266,11 @@ class Bounds:
         return known
 
 
-def _error(name: str, user: str, limit: int, more: str = "") -> LimitReached:
+def _error(name: str, user: str, limit: int) -> LimitReached:
     """The refusal of `user` at the bound `name`."""
     bound = BOUND[name]
     kind = Throttled if name in _SOON else LimitReached
-    return kind(f"{user or 'this user'} has reached the limit {name} = {limit}: {bound.what}{more}", hint=f"{bound.advice}; rmgr limits")
+    return kind(f"{user or 'this user'} has reached the limit {name} = {limit}: {bound.what}", hint=f"{bound.advice}; rmgr limits")
 
 
 # -- places --------------------------------------------------------------------------------------------------------------------
@@ -431,45 +332,6 @@ class Shares:
     def _forget(self, user: str) -> None:
         if not self._taken[user]:
             del self._taken[user]
-
-
-# -- lateness of threads -------------------------------------------------------------------------------------------------------
-
-
-_SLEEP_S, _SAMPLES, _IDLE_S = 0.02, 12, 0.5
-
-
-class StrainMeter:
-    """Args: bounds: told of the mean lateness and of the processor time, four times a second while many ask.
-
-    Cost: 0.2 % of a core then, else nothing.
-    """
-
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._stopped = threading.Event()
-
-    def start(self) -> StrainMeter:
-        """Begins to measure."""
-        threading.Thread(target=self._run, name="strain", daemon=True).start()
-        return self
-
-    def stop(self) -> None:
-        """Idempotent."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            if not self._bounds.is_crowded:
-                self._bounds.strained(0.0)
-                self._stopped.wait(_IDLE_S)
-                continue
-            late_s, burnt_s, looked_s = 0.0, time.process_time(), time.monotonic()
-            for _ in range(_SAMPLES):
-                began_s = time.monotonic()
-                self._stopped.wait(_SLEEP_S)
-                late_s += max(0.0, time.monotonic() - began_s - _SLEEP_S)
-            self._bounds.strained(late_s / _SAMPLES, (time.process_time() - burnt_s) / (time.monotonic() - looked_s))
 
 
 # -- rates of addresses --------------------------------------------------------------------------------------------------------

@@ -15,14 +15,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 import grpc
 
 from rmgr.adapters.access.auth import Caller, Continuation, Handler, Single, Wrapped, caller_of
 from rmgr.adapters.access.errors import fail
-from rmgr.adapters.access.limits import Bounds, Shares
+from rmgr.adapters.access.limits import Bounds
 from rmgr.errors import RmgrError, Throttled
 from rmgr.model.cluster.identity import Role
 
@@ -206,6 +206,8 @@ def name_of(context: grpc.ServicerContext) -> str:
 _STREAMS = frozenset({"/rmgr.v1.Node/Logs", "/rmgr.v1.Terminal/Attach"})
 #: What is rationed elsewhere (calls by gateways), or never waits.
 _FREE = ("/grpc.health.v1.Health/", "/rmgr.v1.Metaserver/Pick", "/rmgr.v1.Metaserver/Report")
+#: The longest that a call waits for its turn.
+_LONGEST_S = 10.0
 
 
 class Turnstile(grpc.ServerInterceptor):
@@ -215,7 +217,8 @@ class Turnstile(grpc.ServerInterceptor):
         self._bounds = bounds
         self._made = Wrapped(self._wrap)
         self._streams = bounds.places("streams", max(2, threads * 3 // 8))
-        self._calls = bounds.places("calls", max(2, threads * 3 // 8))
+        at_once = max(2, threads * 3 // 16)
+        self._calls = bounds.turns("calls", at_once=at_once, of_one=at_once - at_once // 4, most=at_once)
 
     def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
         """See grpc: wraps the method's handler."""
@@ -224,45 +227,51 @@ class Turnstile(grpc.ServerInterceptor):
     def _wrap(self, handler: Handler, method: str) -> Handler:
         if method.startswith(_FREE):
             return handler
-        name = "streams" if method in _STREAMS else "calls"
-        return self._wrapped(handler, name, self._streams if name == "streams" else self._calls)
+        return self._wrapped(handler, self._place if method in _STREAMS else self._turn)
 
-    def _enter(self, context: grpc.ServicerContext, name: str, places: Shares) -> Caller | None:
-        """Who calls, with a place that is to be given back; None for a daemon; else the call ends, by an exception."""
+    @contextmanager
+    def _admitted(self, context: grpc.ServicerContext, enter: Callable[[Caller, ExitStack], None]) -> Iterator[None]:
+        """Daemons come in; people by `enter`, or the call ends by an exception."""
         caller = caller_of(context)
-        if not caller.is_open and caller.on_behalf_of is None and caller.who is not None and not _is_person(caller):
-            return None
-        try:
-            self._bounds.spend(caller.user)
-            if not places.take(_name(caller), is_operator=not caller.is_open and caller.is_operator()):
-                raise self._bounds.no_place(name, caller.user, places)
-        except RmgrError as error:
-            fail(context, error)
-        return caller
+        with ExitStack() as stack:
+            if caller.is_open or caller.on_behalf_of is not None or caller.who is None or _is_person(caller):
+                try:
+                    self._bounds.spend(caller.user)
+                    enter(caller, stack)
+                except RmgrError as error:
+                    fail(context, error)
+            yield
 
-    def _wrapped(self, handler: Handler, name: str, places: Shares) -> Handler:
+    def _place(self, context: grpc.ServicerContext) -> AbstractContextManager[None]:
+        def enter(caller: Caller, stack: ExitStack) -> None:
+            if not self._streams.take(_name(caller), is_operator=_is_operator(caller)):
+                raise self._bounds.no_place("streams", caller.user, self._streams)
+            stack.callback(self._streams.give_back, _name(caller))
+
+        return self._admitted(context, enter)
+
+    def _turn(self, context: grpc.ServicerContext) -> AbstractContextManager[None]:
+        def enter(caller: Caller, stack: ExitStack) -> None:
+            wait_s = min(_LONGEST_S, context.time_remaining() or _LONGEST_S)
+            stack.enter_context(self._calls.turn(_name(caller), wait_s, is_operator=_is_operator(caller)))
+
+        return self._admitted(context, enter)
+
+    def _wrapped(self, handler: Handler, admitted: Callable[[grpc.ServicerContext], AbstractContextManager[None]]) -> Handler:
         if handler.unary_unary is not None or handler.stream_unary is not None:
             behaviour = handler.unary_unary or handler.stream_unary
 
             def whole(request: object, context: grpc.ServicerContext) -> object:
-                caller = self._enter(context, name, places)
-                try:
+                with admitted(context):
                     return behaviour(request, context)
-                finally:
-                    if caller is not None:
-                        places.give_back(_name(caller))
 
             make = grpc.unary_unary_rpc_method_handler if handler.unary_unary is not None else grpc.stream_unary_rpc_method_handler
             return make(whole, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
         streams = handler.unary_stream or handler.stream_stream
 
         def parts(request: object, context: grpc.ServicerContext) -> Iterator[object]:
-            caller = self._enter(context, name, places)
-            try:
+            with admitted(context):
                 yield from streams(request, context)
-            finally:
-                if caller is not None:
-                    places.give_back(_name(caller))
 
         make = grpc.unary_stream_rpc_method_handler if handler.unary_stream is not None else grpc.stream_stream_rpc_method_handler
         return make(parts, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
@@ -271,6 +280,10 @@ class Turnstile(grpc.ServerInterceptor):
 def _is_person(caller: Caller) -> bool:
     who = caller.who
     return who is not None and (who.is_person or who.role in (Role.ADMIN, Role.JOIN))
+
+
+def _is_operator(caller: Caller) -> bool:
+    return not caller.is_open and caller.is_operator()
 
 
 def _name(caller: Caller) -> str:

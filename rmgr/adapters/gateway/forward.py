@@ -5,14 +5,16 @@ Messages pass as bytes. Only the methods listed here exist, and only daemons tha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rmgr.adapters.access.auth import Caller, caller_of, open_channel, speaking_for
-from rmgr.adapters.access.limits import Bounds, Shares
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import ERROR_KEY, IDLE_OPTIONS, OPTIONS, TARGET_KEY, Channels, fail
@@ -24,8 +26,8 @@ NODE_METHODS = ("Running", "Stats")
 NODE_STREAMS = ("Logs",)
 #: Logs followed at once through one gateway: each holds a thread.
 MAX_STREAMS = 100
-#: Questions passed on at once.
-MAX_QUESTIONS = 64
+#: Questions passed on, those that wait for their turn too; and at once: the leader answers by one interpreter.
+MAX_QUESTIONS, _AT_ONCE = 128, 8
 #: What a question costs: the leader gathers all that it knows for it.
 QUESTION_COST = 5.0
 #: Whoever reads nothing of a followed log for so long (a pager waits for a key) has forgotten it.
@@ -64,7 +66,7 @@ class Forwarder:
         self._nodes = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.STARTER, options))
         self._bounds = bounds or Bounds()
         self._streams = self._bounds.places("streams", MAX_STREAMS)
-        self._questions = self._bounds.places("calls", MAX_QUESTIONS)
+        self._questions = self._bounds.turns("calls", at_once=_AT_ONCE, of_one=_AT_ONCE // 2, most=MAX_QUESTIONS - _AT_ONCE)
         self._stalls = Stalls(FORGOTTEN_S, lambda: routes.count("cut", "stalled"))
 
     @property
@@ -85,23 +87,21 @@ class Forwarder:
 
     def _unary(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Any]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Any:
-            caller = self._enter(context, self._questions, "calls")
-            try:
+            caller, end_s = self._counted(context), time.monotonic() + min(_left_s(context) or _DEFAULT_S, _LONGEST_S)
+            with self._turn(context, caller, end_s):
                 endpoint = self._target(context, route)
                 call = self._channel(endpoint, service).unary_unary(f"/rmgr.v1.{service}/{name}")
                 self._routes.count("passed_on", name)
                 try:
-                    return call(request, timeout=min(_left_s(context) or _DEFAULT_S, _LONGEST_S), metadata=speaking_for(caller))
+                    return call(request, timeout=max(0.1, end_s - time.monotonic()), metadata=speaking_for(caller))
                 except grpc.RpcError as error:
                     return self._failed(context, endpoint, error)
-            finally:
-                self._questions.give_back(caller.user)
 
         return pass_on
 
     def _stream(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Iterator[Any]]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
-            caller = self._enter(context, self._streams, "streams")
+            caller = self._enter(context)
             try:
                 endpoint = self._target(context, route)
                 begin = self._channel(endpoint, service).unary_stream(f"/rmgr.v1.{service}/{name}")
@@ -121,17 +121,35 @@ class Forwarder:
 
         return pass_on
 
-    def _enter(self, context: grpc.ServicerContext, places: Shares, name: str) -> Caller:
-        """Who calls, with a place that is to be given back; else the call ends, by an exception."""
+    def _counted(self, context: grpc.ServicerContext) -> Caller:
+        """Who calls, if he may just now; else the call ends, by an exception."""
         caller = caller_of(context)
         try:
             self._bounds.spend(caller.user, QUESTION_COST)
-            if not places.take(caller.user, is_operator=not caller.is_open and caller.is_operator()):
-                raise self._bounds.no_place(name, caller.user, places)
         except RmgrError as error:
-            self._routes.count("refused", type(error).__name__)
-            fail(context, error)
+            self._refused(context, error)
         return caller
+
+    @contextmanager
+    def _turn(self, context: grpc.ServicerContext, caller: Caller, end_s: float) -> Iterator[None]:
+        with ExitStack() as stack:
+            try:
+                wait_s = max(0.1, end_s - time.monotonic())
+                stack.enter_context(self._questions.turn(caller.user, wait_s, is_operator=not caller.is_open and caller.is_operator()))
+            except RmgrError as error:
+                self._refused(context, error)
+            yield
+
+    def _enter(self, context: grpc.ServicerContext) -> Caller:
+        """Who calls, with a place for a stream that is to be given back; else the call ends, by an exception."""
+        caller = self._counted(context)
+        if not self._streams.take(caller.user, is_operator=not caller.is_open and caller.is_operator()):
+            self._refused(context, self._bounds.no_place("streams", caller.user, self._streams))
+        return caller
+
+    def _refused(self, context: grpc.ServicerContext, error: RmgrError) -> None:
+        self._routes.count("refused", type(error).__name__)
+        fail(context, error)
 
     def starter(self, context: grpc.ServicerContext) -> str:
         """The endpoint that a call names, once a Starter of the cluster has answered there; else the call ends, by an exception."""
@@ -149,8 +167,7 @@ class Forwarder:
         try:
             return route(wanted)
         except RmgrError as error:
-            self._routes.count("refused", type(error).__name__)
-            fail(context, error)
+            self._refused(context, error)
             raise
 
     def _channel(self, endpoint: str, service: str) -> grpc.Channel:

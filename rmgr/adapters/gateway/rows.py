@@ -10,8 +10,9 @@ from typing import Any, Protocol, Self
 import grpc
 
 from rmgr.adapters.access.auth import Caller, caller_of
-from rmgr.adapters.access.limits import Bounds, Shares
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls, WaitingRoom
+from rmgr.adapters.access.turns import Turns
 from rmgr.adapters.gateway.parts import MESSAGE_BYTES
 from rmgr.adapters.gateway.store import PAGE_KEYS
 from rmgr.adapters.rpc.server import fail
@@ -22,8 +23,8 @@ from rmgr.v1 import gateway_pb2 as pb
 
 #: Rows that `PutRows` gathers before they are written (bytes): the store makes one commit of so many itself.
 GATHER_BYTES = 8 * 1024 * 1024
-#: Calls to the store at once; more are turned away and tried again by their clients.
-MAX_CALLS = 32
+#: Calls to the store at once; how many more wait for their turn, and how long: then they are turned away, and their clients try again.
+MAX_CALLS, _MOST_IN_LINE, _LINE_S = 32, 64, 5.0
 #: Of these so many may wait for the next part of what is written: as many as one user may have, and the rest is left to others.
 MAX_WAITING = MAX_CALLS - MAX_CALLS // 4
 #: Values of so many bytes are read however many are read together.
@@ -61,7 +62,7 @@ class Rows:
     def __init__(self, gate: StoreGate, *, bounds: Bounds | None = None) -> None:
         self._gate = gate
         self._bounds = bounds or Bounds()
-        self._room = self._bounds.places("calls", MAX_CALLS)
+        self._turns = self._bounds.turns("calls", at_once=MAX_CALLS, of_one=MAX_WAITING, most=_MOST_IN_LINE, what="calls to the store")
         self._uploads = WaitingRoom(MAX_WAITING, _LONGEST_S)  # a pipe may say nothing for long
         self._stalls = Stalls(STALLED_S, lambda: gate.count("cut", "stalled"))
 
@@ -104,7 +105,7 @@ class Rows:
         return make(handler, request_deserializer=request.FromString, response_serializer=lambda reply: reply.SerializeToString())
 
     def _guarded(self, context: grpc.ServicerContext) -> _Call:
-        return _Call(self._gate, self._room, self._bounds, context)
+        return _Call(self._gate, self._turns, self._bounds, context)
 
     # -- writing
 
@@ -283,9 +284,9 @@ class Rows:
 class _Call:
     """One call: who makes it, how much time is left; holds a place and turns errors into statuses."""
 
-    def __init__(self, gate: StoreGate, room: Shares, bounds: Bounds, context: grpc.ServicerContext) -> None:
+    def __init__(self, gate: StoreGate, turns: Turns, bounds: Bounds, context: grpc.ServicerContext) -> None:
         self._gate = gate
-        self._room = room
+        self._turns = turns
         self._bounds = bounds
         self._context = context
         self._caller = caller_of(context)
@@ -316,9 +317,8 @@ class _Call:
         is_operator = not self._caller.is_open and self._caller.is_operator()
         try:
             self._bounds.spend(user)
-            if not self._room.take(user, min(1.0, self.left_s()), is_operator=is_operator):
-                told = f"{len(self._room)} calls to the store are under way in this gateway"
-                raise self._bounds.no_place("calls", user, self._room, told)
+            self._turn = self._turns.turn(user, min(_LINE_S, self.left_s()), is_operator=is_operator)
+            self._turn.__enter__()
         except RmgrError as error:
             self._gate.count("refused", "StoreBusy")
             fail(self._context, error)
@@ -327,11 +327,10 @@ class _Call:
     def wrote(self, size: int) -> None:
         """So many bytes are about to be stored. Raises LimitReached."""
         self._bounds.write(self._caller.user, size)
-        self._bounds.charge_stored(self._caller.user, size)
         self.count("stored_bytes", "put", size)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._room.give_back(self._caller.user)
+        self._turn.__exit__(None, None, None)
         if isinstance(error, RmgrError):
             self._gate.count("refused", type(error).__name__)
             fail(self._context, error)

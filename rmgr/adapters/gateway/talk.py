@@ -10,14 +10,15 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
 
 from rmgr.adapters.access.auth import Caller, caller_of, expel
 from rmgr.adapters.access.limits import SESSION_COST, Bounds
-from rmgr.adapters.gateway.bounds import PING_COST, SMALL_BYTES, Booking, Tarpit, take_place
+from rmgr.adapters.access.turns import Turns
+from rmgr.adapters.gateway.bounds import SMALL_BYTES, Booking, take_place
 from rmgr.adapters.rpc.gateways import Gateways, user_metadata
 from rmgr.adapters.rpc.server import fail, rebuild
 from rmgr.errors import CoordinationUnavailable, RmgrError, Throttled, Unavailable
@@ -26,6 +27,8 @@ from rmgr.v1 import work_pb2_grpc
 
 #: Words of one message, and their bytes.
 _BATCH, _BATCH_BYTES = 256, 1024 * 1024
+#: Words of a client that are heard in one turn; clients that are heard at once.
+_AT_ONCE, _HEARD_AT_ONCE = 32, 8
 #: A client says so often that it lives, and leaves a gateway that says nothing for so long, if there is another one; else later (s).
 PING_S, SILENCE_S, ALONE_S = 0.5, 2.0, 6.0
 #: A stream on which nothing is heard for so long is over for the gateway (s).
@@ -206,8 +209,12 @@ class Stream(Protocol):
 class Talker(Protocol):
     """Answers one client. Called on the thread that reads its stream, one call at a time."""
 
-    def heard(self, word: bytes) -> None:
-        """One word. May wait: nothing more is read from the client meanwhile. Raises RmgrError: the stream ends with it."""
+    def heard(self, words: Sequence[bytes]) -> Sequence[Callable[[], None]]:
+        """Some words, in the client's turn. Returns what is to be done after it, since it may wait: nothing more is read meanwhile.
+
+        Raises RmgrError: the stream ends with it.
+        """
+        ...
 
     def taken(self) -> None:
         """The client has taken what waited for it: `is_full` is over. On another thread."""
@@ -238,8 +245,8 @@ class Talks:
         self._bounds = bounds
         self._count = count
         self._places = bounds.places("sessions", most)
+        self._turns = Turns(bounds.had, at_once=_HEARD_AT_ONCE, of_one=2, most=most, what="streams")
         self._live: set[_Talk] = set()
-        self._tarpit = Tarpit()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         threading.Thread(target=self._look, name="gateway-talks", daemon=True).start()
@@ -272,13 +279,11 @@ class Talks:
             if self._stopping.is_set():
                 raise CoordinationUnavailable("the gateway is stopping")
             self._bounds.spend(caller.user, SESSION_COST)
-            told = f"this gateway serves {self._places.most} clients already"
-            take_place(self._bounds, "sessions", self._places, caller, lambda: list(self._live), told)
+            take_place(self._bounds, self._places, caller, lambda: list(self._live))
         except RmgrError as error:
             self._count("refused", type(error).__name__)
-            self._tarpit.hold(error, self._stopping)
             fail(context, error)
-        talk = _Talk(caller, context, self._bounds, self._count)
+        talk = _Talk(caller, context, self._bounds, self._turns, self._count)
         with self._lock:
             self._live.add(talk)
         try:
@@ -306,12 +311,15 @@ class Talks:
 class _Talk:
     """One stream at the gateway."""
 
-    def __init__(self, caller: Caller, context: grpc.ServicerContext, bounds: Bounds, count: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, caller: Caller, context: grpc.ServicerContext, bounds: Bounds, turns: Turns, count: Callable[[str, str], None]
+    ) -> None:
         self.user = caller.user
         self.key_id = caller.identity.key_id if caller.identity is not None else ""
         self._context = context
         self._count = count
         self._holds = Booking(bounds, caller.user)
+        self._turns = turns
         self._talker: Talker | None = None
         self._out: queue.SimpleQueue[bytes | int | RmgrError | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -403,23 +411,22 @@ class _Talk:
         try:
             for message in requests:
                 self._heard_s = time.monotonic()
-                if (late := self._holds.wait_turn(0, self._over, self._pause, cost=PING_COST)) is not None:
-                    raise late
-                if message.ping:
-                    self._pong(message.ping)
-                for word in self._holds.begin(message.words):
+                for at in range(0, max(1, len(message.words)), _AT_ONCE):
+                    words = message.words[at : at + _AT_ONCE]
                     self._wait_for_room()
-                    late = self._holds.wait_turn(len(word), self._over, self._pause)
-                    if self._draining or self._over.is_set():
-                        return
+                    self._pause(True)
                     try:
-                        if late is not None:
-                            raise late
-                        self._pause(True)
-                        self._talker.heard(word)
+                        self._holds.wait_turn(sum(map(len, words)), len(words), self._over)
+                        if self._draining or self._over.is_set():
+                            return
+                        with self._turns.turn(self.user, STALLED_S):
+                            if message.ping and not at:
+                                self._pong(message.ping)
+                            later = self._talker.heard(words) if words else ()
+                        for call in later:
+                            call()
                     finally:
                         self._pause(False)
-                        self._holds.end()
         except RmgrError as error:
             self.end(error)
         except grpc.RpcError:

@@ -5,51 +5,33 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.gateway.bounds import take_place
 from rmgr.adapters.identity.pki import signing_certificate
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.service.serving import audited, person_of
-from rmgr.errors import LimitReached, RmgrError, Throttled
+from rmgr.errors import LimitReached, RmgrError
 from rmgr.log import audit
 from rmgr.procedures.output_keys import Fates
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
-from rmgr.runtime.user_turns import UserTurns
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.questions import Question
 from rmgr.submitter.rights import ORDERS, RIGHTS, Right, target_of
 from rmgr.submitter.wire import decode_question, encode_answer
 
 #: Questions that are answered at once, of one user; and that are asked, the waiting ones too: each holds a thread.
-AT_ONCE, _OF_ONE, MAX_ASKED = 16, 8, 256
+_AT_ONCE, _OF_ONE, MAX_ASKED = 8, 4, 256
 #: Tasks in one answer.
 _MOST_TASKS = 20_000
-#: What a question costs beside a read (`Bounds`): one that looks at whole submissions, or at all of the cluster; an order.
-_COSTS = {
-    "ReadTasks": 5.0,
-    "ReadFragments": 5.0,
-    "LocateValue": 5.0,
-    "DeriveJobs": 10.0,
-    "DeriveNodes": 10.0,
-    "DeriveQueues": 10.0,
-    "DeriveStatus": 10.0,
-    "DeriveExplain": 10.0,
-}
-_ORDER_COST = 3.0
-
-
 #: Root -> most of one user below one parent (of orders: below each node's), and bytes of their data; through one gateway.
 MOST: Mapping[str, tuple[int, int]] = {
     paths.REQUESTS: (1000, 1 << 20),
@@ -65,72 +47,6 @@ _TIMEOUT_S = 5.0
 _ON_ITS_WAY_S, _LOOK_S = 2.0, 0.25
 #: Users and parents that are remembered.
 _KEEP = 20_000
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    user: str
-    desk_lock: threading.Lock
-    called: threading.Event = field(default_factory=threading.Event)
-    is_gone: bool = False
-
-    def make_room(self) -> None:
-        """It is turned away for somebody who asks for less, if it is not its turn yet."""
-        with self.desk_lock:
-            if not self.called.is_set():
-                self.is_gone = True
-                self.called.set()
-
-
-class Desk:
-    """Lets so many through at once, in turns of their users. Thread-safe."""
-
-    def __init__(self, at_once: int = AT_ONCE, of_one: int = _OF_ONE) -> None:
-        self._at_once = at_once
-        self._turns: UserTurns[_Waiting] = UserTurns(of_one)
-        self._waiting: dict[_Waiting, None] = {}  #: in the order in which they came
-        self._served: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def turn(self, user: str, timeout_s: float) -> Iterator[None]:
-        """Waits until it is the user's turn, and gives it back. Raises Throttled when it does not come in time, or has made room."""
-        mine = _Waiting(user or "nobody", self._lock)  # "" would go before all others
-        with self._lock:
-            self._waiting[mine] = None
-            self._turns.append(mine)
-            self._call()
-        mine.called.wait(timeout_s)
-        with self._lock:
-            self._waiting.pop(mine, None)
-            if mine.is_gone or not mine.called.is_set():
-                mine.is_gone = True
-                raise Throttled("this gateway has too much to answer just now", hint="try again in a moment; rmgr limits")
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._over(mine.user)
-                self._call()
-
-    def waiting(self) -> list[_Waiting]:
-        """Whose turn has not come; who came last is the last."""
-        with self._lock:
-            return list(self._waiting)
-
-    def _call(self) -> None:
-        """Whoever is next, as long as there is room. Under the lock."""
-        while self._served.total() < self._at_once and (user := self._turns.next(self._served)) is not None:
-            next_one = self._turns.take(user)
-            self._waiting.pop(next_one, None)
-            if not next_one.is_gone:
-                self._served[user] += 1
-                next_one.called.set()
-
-    def _over(self, user: str) -> None:
-        self._served[user] -= 1
-        if not self._served[user]:
-            del self._served[user]
 
 
 class Loose:
@@ -236,30 +152,23 @@ class Asking:
         self._operators = tuple(operators)
         self._certify = partial(signing_certificate, ca_pem=ca_pem) if ca_pem is not None else None
         self._count = count
-        self._places = bounds.places("calls", MAX_ASKED)
-        self._desk = Desk()
+        self._turns = bounds.turns("calls", at_once=_AT_ONCE, of_one=_OF_ONE, most=MAX_ASKED - _AT_ONCE)
         self._fates = Fates(store, coordinator)
 
     def answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
         """The answer to a question. Raises what it is refused for. Called on threads of the server."""
         try:
-            take_place(self._bounds, "calls", self._places, caller, self._desk.waiting)
-            try:
-                return self._answer(data, caller, timeout_s)
-            finally:
-                self._places.give_back(caller.user)
+            return self._answer(data, caller, timeout_s)
         except RmgrError as error:
             self._count("refused", type(error).__name__)
-            self._bounds.failed(caller.user, error)
             raise
 
     def _answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
         end_s = machine.monotonic() + timeout_s
         self._bounds.spend(caller.user)
-        with self._desk.turn(caller.user, timeout_s):
+        with self._turns.turn(caller.user, timeout_s, is_operator=not caller.is_open and caller.is_operator()):
             question = decode_question(data)
             kind, name = type(question), type(question).__name__
-            self._bounds.charge(caller.user, _ORDER_COST if kind in ORDERS else _COSTS.get(name, 0.0))
             self._count("asked", name)
             person = person_of(caller, self._operators)
             with audited(self._log, person, ORDERS.get(kind, name), target_of(question)):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rmgr import log as logs
-from rmgr.adapters.access.limits import Bounds, StrainMeter
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
 from rmgr.adapters.gateway.rows import MAX_CALLS, Rows
@@ -248,7 +248,6 @@ def _serve(
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the gateway's loop", on_progress=notifier.beat).start()
     voice = VoiceCheck(server.is_mute, ending("the gateway's")).start()
-    strain = StrainMeter(bounds).start()
     keeper = None
 
     def renew(fresh: Credentials) -> None:
@@ -279,7 +278,6 @@ def _serve(
             keeper.stop()
         guard.stop()
         voice.stop()
-        strain.stop()
         server.set_healthy(False)
         has_clients = len(talks) > 0
         talks.stop(GRACE_S)

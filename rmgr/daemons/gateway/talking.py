@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.access.turns import Had
 from rmgr.adapters.gateway.talk import Stream
 from rmgr.coord.decisions.rights import check
 from rmgr.coord.protocol.ports import SessionState
@@ -54,10 +55,11 @@ class _Job:
 
 
 class TurnsPool:
-    """Runs jobs on a few threads, in turns of their users. Thread-safe."""
+    """Runs jobs on a few threads, those of whoever has had least first. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._turns: UserTurns[_Job] = UserTurns(_OF_ONE)
+    def __init__(self, had: Had) -> None:
+        self._had = had
+        self._turns: UserTurns[_Job] = UserTurns(_OF_ONE, had.of)
         self._waiting: Counter[str] = Counter()
         self._under_way: Counter[str] = Counter()
         self._changed = threading.Condition()
@@ -89,9 +91,11 @@ class TurnsPool:
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
+            began_s = machine.monotonic()
             try:
                 job.call()
             finally:
+                self._had.add(job.user, machine.monotonic() - began_s)
                 with self._changed:
                     self._under_way[job.user] -= 1
                     self._changed.notify_all()
@@ -133,7 +137,7 @@ class Desk:
         self.use = use
         self.operators = tuple(operators)
         self.count = count
-        self.pool = TurnsPool()
+        self.pool = TurnsPool(bounds.had)
 
     def talker(self, caller: Caller, stream: Stream) -> ClientTalk:
         """Answers one client."""
@@ -160,9 +164,19 @@ class ClientTalk:
 
     # -- Talker, on the reader's thread
 
-    def heard(self, word: bytes) -> None:
-        """See `Talker`."""
-        message = messages.read_client(word)
+    def heard(self, words: Sequence[bytes]) -> list[Callable[[], None]]:
+        """See `Talker`. Returns when the Submitter has taken them in: what a client says piles up before nobody's words but its own."""
+        orders: list[Callable[[], None]] = []
+        try:
+            for word in words:
+                self._heard(messages.read_client(word), orders)
+        finally:
+            taken_in = threading.Event()
+            self._desk.submitter.post(taken_in.set)
+            taken_in.wait(_LONGEST_S)
+        return orders
+
+    def _heard(self, message: messages.FromClient, orders: list[Callable[[], None]]) -> None:
         post = self._desk.submitter.post
         if isinstance(message, messages.Hello):
             self._hello(message)
@@ -170,7 +184,7 @@ class ClientTalk:
             raise InvalidRecord("the first message of a stream is a hello", hint="rmgr version")
         elif isinstance(message, messages.Place):
             self._desk.count("asked", "submit")
-            self._desk.pool.run(self._caller.user, partial(self._place, message))
+            orders.append(partial(self._desk.pool.run, self._caller.user, partial(self._place, message)))
         elif isinstance(message, messages.Keep):
             post(partial(self._begin, message))
         elif isinstance(message, messages.Grow):
@@ -258,7 +272,6 @@ class ClientTalk:
 
     def _refused(self, error: RmgrError) -> None:
         self._desk.count("refused", type(error).__name__)
-        self._desk.bounds.failed(self._caller.user, error)
 
     def _growing(self, grow: messages.Grow) -> Callable[[_KeptHere], None]:
         """What is done with a growth; one that is refused ends its submission for this client."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,14 +15,13 @@ from hypothesis import strategies as st
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.gateway.bounds import take_place
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_block, encode_record
-from rmgr.daemons.gateway.asking import MOST, Asking, Desk, Loose
-from rmgr.errors import LimitReached, NotFound, PermissionDenied, RmgrError, StateConflict, Throttled, UsageError
+from rmgr.daemons.gateway.asking import MOST, Asking, Loose
+from rmgr.errors import LimitReached, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.cluster.node import NodeRecord, NodeState
@@ -40,7 +37,6 @@ from rmgr.submitter.wire import answer_type, decode_answer, decode_question, enc
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
-from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 ANN, BEN = Person(name="ann", role="user"), Person(name="ben", role="user")
@@ -367,48 +363,3 @@ def test_what_a_user_leaves_beside_his_submissions_is_bounded(scene: Scene) -> N
     with pytest.raises(LimitReached, match="requests to the leader"):
         asking.answer(encode_question(q.MoveTask(number=ANNS, guid="f" * 32)), CALLER, 10.0)
     assert len(scene.coordinator.children(paths.REQUESTS).result(60) or []) == most
-
-
-# -- turns ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_users_take_turns_and_none_holds_all_places() -> None:
-    desk = Desk(at_once=3, of_one=2)
-    with desk.turn("ann", 1.0), desk.turn("ann", 1.0):
-        with pytest.raises(Throttled), desk.turn("ann", 0.05):
-            pass
-        with desk.turn("ben", 1.0), pytest.raises(Throttled), desk.turn("eve", 0.05):
-            pass
-        with desk.turn("eve", 1.0):
-            pass
-    for _ in range(5):
-        with desk.turn("ann", 1.0):
-            pass
-
-
-def test_a_full_desk_turns_away_whoever_waits_with_the_most() -> None:
-    desk, bounds = Desk(at_once=1, of_one=1), Bounds()
-    places = bounds.places("calls", 8)  # six of them for one user
-
-    def ask(user: str) -> None:
-        caller = replace(CALLER, identity=None, claimed=user)
-        take_place(bounds, "calls", places, caller, desk.waiting)
-        try:
-            with desk.turn(user, 60.0):
-                pass
-        finally:
-            places.give_back(user)
-
-    with ThreadPoolExecutor(9) as pool:
-        with desk.turn("somebody", 1.0):  # so all of them wait
-            greedy = [pool.submit(ask, "eve") for _ in range(6)]
-            eventually(lambda: len(desk.waiting()) == 6)
-            other = [pool.submit(ask, "mia") for _ in range(2)]
-            eventually(lambda: len(desk.waiting()) == 8)
-            honest = pool.submit(ask, "ann")
-            eventually(lambda: [waiting.user for waiting in desk.waiting()] == ["eve"] * 5 + ["mia"] * 2 + ["ann"])
-        honest.result(60)
-        assert [type(one.exception(60)) for one in other] == [type(None)] * 2
-        assert Counter(type(one.exception(60)) for one in greedy) == {type(None): 5, Throttled: 1}
-    assert not desk.waiting()
-    assert not len(places)

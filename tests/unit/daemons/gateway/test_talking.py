@@ -89,7 +89,7 @@ class Gateway:
         talk = self.desk.talker(Caller(identity=who), told)
         self.talks.append(talk)
         if hello:
-            talk.heard(m.encode(m.Hello(m.VERSION, guid, user, "h", 1, 1)))
+            hear(talk, m.encode(m.Hello(m.VERSION, guid, user, "h", 1, 1)))
         return talk, told
 
     def settle(self) -> None:
@@ -130,8 +130,14 @@ def order(user: str = "ann", *, count: int = 3, complete: bool = False, **more: 
     return prepared(Order(draft=draft(user, **more), blocks=blocks, tasks=count, complete=complete, is_owned=True))
 
 
+def hear(talk: ClientTalk, word: bytes) -> None:
+    """As a stream does it: what may wait comes last."""
+    for call in talk.heard([word]):
+        call()
+
+
 def say(talk: ClientTalk, message: Any) -> None:
-    talk.heard(m.encode(message))
+    hear(talk, m.encode(message))
 
 
 def submitted(talk: ClientTalk, told: Told, wanted: Order | None = None) -> Any:
@@ -402,7 +408,7 @@ def test_whatever_a_client_says_work_of_others_is_as_it_was(words: list[Any], nu
         for at in numbers:
             data = data[:at] + bytes([(data[at] + 1) % 256]) + data[at + 1 :] if at < len(data) else data
         with suppress(RmgrError):
-            talk.heard(data)
+            hear(talk, data)
     gateway.settle()
     talk.over()
     gateway.settle()
