@@ -12,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from rmgr.adapters.access.auth import USER_KEY
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Requests, WaitingRoom
 from rmgr.adapters.gateway.rows import Rows
 from rmgr.adapters.rpc.server import RpcServer
@@ -155,7 +156,8 @@ def test_a_call_that_waits_too_long_is_ended_and_one_that_is_cut_off_leaves() ->
 
 def test_values_that_are_begun_and_never_ended_leave_places_to_others() -> None:
     server = RpcServer("127.0.0.1:0", threads=64)
-    rows = Rows(OpenGate())
+    bounds = Bounds()
+    rows = Rows(OpenGate(), bounds=bounds)
     server.add_generic(rows.handler)
     server.start()
     over = threading.Event()
@@ -170,7 +172,7 @@ def test_values_that_are_begun_and_never_ended_leave_places_to_others() -> None:
             for channel, user in ((one, "mallory"), (two, "eve")):
                 write = channel.stream_unary("/rmgr.v1.Store/Write")
                 calls += [write.future(begun(f"{user}/{at}"), metadata=((USER_KEY, user),)) for at in range(24)]
-                eventually(lambda: len(rows._room) >= 24)
+                eventually(lambda: bounds.used(user)["calls"] >= 24)  # noqa: B023 - called here
             eventually(lambda: sum(call.done() for call in calls) >= 19)  # the others have places
             head = hers.unary_unary("/rmgr.v1.Store/Head")
             for _ in range(10):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -32,9 +32,11 @@ class Echo:
         self.stream = stream
         self.words = 0
 
-    def heard(self, word: bytes) -> None:
-        self.words += 1
-        self.stream.say(ANSWER)
+    def heard(self, words: Sequence[bytes]) -> Sequence[Callable[[], None]]:
+        for _ in words:
+            self.words += 1
+            self.stream.say(ANSWER)
+        return ()
 
     def taken(self) -> None: ...
     def over(self) -> None: ...
