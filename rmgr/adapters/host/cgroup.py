@@ -91,6 +91,11 @@ class SlotCgroup:
         found = _read(self._unified / WORK / group / "cpu.stat") if self._unified is not None else ""
         return int(found.split()[1]) / 1e6 if found.startswith("usage_usec ") else 0.0
 
+    def members(self, group: str) -> list[int]:
+        """Processes in one of its groups, and in those that a user has made below it."""
+        found = os.walk(self._unified / WORK / group) if self._unified is not None else ()
+        return [int(pid) for directory, _, _ in found for pid in _read(Path(directory) / "cgroup.procs").split()]
+
     def v1(self, controller: str) -> str:
         """The slot's directory in a version 1 hierarchy, "" = none."""
         return str(self._v1.get(controller, ""))

@@ -147,8 +147,11 @@ class Slot:
 
         A control group counts also what is its child no more, and nobody's. Cost: as of the function of this name.
         """
-        used_s, waited_s = processor_seconds(worker.pid)
-        return max(used_s, self._cgroup.processor_s(f"w{worker.number}") if self._cgroup is not None else 0.0), waited_s
+        if self._cgroup is None:
+            return processor_seconds(worker.pid)
+        group = f"w{worker.number}"
+        used_s, waited_s = processor_seconds(worker.pid, self._cgroup.members(group))
+        return max(used_s, self._cgroup.processor_s(group)), waited_s
 
     def start_worker(self, spec: WorkerSpec) -> Worker:
         """Forks a Python worker; tasks may be sent at once. `WorkerReady`, or `WorkerFailed` and `WorkerEnded`, follow."""

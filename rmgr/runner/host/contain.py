@@ -124,20 +124,26 @@ def resident_bytes(leader: int, group: ControlGroup | None = None, *, also: Iter
     return total * _PAGE
 
 
-def processor_seconds(leader: int) -> tuple[float, float]:
+def processor_seconds(leader: int, members: Iterable[int] = ()) -> tuple[float, float]:
     """(processor time, time for which a processor was waited for) of `leader`, and of what it started and still lives.
 
+    members: processes that are its children no more; what they waited counts, too: on a busy machine they would use more if they could.
     The second is that of threads that live, 0 where the kernel does not say. Cost: about 20 us a process and 10 us a thread.
     """
-    ticks = waited_ns = 0
-    for pid in _tree(leader):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                ticks += sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))  # with what ended, and was waited for
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
-                    waited_ns += int(file.read().split()[1])
-    return ticks / _TICKS, waited_ns / 1e9
+    tree, ticks = _tree(leader), 0
+    for pid in tree:
+        with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
+            ticks += sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))  # with what ended, and was waited for
+    return ticks / _TICKS, sum(map(_waited_ns, {*tree, *members})) / 1e9
+
+
+def _waited_ns(pid: int) -> int:
+    waited_ns = 0
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+                waited_ns += int(file.read().split()[1])
+    return waited_ns
 
 
 def below(root: int) -> list[int]:

@@ -13,6 +13,7 @@ from rmgr.adapters.host.cgroup import members, remove_group
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandItem
 from rmgr.runner.command import _interpreter
+from rmgr.runner.host import contain
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import ControlGroup, Forks
 from rmgr.runner.host.environment import command_environment, shared_variables
@@ -202,3 +203,12 @@ def test_arguments_are_whole_although_the_kernel_gives_some_at_a_time(tmp_path: 
     with path.open("rb", buffering=0) as file:
         assert read_part(file.fileno(), 7, 5000) == path.read_bytes()[7:5007]
         assert len(read_part(file.fileno(), 7, 20_000)) == 256 * 40 - 7, "the file ends before"
+
+
+# -- processors
+
+
+def test_what_has_left_its_parent_waits_for_processors_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contain, "_waited_ns", lambda _pid: 1_000_000_000)
+    alone = contain.processor_seconds(os.getpid())[1]
+    assert contain.processor_seconds(os.getpid(), [os.getpid(), 1])[1] == alone + 1, "each process once"
