@@ -15,7 +15,7 @@ import cloudpickle
 import psutil
 
 from rmgr.adapters.host.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
-from rmgr.adapters.host.workevents import CommandsEnded, SlotUp, TasksEnded, WorkerReady
+from rmgr.adapters.host.workevents import CommandsEnded, SlotUp, TasksEnded
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, CommandItem, TaskBatch, TaskEnd, TaskItem
 from tests.harness.waiting import eventually
 
@@ -58,7 +58,7 @@ class WorkNode:
     def worker(self, slot: Slot, spec: WorkerSpec | None = None) -> Worker:
         """A worker that is ready."""
         worker = slot.start_worker(spec or WorkerSpec())
-        self.wait(WorkerReady, lambda event: event.worker is worker)
+        eventually(lambda: worker.is_ready, "a worker that is ready")
         return worker
 
     def wait(

@@ -14,7 +14,7 @@ core units of the node a task occupies is the Starter's count (a task of 4 cores
     worker = slot.start_worker(WorkerSpec(environ={"OMP_NUM_THREADS": "1"}))   # tasks may be sent at once
     items = tuple(TaskItem(seq=runner.next_seq(), index=i, payload=payload[i]) for i in range(256))
     worker.send(TaskBatch(shape=shape, function=sha256, blob=blob, items=items))
-    # -> WorkerReady, TasksEnded(slot, worker, (TaskEnd(seq, data=b"..."), ...)) in a few messages
+    # -> TasksEnded(slot, worker, (TaskEnd(seq, data=b"..."), ...)) in a few messages
     worker.recall()                                              # -> TasksReturned(slot, worker, seqs, NONE)
     worker.stop(seq, reason=Reason.USER_CANCEL)                  # -> TasksEnded (it gave way), WorkerEnded, TasksReturned
     runner.renew_lease(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 4 * 10**9)  # exclusive work lives until then

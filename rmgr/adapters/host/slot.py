@@ -21,7 +21,7 @@ from rmgr.adapters.host import distrust, leftovers
 from rmgr.adapters.host.accounts import Account, live_output
 from rmgr.adapters.host.channel import Channel, start_program
 from rmgr.adapters.host.worker import Worker, WorkerSpec
-from rmgr.adapters.host.workevents import CommandsEnded, CommandsStarted, SlotLost, SlotUp, Surprised, TasksReturned, WorkEvent
+from rmgr.adapters.host.workevents import CommandsEnded, SlotLost, SlotUp, Surprised, TasksReturned, WorkEvent
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
 from rmgr.model.base.version import PROTOCOL
@@ -154,7 +154,7 @@ class Slot:
         return max(used_s, self._cgroup.processor_s(group)), waited_s
 
     def start_worker(self, spec: WorkerSpec) -> Worker:
-        """Forks a Python worker; tasks may be sent at once. `WorkerReady`, or `WorkerFailed` and `WorkerEnded`, follow."""
+        """Forks a Python worker; tasks may be sent at once. If it cannot be made, `WorkerFailed` and `WorkerEnded` follow."""
         worker = Worker(self, next(self._numbers), spec)
         with self._lock:
             self.workers[worker.number] = worker
@@ -329,8 +329,6 @@ class Slot:
                     for end in ends:
                         self._commands.pop(end.seq, None)
                     self._ordered_ends.over(end.seq for end in ends)
-                if frame.started:
-                    self.tell(CommandsStarted(self, frame.started))
                 if ends:
                     self.tell(CommandsEnded(self, ends))
             case frames.CommandsReturned():

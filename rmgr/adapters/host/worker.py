@@ -24,7 +24,6 @@ from rmgr.adapters.host.workevents import (
     WorkerBlocked,
     WorkerEnded,
     WorkerFailed,
-    WorkerReady,
     WorkerUnblocking,
 )
 from rmgr.model.base.states import Reason
@@ -93,11 +92,6 @@ class Worker:
         self._is_asking = False  #: for its cores
 
     # -- the Starter's side ----------------------------------------------------------------------------------------
-
-    @property
-    def load(self) -> int:
-        """How many tasks are outstanding."""
-        return len(self._outstanding)
 
     @property
     def backlog(self) -> int:
@@ -311,7 +305,6 @@ class Worker:
                     if self.is_ready:
                         raise distrust.Imposture("a worker is up twice")
                     self.is_ready = True
-                    slot.tell(WorkerReady(slot, self))
                 case frames.WorkerRefused():
                     distrust.check_output(frame.out, frame.err)
                     self._refuse(frame.error, frame.summary, frame.initializer, frame.out, frame.err)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import CommandEnd, CommandStarted, Output, TaskEnd
+from rmgr.model.wire.frames import CommandEnd, Output, TaskEnd
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.slot import Slot
@@ -34,13 +34,6 @@ class SlotLost(msgspec.Struct, frozen=True):
     running: tuple[int, ...]
     unstarted: tuple[int, ...]
     expected: bool
-
-
-class WorkerReady(msgspec.Struct, frozen=True):
-    """The worker's environment stands (tasks may be sent before that)."""
-
-    slot: Slot
-    worker: Worker
 
 
 class WorkerFailed(msgspec.Struct, frozen=True):
@@ -117,13 +110,6 @@ class WorkerUnblocking(msgspec.Struct, frozen=True):
     seq: int
 
 
-class CommandsStarted(msgspec.Struct, frozen=True):
-    """Commands that have been running for more than a few ms."""
-
-    slot: Slot
-    started: tuple[CommandStarted, ...]
-
-
 class CommandsEnded(msgspec.Struct, frozen=True):
     """Commands ended, in order."""
 
@@ -173,14 +159,12 @@ TurnEvent = PartBegan | PartsServed | PartStubborn | TurnerRestarted
 WorkEvent = (
     SlotUp
     | SlotLost
-    | WorkerReady
     | WorkerFailed
     | WorkerEnded
     | TasksEnded
     | TasksReturned
     | WorkerBlocked
     | WorkerUnblocking
-    | CommandsStarted
     | CommandsEnded
     | Surprised
 )

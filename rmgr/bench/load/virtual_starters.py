@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from rmgr import log as logs
-from rmgr.adapters.host.workevents import SlotLost, SlotUp, TasksEnded, TasksReturned, WorkerReady, WorkEvent
+from rmgr.adapters.host.workevents import SlotLost, SlotUp, TasksEnded, TasksReturned, WorkEvent
 from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.bench.load.children import say
@@ -136,9 +136,7 @@ class VirtualSlot:
 
     def start_worker(self, spec: object) -> VirtualWorker:  # noqa: ARG002 - the signature of `Slot`
         """See `Slot`."""
-        worker = VirtualWorker(self)
-        self._tell(WorkerReady(self, worker))  # type: ignore[arg-type]
-        return worker
+        return VirtualWorker(self)
 
     def wake(self) -> None:
         """It cannot be stopped."""

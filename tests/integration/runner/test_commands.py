@@ -13,7 +13,6 @@ import pytest
 
 from rmgr.adapters.host.process import Slot
 from rmgr.adapters.host.workevents import (
-    CommandsStarted,
     TasksReturned,
 )
 from rmgr.model.base.states import Reason
@@ -189,7 +188,6 @@ def test_streams_for_files_whose_directory_is_not_here_are_private(node: WorkNod
 def test_output_can_be_read_while_the_command_runs(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     seq = node.shell(slot, f"echo one; while [ ! -e {gate} ]; do sleep 0.01; done; echo two")
-    node.wait(CommandsStarted, lambda event: event.started[0].seq == seq)
     eventually(lambda: slot.live_output(seq, "stdout", 0) == (b"one\n", 4))
     assert slot.live_output(seq, "stdout", 4) == (b"", 4)
     gate.touch()
@@ -207,8 +205,8 @@ def test_a_batch_of_commands_runs_in_order_and_is_told_in_few_messages(node: Wor
 
 
 def test_queued_commands_are_taken_back_and_cancelled_and_never_run(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
-    first = node.shell(slot, "sleep 60")
-    node.wait(CommandsStarted, lambda event: event.started[0].seq == first)
+    first = node.shell(slot, f"touch {tmp_path}/first; sleep 60")
+    eventually((tmp_path / "first").exists, "the first of them runs")
     second, third, fourth = (node.shell(slot, f"touch {tmp_path}/{n}") for n in range(3))
     slot.recall(keep=1)
     assert node.wait(TasksReturned).seqs == (third, fourth)
@@ -217,7 +215,7 @@ def test_queued_commands_are_taken_back_and_cancelled_and_never_run(node: WorkNo
     slot.stop(first, grace_us=10_000_000)
     end = node.end_of(first)
     assert (end.reason, end.signal) == (Reason.USER_CANCEL, signal.SIGTERM)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
 
 
 def test_the_time_limit_is_sigterm_then_grace_then_sigkill(node: WorkNode, slot: Slot) -> None:

@@ -21,7 +21,6 @@ from rmgr.adapters.host.workevents import (
     WorkerBlocked,
     WorkerEnded,
     WorkerFailed,
-    WorkerReady,
     WorkerUnblocking,
 )
 from rmgr.errors import StateConflict, VersionMismatch
@@ -153,7 +152,7 @@ def test_work_recalled_before_the_worker_exists_comes_back_whole(node: WorkNode,
         event = node.wait((TasksReturned, TasksEnded), lambda event: event.worker is worker)
         if isinstance(event, TasksReturned):
             returned.update(event.seqs)
-    node.wait(WorkerReady, lambda event: event.worker is worker)
+    eventually(lambda: worker.is_ready, "a worker that is ready")
     assert node.result(node.call(worker, int, 5)) == 5
     worker.stop(grace_us=0)
 
