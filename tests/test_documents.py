@@ -20,8 +20,8 @@ from rmgr.coord.ops import leader
 from rmgr.coord.protocol import multi, paths
 from rmgr.daemons.leader.placement import passes as policy_process
 from rmgr.daemons.leader.placement.passes import BENCH_S
-from rmgr.daemons.starter.core.estimate import AHEAD_S
-from rmgr.daemons.starter.health import strikes
+from rmgr.daemons.starter.core.shares import AHEAD_S
+from rmgr.daemons.starter.node import trouble
 from rmgr.model.base import states
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks import block
@@ -350,7 +350,7 @@ def test_the_numbers_of_rules_are_those_of_the_code() -> None:
         text = " ".join((DOCS / name).read_text(encoding="utf-8").split())
         assert [sentence for sentence in sentences if sentence not in text] == [], name
     assert BENCH_S == 5 * 60  # "for five minutes"
-    assert (strikes.OWN, strikes.WINDOW_S) == (5, 60)  # "five in 60 s"
+    assert (trouble.OWN, trouble.WINDOW_S) == (5, 60)  # "five in 60 s"
 
 
 def test_the_reasons_that_the_protocol_lists_are_those_of_the_code() -> None:

@@ -76,7 +76,7 @@ def parts_of(payloads: tuple[Payload, ...]) -> Sequence[Part]:
     parts: list[Part] = [b"\xdc" + len(payloads).to_bytes(2, "big")]  # an array, as MessagePack has it: a block has at most 256 tasks
     for payload in payloads:
         size = len(payload)
-        # MessagePack ends at 4 GiB; 0xc1 is what it never uses (`daemons.starter.core.arguments` reads it).
+        # MessagePack ends at 4 GiB; 0xc1 is what it never uses (`daemons.starter.core.fetch` reads it).
         parts.append(b"\xc6" + size.to_bytes(4, "big") if size < 1 << 32 else b"\xc1" + size.to_bytes(8, "big"))
         parts += payload.parts if isinstance(payload, Scattered) else (payload,)
     return parts

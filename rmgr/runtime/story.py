@@ -58,8 +58,10 @@ class Stories:
     Answers are posted, so no story is entered while it runs. What escapes from one ends it alone, and is logged.
     """
 
-    def __init__(self, loop: StoryLoop) -> None:
+    def __init__(self, loop: StoryLoop, *, escaped: Callable[[Exception], object] | None = None) -> None:
+        """escaped: gets what a story has raised, in place of the log."""
         self._loop = loop
+        self._escaped = escaped
         self._told: dict[Hashable, Story[None]] = {}
         self._unnamed = 0
 
@@ -100,8 +102,11 @@ class Stories:
             awaited = story.send(value) if error is None else story.throw(error)
         except StopIteration:
             self._end(key, story)
-        except Exception:  # noqa: BLE001 - the boundary of a story: a defect in one ends no other
-            _LOG.exception("story_ended: %s", cast("GeneratorType[Any, Any, Any]", story).__qualname__)
+        except Exception as error:  # noqa: BLE001 - the boundary of a story: a defect in one ends no other
+            if self._escaped is not None:
+                self._escaped(error)
+            else:
+                _LOG.exception("story_ended: %s", cast("GeneratorType[Any, Any, Any]", story).__qualname__)
             self._end(key, story)
         else:
             if self._told.get(key) is not story:  # stopped from inside

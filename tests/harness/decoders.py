@@ -33,7 +33,7 @@ from rmgr.coord.views import closing
 from rmgr.daemons.leader.placement import job_table as placing
 from rmgr.daemons.service import written
 from rmgr.daemons.starter.checkpoint import files
-from rmgr.daemons.starter.core import arguments
+from rmgr.daemons.starter.core import fetch
 from rmgr.daemons.starter.jobs import ranks as starter_ranks
 from rmgr.dev import keeper, record
 from rmgr.errors import ConfigError, DataLost, InvalidRecord, NotFound, RequestTooLarge, UsageError, WrongCluster
@@ -289,8 +289,8 @@ DECODERS = (
     ),
     Decoder(
         name="arguments in a row",
-        module="daemons/starter/core/arguments.py",
-        decode=lambda data: arguments.decode("args/1/0", data, Path("/nowhere")),
+        module="daemons/starter/core/fetch.py",
+        decode=lambda data: fetch.decode("args/1/0", data, Path("/nowhere")),
         raises=(DataLost,),
         form=Form.MSGPACK,
         kind=tuple[bytes, ...],

@@ -48,17 +48,18 @@ def put(
     assert record is not None
     for node, _ in shares[1:]:
         rig.zk.ensure([paths.hold(node)])
+    allocation = Allocation(
+        shares=tuple(shares), threads=threads, memory_mib=memory_mib, started_us=time.time_ns() // 1000, whole=whole
+    )
     job = place_ops.Assigned(
         queue=queue,
         key=key,
         data=decode_block(found.data),
         version=found.version,
-        allocation=Allocation(
-            shares=tuple(shares), threads=threads, memory_mib=memory_mib, started_us=time.time_ns() // 1000, whole=whole
-        ),
+        allocation=allocation,
         fences=tuple(fences),
         incarnation=record.incarnation,
-        guid=uuid.uuid4().hex,
+        guid=paths.start_order(uuid.uuid4().hex[:12], paths.block_name(place_ops.running_key(key, allocation))),
         stamp=uuid.uuid4().hex[:12],
     )
     outcome = rig.zk.commit(place_ops.place([job], [])).result(60)

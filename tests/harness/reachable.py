@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from rmgr.adapters.host.accounts import Account
-from rmgr.daemons.starter.health.reach import Reach
+from rmgr.daemons.starter.staging.accounts import Reach
 from rmgr.runner.host import home
 
 #: What a client of a gateway imports.

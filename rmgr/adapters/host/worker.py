@@ -94,6 +94,11 @@ class Worker:
     # -- the Starter's side ----------------------------------------------------------------------------------------
 
     @property
+    def load(self) -> int:
+        """How many tasks are outstanding."""
+        return len(self._outstanding)
+
+    @property
     def backlog(self) -> int:
         """Bytes sent and not yet taken by it."""
         channel = self._channel

@@ -1,7 +1,7 @@
 """What users have: counted from the leader's memory, told to Starters and clients, and answered to who asks.
 
 Of users who have a cap, cores in use and open jobs stand in `/usage`, each second. Nothing is looked at while nobody has a cap, and
-nothing written while nothing has changed. Starters go by what was told last (`daemons/starter/pull/caps.py`), also while nobody leads.
+nothing written while nothing has changed. Starters go by what was told last (`daemons/starter/core/shares.py`), also while nobody leads.
 """
 
 from __future__ import annotations

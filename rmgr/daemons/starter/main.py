@@ -30,30 +30,25 @@ from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.service.self_check import VoiceCheck, Working, check_key, check_voice, telling
 from rmgr.daemons.service.serving import LimitsKeeper, open_server, opened
 from rmgr.daemons.service.written import WrittenKeeper
-from rmgr.daemons.starter.checkpoint.seal import seals_of
-from rmgr.daemons.starter.core.commits import Committer
-from rmgr.daemons.starter.core.estimate import TaskTimes
+from rmgr.daemons.starter.checkpoint.rows import seals_of
 from rmgr.daemons.starter.core.fetch import Fetcher
-from rmgr.daemons.starter.core.home import Home
+from rmgr.daemons.starter.core.home import DiskWatch, Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.metrics import StarterMetrics
-from rmgr.daemons.starter.core.nonces import Nonces
-from rmgr.daemons.starter.core.records import RecordCache
-from rmgr.daemons.starter.core.room import StagingRoom
-from rmgr.daemons.starter.execution.binding import processors_of
-from rmgr.daemons.starter.health.health import DiskWatch
-from rmgr.daemons.starter.health.reach import Reach
-from rmgr.daemons.starter.health.trust import Gate
-from rmgr.daemons.starter.jobs.ranks import RanksAnswering
-from rmgr.daemons.starter.jobs.terminal import TerminalAnswering
+from rmgr.daemons.starter.core.shares import TaskTimes
+from rmgr.daemons.starter.core.submissions import Nonces, RecordCache
+from rmgr.daemons.starter.core.tree import Committer, Loop, settle_again
+from rmgr.daemons.starter.core.trust import Gate
+from rmgr.daemons.starter.core.uploads import StagingRoom
+from rmgr.daemons.starter.execution.lanes import processors_of
+from rmgr.daemons.starter.jobs.ranks import RanksAnswering, TerminalAnswering
 from rmgr.daemons.starter.node.loop import Call, Starter
-from rmgr.daemons.starter.node.node import NodeAgent
+from rmgr.daemons.starter.node.node import NodeAgent, Shared
 from rmgr.daemons.starter.node.registry import Registrant, Registry
 from rmgr.daemons.starter.node.service import NodeAnswering
-from rmgr.daemons.starter.node.shared import Shared
-from rmgr.daemons.starter.node.use import Caps, WorkLimits
-from rmgr.daemons.starter.pull.hints import Switchboard
-from rmgr.daemons.starter.staging.accounts import open_to_users, policy_of, runs_as_user
+from rmgr.daemons.starter.node.use import DiskCaps, WorkLimits
+from rmgr.daemons.starter.pull.hands import Switchboard
+from rmgr.daemons.starter.staging.accounts import Reach, open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import ConfigError
 from rmgr.model.base.ids import check_name
@@ -216,6 +211,7 @@ def build(
     """
     own = config.starter
     mailbox: Mailbox[Call] = Mailbox()
+    loop = Loop(mailbox)
     metrics = StarterMetrics()
     io = StoreIO(store, mailbox.put)
     peers = Peers(credentials)
@@ -250,9 +246,6 @@ def build(
     for left in files:
         remove_tree(left)
 
-    def nothing() -> None:
-        """The nodes settle after every message."""
-
     def stopping() -> bool:
         return starter.is_stopping
 
@@ -270,10 +263,10 @@ def build(
         fetcher.forget_lost()
         records.forget_lost()
         for agent in agents.values():
-            agent.mending.forget_lost()
+            agent.forget_lost()
 
     home = io.home = Home(directory, on_mended=lambda: mailbox.put(forget_lost), log=log)
-    fetcher = Fetcher(io, nothing, directory / "blobs", room)
+    fetcher = Fetcher(io, directory / "blobs", room)
     if users is not None:
         open_to_users(directory, names)
         if problem := Reach(python=own.python, directory=directory).problem(_STRANGER):
@@ -282,19 +275,18 @@ def build(
         runner.check = home.check
     home.forget.append(fetcher.uploads.forget_lost)
     settings = read_settings(coordinator)
-    committer = Committer(coordinator, post=mailbox.put, after=mailbox.after, on_fenced=fenced, count=metrics.count, log=log)
+    committer = Committer(coordinator, loop, on_fenced=fenced, count=metrics.count, log=log)
     records = RecordCache(
         coordinator,
-        post=mailbox.put,
-        wake=nothing,
+        loop,
         settings=lambda: starter.settings,
         log=log,
-        nonces=Nonces(coordinator, post=mailbox.put, wake=nothing) if trust is not None else None,
+        nonces=Nonces(coordinator, loop) if trust is not None else None,
     )
     deeds = None
     if credentials is not None and trust is not None:
         deeds = Deeds(trust, meta.cluster_id, credentials, settings=lambda: starter.settings)
-    caps = Caps.of(directory, user_bytes=own.work_cap_user_bytes, all_bytes=own.work_cap_bytes)
+    caps = DiskCaps.of(directory, user_bytes=own.work_cap_user_bytes, all_bytes=own.work_cap_bytes)
     shared = Shared(
         coordinator=coordinator,
         io=io,
@@ -308,10 +300,8 @@ def build(
         times=TaskTimes(),
         metrics=metrics,
         settings=lambda: starter.settings,
-        post=mailbox.put,
-        after=mailbox.after,
+        loop=loop,
         peers=peers,
-        wake=nothing,
         environ=_way_to_the_cluster(config),
         output_cap=own.log_cap_bytes,
         file_cap=caps.user_bytes,
@@ -330,7 +320,7 @@ def build(
         credentials=credentials,
     )
     if trust is not None:
-        trust.listen(lambda: mailbox.put(nothing))
+        trust.listen(lambda: mailbox.put(settle_again))
     attributes = NodeAttributes(
         partition=own.partition, site=own.site, speed=own.speed, features=own.features, call_cores=own.call_cores
     )
@@ -344,27 +334,19 @@ def build(
     disk = DiskWatch(directory, home.mend)
     starter = Starter(
         agents,
-        coordinator=coordinator,
+        shared,
         mailbox=mailbox,
-        committer=committer,
         registry=registry,
-        io=io,
-        metrics=metrics,
         disk=disk,
         settings=settings,
         partition=own.partition,
         cluster_id=meta.cluster_id,
         stop_grace_s=own.stop_grace_s,
-        log=log,
-        aside=shared.aside,
-        turns=shared.turns,
-        caps=shared.caps,
-        spool_cap=own.spool_cap_bytes,
         store_note=store_note,
     )
     starter.use_settings(settings)
     if users is not None:
-        WorkLimits(agents, directory, caps, after=mailbox.after, post=mailbox.put, log=log)
+        WorkLimits(agents, shared, caps)
     return Parts(starter, io, runners, metrics, disk, files, peers)
 
 

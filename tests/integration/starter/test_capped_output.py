@@ -20,8 +20,7 @@ from rmgr.adapters.host.workevents import Surprised
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.execution.logs import LiveLogs
 from rmgr.daemons.starter.node.service import NodeAnswering
-from rmgr.daemons.starter.staging.charged import Charge
-from rmgr.daemons.starter.staging.outputs import of_command, write
+from rmgr.daemons.starter.staging.outputs import Charge, of_command, write
 from rmgr.model.wire.frames import BatchShape, CommandEnd
 from tests.harness.memory_store import MemoryStore
 from tests.harness.waiting import eventually

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.daemons.starter.checkpoint import ask as asking
+from rmgr.daemons.starter.checkpoint import parts as asking
 from tests.harness.waiting import eventually
 
 #: Writes what it is told; ready once its handler stands.
@@ -77,7 +77,7 @@ def test_what_is_left_of_a_part_is_ended_and_others_are_not(family: Family) -> N
 
 
 def test_a_request_is_whole_and_an_answer_that_makes_no_sense_is_none(tmp_path: Path) -> None:
-    asking.ask(tmp_path, None, number=3, stop=True, deadline_us=5_500_000)
+    asking.write_request(tmp_path, None, number=3, stop=True, deadline_us=5_500_000)
     assert (tmp_path / ".rmgr" / "request").read_text() == '{"deadline":5.5,"number":3,"stop":true}'
     assert (tmp_path / ".rmgr" / "number").read_text() == "3\n"
     assert (tmp_path / ".rmgr" / "stop").exists()

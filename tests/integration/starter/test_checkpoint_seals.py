@@ -15,7 +15,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.checkpoint import rows
-from rmgr.daemons.starter.checkpoint.seal import StarterSeals
+from rmgr.daemons.starter.checkpoint.rows import StarterSeals
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import Role

@@ -93,9 +93,10 @@ def test_what_is_no_block_is_deleted_and_not_looked_at_again(rig: Rig, garbage: 
     path = f"{paths.running_node('n1')}/{name}"
     outcome = rig.zk.commit(Multi(name="TEST", ops=(Create(path, garbage),), proof=Exists(path))).result(60)
     assert isinstance(outcome, Committed), outcome
-    rig.write(paths.inbox("n1", "a" * 32), InboxOrder(order=OrderKind.START, submission=42, index=0, extra={"block": name}))
+    guid = paths.start_order("a" * 12, name)
+    rig.write(paths.inbox("n1", guid), InboxOrder(order=OrderKind.START, submission=42, index=0, extra={"block": name}))
     eventually(lambda: rig.zk.stat(path).result(60) is None, "it is gone")
-    crossed_off(rig, "a" * 32)
+    crossed_off(rig, guid)
 
 
 def test_nothing_is_pulled_while_an_assigned_job_waits_for_room(rig: Rig, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.daemons.starter.execution import ends
-from rmgr.daemons.starter.staging import put_values
+from rmgr.daemons.starter.staging import outputs
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
@@ -99,8 +99,8 @@ def test_a_file_server_that_hangs_holds_up_neither_the_loop_nor_other_outputs(
             assert answers.wait(120)
         return real(name, *given, **named)
 
-    real = put_values.open_regular
-    monkeypatch.setattr(put_values, "open_regular", hangs)
+    real = outputs.open_regular
+    monkeypatch.setattr(outputs, "open_regular", hangs)
     rig.start()
     file = tmp_path / "served"
     far = [rig.submit(Command(argv=("sh", "-c", f"echo x > {file}"), output_files=((f"f{n}", str(file)),))) for n in range(6)]

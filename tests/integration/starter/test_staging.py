@@ -23,7 +23,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.core import uploads as starter_uploads
-from rmgr.daemons.starter.core.room import disk_bytes
+from rmgr.daemons.starter.core.uploads import disk_bytes
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import State
@@ -170,7 +170,7 @@ def test_what_is_staged_when_its_task_is_cancelled_is_removed_and_its_room_given
     number = rig.submit(work("true", upload), user=user.name)
     name = eventually(lambda: next((name for name in NODES if rig.running(name)), ""), "somebody has claimed it")
     agent = rig.starters[NODES.index(name)].agent(name)
-    shared = agent._shared
+    shared = agent.shared
     block = eventually(lambda: next(iter(agent.blocks.values()), None), "it is that node's")
     eventually(lambda: shared.fetcher.uploads.room.used_bytes >= 4 * 4096, "it is being staged")
     shared.post(lambda: agent.cancel(block, None, "not wanted", 0))

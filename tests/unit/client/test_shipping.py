@@ -13,7 +13,7 @@ import pytest
 from rmgr.client.commands import sending
 from rmgr.client.commands.sending import pack_directory, ship_uploads
 from rmgr.coord.protocol import keys
-from rmgr.daemons.starter.core.unpack import unpack
+from rmgr.daemons.starter.core.uploads import unpack
 from rmgr.errors import UsageError, ValueTooLarge
 from tests.harness.memory_store import MemoryStore
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from rmgr.coord.protocol import records
-from rmgr.daemons.starter.core import arguments
+from rmgr.daemons.starter.core import fetch
 from rmgr.errors import DataLost
 from rmgr.model.tasks.block import MAX_TASKS
 
@@ -47,6 +47,6 @@ def test_rows_of_tiny_values_are_refused_before_they_are_built(decode: Callable[
 
 def test_a_starter_reads_arguments_of_as_many_tasks_as_a_block_has(tmp_path: Path) -> None:
     with pytest.raises(DataLost, match="a block has 256"):
-        arguments.decode("args/1/0", crowded(b"\xc4\x00"), tmp_path)
-    assert len(arguments.decode("args/1/0", records.encode_payloads((b"x",) * MAX_TASKS), tmp_path)) == MAX_TASKS
+        fetch.decode("args/1/0", crowded(b"\xc4\x00"), tmp_path)
+    assert len(fetch.decode("args/1/0", records.encode_payloads((b"x",) * MAX_TASKS), tmp_path)) == MAX_TASKS
     assert not list(tmp_path.iterdir())

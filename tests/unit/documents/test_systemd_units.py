@@ -17,7 +17,7 @@ from rmgr.daemons.gateway import main as submitter
 from rmgr.daemons.leader import watchdog
 from rmgr.daemons.server import main as server
 from rmgr.daemons.starter import main as starter
-from rmgr.daemons.starter.node import ending
+from rmgr.daemons.starter.node import loop
 from tests.places import ROOT
 
 UNITS = ROOT / "deploy" / "systemd"
@@ -81,7 +81,7 @@ def test_times_of_the_units_fit_those_of_the_daemons() -> None:
     stall["rmgr-server"] = server.STALL_S
     for name, limit_s in stall.items():
         assert int(options(name)["Service"]["WatchdogSec"]) >= 1.5 * limit_s, "the guard inside, which shows the stacks, comes first"
-    needs_s = StarterConfig().stop_grace_s + ending._KILL_GRACE_S + ending._LAST_COMMITS_S + ending._CLOSE_S
+    needs_s = StarterConfig().stop_grace_s + loop._KILL_GRACE_S + loop._LAST_COMMITS_S + loop._CLOSE_S
     assert int(options("rmgr-starter")["Service"]["TimeoutStopSec"]) > needs_s
     assert int(options("rmgr-server")["Service"]["TimeoutStopSec"]) > ServerConfig().stop_grace_s + server._CLOSE_S
     assert int(options("rmgr-server")["Service"]["TimeoutStartSec"]) > server._LOOK_S

@@ -1,47 +1,56 @@
 """Checkpoints of the jobs whose script one node runs: who asks for one, what becomes of it, and how an attempt is given up.
 
-`way.py` is the table of its steps; `Checkpoints.happened` runs it, and has a method for each effect.
+`way.py` is the table of its steps; `Checkpoints.happened` runs it, and has a method for each effect: one that takes time is a story.
 Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a message. A checkpoint that is
 refused, too large or not stored stands in the job's story (NOTE), in the log and in a metric. The job goes on, unless it has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Checkpoint
-from rmgr.daemons.starter.checkpoint.asking import KILL_US, Asking
-from rmgr.daemons.starter.checkpoint.case import OpenCheckpoint, rigid_of, says_saved, was_stopped
+from rmgr.coord.protocol.ports import Store
+from rmgr.daemons.starter.checkpoint import rows
 from rmgr.daemons.starter.checkpoint.directories import JobDirectories
+from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest, check_size, size_text, united
 from rmgr.daemons.starter.checkpoint.notes import Notes
-from rmgr.daemons.starter.checkpoint.parts import sentence
+from rmgr.daemons.starter.checkpoint.parts import JobDirectory, SaveRequest, answered, each, sentence
 from rmgr.daemons.starter.checkpoint.restore import Restores
-from rmgr.daemons.starter.checkpoint.taking import NOTHING, check, put_away, take
-from rmgr.daemons.starter.checkpoint.way import CheckpointEffect, CheckpointEvent, CheckpointPhase, next_step
+from rmgr.daemons.starter.checkpoint.rows import OPEN, Seals
+from rmgr.daemons.starter.checkpoint.way import (
+    CheckpointEffect,
+    CheckpointEvent,
+    CheckpointPhase,
+    OpenCheckpoint,
+    next_step,
+    rigid_of,
+    says_saved,
+    was_stopped,
+)
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.execution.lanes import WorkerLane
-from rmgr.daemons.starter.staging.outputs import Ending
-from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
+from rmgr.daemons.starter.staging.outputs import Ending, Flushed, discard, remove_directory, write
+from rmgr.errors import RmgrError, StateConflict, StoreUnavailable, ValueTooLarge
 from rmgr.model.base.states import Reason
+from rmgr.model.base.units import format_duration, utc
 from rmgr.model.cluster.node import InboxOrder
 from rmgr.model.tasks.block import PastAttempt
 from rmgr.model.tasks.placing import FROM_START
+from rmgr.model.wire.frames import NO_OUTPUT
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.story import Pause, Story
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.checkpoint.doors import CheckpointNode, CheckpointServices
-    from rmgr.daemons.starter.core.doors import TreeCommits
-
-T = TypeVar("T")
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 #: A copy that takes longer (s) is noted in the job's story.
 _LONG_COPY_S = 1.0
@@ -52,47 +61,29 @@ _STORE_PAUSE_S = 1.0
 _LONGEST_WHY = 250
 #: How often the turner says for how long jobs were served.
 _SERVED_S = 0.5
+#: How often an answer is looked for, and processes that were not told yet.
+_LOOK_S, _AGAIN_S = 0.1, 1.0
+#: Between SIGTERM and SIGKILL of a job that has not ended by itself.
+KILL_US = 2_000_000
+#: What `take` says of directories without files.
+NOTHING = "nothing was saved: its checkpoint directory has no files"
 
 
 class Checkpoints:
-    """Checkpoints of one node.
+    """Checkpoints of one node. directory: in which each job gets a directory of its own."""
 
-    Args:
-        directory: in which each job gets a directory of its own. over: takes a block that was given up off the node.
-        let_go: of a gang, for so many us: it runs whoever's turn it is. served_us: of a gang, for how long it has had its cores.
-        reread: takes a block from what its znode says. on_unstartable: is called with a block that cannot be started, and why.
-    """
-
-    def __init__(
-        self,
-        node: CheckpointNode,
-        tree: TreeCommits,
-        shared: CheckpointServices,
-        *,
-        reread: Callable[[ClaimedBlock], None],
-        directory: Path,
-        over: Callable[[ClaimedBlock], None],
-        on_unstartable: Callable[[ClaimedBlock, FetchFailure], None],
-        let_go: Callable[[ClaimedBlock, int], None],
-        served_us: Callable[[ClaimedBlock], int | None],
-        log: Log,
-    ) -> None:
-        self.let_go = let_go
-        self._served_us = served_us
+    def __init__(self, node: NodeAgent, directory: Path) -> None:
         self._node = node
-        self._tree = tree
-        self._shared = shared
-        self.directories = directories = JobDirectories(node.name, tree, shared, directory)
-        self._log = log
-        self._over = over
+        self._shared = node.shared
+        self._seals = node.shared.seals
+        self.directories = JobDirectories(node, directory)
         self._open: dict[ClaimedBlock, OpenCheckpoint] = {}
         self._numbers: dict[ClaimedBlock, int] = {}
         self._timed: set[ClaimedBlock] = set()
         self._asked: set[ClaimedBlock] = set()  #: whose program has been asked
-        self.notes = Notes(node, tree, reread, self._gone, log)
-        self._asking = Asking(self, directories, self.notes, tree.after, log)
-        self.restores = Restores(directories, self.notes, node, shared.io, shared.metrics, tree, on_unstartable, log)
-        self._effects: dict[CheckpointEffect, Callable[[OpenCheckpoint, str | Exception], None]] = {
+        self.notes = Notes(node, self._gone)
+        self.restores = Restores(node, self.directories, self.notes)
+        self._effects: dict[CheckpointEffect, Callable[[OpenCheckpoint, str | Exception], Story[None] | None]] = {
             CheckpointEffect.NOTHING: lambda _case, _detail: None,
             CheckpointEffect.MEASURE: self._measure,
             CheckpointEffect.ASK: self._ask,
@@ -119,7 +110,9 @@ class Checkpoints:
         case.phase = step.phase
         if case.is_over and self._open.get(case.block) is case:  # a request without an answer stands: one that comes late says nothing
             del self._open[case.block]
-        self._effects[step.effect](case, detail)
+        story = self._effects[step.effect](case, detail)
+        if story is not None:  # an effect that takes time
+            self._node.jobs.stories.begin(story)
         return True
 
     def lane_of(self, block: ClaimedBlock) -> WorkerLane | None:
@@ -137,12 +130,12 @@ class Checkpoints:
         if case is not None and guid in case.orders:
             return  # read again, after a new registration
         if not block.is_placed:
-            self._log.warning("checkpoint_refused", block=paths.block_name(block.key), why="it is work that Starters pull")
+            self._node.log.warning("checkpoint_refused", block=paths.block_name(block.key), why="it is work that Starters pull")
             return
         if block.ready:
             if is_stop and not block.is_revoked:
                 block.is_revoked = True
-                self._node.return_unstarted(block)
+                self._node.giving.return_unstarted(block)
             elif not is_stop:
                 self.notes.tell(block, "checkpoint refused: its job has not started yet", orders=(guid,))
             return
@@ -176,19 +169,21 @@ class Checkpoints:
         every_us = rigid_of(block).checkpoint_every_us
         if every_us > 0 and rigid_of(block).restart != FROM_START and block not in self._timed:
             self._timed.add(block)
-            self._tree.after(every_us / 1e6, partial(self._due, block, every_us))
+            self._node.jobs.stories.begin(self._periodic(block, every_us))
 
-    def _due(self, block: ClaimedBlock, at_us: int) -> None:
-        """at_us: of served time, where its job shares its cores in time: it is asked then, and again so much later."""
-        if block not in self._timed:
-            return
-        served_us, every_us = self._served_us(block), rigid_of(block).checkpoint_every_us
-        if served_us is not None and served_us < at_us:
-            self._tree.after(max((at_us - served_us) / 1e6, _SERVED_S), partial(self._due, block, at_us))
-            return
-        if block.live and block not in self._open:
-            self._begin(self._case(block, "periodic", rigid_of(block).checkpoint_grace_us))
-        self._tree.after(every_us / 1e6, partial(self._due, block, (served_us or 0) + every_us))
+    def _periodic(self, block: ClaimedBlock, every_us: int) -> Story[None]:
+        """Of a job that shares its cores in time it is served time that counts."""
+        at_us = every_us
+        yield Pause(every_us / 1e6)
+        while block in self._timed:
+            served_us = self._node.jobs.served_us(block)
+            if served_us is not None and served_us < at_us:
+                yield Pause(max((at_us - served_us) / 1e6, _SERVED_S))
+                continue
+            if block.live and block not in self._open:
+                self._begin(self._case(block, "periodic", rigid_of(block).checkpoint_grace_us))
+            at_us = (served_us or 0) + every_us
+            yield Pause(every_us / 1e6)
 
     # -- measuring and asking --------------------------------------------------------------------------------------------------
 
@@ -207,7 +202,7 @@ class Checkpoints:
 
     def _begin(self, case: OpenCheckpoint) -> None:
         block, is_stop, why = case.block, case.is_stop, case.why
-        self._log.info("checkpoint_begun", block=paths.block_name(block.key), kind="stop" if is_stop else "go-on", why=why)
+        self._node.log.info("checkpoint_begun", block=paths.block_name(block.key), kind="stop" if is_stop else "go-on", why=why)
         if is_stop and not block.data.resubmit:
             self.happened(case, CheckpointEvent.RUNS_ONCE, "its job may run only once (--no-requeue)")
         elif rigid_of(block).restart == FROM_START:
@@ -215,29 +210,91 @@ class Checkpoints:
         else:
             self.happened(case, CheckpointEvent.SAVES)
 
-    def _measure(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
+    def _measure(self, case: OpenCheckpoint, _detail: str | Exception) -> Story[None]:
         parts = self.directories.parts(case.block, lambda: case.is_over)
         store, limit = self._shared.io.store, self._shared.checkpoint_max_bytes
+        try:
+            yield self.directories.background(lambda: check(parts, store, limit))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job is told
+            self.happened(case, CheckpointEvent.UNFIT, error)
+        else:
+            self.happened(case, CheckpointEvent.FITS)
 
-        def measured(result: Exception | None) -> None:
-            self.happened(case, CheckpointEvent.FITS if result is None else CheckpointEvent.UNFIT, result or "")
+    def _ask(self, case: OpenCheckpoint, _detail: str | Exception) -> Story[None]:
+        """Asks the program to save its state, and waits for its answer as long as its grace lasts.
 
-        self.directories.background(lambda: check(parts, store, limit), measured)
+        asked -> answered                         it has saved its state: that is stored (of a job that is to stop: once it has ended)
+        asked -> silent -> what lies there        of a job that goes on: its files are stored as they are
+        asked -> silent -> ended                  of one that is to stop, where a person wants it so
+        asked -> silent -> withdrawn -> goes on   of one that a policy would move: nothing is lost, it is told that it need not stop
 
-    def _ask(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
-        self._asked.add(case.block)
-        self._asking.begin(case)
+        Each step stands in the block (`saving`, `stopping`, `story`), for people and for whoever leads.
+        """
+        block, now_us = case.block, machine.wall_us()
+        self._asked.add(block)
+        case.end_s = machine.monotonic() + case.grace_us / 1e6
+        asked = SaveRequest(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
+        lane, own = self.lane_of(block), self.directories.own_part(block)
+        parts = self.directories.parts(block, lambda: case.is_over)
+        if lane is not None:
+            own.marker, own.spare = lane.slot.marker, (lane.slot.pid,)
+        saving = f"asked at {utc(now_us)} ({case.why or 'stop'}), has until {utc(asked.deadline_us)}"
+        self.notes.tell(block, "", stopping=(case.why or "stop") if case.is_stop else None, saving=saving)
+        if case.is_stop:
+            self._node.jobs.let_go(block, case.grace_us + KILL_US)
+        if case.is_stop and lane is not None:  # a job that stands still could not answer
+            lane.worker.resume() if lane.worker is not None else lane.slot.resume(lane.running_seq)
+        self._node.jobs.stories.begin(self._remind(case, parts, asked))
+        while True:
+            yield Pause(_LOOK_S)
+            if not case.is_asked:
+                return
+            if not case.answered and answered(own.directory, block.info.account) >= case.number:
+                case.answered = True
+                self.happened(case, CheckpointEvent.ANSWERED)
+            if machine.monotonic() >= case.end_s:
+                self.happened(case, CheckpointEvent.LATE if case.answered else CheckpointEvent.SILENT)
+                return
 
-    def _withdraw(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
-        self._log.warning("checkpoint_withdrawn", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
-        self._asking.withdraw(case)
+    def _remind(self, case: OpenCheckpoint, parts: list[JobDirectory], asked: SaveRequest) -> Story[None]:
+        """Tells the program again and again while it has not answered: it may have begun to listen only now."""
+        while case.is_asked:  # its slot may be another job's later
+            case.is_telling = True
+            try:
+                yield self.directories.background(lambda: each(parts, lambda part: part.ask(asked)))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+                if not case.is_over:
+                    self._node.log.warning("checkpoint_not_asked", block=paths.block_name(case.block.key), error=sentence(error))
+            case.is_telling = False
+            if case.phase is CheckpointPhase.WITHDRAWING:
+                yield from self._tell_withdrawn(case)
+                return
+            yield Pause(_AGAIN_S)
+
+    def _withdraw(self, case: OpenCheckpoint, _detail: str | Exception) -> Story[None] | None:
+        """The program is told that it need not stop any more, behind a request that is on its way to it."""
+        self._node.log.warning("checkpoint_withdrawn", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
+        return None if case.is_telling else self._tell_withdrawn(case)
+
+    def _tell_withdrawn(self, case: OpenCheckpoint) -> Story[None]:
+        """A program that saves its state only now goes on behind it: the last request of all does not ask it to stop."""
+        case.number = self.next_number(case.block)
+        parts = self.directories.parts(case.block, lambda: case.is_over)
+        asked = SaveRequest(number=case.number, stop=False, deadline_us=machine.wall_us())
+        try:
+            yield self.directories.background(lambda: each(parts, lambda part: part.ask(asked)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+            if case.phase is CheckpointPhase.WITHDRAWING:
+                self._node.log.warning("checkpoint_not_withdrawn", block=paths.block_name(case.block.key), error=sentence(error))
+        why = f"it has not saved its state within {format_duration(case.grace_us / 1e6)}"
+        self.happened(case, CheckpointEvent.WITHDRAWN, why)
 
     def _preempt(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
         self.notes.tell(case.block, "", stopping=case.why or "preempted")
         self._end(case, case.grace_us)
 
     def _end_silent(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
-        self._log.warning("checkpoint_ignored", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
+        self._node.log.warning("checkpoint_ignored", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
         self._end(case, KILL_US)
 
     def _end(self, case: OpenCheckpoint, grace_us: int) -> None:
@@ -273,14 +330,14 @@ class Checkpoints:
         why = f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state"
         return self._case(block, why, 0, is_stop=True, answered=True, orders=case.orders if case is not None else [])
 
-    def _copy(self, case: OpenCheckpoint, _detail: str | Exception = "") -> None:
+    def _copy(self, case: OpenCheckpoint, _detail: str | Exception = "") -> Story[None]:
         """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
         block, ending, key = case.block, case.ending, case.block.key
         keeps = not case.kills and rigid_of(block).restart != FROM_START
         parts, store, limit = self.directories.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
         base, one_at_a_time = self.restores.base(block), self.directories.own_part(block).copying
         saved = Checkpoint(sub=key.submission, index=key.first, attempt=key.attempt, n=case.number)
-        log_ttl_s, seals = self._shared.settings().log_ttl_s, self._shared.seals
+        log_ttl_s, seals = self._shared.settings().log_ttl_s, self._seals
 
         def job() -> str:
             if ending is not None:
@@ -292,8 +349,12 @@ class Checkpoints:
                 return more(parts, store, saved, base, stop=case.is_stop, limit=limit, made_us=case.made_us)
 
         self._learn(case)
-        self.directories.background(job, partial(self._copied, case), copies=True)
-        self._tree.after(_LONG_COPY_S, partial(self._tell_copy, case))
+        self._shared.after(_LONG_COPY_S, partial(self._tell_copy, case))
+        try:
+            result: str | Exception = yield self.directories.background(job, copies=True)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the table says what follows
+            result = error
+        self._copied(case, result)
 
     def _tell_copy(self, case: OpenCheckpoint) -> None:
         if not case.is_over and case.phase is CheckpointPhase.COPYING:
@@ -313,7 +374,7 @@ class Checkpoints:
             self.happened(case, CheckpointEvent.STORE_AWAY, result)
             return
         if isinstance(result, str) and result and not result.startswith(NOTHING):
-            self._log.info("checkpoint_stored", block=paths.block_name(block.key), detail=result)
+            self._node.log.info("checkpoint_stored", block=paths.block_name(block.key), detail=result)
             self._shared.metrics.checkpoints.labels("stored").inc()
         if case.is_stop and block.cancel_words(block.key.first) is not None:  # meanwhile
             self.happened(case, CheckpointEvent.CANCELLED)
@@ -323,12 +384,14 @@ class Checkpoints:
         else:
             self.happened(case, CheckpointEvent.NOT_STORED if isinstance(result, Exception) else CheckpointEvent.COPIED, result)
 
-    def _copy_soon(self, case: OpenCheckpoint, why: str | Exception) -> None:
+    def _copy_soon(self, case: OpenCheckpoint, why: str | Exception) -> Story[None]:
         pause_s = _COPY_PAUSE_S
         if isinstance(why, StoreUnavailable):
-            self._log.warning("checkpoint_waits_for_the_store", block=paths.block_name(case.block.key), error=why.message)
+            self._node.log.warning("checkpoint_waits_for_the_store", block=paths.block_name(case.block.key), error=why.message)
             pause_s = _STORE_PAUSE_S
-        self._tree.after(pause_s, lambda: None if case.is_over else self._copy(case))
+        yield Pause(pause_s)
+        if not case.is_over:
+            yield from self._copy(case)
 
     def _tell_stored(self, case: OpenCheckpoint, words: str | Exception) -> None:
         self.notes.tell(case.block, str(words), orders=case.orders, saving="")
@@ -336,7 +399,7 @@ class Checkpoints:
     def _leave_unstored(self, case: OpenCheckpoint, error: str | Exception) -> None:
         why = sentence(error) if isinstance(error, Exception) else error
         words = f"checkpoint {case.block.key.attempt}.{case.number} was not stored: {why}"
-        self._log.error("checkpoint_not_stored", block=paths.block_name(case.block.key), error=words)
+        self._node.log.error("checkpoint_not_stored", block=paths.block_name(case.block.key), error=words)
         self._shared.metrics.checkpoints.labels("too_large" if isinstance(error, ValueTooLarge) else "not_stored").inc()
         self._leave(case, words)
 
@@ -352,7 +415,7 @@ class Checkpoints:
         block, ending = case.block, case.ending
         assert ending is not None
         error = "; ".join(filter(None, (case.why, str(words))))
-        self._log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=str(words))
+        self._node.log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=str(words))
         past = PastAttempt(
             attempt=block.key.attempt,
             node=self._node.name,
@@ -377,7 +440,7 @@ class Checkpoints:
         large, why = isinstance(why, ValueTooLarge), sentence(why) if isinstance(why, Exception) else why
         what = "stop" if case.is_stop else "checkpoint"
         words = f"{what}{f' ({case.why})' if case.why else ''} refused: {why}"
-        self._log.warning("checkpoint_refused", block=paths.block_name(case.block.key), kind=what, why=why)
+        self._node.log.warning("checkpoint_refused", block=paths.block_name(case.block.key), kind=what, why=why)
         self._shared.metrics.checkpoints.labels("too_large" if large else outcome).inc()
         self.notes.tell(case.block, words, orders=case.orders, stopping="", saving="")
 
@@ -388,7 +451,7 @@ class Checkpoints:
         case = self._open.get(block)
         if case is not None and case.ending is not None:
             self._shared.metrics.ended(None, 1, case.ending.elapsed_us / 1e6)
-        self._over(block)
+        self._node.over(block)
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over, or not the node's own any more."""
@@ -405,3 +468,70 @@ class Checkpoints:
     def reset(self) -> None:
         """A new registration."""
         self.notes.reset()
+
+
+# -- taking one ------------------------------------------------------------------------------------------------------------
+# One checkpoint, from the directories of a job to its rows in the store. Called on a thread that may wait.
+
+
+def check(parts: Sequence[JobDirectory], store: Store, limit: int) -> None:
+    """Raises: ValueTooLarge naming both sizes, StoreUnavailable when nothing could be stored now."""
+    wrong = store.health()
+    if wrong is not None:
+        raise StoreUnavailable(f"the data store is not there: {wrong}")
+    check_size(sum(each(parts, lambda part: part.measure())), limit)
+
+
+def take(
+    parts: Sequence[JobDirectory],
+    store: Store,
+    saved: Checkpoint,
+    base: Sequence[FileEntry],
+    *,
+    stop: bool,
+    limit: int,
+    made_us: int,
+    is_over: Callable[[], bool],
+    seals: Seals = OPEN,
+) -> str:
+    """Makes one checkpoint; says what it is. Raises: ValueTooLarge, StateConflict, StoreUnavailable, OSError, RmgrError."""
+    files = united(each(parts, lambda part: part.collect(stop=stop, max_bytes=limit)), base)
+    size = sum(entry.size for entry in files)
+    check_size(size, limit)
+    count = sum(not entry.is_dir for entry in files)
+    lacks = "".join(f"; {part.lacks}" for part in parts if part.lacks)
+    if not count:
+        return NOTHING + lacks
+    if is_over():
+        raise StateConflict("the job has ended meanwhile")
+    rows.write(
+        store,
+        seals.seal(
+            Manifest(
+                sub=saved.sub,
+                index=saved.index,
+                attempt=saved.attempt,
+                n=saved.n,
+                made_us=made_us,
+                nodes=tuple(part.node for part in parts),
+                size_bytes=size,
+                files=files,
+            )
+        ),
+    )
+    with contextlib.suppress(RmgrError):  # else they go with the next one, or with the submission
+        rows.prune(store, saved.sub, saved.index, saved.attempt, seals)
+    return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}{lacks}"
+
+
+def put_away(store: Store, saved: Checkpoint, ending: Ending, *, log_ttl_s: float | None) -> None:
+    """The output of an attempt that has ended goes to the store, its files go. May be called again.
+
+    log_ttl_s: how long the rows of its output are kept, None = for ever.
+    """
+    written = write(store, saved.sub, saved.index, saved.attempt, ending, log_ttl_s=log_ttl_s)
+    discard(ending)
+    ending.out = ending.err = NO_OUTPUT
+    ending.flushed = Flushed(parts=list(written.log_parts))
+    if ending.directory:
+        remove_directory(ending)

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: from a job's directory into pieces for the data store, and back. Nothing here decides when.
+"""The files of a checkpoint: from a job's directories into pieces for the data store, and back. Nothing here decides when.
 
 Small files share a piece, large ones are several; a piece is named by its SHA-256, so that what has not changed since the last checkpoint
 of the attempt is not written again. All files are used with the rights of the job's user, and nothing is followed out of the directory.
@@ -10,7 +10,7 @@ import hashlib
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -27,7 +27,6 @@ from rmgr.model.wire.stream import json_decoder
 from rmgr.runner.host.files import remove_all
 
 T = TypeVar("T")
-
 #: Bytes of one piece, and files so small that they share one.
 PIECE_BYTES = 4 * 1024 * 1024
 SMALL_BYTES = 256 * 1024
@@ -412,3 +411,41 @@ def _check(entry: FileEntry) -> None:
         raise DataLost(f"it has a link {entry.path!r} that leads out of its directory")
     if sum(size for _, _, size in entry.rows) != entry.size or any(size < 0 for _, _, size in entry.rows):
         raise DataLost(f"the pieces of the file {entry.path!r} are not its {entry.size:,} bytes")
+
+
+# -- one out of several directories ----------------------------------------------------------------------------------------
+# One checkpoint out of the directories of all nodes of a job. Pure. Every node began with the whole of the checkpoint before, and each
+# changed files of its own: what a node has changed counts, what it has left as it was does not. A file that several have changed is the
+# head's, else that of the first of them.
+
+
+def united(parts: Sequence[Sequence[FileEntry]], base: Iterable[FileEntry] = ()) -> tuple[FileEntry, ...]:
+    """The files of the checkpoint, in order of their paths.
+
+    Args:
+        parts: what was found on each node, the head first. base: what all of them began with.
+    What one node has removed and no other has changed is gone. Cost: O(files of all nodes).
+    """
+    before = {entry.path: entry for entry in base}
+    found = [{entry.path: entry for entry in part} for part in parts]
+    kept: dict[str, FileEntry] = {}
+    for path in sorted({path for part in found for path in part}):
+        old = before.get(path)
+        here = [part.get(path) for part in found]
+        changed = next((entry for entry in here if entry is not None and (old is None or entry.content != old.content)), None)
+        if changed is None and all(entry is not None for entry in here):
+            changed = here[0]
+        if changed is not None:
+            kept[path] = changed
+    return tuple(entry for entry in kept.values() if not _is_below_a_file(entry.path, kept))
+
+
+def _is_below_a_file(path: str, kept: dict[str, FileEntry]) -> bool:
+    """A directory on one node, a file on another: the file is what was kept first."""
+    parent = path.rpartition("/")[0]
+    while parent:
+        above = kept.get(parent)
+        if above is not None and not above.is_dir:
+            return True
+        parent = parent.rpartition("/")[0]
+    return False

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stat
+from rmgr.coord.protocol.multi import Committed, Conflict
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, PendingNote
 from rmgr.errors import RmgrError
 from rmgr.model.tasks.block import MAX_STORY, STORY_CHARS, PastAttempt
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.logger import Log
+from rmgr.runtime.story import Pause, Story
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.core.doors import NodeOrders, TreeCommits
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 #: Pause before a commit that could not be made now is tried again.
 _PAUSE_S = 0.1
@@ -38,26 +36,14 @@ class _Wish:
     moved: bool = False
 
 
-class NotingNode(Protocol):
-    """The node that has the job's block."""
-
-    name: str
-
-    @property
-    def orders(self) -> NodeOrders: ...
-
-
-@dataclass(slots=True, eq=False)
 class Notes:
-    """Commits of one node. reread: takes a block from what its znode says. over: told of a block that was given up."""
+    """Commits of one node. over: told of a block that was given up."""
 
-    node: NotingNode
-    shared: TreeCommits
-    reread: Callable[[ClaimedBlock], None]
-    over: Callable[[ClaimedBlock], None]
-    log: Log
-    _waiting: dict[ClaimedBlock, deque[_Wish]] = field(default_factory=dict)
-    _sent: dict[ClaimedBlock, _Wish] = field(default_factory=dict)
+    def __init__(self, node: NodeAgent, over: Callable[[ClaimedBlock], None]) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._over = over
+        self._waiting: dict[ClaimedBlock, deque[_Wish]] = {}  #: the first of each may be on its way
 
     def tell(
         self,
@@ -85,65 +71,75 @@ class Notes:
 
     def carries(self, guid: str) -> bool:
         """The order is crossed off with something that is not committed yet."""
-        waiting = (wish for wishes in self._waiting.values() for wish in wishes)
-        return any(guid in wish.orders for wish in (*waiting, *self._sent.values()))
+        return any(guid in wish.orders for wishes in self._waiting.values() for wish in wishes)
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is not the node's own any more."""
         self._waiting.pop(block, None)
-        self._sent.pop(block, None)
 
     def reset(self) -> None:
-        """A new registration: what was sent is answered to nobody."""
-        for block, wish in list(self._sent.items()):
-            self._waiting.setdefault(block, deque()).appendleft(wish)
-            self._later(block)
-        self._sent.clear()
+        """A new registration: what was sent is answered to nobody, and sent again."""
+        for block in list(self._waiting):
+            self._begin(block)
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
     def _put(self, wish: _Wish) -> None:
         self._waiting.setdefault(wish.block, deque()).append(wish)
-        self._next(wish.block)
+        self._begin(wish.block)
 
-    def _later(self, block: ClaimedBlock) -> None:
-        self.shared.after(_PAUSE_S, partial(self._next, block))
+    def _begin(self, block: ClaimedBlock) -> None:
+        self._node.stories.begin(self._write(block, self._waiting[block]), key=("notes", block))
 
-    def _next(self, block: ClaimedBlock) -> None:
-        waiting = self._waiting.get(block)
-        if not waiting or block in self._sent:
-            return
-        if block.sending is not None or not self.shared.committer.may_commit:
-            self._later(block)
-            return
-        wish = waiting.popleft()
-        self._sent[block] = wish
-        if wish.past is None:
-            data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12])
-            block.sending = PendingNote(data=data)
-            fence = self.shared.committer.fence(self.node.name)
-            multi = place_ops.note(self.node.name, fence, block.key, data, block.version, orders=wish.orders)
-            self.shared.committer.commit(multi, partial(self._answered, wish))
-            return
+    def _write(self, block: ClaimedBlock, waiting: deque[_Wish]) -> Story[None]:
+        """Commits what is to be written of a block, one after another."""
+        while waiting:
+            if block.sending is not None or not self._shared.committer.may_commit:
+                yield Pause(_PAUSE_S)
+                if self._waiting.get(block) is not waiting:
+                    return
+                continue
+            wish = waiting[0]
+            outcome = yield from (self._note(wish) if wish.past is None else self._stop(wish, wish.past))
+            if self._waiting.get(block) is not waiting:
+                return
+            if isinstance(outcome, Committed):
+                waiting.popleft()
+                self._committed(wish)
+                if self._waiting.get(block) is not waiting:  # a STOP was the last of it
+                    return
+                continue
+            if outcome is not None:
+                self._refused(wish, outcome)
+            if isinstance(block.sending, PendingNote):
+                block.sending = None
+            yield Pause(_PAUSE_S)
+            if self._waiting.get(block) is not waiting:
+                return
+        self._waiting.pop(block, None)
+
+    def _note(self, wish: _Wish) -> Story[Committed | Conflict | None]:
+        block = wish.block
+        data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12])
+        block.sending = PendingNote(data=data)
+        fence = self._shared.committer.fence(self._node.name)
+        multi = place_ops.note(self._node.name, fence, block.key, data, block.version, orders=wish.orders)
+        outcome: Committed | Conflict = yield self._shared.committer.outcome_of(multi)
+        return outcome
+
+    def _stop(self, wish: _Wish, past: PastAttempt) -> Story[Committed | Conflict | None]:
+        """None: it cannot be committed now."""
+        block = wish.block
         block.sending = PendingNote(data=block.data)
-        future = self.shared.coordinator.stat(paths.gate(block.key.submission))
-        future.add_done_callback(lambda done: self.shared.post(partial(self._gate_known, wish, done)))
-
-    def _gate_known(self, wish: _Wish, done: Future[Stat | None]) -> None:
-        block, past = wish.block, wish.past
-        if self._sent.get(block) is not wish or past is None:
-            return
         try:
-            held = done.result() is None
+            held = (yield self._shared.coordinator.stat(paths.gate(block.key.submission))) is None
         except RmgrError:
-            self._again(wish)
-            return
-        if not self.shared.committer.may_commit:
-            self._again(wish)
-            return
+            return None
+        if self._node.blocks.get(block.key) is not block or not self._shared.committer.may_commit:
+            return None
         multi, _ = place_ops.stop(
-            self.node.name,
-            self.shared.committer.fence(self.node.name),
+            self._node.name,
+            self._shared.committer.fence(self._node.name),
             block.queue,
             block.key,
             block.data,
@@ -155,39 +151,25 @@ class Notes:
             orders=wish.orders,
         )
         failpoint("starter.before_stop")
-        self.shared.committer.commit(multi, partial(self._answered, wish))
+        outcome: Committed | Conflict = yield self._shared.committer.outcome_of(multi)
+        return outcome
 
-    def _again(self, wish: _Wish) -> None:
+    def _committed(self, wish: _Wish) -> None:
         block = wish.block
-        self._sent.pop(block, None)
-        if isinstance(block.sending, PendingNote):
-            block.sending = None
-        self._waiting.setdefault(block, deque()).appendleft(wish)
-        self._later(block)
-
-    def _answered(self, wish: _Wish, outcome: Outcome) -> None:
-        block = wish.block
-        if self._sent.get(block) is not wish:
-            return
-        if isinstance(outcome, Committed):
-            del self._sent[block]
-            failpoint("starter.after_stop" if wish.past is not None else "starter.after_note")
-            for guid in wish.orders:
-                self.node.orders.gone(guid)
-            if wish.past is not None:
-                self._waiting.pop(block, None)
-                self.over(block)
-                return
+        failpoint("starter.after_stop" if wish.past is not None else "starter.after_note")
+        for guid in wish.orders:
+            self._node.orders.gone(guid)
+        if wish.past is None:
             block.committed()
-            self._next(block)
-            self.shared.wake()
-            return
-        assert isinstance(outcome, Conflict)
-        gone = next((guid for guid in wish.orders if outcome.path == paths.inbox(self.node.name, guid)), None)
+        else:
+            self._over(block)
+
+    def _refused(self, wish: _Wish, conflict: Conflict) -> None:
+        gone = next((guid for guid in wish.orders if conflict.path == paths.inbox(self._node.name, guid)), None)
         if gone is not None:
             wish.orders.remove(gone)
-            self.node.orders.gone(gone)
-        else:
-            self.log.warning("block_reread", block=paths.block_name(block.key), kind=outcome.kind.value, path=outcome.path)
-            self.reread(block)
-        self._again(wish)
+            self._node.orders.gone(gone)
+            return
+        block = wish.block
+        self._node.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
+        self._node.completing.reread(block)

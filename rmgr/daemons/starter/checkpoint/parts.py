@@ -1,25 +1,29 @@
-"""The directories of one job: on this node, and on its other nodes through their Starters. Called on threads that may wait.
+"""The directories of one job: on this node, and on its other nodes through their Starters; what is said to the program in them.
 
 A helper stores the files of its directory itself and answers with the key of their list; the head makes one checkpoint of all lists.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import json
 import os
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.accounts import Account, acting, open_regular, uid_of
 from rmgr.adapters.rpc.ranks import Peers, Step
+from rmgr.checkpoint import CONTROL, NUMBER, REQUEST, SAVED, STOP
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.starter.checkpoint import ask as asking
 from rmgr.daemons.starter.checkpoint import rows
 from rmgr.daemons.starter.checkpoint.files import (
     MOST_LIST_BYTES,
@@ -33,19 +37,31 @@ from rmgr.daemons.starter.checkpoint.files import (
     scan,
     unpack,
 )
-from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
+from rmgr.daemons.starter.checkpoint.rows import OPEN, Seals
+from rmgr.daemons.starter.execution.holds import CHECKPOINTS, HeldParts
+from rmgr.daemons.starter.staging.outputs import charged
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.procedures.bounded import row_of
+from rmgr.runner.ranks import ranks
 from rmgr.runtime import machine
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.node.node import NodeAgent
 
+T = TypeVar("T")
 #: How long another Starter may take for what is quick, and for files.
 _QUICK_S, _LONG_S = 20.0, 1800.0
 #: How long a node that does not answer is asked again, and the pause.
 _PATIENCE_S, _PAUSE_S = 20.0, 0.5
 _AT_ONCE = 8
+#: Programs that forward SIGUSR1 to what they have started, by the names that the kernel shows.
+_LAUNCHERS = frozenset(
+    {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "srun"}
+)
+#: The same of rmgr: `rmgr run` and `rmgr agent` of jobs.
+_RANK_CLIENT = b"rmgr.runner.ranks.client"
+_KILL_ROUNDS, _KILL_PAUSE_S = 200, 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +126,14 @@ class LocalPart:
 
     def ask(self, asked: SaveRequest) -> None:
         if asked.number != self.number:
-            asking.ask(self.directory, self.account, number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us)
+            write_request(self.directory, self.account, number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us)
             self.number = asked.number
             self.told.clear()
         if self.marker:
-            self.told.update(asking.notify(self.marker, self.account, (*self.spare, *self.told)))
+            self.told.update(notify(self.marker, self.account, (*self.spare, *self.told)))
 
     def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
-        if stop and self.ends and self.marker and not asking.end_all(self.marker, self.account, self.spare):
+        if stop and self.ends and self.marker and not end_all(self.marker, self.account, self.spare):
             raise StateConflict(f"processes of the job on node {self.node} do not end")
         before = scan(self.directory, self.account)
         put = rows.piece_writer(self.store, self.sub, self.index, self.attempt, self.written)
@@ -227,3 +243,169 @@ def sentence(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f': {os.path.basename(str(error.filename))}' if error.filename else ''}"
     return f"{type(error).__name__}: {error}"
+
+
+# -- the program: asked, and heard -----------------------------------------------------------------------------------------
+# Asks a job on one node to save its state, and reads its answer: files in `.rmgr`, and SIGUSR1 to those who catch it. Processes of a job
+# are found by the mark of its slot in their environment, as leftovers are; nothing is sent to one that is not its user's. Launchers are
+# passed over: they would pass the signal on to ranks that do not know it, and die of it.
+
+
+def write_request(directory: Path, account: Account | None, *, number: int, stop: bool, deadline_us: int) -> None:
+    """Writes the request, whole or not at all. Raises: OSError."""
+    told = json.dumps({"deadline": deadline_us / 1e6, "number": number, "stop": stop}, separators=(",", ":"))
+    control = directory / CONTROL
+    with acting(account):
+        control.mkdir(mode=0o700, exist_ok=True)
+        _write_whole(control / NUMBER, f"{number}\n")
+        if stop:
+            _write_whole(control / STOP, "")
+        else:
+            (control / STOP).unlink(missing_ok=True)  # of one that was withdrawn
+        _write_whole(control / REQUEST, told)
+
+
+def answered(directory: Path, account: Account | None) -> int:
+    """The request that was answered last, 0 = none. Never waits. Cost: opening a small file with the user's rights, 30 us."""
+    try:
+        with open(open_regular(str(directory / CONTROL / SAVED), account), "rb", buffering=0) as file:
+            return int((file.read(32) or b"").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(part)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="ascii") as file:
+        file.write(text)
+    part.replace(path)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------------
+
+
+def members(marker: str, account: Account | None, spare: Iterable[int] = ()) -> list[int]:
+    """Processes with the mark of a slot, of its user, but for `spare`. Cost: 15 us a process of the machine. Empty without /proc."""
+    wanted = f"RMGR_SLOT={marker}".encode()
+    kept = {os.getpid(), *spare}
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) in kept:
+                continue
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if wanted in file.read().split(b"\0") and (account is None or uid_of(int(name)) == account.uid):
+                    found.append(int(name))
+    return found
+
+
+def notify(marker: str, account: Account | None, spare: Iterable[int] = ()) -> list[int]:
+    """SIGUSR1 to the processes of the job that catch it; which."""
+    told = []
+    for pid in members(marker, account, spare):
+        if catches(pid, signal.SIGUSR1) and not _is_launcher(pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGUSR1)
+                told.append(pid)
+    return told
+
+
+def end_all(marker: str, account: Account | None, spare: Iterable[int] = ()) -> bool:
+    """SIGKILL to the processes of the job until there are none; False: some do not die (yet)."""
+    kept = tuple(spare)
+    for _ in range(_KILL_ROUNDS):
+        left = [pid for pid in members(marker, account, kept) if not _is_dead(pid)]
+        if not left:
+            return True
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        machine.sleep(_KILL_PAUSE_S)
+    return False
+
+
+def catches(pid: int, signum: int) -> bool:
+    """The process has a handler for the signal."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def children_of(pid: int) -> list[int]:
+    """Its direct children."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+        return [int(child) for child in file.read().split()]
+    return []
+
+
+def _is_launcher(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() in _LAUNCHERS:
+            return True
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        runs = any(os.path.basename(word) == b"rmgr" and after in {b"run", b"agent"} for word, after in pairwise(words))
+        return runs or any(_RANK_CLIENT in word for word in words)
+    return False
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in {b"Z", b"X"}
+    except OSError:
+        return True
+
+
+# -- for a script that runs elsewhere --------------------------------------------------------------------------------------
+# The part of a checkpoint that lies on this node while the job's script runs on another one: asked for by its Starter, by steps.
+
+
+class HelperParts:
+    """Parts of checkpoints that one node helps with. Owner's thread only."""
+
+    def __init__(self, node: NodeAgent, holds: HeldParts) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._holds = holds
+        self._parts: dict[Path, LocalPart] = {}
+
+    def get(self, name: str, *, resume: bool) -> LocalPart | None:
+        """That of a hold, None when it has no cores here (any more). resume: its processes go on, should they stand still."""
+        hold = self._holds.get(name)
+        if hold is None or hold.place is None or hold.lane is None:
+            return None
+        if resume:
+            self._holds.suspend(name, resume=True)
+        places = {other.place for other in self._holds if other.place is not None}
+        self._parts = {place: part for place, part in self._parts.items() if place in places}
+        part = self._parts.get(hold.place)
+        if part is None:
+            part = self._parts[hold.place] = LocalPart(
+                node=self._node.name,
+                directory=hold.place / CHECKPOINTS,
+                account=hold.info.account if hold.info is not None else None,
+                store=charged(self._shared.io.store, self._shared.charge_of(hold.info.record.user if hold.info is not None else "")),
+                sub=hold.submission,
+                index=hold.index,
+                attempt=hold.attempt,
+                ends=True,
+                seals=self._shared.seals,
+            )
+        slot = hold.lane.slot
+        part.marker, part.spare = slot.marker, (slot.pid, *_servers(slot.pid, hold.place))
+        return part
+
+
+def _servers(spawner: int, place: Path) -> list[int]:
+    """The program that starts the ranks of a hold."""
+    found = []
+    wanted = [ranks.__file__.encode(), str(place).encode()]
+    for pid in children_of(spawner):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-3:-1] == wanted:
+                found.append(pid)
+    return found

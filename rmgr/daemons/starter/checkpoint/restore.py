@@ -7,10 +7,9 @@ from the start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Store
@@ -23,14 +22,12 @@ from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, Sto
 from rmgr.log import audit
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.placing import FROM_START
-from rmgr.runtime.logger import Log
+from rmgr.runtime.story import Pause, Story
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.checkpoint.doors import JobParts
+    from rmgr.daemons.starter.checkpoint.directories import JobDirectories
     from rmgr.daemons.starter.checkpoint.notes import Notes
-    from rmgr.daemons.starter.core.doors import TreeAccess
-    from rmgr.daemons.starter.core.io import StoreIO
-    from rmgr.daemons.starter.core.metrics import StarterMetrics
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 #: Pause before a store that is away is asked again.
 _PAUSE_S = 1.0
@@ -50,44 +47,19 @@ class RestoredCheckpoint:
 class _Case:
     block: ClaimedBlock
     found: RestoredCheckpoint = field(default_factory=RestoredCheckpoint)
-    is_busy: bool = False
     is_here: bool = False  #: in the directory of this node
     is_everywhere: bool = False
     is_over: bool = False
 
 
-class RestoringNode(Protocol):
-    """The node that runs the job's script."""
-
-    name: str
-
-    def return_unstarted(self, block: ClaimedBlock) -> None:
-        """Gives back to its queue what of it has not begun."""
-        ...
-
-
 class Restores:
     """Restores the jobs of one node."""
 
-    def __init__(
-        self,
-        parts: JobParts,
-        notes: Notes,
-        node: RestoringNode,
-        io: StoreIO,
-        metrics: StarterMetrics,
-        tree: TreeAccess,
-        on_unstartable: Callable[[ClaimedBlock, FetchFailure], None],
-        log: Log,
-    ) -> None:
-        self._on_unstartable = on_unstartable
+    def __init__(self, node: NodeAgent, parts: JobDirectories, notes: Notes) -> None:
+        self._node = node
+        self._shared = node.shared
         self._parts = parts
         self._notes = notes
-        self._node = node
-        self._io = io
-        self._metrics = metrics
-        self._tree = tree
-        self._log = log
         self._cases: dict[ClaimedBlock, _Case] = {}
 
     def base(self, block: ClaimedBlock) -> Sequence[FileEntry]:
@@ -96,14 +68,14 @@ class Restores:
         return case.found.manifest.files if case is not None and case.found.manifest is not None else ()
 
     def is_here(self, block: ClaimedBlock) -> bool:
-        """What it begins with is in the directory of this node; sees to it that it gets there."""
+        """What it begins with is in the directory of this node; sees to it that it gets there. Raises: OSError."""
         if block.key.attempt == 1 or _starts_anew(block):
             return True
         case = self._cases.get(block)
         if case is None:
             case = self._cases[block] = _Case(block=block)
-        if not case.is_here and not case.is_busy:
-            self._restore(case)
+        if not case.is_here:
+            self._node.jobs.stories.begin(self._restore(case, self._parts.own_part(block)), key=("restore", case))
         return case.is_here
 
     def is_everywhere(self, block: ClaimedBlock) -> bool:
@@ -111,11 +83,8 @@ class Restores:
         case = self._cases.get(block)
         if case is None or case.found.manifest is None or case.is_everywhere:
             return True
-        if not case.is_busy and case.is_here:
-            case.is_busy = True
-            manifest, key = case.found.manifest, case.found.key
-            others: list[JobDirectory] = self._parts.parts(block, lambda: case.is_over or block.is_revoked)[1:]
-            self._parts.background(lambda: each(others, lambda part: part.restore(manifest, key)), partial(self._spread, case))
+        if case.is_here:
+            self._node.jobs.stories.begin(self._spread(case, case.found.manifest, case.found.key), key=("restore", case))
         return False
 
     def forget(self, block: ClaimedBlock) -> None:
@@ -126,64 +95,68 @@ class Restores:
 
     # -- here --------------------------------------------------------------------------------------------------------------------
 
-    def _restore(self, case: _Case) -> None:
-        case.is_busy = True
-        part, store, key = self._parts.own_part(case.block), self._io.store, case.block.key
-        found = case.found
-        self._parts.background(lambda: newest(store, part, key.submission, key.first, found), partial(self._restored, case), copies=True)
-
-    def _restored(self, case: _Case, result: RestoredCheckpoint | Exception) -> None:
-        case.is_busy = False
-        block = case.block
+    def _restore(self, case: _Case, part: LocalPart) -> Story[None]:
+        block, found = case.block, case.found
+        store, key = self._shared.io.store, block.key
+        while True:
+            try:
+                result: RestoredCheckpoint = yield self._parts.background(
+                    lambda: newest(store, part, key.submission, key.first, found), copies=True
+                )
+                break
+            except (StoreUnavailable, CoordinationUnavailable) as error:
+                if case.is_over:
+                    return
+                self._node.log.warning("checkpoint_waits_for_the_store", block=paths.block_name(key), error=error.message)
+                yield Pause(_PAUSE_S)
+                if case.is_over:
+                    return
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this node's trouble
+                if not case.is_over:
+                    words = f"its checkpoint cannot be restored on {self._node.name}: {sentence(error)}"
+                    self._node.unstartable(block, block.take_ready(), FetchFailure(Reason.NODE_LOST, words))
+                return
         if case.is_over:
-            return
-        if isinstance(result, (StoreUnavailable, CoordinationUnavailable)):
-            self._log.warning("checkpoint_waits_for_the_store", block=paths.block_name(block.key), error=result.message)
-            case.is_busy = True
-            self._tree.after(_PAUSE_S, lambda: None if case.is_over else self._restore(case))
-            return
-        if isinstance(result, Exception):
-            words = f"its checkpoint cannot be restored on {self._node.name}: {sentence(result)}"
-            self._on_unstartable(block, FetchFailure(Reason.NODE_LOST, words))
             return
         case.is_here = True
         for words in result.lost:
             reason = Reason.UNTRUSTED if "(UNTRUSTED)" in words else Reason.DATA_LOST
-            self._log.error("checkpoint_lost", block=paths.block_name(block.key), reason=reason.value, detail=words)
+            self._node.log.error("checkpoint_lost", block=paths.block_name(block.key), reason=reason.value, detail=words)
             if reason is Reason.UNTRUSTED:
                 what = f"checkpoint of {block.key.submission}_{block.key.first}"
-                audit(self._log, who="the data store", role="", what="restore", target=what, allowed=False, why=words)
-            self._metrics.checkpoints.labels("lost").inc()
+                audit(self._node.log, who="the data store", role="", what="restore", target=what, allowed=False, why=words)
+            self._shared.metrics.checkpoints.labels("lost").inc()
             self._notes.tell(block, words)
         result.lost.clear()
         if result.manifest is not None:
             words = f"attempt {block.key.attempt} begins with checkpoint {result.manifest.attempt}.{result.manifest.n}"
-            self._log.info("checkpoint_restored", block=paths.block_name(block.key), detail=words)
-            self._metrics.checkpoints.labels("restored").inc()
+            self._node.log.info("checkpoint_restored", block=paths.block_name(block.key), detail=words)
+            self._shared.metrics.checkpoints.labels("restored").inc()
             self._notes.tell(block, words)
-        self._tree.wake()
 
     # -- on the other nodes --------------------------------------------------------------------------------------------------------
 
-    def _spread(self, case: _Case, result: object) -> None:
-        case.is_busy = False
+    def _spread(self, case: _Case, manifest: Manifest, key: str) -> Story[None]:
         block = case.block
-        if case.is_over:
-            return
-        if isinstance(result, DataLost):  # readable here, and not there: the one before it
-            case.found.bad.add(case.found.key)
-            case.found.lost.append(f"checkpoint {case.found.key.rpartition('/')[2]} cannot be read (DATA_LOST): {result.message}")
+        others: list[JobDirectory] = self._parts.parts(block, lambda: case.is_over or block.is_revoked)[1:]
+        try:
+            yield self._parts.background(lambda: each(others, lambda part: part.restore(manifest, key)))
+        except DataLost as error:  # readable here, and not there: the one before it
+            if case.is_over:
+                return
+            case.found.bad.add(key)
+            case.found.lost.append(f"checkpoint {key.rpartition('/')[2]} cannot be read (DATA_LOST): {error.message}")
             case.found.manifest, case.is_here = None, False
-            self._restore(case)
-            return
-        if isinstance(result, Exception):
-            self._log.error("checkpoint_not_restored", block=paths.block_name(block.key), error=sentence(result))
+            yield from self._restore(case, self._parts.own_part(block))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job begins elsewhere
+            if case.is_over:
+                return
+            self._node.log.error("checkpoint_not_restored", block=paths.block_name(block.key), error=sentence(error))
             if not block.is_revoked:
                 block.is_revoked = True
-                self._node.return_unstarted(block)
-            return
-        case.is_everywhere = True
-        self._tree.wake()
+                self._node.giving.return_unstarted(block)
+        else:
+            case.is_everywhere = True
 
 
 def newest(store: Store, part: LocalPart, sub: int, index: int, found: RestoredCheckpoint) -> RestoredCheckpoint:

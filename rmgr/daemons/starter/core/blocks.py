@@ -23,7 +23,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.protocol.records import brief, encode_block, encode_failed, encode_outcomes
 from rmgr.coord.seal import narrowed
-from rmgr.daemons.starter.core.arguments import ArgumentsPiece
+from rmgr.daemons.starter.core.fetch import ArgumentsPiece
 from rmgr.model.base.resources import Needs
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, BlockData, BlockKey, FailedRange, Fragment, Outcome, Seal, has_begun, runs

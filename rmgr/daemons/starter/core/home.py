@@ -1,4 +1,4 @@
-"""The directories of a Starter: made at the start, and made again when something has removed them (a cleaner of temporary files).
+"""The directories of a Starter: made at the start, made again when something has removed them (a cleaner of temporary files); their disk.
 
 They may lie where users can write (/tmp): what stands in the place of one that is gone is never followed. A directory is one of
 ours if it is no link and belongs to whom it belonged to at the start; anything else is put aside before a new one is made.
@@ -13,21 +13,21 @@ import math
 import os
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
 
+from rmgr.model.base.units import format_size
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
-
-if TYPE_CHECKING:
-    from rmgr.adapters.host.process import NodeRunner
 
 #: Between two looks for the sake of lost tasks.
 _PACE_S = 0.05
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: On the way to it: directories that may be passed and not read.
 _PASS = _DIRECTORY | getattr(os, "O_PATH", 0)
+_EVERY_S = 2.0
+#: Less free than this, or than this share of the file system, and the node takes no work; twice as much and it does again.
+_LOW_BYTES, _LOW_SHARE = 64 * 1024 * 1024, 0.05
 
 
 class Home:
@@ -142,58 +142,6 @@ class Home:
             raise OSError(errno.EIO, f"{place} belongs to uid {found.st_uid}, not to this Starter: remove it, or choose another --work-dir")
 
 
-class Homed(Protocol):
-    """Has directories for its slots."""
-
-    def retire_homeless(self) -> None:
-        """Ends slots whose directory is gone."""
-        ...
-
-
-class Mending:
-    """Files and directories that one node knows; forgotten when they were removed. Owner's thread only.
-
-    parts: each has `forget_lost`. forget_all: does this for every node of the Starter.
-    """
-
-    def __init__(self, home: Home, runner: NodeRunner, lanes: Homed, parts: Sequence[Any], forget_all: Callable[[], None]) -> None:
-        self._home = home
-        self._runner = runner
-        self._lanes = lanes
-        self._parts = parts
-        self._forget_all = forget_all
-        self._missed_s = -math.inf
-
-    def forget_lost(self) -> None:
-        """What was in files that are gone is made, or fetched, again; slots without a directory end."""
-        for part in self._parts:
-            part.forget_lost()
-        self._lanes.retire_homeless()
-        self._runner.mended()
-
-    @property
-    def generation(self) -> int:
-        """For `failed`, taken before what may fail."""
-        return self._home.generation
-
-    def failed(self, error: OSError, before: int) -> bool:
-        """Something failed with `error`, maybe because files were removed. True: they were, and it may be tried again."""
-        is_mended = self._home.retry(error, before)
-        if isinstance(error, FileNotFoundError):
-            self._forget_all()
-        return is_mended
-
-    def missed(self) -> None:
-        """Work may have met files that were removed. Often called at once, when many tasks are lost together."""
-        now_s = machine.monotonic()
-        if now_s - self._missed_s > _PACE_S:
-            self._missed_s = now_s
-            try:
-                self.failed(FileNotFoundError(), self.generation)
-            except OSError:  # no room to write down what there is: with the next work that is lost
-                self._missed_s = -math.inf
-
-
 def _put_aside(name: str, fd: int) -> None:
     """Nothing stands there any more. A link or file is removed, a directory gets another name. Raises: OSError."""
     try:
@@ -204,3 +152,49 @@ def _put_aside(name: str, fd: int) -> None:
         os.rename(name, f"{name}.foreign-{machine.guid()[:8]}", src_dir_fd=fd, dst_dir_fd=fd)
     else:
         os.unlink(name, dir_fd=fd)
+
+
+# -- room on the disk ------------------------------------------------------------------------------------------------------
+# Whether the work directory can take what work writes: free space and a write that reaches it.
+
+
+class DiskWatch:
+    """Looks at one directory now and then. mend: makes again what was removed; may raise OSError."""
+
+    def __init__(self, directory: Path, mend: Callable[[], object] = lambda: None) -> None:
+        self._directory = directory
+        self._mend = mend
+        self._next_s = -math.inf
+        self._why = ""
+
+    @property
+    def free_bytes(self) -> int:
+        """Free for ordinary users, 0 when it cannot be told."""
+        try:
+            found = os.statvfs(self._directory)
+        except OSError:
+            return 0
+        return found.f_bavail * found.f_frsize
+
+    def look(self, now_s: float) -> str:
+        """Why no work should be taken, "" when all is well. Cost: a small write every two seconds."""
+        if now_s < self._next_s:
+            return self._why
+        self._next_s = now_s + _EVERY_S
+        self._why = self._check(2 if self._why else 1)
+        return self._why
+
+    def _check(self, factor: int) -> str:
+        try:
+            self._mend()
+            found = os.statvfs(self._directory)
+            low = min(_LOW_BYTES, int(found.f_blocks * found.f_frsize * _LOW_SHARE)) * factor
+            free = found.f_bavail * found.f_frsize
+            if free < low:
+                return f"the work directory {self._directory} is full ({format_size(free)} free)"
+            probe = self._directory / ".probe"
+            probe.write_bytes(b"x" * 4096)
+            probe.unlink()
+        except OSError as error:
+            return f"the work directory {self._directory} cannot be written: {error.strerror or error}"
+        return ""

@@ -1,4 +1,4 @@
-"""Uploads on a node: each is fetched from the data store once, kept by its hash, and copied into every work directory that wants it.
+"""Uploads on a node: fetched once, kept by their hash, copied or unpacked into every work directory; and the room for staged files.
 
 A cache of files below one directory of the Starter, bounded in bytes; what tasks are being made from is never thrown out.
 """
@@ -9,24 +9,40 @@ import contextlib
 import hashlib
 import os
 import shutil
+import stat
+import tarfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import IO
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.starter.core.room import StagingRoom, disk_bytes, on_disk
-from rmgr.daemons.starter.core.unpack import unpack
-from rmgr.errors import PermissionDenied, RowGone
-from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES
+from rmgr.errors import DataLost, PermissionDenied, RowGone, ValueTooLarge
+from rmgr.model.base.units import format_size
+from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS
 
 #: Bytes of uploads kept on a node.
 CAP_BYTES = 2 * 1024 * 1024 * 1024
 #: Files of one uploaded directory together: twice what may be uploaded, for an archive of 0.1.0 may name a file twice.
 _MAX_UNPACKED = 2 * MAX_UPLOAD_BYTES
 _MODE = 0o755
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: What a directory or a link takes on disk, at most as a rule.
+_ENTRY_BYTES = 4096
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Steps of a path, bytes of one step and of all: every step is opened for every member.
+_MAX_STEPS, _MAX_STEP_BYTES, _MAX_PATH_BYTES = 100, 255, 4095
+#: Bytes of a header that names a member or says more of it: it is read whole.
+_MAX_HEADER_BYTES = 64 * 1024
+_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+#: Limit where nobody sets one ([starter] staging_cap_bytes).
+STAGING_BYTES = 16 * 1024 * 1024 * 1024
+_PAGE = 4096
+#: Taken in steps of this where an estimate was too low.
+_STEP_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -66,11 +82,6 @@ class Uploads:
         self.room = room or StagingRoom()
         self.room.throw_out = self._throw_out
         self.fetched = 0  #: from the store, so far
-
-    def place(self, store: Store, sha256: str, target: Path, *, name: str, is_dir: bool) -> None:
-        """Puts an upload at `target`: a file of mode 755, or a directory with what was in it. Raises: as `kept` and `copy`."""
-        with self.kept(store, sha256, name=name) as upload:
-            self.copy(upload, target, name=name, is_dir=is_dir)
 
     def copy(self, upload: Kept, target: Path, *, name: str, is_dir: bool, check: Callable[[int], None] = _go_on) -> None:
         """A copy of what is kept; its room is the caller's business.
@@ -188,3 +199,314 @@ class Uploads:
         entry.path.unlink(missing_ok=True)
         del self._entries[key]
         self.room.settle(entry.disk_bytes, 0)
+
+
+# -- unpacking -------------------------------------------------------------------------------------------------------------
+# Uploaded directories on the node: an archive is unpacked into a work directory, and nothing of it can land anywhere else. The archive is a
+# user's, and the Starter may be root. So no path is ever followed: each directory on the way is opened by itself without following links,
+# files are made anew, and symbolic links are made last, when nothing is written any more. (Python's own filters come with 3.11.4, and a
+# chain of links has led out of them more than once.)
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose headers have a bound."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.size < 0 or (self.type in _HEADERS and self.size > _MAX_HEADER_BYTES):
+            raise tarfile.ReadError("a header that is too long")
+        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
+
+
+class _Limits:
+    """What an upload may still make: contents in bytes (second names too), and things of any kind (directories on the way too)."""
+
+    def __init__(self, name: str, max_bytes: int, check: Callable[[int], None]) -> None:
+        self.name = name
+        self._bytes = max_bytes
+        self._things = MAX_UPLOAD_MEMBERS
+        self._check = check
+
+    def read(self) -> None:
+        """A member of the archive, whatever becomes of it."""
+        self._things -= 1
+
+    def make(self, path: str, size: int, disk_bytes: int) -> None:
+        """A thing is about to be made. Raises: PermissionDenied; whatever the caller's check raises."""
+        self._bytes -= size
+        if size < 0 or self._bytes < 0 or self._things < 0:
+            raise PermissionDenied(f"the upload {self.name} is larger unpacked than it may be ({path[:_MAX_PATH_BYTES]})")
+        self._check(disk_bytes)
+
+    def directory(self, path: str) -> None:
+        """One on the way to a member."""
+        self._things -= 1
+        self.make(path, 0, _ENTRY_BYTES)
+
+
+def unpack(archive: str | Path, target: Path, *, name: str, max_bytes: int, check: Callable[[int], None] = lambda _: None) -> None:
+    """Unpacks a tar archive below `target`, an existing directory that nobody else can reach yet.
+
+    Args:
+        name: of the upload, for messages. max_bytes: of all files that are made, second names included (each is a file of its own).
+        check: called before each file, directory or link is made with what it takes on disk; raises when it is not to be.
+    Raises: PermissionDenied naming a member that leads out, is no file, directory or link, or is too much (`MAX_UPLOAD_MEMBERS`
+        files, directories and links, those on the way included); DataLost for bytes that are no archive; OSError.
+    """
+    links: list[tuple[tuple[str, ...], str]] = []
+    limits = _Limits(name, max_bytes, check)
+    root = os.open(target, _DIRECTORY)
+    try:
+        with tarfile.open(archive, "r:", tarinfo=_Member) as tar:
+            for member in tar:
+                limits.read()
+                parts = _parts(member.name, name)
+                if member.issparse():
+                    raise PermissionDenied(f"the upload {name} is larger unpacked than it may be ({member.name})")
+                if member.issym():
+                    limits.make(member.name, 0, _ENTRY_BYTES)
+                    if parts:
+                        links.append((parts, _link(member, parts, name)))
+                elif member.isdir():
+                    limits.make(member.name, 0, 0)
+                    with _inside(root, (*parts,), limits):
+                        pass
+                elif member.isreg() or member.islnk():
+                    if parts:
+                        _file(tar, member, root, parts, limits)
+                else:
+                    raise PermissionDenied(f"the upload {name} has {member.name}, which is no file, directory or link")
+        for parts, to in links:
+            with _inside(root, parts[:-1], limits) as parent:
+                os.symlink(to, parts[-1], dir_fd=parent)
+    except (tarfile.TarError, RecursionError, OverflowError, ValueError) as error:
+        raise DataLost(f"the uploaded directory {name} cannot be unpacked: {error}") from None
+    except (FileExistsError, NotADirectoryError) as error:
+        raise PermissionDenied(f"the upload {name} has two things of one name: {error.filename}") from None
+    finally:
+        os.close(root)
+
+
+def _file(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int, parts: tuple[str, ...], limits: _Limits) -> None:
+    """Makes a file."""
+    name = limits.name
+    if member.islnk():  # another name of a file that stands before it in the archive: becomes a file of its own
+        source = _parts(member.linkname, name)
+        with _inside(root, source[:-1], limits) as parent, os.fdopen(_open_old(parent, source, name), "rb") as content:
+            stat = os.fstat(content.fileno())
+            limits.make(member.name, stat.st_size, on_disk(stat.st_size))
+            _write(content, root, parts, stat.st_mode, limits)
+        return
+    limits.make(member.name, member.size, on_disk(member.size))
+    content = tar.extractfile(member)  # type: ignore[assignment]
+    assert content is not None, "a regular file"
+    with content:
+        _write(content, root, parts, member.mode, limits)
+
+
+def _write(content: IO[bytes], root: int, parts: tuple[str, ...], mode: int, limits: _Limits) -> None:
+    with _inside(root, parts[:-1], limits) as parent:
+        out = os.open(parts[-1], _NEW, 0o600, dir_fd=parent)
+    with os.fdopen(out, "wb") as file:
+        shutil.copyfileobj(content, file, 1 << 20)
+        os.fchmod(file.fileno(), mode & 0o755 | 0o600)
+
+
+def _open_old(parent: int, source: tuple[str, ...], name: str) -> int:
+    try:
+        return os.open(source[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except (OSError, IndexError):
+        raise PermissionDenied(f"the upload {name} has a link to {'/'.join(source)}, which is no file before it") from None
+
+
+@contextlib.contextmanager
+def _inside(root: int, parts: tuple[str, ...], limits: _Limits) -> Iterator[int]:
+    """The directory `parts` below `root`, made if absent; no step of the way is a link."""
+    here = os.dup(root)
+    try:
+        for part in parts:
+            try:
+                below = _step(here, part, limits)
+            except OSError as error:
+                raise PermissionDenied(
+                    f"the upload {limits.name} has {'/'.join(parts)} below something that is no directory: {error}"
+                ) from None
+            os.close(here)
+            here = below
+        yield here
+    finally:
+        os.close(here)
+
+
+def _step(here: int, part: str, limits: _Limits) -> int:
+    try:
+        return os.open(part, _DIRECTORY, dir_fd=here)
+    except FileNotFoundError:
+        limits.directory(part)
+        os.mkdir(part, 0o755, dir_fd=here)
+        return os.open(part, _DIRECTORY, dir_fd=here)
+
+
+def _parts(path: str, name: str) -> tuple[str, ...]:
+    """The steps of a relative path. Raises: PermissionDenied for an absolute one, and one with `..`."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or "\0" in path:
+        raise PermissionDenied(f"the upload {name} has a member {path!r}, which leads out of the work directory")
+    size = len(os.fsencode(path))
+    if size > _MAX_PATH_BYTES or len(pure.parts) > _MAX_STEPS or any(len(os.fsencode(part)) > _MAX_STEP_BYTES for part in pure.parts):
+        raise PermissionDenied(f"the upload {name} has a member whose path is too long: {path[:80]!r}... ({size} bytes)")
+    return pure.parts
+
+
+def _link(member: tarfile.TarInfo, parts: tuple[str, ...], name: str) -> str:
+    """Where a symbolic link leads. Raises: PermissionDenied if that is, as it is written, outside of the upload."""
+    to = member.linkname
+    where = os.path.normpath(os.path.join(*parts[:-1], to))
+    if len(os.fsencode(to)) > _MAX_PATH_BYTES or os.path.isabs(to) or "\0" in to or where.split(os.sep)[0] == "..":
+        raise PermissionDenied(f"the upload {name} has a link {member.name} to {to!r}, which leads out of it"[:_MAX_PATH_BYTES])
+    return to
+
+
+# -- room on the disk ------------------------------------------------------------------------------------------------------
+# Room for staged files on a Starter's disk: a limit in bytes, what is taken of it, and who gives way when it is full. What is about to be
+# written is taken first, by an estimate; what it turns out to use is put right afterwards. Nobody waits here: who gets no room is told so,
+# and asks again once something was given back.
+
+
+class NoRoom(Exception):
+    """The limit is reached now: it is worth asking again once `StagingRoom.given` has changed. user: it is that user's own limit."""
+
+    def __init__(self, user: str = "") -> None:
+        super().__init__(user)
+        self.user = user
+
+
+class GivenUpError(Exception):
+    """Nobody waits for it any more."""
+
+
+class StagingRoom:
+    """Bytes on disk that a Starter's staged files may take. Thread-safe.
+
+    Attributes:
+        cap_user_bytes: of it, for each user. used_bytes: taken now. given: grows whenever something is given back, or could be thrown out.
+        throw_out: asked to give back at least so many bytes that nobody uses.
+    """
+
+    def __init__(self, cap_bytes: int = STAGING_BYTES, cap_user_bytes: int = 0) -> None:
+        self.cap_bytes = cap_bytes
+        self.cap_user_bytes = min(cap_user_bytes or cap_bytes, cap_bytes)
+        self.used_bytes = 0
+        self._of: dict[str, int] = {}  #: taken by users
+        self.given = 0
+        self.throw_out: Callable[[int], None] = lambda _short: None
+        self._lock = threading.Lock()
+
+    def take(self, need_bytes: int, what: str, *, held_bytes: int = 0, user: str = "") -> None:
+        """Takes `need_bytes`, or nothing at all.
+
+        Args:
+            what: needs them, for messages. held_bytes: taken already by the task that asks, which keeps them meanwhile.
+            user: whose they are, "" = of what all share.
+        Raises: ValueTooLarge when they will never fit; NoRoom when they do not fit now.
+        """
+        whole, cap, setting = held_bytes + need_bytes, self.cap_bytes, "staging_cap_bytes"
+        if user and self.cap_user_bytes < cap:
+            cap, setting = self.cap_user_bytes, "staging_cap_user_bytes"
+        if whole > cap:
+            told = f"{what} would take {format_size(whole)} of this node's disk, and "
+            told += "its limit for staged files" if cap == self.cap_bytes else "the limit for staged files of one user"
+            told += f" is {format_size(cap)} ([starter] {setting})"
+            raise ValueTooLarge(f"{told}: send less, use a shared file system, or have the limit raised")
+        if self._try(need_bytes, user):
+            return
+        self.throw_out(self.used_bytes + need_bytes - self.cap_bytes)
+        if not self._try(need_bytes, user):
+            raise NoRoom
+
+    def settle(self, taken_bytes: int, really_bytes: int, *, user: str = "") -> None:
+        """What was taken by an estimate uses `really_bytes`: 0 gives it back."""
+        with self._lock:
+            self._add(really_bytes - taken_bytes, user)
+            self.given += really_bytes < taken_bytes
+
+    def freed(self) -> None:
+        """Nobody uses something any more that could be thrown out."""
+        with self._lock:
+            self.given += 1
+
+    def _try(self, need_bytes: int, user: str) -> bool:
+        with self._lock:
+            if user and self._of.get(user, 0) + need_bytes > self.cap_user_bytes < self.cap_bytes:
+                raise NoRoom(user)
+            fits = self.used_bytes + need_bytes <= self.cap_bytes
+            if fits:
+                self._add(need_bytes, user)
+        return fits
+
+    def _add(self, more_bytes: int, user: str) -> None:
+        self.used_bytes += more_bytes
+        if user:
+            self._of[user] = self._of.get(user, 0) + more_bytes
+            if not self._of[user]:
+                del self._of[user]
+
+
+@dataclass(slots=True, eq=False)
+class Wish:
+    """A task that is being staged. is_wanted: its block is still on this node, and it was not given away."""
+
+    is_wanted: bool = True
+
+
+class StagingShare:
+    """Room that one task takes while it is staged. what: for messages. user: whose it is."""
+
+    def __init__(self, room: StagingRoom, wish: Wish, what: str, user: str = "") -> None:
+        self._user = user
+        self._room = room
+        self._wish = wish
+        self._what = what
+        self.held_bytes = 0  #: by uploads that it uses
+        self._taken = self._made = 0
+
+    def take(self, need_bytes: int) -> None:
+        """So much is going to be written. Raises: ValueTooLarge, NoRoom (see `StagingRoom.take`); GivenUpError."""
+        if not self._wish.is_wanted:
+            raise GivenUpError
+        self._room.take(need_bytes, self._what, held_bytes=self.held_bytes + self._taken, user=self._user)
+        self._taken += need_bytes
+
+    def making(self, more_bytes: int) -> None:
+        """So much more is written now, taken before or not. Raises: as `take`."""
+        self._made += more_bytes
+        if self._made > self._taken or not self._wish.is_wanted:
+            self.take(max(self._made - self._taken, _STEP_BYTES))
+
+    def settle(self, really_bytes: int) -> None:
+        """The end of staging: so much is kept."""
+        self._room.settle(self._taken, really_bytes, user=self._user)
+        self._taken = 0
+
+
+def disk_bytes(path: Path) -> int:
+    """What a file, or a directory with all that is in it, uses on disk: each inode once, no link followed. Cost: an lstat a name."""
+    seen: set[tuple[int, int]] = set()
+    used = 0
+    names = [str(path)]
+    while names:
+        name = names.pop()
+        try:
+            found = os.lstat(name)
+            if (found.st_dev, found.st_ino) not in seen:
+                seen.add((found.st_dev, found.st_ino))
+                used += found.st_blocks * 512
+            if stat.S_ISDIR(found.st_mode):
+                names += [entry.path for entry in os.scandir(name)]
+        except FileNotFoundError:
+            continue
+    return used
+
+
+def on_disk(size_bytes: int) -> int:
+    """An estimate for a file of that size: whole pages."""
+    return -(-size_bytes // _PAGE) * _PAGE

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container
-from dataclasses import replace
-from typing import Any
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from rmgr.adapters.host.process import WorkerSpec
 from rmgr.coord.protocol import keys
-from rmgr.daemons.starter.core.arguments import MOST_READ_BYTES, Arguments, ArgumentsPiece, OwnPiece, too_large, where
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.estimate import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, TaskTimes, batch_size
-from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
-from rmgr.daemons.starter.core.records import Info
-from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
-from rmgr.daemons.starter.execution.launch import LaunchSpec, PlacedWork, os_text, with_own, words_of
-from rmgr.daemons.starter.health.trust import Gate, refusal_of
-from rmgr.daemons.starter.staging.accounts import Accounts
-from rmgr.daemons.starter.staging.stage import Stager
+from rmgr.daemons.starter.core.fetch import (
+    MOST_READ_BYTES,
+    Arguments,
+    ArgumentsPiece,
+    Blob,
+    FetchFailure,
+    OwnPiece,
+    too_large,
+    where,
+)
+from rmgr.daemons.starter.core.shares import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, batch_size
+from rmgr.daemons.starter.core.submissions import Info
+from rmgr.daemons.starter.core.trust import Admission, admission_of
+from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.staging.task_files import Staged
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.gang import Freezer
@@ -31,6 +39,9 @@ from rmgr.model.tasks.submission import MAX_SCRIPT_BYTES, Command
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 #: Of arguments that travel with their task.
 _INLINE: dict[str, Any] = {}
@@ -47,44 +58,16 @@ _WORTH_S = 0.005
 
 
 class Dispatcher:
-    """Hands the ready tasks of one node's blocks to its lanes.
+    """Hands the ready tasks of one node's blocks to its lanes."""
 
-    Args:
-        blocks: the node's claimed blocks, in the order of their claims (the owner's own dictionary).
-        environ: variables for all work of this node. output_cap: bytes kept of one stream.
-        accounts: whose rights work has, None = the Starter's. separate: users never share a worker.
-        gate: refuses what its user did not sign.
-        on_unstartable: tells (block, indices, failure) of tasks that cannot be started.
-    """
-
-    def __init__(
-        self,
-        blocks: dict[BlockKey, ClaimedBlock],
-        lanes: Lanes,
-        *,
-        times: TaskTimes,
-        fetcher: Fetcher,
-        stager: Stager,
-        environ: dict[str, str],
-        output_cap: int,
-        on_unstartable: Callable[[ClaimedBlock, list[int], FetchFailure], None],
-        accounts: Accounts | None = None,
-        separate: bool = False,
-        gate: Gate | None = None,
-        jobs: PlacedWork | None = None,
-    ) -> None:
-        self._gate = gate
-        self._jobs = jobs
-        self._blocks = blocks
-        self._accounts = accounts
-        self._separate = separate
-        self._lanes = lanes
-        self._times = times
-        self._fetcher = fetcher
-        self._stager = stager
-        self._environ = environ
-        self._output_cap = output_cap
-        self._on_unstartable = on_unstartable
+    def __init__(self, node: NodeAgent) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._jobs = node.jobs
+        self._blocks = node.blocks  #: in the order of their claims
+        self._lanes = node.lanes
+        self._times = node.shared.times
+        self._stager = node.stager
         self._launches: dict[BlockKey, LaunchSpec] = {}
         self._coming: set[BlockKey] = set()  #: blocks whose launch specifications are on their way
         self.is_held_up = False  #: the first block that waits does not fit: nothing may be claimed meanwhile
@@ -97,7 +80,7 @@ class Dispatcher:
         self._launches.pop(block.key, None)
         self._coming.discard(block.key)
         self._stager.forget(block)
-        if self._jobs is not None and block.is_placed:
+        if block.is_placed:
             self._jobs.forget(block)
 
     def withhold(self, users: Container[str]) -> None:
@@ -125,13 +108,13 @@ class Dispatcher:
         self._lanes.grant()
         self.is_held_up = False
         wants_grant = self._lanes.wants_grant  # by what was pulled: it goes first, but not before those that need none of its cores
-        if wants_grant and not (self._jobs is not None and any(map(self._jobs.part_of, self._blocks.values()))):
+        if wants_grant and not any(map(self._jobs.gangs.label, self._blocks.values())):
             return
         lacking: set[str] = set()  #: resources that a pulled task waits for: nobody behind it gets them
         is_crowded = self._lanes.is_owed  #: a placed job needs room
         is_reserved = is_crowded or self._lanes.is_unsure  #: one has not started yet: what was pulled waits
         for block in list(self._blocks.values()):
-            if not block.ready or (wants_grant and not (self._jobs is not None and self._jobs.part_of(block))):
+            if not block.ready or (wants_grant and not self._jobs.gangs.label(block)):
                 continue
             if is_reserved and not block.is_placed:
                 break
@@ -144,9 +127,9 @@ class Dispatcher:
                 is_reserved = is_reserved or block.is_placed
                 continue
             if isinstance(launch, FetchFailure):
-                self._on_unstartable(block, block.take_ready(), launch)
+                self._node.unstartable(block, block.take_ready(), launch)
                 continue
-            if block.is_placed and self._jobs is not None and not self._jobs.may_start(block):
+            if block.is_placed and not self._jobs.may_start(block):
                 is_reserved = is_crowded = is_reserved or block.seat is None
                 continue
             try:
@@ -155,7 +138,7 @@ class Dispatcher:
                 raise  # of this node: no slot can be opened
             except Exception as error:  # noqa: BLE001 - the boundary of one block: all behind it start
                 failure = FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
-                self._on_unstartable(block, block.take_ready(), failure)
+                self._node.unstartable(block, block.take_ready(), failure)
                 continue
             if block.is_placed:
                 is_reserved = is_reserved or waits_for_room
@@ -204,11 +187,11 @@ class Dispatcher:
             return FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
 
     def _prepared(self, block: ClaimedBlock) -> LaunchSpec | FetchFailure | None:
-        refusal = refusal_of(block, self._gate)
-        if refusal is None or isinstance(refusal, FetchFailure):
-            return refusal
+        admission = admission_of(block, self._shared.gate)
+        if admission is not Admission.GRANTED:
+            return admission if isinstance(admission, FetchFailure) else None
         if block.payloads is None:
-            row = self._fetcher.rows.get(block.data.row, block.info.record.user)
+            row = self._shared.fetcher.rows.get(block.data.row, block.info.record.user)
             if row is None or isinstance(row, FetchFailure):
                 return row
             if block.base > block.key.first or len(row) < block.key.end - block.base:
@@ -217,19 +200,19 @@ class Dispatcher:
                 return FetchFailure(Reason.START_FAILED, too_large(block.data.row, row), blames_node=False)
             block.payloads = row
         info: Info = block.info
-        if self._accounts is not None:
-            account = self._accounts.get(info.record.user)
+        if self._node.accounts is not None:
+            account = self._node.accounts.get(info.record.user)
             if account is None or isinstance(account, FetchFailure):
                 return account
             info.account = account
             if info.is_python and not block.data.keyed and isinstance(block.payloads, Arguments):
-                handed = self._accounts.arguments(account, block.payloads)
+                handed = self._node.accounts.arguments(account, block.payloads)
                 if not isinstance(handed, Arguments):
                     return handed
                 block.payloads = handed
         key = block.key
-        shape = info.shape(key.cores, key.memory_mib, environ=self._environ, output_cap=self._output_cap)
-        if self._jobs is not None and block.is_placed:
+        shape = info.shape(key.cores, key.memory_mib, environ=self._shared.environ, output_cap=self._shared.output_cap)
+        if block.is_placed:
             shape = self._jobs.shape(block, shape)
         made = self._python_launch(block, info, shape) if info.is_python else self._command_launch(info, shape)
         if isinstance(made, LaunchSpec):
@@ -241,13 +224,13 @@ class Dispatcher:
 
     def _own(self, launch: LaunchSpec, info: Info) -> LaunchSpec | FetchFailure | None:
         """The launch specification with files that its user may read, and workers that are his alone."""
-        if self._separate and launch.spec is not None:
+        if self._shared.separate and launch.spec is not None:
             size = launch.shape.cores, launch.shape.memory_bytes
             own = info.own_specs.get(size)
             if own is None:
                 own = info.own_specs[size] = replace(launch.spec, group=f"{info.record.user}/{launch.spec.group}")
             launch.spec = own
-        accounts, account = self._accounts, info.account
+        accounts, account = self._node.accounts, info.account
         if accounts is None or account is None:
             return launch
         archives = []
@@ -269,8 +252,8 @@ class Dispatcher:
         return launch
 
     def _python_launch(self, block: ClaimedBlock, info: Info, shape: BatchShape) -> LaunchSpec | FetchFailure | None:
-        spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._fetcher)
-        blob = self._fetcher.blobs.get(keys.function(block.data.function), info.record.user)
+        spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._shared.fetcher)
+        blob = self._shared.fetcher.blobs.get(keys.function(block.data.function), info.record.user)
         if info.python:
             trouble = self._python_trouble(info, block.node)
             if trouble is None or isinstance(trouble, FetchFailure):
@@ -283,10 +266,10 @@ class Dispatcher:
 
     def _python_trouble(self, info: Info, node: str) -> FetchFailure | str | None:
         """Why the interpreter that a user chose cannot be used, "" if it can, None while that is being looked at."""
-        if self._accounts is None or info.account is None:
+        if self._node.accounts is None or info.account is None:
             missing = f"there is no Python interpreter {info.python} on node {node}"
             return "" if os.access(info.python, os.X_OK) else FetchFailure(Reason.START_FAILED, missing)
-        problem = self._accounts.python(info.account, info.python)
+        problem = self._node.accounts.python(info.account, info.python)
         if not problem:
             return problem
         why = f"{info.account.name} cannot use the Python interpreter {info.python} on node {node}: {problem}"
@@ -298,14 +281,14 @@ class Dispatcher:
             return LaunchSpec(shape, command=Command())
         launch = LaunchSpec(shape, command=command)
         if command.script_sha256:
-            script = self._fetcher.content(keys.upload(command.script_sha256), _MOST_SCRIPT_BYTES, info.record.user)
+            script = self._shared.fetcher.content(keys.upload(command.script_sha256), _MOST_SCRIPT_BYTES, info.record.user)
             if script is None or isinstance(script, FetchFailure):
                 return script
             if not script:
                 return FetchFailure(Reason.START_FAILED, "its script is empty: submit one with a line in it", blames_node=False)
             launch.script = script.decode(errors="surrogateescape")
         if command.stdin_sha256:
-            stdin = self._fetcher.blobs.get(keys.upload(command.stdin_sha256), info.record.user)
+            stdin = self._shared.fetcher.blobs.get(keys.upload(command.stdin_sha256), info.record.user)
             if stdin is None or isinstance(stdin, FetchFailure):
                 return stdin
             launch.stdin = stdin
@@ -334,7 +317,7 @@ class Dispatcher:
     def _lane(self, block: ClaimedBlock, info: Info, launch: LaunchSpec, task_s: float | None, now_s: float) -> WorkerLane | None:
         """An idle lane, else one that runs the same kind and has little left to do; None: wait."""
         size = cores, memory_mib, needs = self._lanes.size_of(block)
-        part = self._jobs.part_of(block) if self._jobs is not None else ""
+        part = self._jobs.gangs.label(block)
         if block.data.serial:
             mine = next((lane for lane in self._lanes if lane.serial is block), None)
             if mine is not None:
@@ -368,7 +351,7 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - as above
             self._take_back(lane, block, indices)
             failure = FetchFailure.of(error, f"the node cannot hand it to a worker: {words_of(error)}")
-            self._on_unstartable(block, block.take_ready(indices), failure)
+            self._node.unstartable(block, block.take_ready(indices), failure)
             return
         if not lane.tasks or lane.since_s == -math.inf or len(lane.tasks) == len(indices):
             lane.since_s = now_s
@@ -393,7 +376,7 @@ class Dispatcher:
         for at, index in enumerate(indices):
             staged = self._stager.take(block, index) if keyed else None
             payload: bytes | str | ArgumentsPiece = argument(index) if staged is None else staged.payload
-            if self._accounts is not None and isinstance(payload, ArgumentsPiece) and not isinstance(payload, OwnPiece):
+            if self._node.accounts is not None and isinstance(payload, ArgumentsPiece) and not isinstance(payload, OwnPiece):
                 payload = payload.read()  # the file is not its user's
             data, there = (payload, _INLINE) if isinstance(payload, bytes) else (b"", where(payload))
             size += len(data)
@@ -507,3 +490,40 @@ class Dispatcher:
 
     def _has_ready(self) -> bool:
         return any(block.ready for block in self._blocks.values())
+
+
+# -- launch specifications -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class LaunchSpec:
+    """Launch specification that all tasks of a block share."""
+
+    shape: BatchShape
+    spec: WorkerSpec | None = None
+    function: str = ""
+    blob: Blob | None = None
+    command: Command | None = None
+    script: str = ""
+    stdin: Blob | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """Of this node, that its tasks read."""
+        blobs = [blob.path for blob in (self.blob, self.stdin) if blob is not None and blob.path]
+        return blobs + list(self.spec.archives if self.spec is not None else ())
+
+
+def with_own(shape: BatchShape, lane: WorkerLane) -> BatchShape:
+    """The shape with the variables of what is the lane's own."""
+    return msgspec.structs.replace(shape, environ=shape.environ | lane.variables)
+
+
+def os_text(data: bytes) -> str:
+    """Bytes as a variable's text, whatever they are."""
+    return data.decode(errors="surrogateescape").replace("\0", "")
+
+
+def words_of(error: Exception) -> str:
+    """Its class and its message."""
+    return f"{type(error).__name__}: {error}"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import Worker
 from rmgr.adapters.host.slot import lost_words
 from rmgr.adapters.host.workevents import (
@@ -27,17 +25,12 @@ from rmgr.adapters.host.workevents import (
 )
 from rmgr.coord.protocol.paths import user_tag
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.estimate import TaskTimes
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.turns import Turns
-from rmgr.daemons.starter.execution.boundary import Boundary
 from rmgr.daemons.starter.execution.holds import HeldPart
-from rmgr.daemons.starter.execution.lanes import Lanes, Task
-from rmgr.daemons.starter.execution.logs import LiveLogs
-from rmgr.daemons.starter.execution.reopen import Reopening
+from rmgr.daemons.starter.execution.lanes import Reopening, Task
 from rmgr.daemons.starter.staging.outputs import (
     Ending,
+    StoringEnding,
     Written,
     conclude,
     crowded,
@@ -49,19 +42,17 @@ from rmgr.daemons.starter.staging.outputs import (
     plain_outcome,
     remove_directory,
 )
-from rmgr.daemons.starter.staging.rows import OutputRows, StoringEnding
-from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.errors import RmgrError
 from rmgr.log import BOOK, audit
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome, PastAttempt
 from rmgr.model.wire.frames import CommandEnd, TaskEnd
 from rmgr.runner.host.kernel import DIRECTORY_GONE, DISK_WAS_FULL
 from rmgr.runtime import machine
-from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 #: What starting a command costs its slot beside its run time.
 _COMMAND_S = 0.001
@@ -72,70 +63,26 @@ _FORK_FAILED = "fork_failed"
 MOST_IN_VAIN = 5
 
 
-class EndServices(Protocol):
-    """The cluster's settings, its store, what is on the way there, how long tasks take, and what users had.
-
-    output_cap: bytes kept of one stream. file_cap: bytes of a file that becomes a value, 0 = as many as any value may have.
-    """
-
-    output_cap: int
-    file_cap: int
-    io: StoreIO
-    rows: OutputRows
-    times: TaskTimes
-    turns: defaultdict[str, Turns]
-
-    def settings(self) -> ClusterSettings:
-        """Of the cluster, as they are now."""
-        ...
-
-
 class Ends:
     """Ends of attempts of one node.
 
-    Args:
-        shared: the settings of the cluster, its store. on_end: counts (kind, how many, seconds of each).
-        on_strike: the node itself failed at something (what, detail, in whose slot). on_surprise: counts what slots report.
-        on_missing: files of the Starter may have been removed. aside: counts and tells what raised.
-        is_awaited: whether more must be known of an end (of a job of several nodes) before it is told, see `Verdicts.is_awaited`.
-        spool: where values wait for a store that is away.
+    What raises while an end is handled ends that attempt, and no other: what a slot tells comes from a user's processes. A defect that one
+    of them finds costs the others nothing, and leaves nothing RUNNING.
+
+    Args: spool: where values wait for a store that is away.
     """
 
-    def __init__(
-        self,
-        lanes: Lanes,
-        shared: EndServices,
-        *,
-        stager: Stager,
-        logs: LiveLogs,
-        on_end: Callable[[State | None, int, float], None],
-        on_strike: Callable[[str, str, Account | None], None],
-        on_surprise: Callable[[str], None],
-        on_missing: Callable[[], object],
-        is_awaited: Callable[[ClaimedBlock, Ending, Callable[[], None]], bool],
-        spool: Path,
-        aside: Aside,
-        log: Log,
-    ) -> None:
-        self._rows = shared.rows
-        self._is_awaited = is_awaited
-        self._lanes = lanes
-        self._io = shared.io
-        self._output_cap, self._file_cap = shared.output_cap, shared.file_cap
-        self._stager = stager
-        self._times = shared.times
-        self._turns = shared.turns
-        self._logs = logs
-        self._settings = shared.settings
-        self._on_end = on_end
-        self._on_strike = on_strike
-        self.reopening = Reopening(lanes, on_strike)
-        self._on_surprise = on_surprise
-        self._on_missing = on_missing
+    def __init__(self, node: NodeAgent, *, spool: Path) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._lanes = node.lanes
+        self._stager = node.stager
+        self._logs = node.logs
+        self._rows = node.shared.rows
+        self._times = node.shared.times
+        self._aside = node.shared.aside
+        self.reopening = Reopening(node.lanes, node.strike)
         self._spool = spool
-        self._log = log
-        self._aside = aside
-        self._boundary = Boundary(aside, lanes.runner.node, on_end)
         self._refused: dict[Worker, Ending] = {}
 
     def take(self, events: list[WorkEvent]) -> None:
@@ -158,7 +105,7 @@ class Ends:
                 event.slot.kill()
         for block, index in lane.tasks.values() if lane is not None else ():
             block.live -= 1
-            self._boundary.end(block, (index,), Reason.WORKER_LOST, error, now_s)
+            self._end_for_good(block, (index,), Reason.WORKER_LOST, error, now_s)
 
     def _take(self, event: WorkEvent, now_s: float) -> None:
         match event:
@@ -189,15 +136,15 @@ class Ends:
             case SlotLost():
                 self._slot_lost(event, now_s)
             case Surprised():
-                self._on_surprise(event.what)
+                self._shared.metrics.surprised(event.what)
                 if event.what == _FORK_FAILED and event.slot.uses <= 1 and not self._lanes.is_his_own_doing(event.slot):
-                    self._on_strike(event.what, event.detail, event.slot.account)
+                    self._node.strike(event.what, event.detail, event.slot.account)
                 elif event.what == _FORK_FAILED:
                     event.slot.kill()
                 elif event.what == DIRECTORY_GONE:
-                    self._on_missing()
+                    self._node.missed()
                     self._lanes.retire(event.slot)
-                self._log.warning("slot_surprised", kind=event.what, detail=event.detail, slot=event.slot.number)
+                self._node.log.warning("slot_surprised", kind=event.what, detail=event.detail, slot=event.slot.number)
 
     # -- calls ---------------------------------------------------------------------------------------------------------------
 
@@ -239,7 +186,7 @@ class Ends:
             self._times.observe(block.kind, count, busy_us / 1e6)
             self._charge(block, count, busy_us / 1e6, now_s)
             if count > others:
-                self._on_end(State.COMPLETED, count - others, busy_us / 1e6 / count)
+                self._node.ended(State.COMPLETED, count - others, busy_us / 1e6 / count)
 
     def _task_ended(self, event: TasksEnded, end: TaskEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
         """Not a quick one."""
@@ -260,11 +207,7 @@ class Ends:
 
         block.live -= len(outcomes)
         if (error := self._aside.attempt(settle)) is not None:
-            self._boundary.end(block, [outcome.index for outcome in outcomes], Reason.BAD_OUTPUT, error, now_s)
-
-    def _contained(self, block: ClaimedBlock, index: int, reason: Reason, do: Callable[[], object], now_s: float) -> None:
-        """One live attempt ends; see `Boundary.run`."""
-        self._boundary.run(block, index, block.live - 1, block.writing, reason, do, now_s)
+            self._end_for_good(block, [outcome.index for outcome in outcomes], Reason.BAD_OUTPUT, error, now_s)
 
     def _worker_ended(self, event: WorkerEnded, now_s: float) -> None:
         lane = self._lanes.of_worker(event.worker)
@@ -322,7 +265,7 @@ class Ends:
                 self._settle_quick(block, outcomes, now_s)
         self._lanes.ended(lane, [end.seq for end in event.ends], now_s)
         for outcomes in filter(None, plain.values()):
-            self._on_end(State.COMPLETED, len(outcomes), sum([one.elapsed_us for one in outcomes]) / 1e6 / len(outcomes))
+            self._node.ended(State.COMPLETED, len(outcomes), sum([one.elapsed_us for one in outcomes]) / 1e6 / len(outcomes))
         for block, (count, busy_us) in busy.items():
             block.in_vain = 0
             self._times.observe(block.kind, count, busy_us / 1e6 + _COMMAND_S * count)
@@ -331,7 +274,7 @@ class Ends:
     def _charge(self, block: ClaimedBlock, count: int, busy_s: float, now_s: float) -> None:
         """Its user has had these core-seconds of the queue."""
         if not block.is_placed:
-            self._turns[block.queue].charge(user_tag(block.info.record.user), block.key.cores, busy_s, count, now_s)
+            self._shared.turns[block.queue].charge(user_tag(block.info.record.user), block.key.cores, busy_s, count, now_s)
 
     def _command_ended(self, event: CommandsEnded, end: CommandEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
         ending = of_command(end)
@@ -355,6 +298,29 @@ class Ends:
             ending.files = tuple(name for _, name in command.output_files)
             ending.files_home = os.path.join(end.directory or "/", command.cwd)
             ending.is_far = bool(command.cwd) or any(map(os.path.isabs, ending.files))
+
+    # -- the boundary of one attempt -------------------------------------------------------------------------------------
+
+    def _contained(self, block: ClaimedBlock, index: int, reason: Reason, do: Callable[[], object], now_s: float) -> None:
+        """Handles the end of a live attempt. reason: why it ends should `do` raise."""
+        self._bounded(block, index, block.live - 1, block.writing, reason, do, now_s)
+
+    def _bounded(
+        self, block: ClaimedBlock, index: int, live: int, writing: int, reason: Reason, do: Callable[[], object], now_s: float
+    ) -> None:
+        """live, writing: what the block counts once the attempt has ended."""
+        if (error := self._aside.attempt(do)) is not None:
+            block.live, block.writing = live, writing
+            self._end_for_good(block, (index,), reason, error, now_s)
+
+    def _end_for_good(self, block: ClaimedBlock, indices: Iterable[int], reason: Reason, error: Exception, now_s: float) -> None:
+        """Those of them that have no outcome yet end: tried again they would meet the same."""
+        there = {outcome.index for outcome in block.arrived} | {index for index, _ in block.failed}
+        left = [index for index in indices if index not in there]
+        words = f"node {self._node.name} could not take in how it ended: {type(error).__name__}: {error}"[:300]
+        block.settle([_outcome_of_a_defect(block, index, reason, words) for index in left], now_s)
+        if left:
+            self._node.ended(State.FAILED, len(left), 0.0)
 
     # -- slots ---------------------------------------------------------------------------------------------------------------
 
@@ -381,7 +347,7 @@ class Ends:
         else:
             self._unbegun(unbegun, lost_words(event.why), now_s)
         if not event.expected and not chosen:
-            self._log.warning("slot_lost", slot=event.slot.number, why=event.why, running=len(running))
+            self._node.log.warning("slot_lost", slot=event.slot.number, why=event.why, running=len(running))
             self.reopening.lost(event.slot, event.why, now_s)
         if isinstance(owner, HeldPart) and owner.seq in event.running:
             owner.lost(lost_words(event.why))
@@ -423,27 +389,27 @@ class Ends:
         if failure.is_refusal and indices:
             key, user = block.key, block.info.record.user
             what = f"{key.submission}_{indices[0]}" + (f"-{indices[-1]}" if len(indices) > 1 else "")
-            audit(self._log, who=user, role="user", what="run", target=what, allowed=False, why=failure.error)
+            audit(self._node.log, who=user, role="user", what="run", target=what, allowed=False, why=failure.error)
         if failure.blames_node:
-            self._on_strike("start_failed", f"{block.key.submission}: {failure.error}", None)
+            self._node.strike("start_failed", f"{block.key.submission}: {failure.error}")
 
     def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         """A live attempt is over."""
-        if block.is_placed and self._is_awaited(block, ending, lambda: self._told(block, index, ending, machine.monotonic())):
+        if block.is_placed and self._node.jobs.is_awaited(block, ending, lambda: self._told(block, index, ending, machine.monotonic())):
             return
         self._told(block, index, ending, now_s)
 
     def _told(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         block.live -= 1
         if ending.reason is Reason.NODE_LOST or (ending.reason is Reason.WORKER_LOST and block.info.account is not None):
-            self._on_missing()  # a user's processes never say that it was the node (`adapters/host/distrust.py`)
+            self._node.missed()  # a user's processes never say that it was the node (`adapters/host/distrust.py`)
         elif ending.reason is Reason.DISK_LIMIT:
             ending.error = block.over_limit.get(index, ending.error)
         elif not (block.is_placed and ending.reason is Reason.OUT_OF_MEMORY and ending.error):  # ranks tell which node had no more
             ending.error = over_limit(ending, block.info.record) or ending.error
         if ending.error.startswith(DISK_WAS_FULL):  # gone with the work's own files, perhaps, before anybody else looks
-            self._on_strike("disk_full", f"{block.key.submission}_{index}: {ending.error}", block.info.account)
-        ending.account, ending.output_cap, ending.file_cap = block.info.account, self._output_cap, self._file_cap
+            self._node.strike("disk_full", f"{block.key.submission}_{index}: {ending.error}", block.info.account)
+        ending.account, ending.output_cap, ending.file_cap = block.info.account, self._shared.output_cap, self._shared.file_cap
         if block.payloads is not None and crowded(block, index, ending):
             ending.log_rows = True
         if not ending.needs_store:
@@ -451,11 +417,11 @@ class Ends:
             return
         block.writing += 1
         done = partial(self._stored, block, index, ending)
-        self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._settings().log_ttl_s, done=done))
+        self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._shared.settings().log_ttl_s, done=done))
 
     def _stored(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
         do = partial(self._written, block, index, ending, result)
-        self._boundary.run(block, index, block.live, block.writing - 1, Reason.BAD_OUTPUT, do, machine.monotonic())
+        self._bounded(block, index, block.live, block.writing - 1, Reason.BAD_OUTPUT, do, machine.monotonic())
 
     def _written(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
         block.writing -= 1
@@ -467,17 +433,17 @@ class Ends:
             what = result.message if isinstance(result, RmgrError) else f"{type(result).__name__}: {result}"
             his, is_gone = is_users_fault(result, ending)
             user: str = block.info.record.user
-            if not his or BOOK.admits(f"outputs of {user}", lambda more: self._log.info("outputs_not_stored", user=user, count=more)):
-                self._log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
+            if not his or BOOK.admits(f"outputs of {user}", lambda more: self._node.log.info("outputs_not_stored", user=user, count=more)):
+                self._node.log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
             ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
             ending.error = f"its output could not be stored: {what}"
             if ending.values is not None or ending.files:
                 self._rows.delete(block, index)  # some of them may be there
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
             if is_gone:
-                self._on_missing()
+                self._node.missed()
             elif not his:
-                self._on_strike("output_not_stored", what, ending.account)
+                self._node.strike("output_not_stored", what, ending.account)
         failpoint("starter.output_written")
         self._conclude(block, index, ending, written, machine.monotonic())
 
@@ -508,22 +474,22 @@ class Ends:
             ending,
             written,
             backoff_us=record.backoff_us,
-            max_losses=self._settings().max_losses,
+            max_losses=self._shared.settings().max_losses,
             cancelled=block.cancel_words(index),
         )
         if isinstance(ended, Outcome):
             block.settle([ended], now_s)
-            self._on_end(ended.state, 1, ended.elapsed_us / 1e6)
+            self._node.ended(ended.state, 1, ended.elapsed_us / 1e6)
             if ended.state is not State.COMPLETED and not block.data.resubmit and ended.reason is not Reason.UNTRUSTED:
                 self._rows.delete(block, index, self._stager.outputs_of(block, index))
         else:
             block.settle_failed(index, ended, now_s)
-            self._on_end(None, 1, ending.elapsed_us / 1e6)
+            self._node.ended(None, 1, ending.elapsed_us / 1e6)
         if ended.log[0] or ended.log[1] or ended.log_parts != (0, 0):
             self._logs.remember(key.submission, key.attempt, ended, index)
         self._stager.done(block, index)
         if ending.directory and not self._stager.is_needed(block):  # what was staged has just gone: two at once are in each other's way
-            self._io.run(lambda _store: remove_directory(ending), lambda _result: None)
+            self._shared.io.run(lambda _store: remove_directory(ending), lambda _result: None)
 
 
 def _is_plain(block: ClaimedBlock) -> bool:
@@ -536,3 +502,10 @@ def _is_plain(block: ClaimedBlock) -> bool:
 def cancelled(index: int, words: str, reason: Reason = Reason.USER_CANCEL) -> Outcome:
     """The outcome of a task that was cancelled before it started."""
     return Outcome(index=index, state=State.CANCELLED, reason=reason, error=words)
+
+
+def _outcome_of_a_defect(block: ClaimedBlock, index: int, reason: Reason, words: str) -> Outcome:
+    cancelled = block.cancel_words(index)
+    if cancelled is not None:
+        return Outcome(index=index, state=State.CANCELLED, reason=block.cancel_reason(index), error=cancelled)
+    return Outcome(index=index, state=State.FAILED, reason=reason, error=words)

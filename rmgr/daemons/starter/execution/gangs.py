@@ -10,37 +10,33 @@ generation are those of the one before. While a part is here the gang has all co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn, TurnerRestarted, TurnEvent
 from rmgr.coord import validity
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.starter.health.watch import WatchedZnode
+from rmgr.daemons.starter.core.tree import WatchedZnode, record_of, settle_again
 from rmgr.errors import RmgrError
+from rmgr.model.base.states import Reason
 from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.placing import run_label
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import OWN, ClockReader
+from rmgr.runtime.story import Pause, Story
 from rmgr.sched.capacity.timetable import SlotRow, Timetable
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
 
     from rmgr.adapters.host.slot import Slot
     from rmgr.coord.protocol.multi import Stamped
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
-    from rmgr.daemons.starter.core.doors import TreeAccess
-    from rmgr.daemons.starter.core.metrics import StarterMetrics
-    from rmgr.daemons.starter.core.records import Info
-    from rmgr.daemons.starter.execution.lanes import Lanes
-    from rmgr.model.tasks.block import BlockKey
+    from rmgr.daemons.starter.core.submissions import Info
+    from rmgr.daemons.starter.node.node import NodeAgent
     from rmgr.model.tasks.placing import Allocation, NodeHold
-    from rmgr.runtime.logger import Log
 
 #: The turner knows the rows of so long at least, and of so many slots: it goes on while its Starter stands still.
 AHEAD_US, _AHEAD_SLOTS = 45_000_000, 4
@@ -59,15 +55,6 @@ _SILENT_S = 3.0
 OVERRAN = "it computed on for a second after the end of its turn, and was killed"
 #: Whose cores of a node all its gangs' are, in its lanes.
 _OURS = "gangs"
-
-
-class GangNode(Protocol):
-    """The node on which they run."""
-
-    name: str
-    incarnation: int
-    blocks: dict[BlockKey, ClaimedBlock]
-    lanes: Lanes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -111,34 +98,11 @@ class _Gang:
 
 
 class Gangs:
-    """All parts of gangs on one node. In the thread that owns the node.
+    """All parts of gangs on one node. In the thread that owns the node."""
 
-    Args:
-        held: parts here of attempts whose script runs elsewhere, and their gangs. over_limit: is told of an attempt whose script runs here
-        and that was served for as long as it may be. killed: of a part that the turner has killed.
-        open_clock: makes what reads the clock of another machine.
-    """
-
-    def __init__(
-        self,
-        node: GangNode,
-        tree: TreeAccess,
-        *,
-        held: Callable[[], Iterable[tuple[str, str]]],
-        over_limit: Callable[[ClaimedBlock], None],
-        killed: Callable[[str], None],
-        open_clock: Callable[[Callable[[], None]], ClockReader],
-        metrics: StarterMetrics,
-        log: Log,
-    ) -> None:
-        self._metrics = metrics
+    def __init__(self, node: NodeAgent) -> None:
         self._node = node
-        self._tree = tree
-        self._held = held
-        self._over_limit = over_limit
-        self._killed = killed
-        self._open_clock = open_clock
-        self._log = log
+        self._shared = node.shared
         self._parts: dict[str, _Part] = {}
         self._gangs: dict[str, _Gang] = {}
         self._suspended: set[str] = set()  # parts, also while they have no slot
@@ -170,7 +134,6 @@ class Gangs:
                 lanes.runner.turner.hold(part, on=True)
             self._parts[part] = _Part(name=part, gang=gang, slot=slot)
             found.is_due = True
-            self._tree.wake()
         return slot
 
     def has_begun(self, part: str) -> bool:
@@ -217,10 +180,10 @@ class Gangs:
                 more, late, out_ns = (max(0, now - before) for now, before in zip(told, self._told, strict=True))
                 self._told = told
                 self.switches, self.late_switches = self.switches + more, self.late_switches + late
-                self._metrics.gang_switches.inc(more)
-                self._metrics.gang_late.inc(late)
-                self._metrics.gang_out_of_turn.inc(out_ns / 1e9)
-                self._metrics.gang_clock_error.set((self.clock_error_us() or 0) / 1e6)
+                self._shared.metrics.gang_switches.inc(more)
+                self._shared.metrics.gang_late.inc(late)
+                self._shared.metrics.gang_out_of_turn.inc(out_ns / 1e9)
+                self._shared.metrics.gang_clock_error.set((self.clock_error_us() or 0) / 1e6)
                 for part, served_ns, turns, _ in event.parts:
                     if (found := self._parts.get(part)) is not None:
                         found.served_us, found.turns = served_ns // 1000, turns
@@ -228,11 +191,11 @@ class Gangs:
                 why = OVERRAN if event.killed else "it waits in the kernel at the end of its turn: it is stopped when it wakes"
                 if event.killed and (found := self._parts.get(event.part)) is not None:
                     found.was_killed = True
-                    self._killed(event.part)
-                self._log.warning("part_stubborn", name=event.part, why=why)
+                    if (hold := self._node.jobs.holds.get(event.part)) is not None:
+                        hold.killed = OVERRAN
+                self._node.log.warning("part_stubborn", name=event.part, why=why)
             case TurnerRestarted():
-                self._log.warning("turner_restarted", node=self._node.name)
-        self._tree.wake()
+                self._node.log.warning("turner_restarted", node=self._node.name)
 
     def reset(self) -> None:
         """A new registration: watches of the session before are gone."""
@@ -248,7 +211,7 @@ class Gangs:
         """
         if not self._parts and not self._gangs:
             return math.inf
-        lanes, wanted = self._node.lanes, dict(self._held())  # part -> its gang
+        lanes, wanted = self._node.lanes, self._held()  # part -> its gang
         heads: dict[str, ClaimedBlock] = {}
         for block in self._node.blocks.values():
             allocation = block.data.allocation
@@ -267,11 +230,16 @@ class Gangs:
             part_here = self._parts.get(name)
             if part_here is not None and block.live and limit_us and part_here.served_us >= limit_us and not part_here.is_over_limit:
                 part_here.is_over_limit = True
-                self._over_limit(block)
+                self._node.stop_tasks(block, None, Reason.TIME_LIMIT, block.info.record.grace_us)
         is_ahead = self._send_rows()
         for gone in self._gangs.keys() - {*wanted.values(), *(part.gang for part in self._parts.values())}:
             self._close(self._gangs.pop(gone))
         return machine.monotonic() + (_LOOK_S if is_ahead else _SOON_S) if self._gangs else math.inf
+
+    def _held(self) -> dict[str, str]:
+        """Parts here of attempts whose script runs elsewhere, and their gangs."""
+        holds = self._node.jobs.holds
+        return {hold.name: hold.record.gang for hold in holds if hold.record is not None and hold.record.gang}
 
     def turn_on(self) -> None:
         """All that is done while the node may not act: its turns go on."""
@@ -299,12 +267,12 @@ class Gangs:
     def _gang(self, name: str) -> _Gang:
         found = self._gangs.get(name)
         if found is None:
-            found = self._gangs[name] = _Gang(name, self._open_clock(lambda: self._tree.post(self._tree.wake)))
+            found = self._gangs[name] = _Gang(name, self._shared.open_clock(lambda: self._shared.post(settle_again)))
             found.watch = WatchedZnode(
-                lambda watch: self._tree.coordinator.get(paths.gangs(name), watch=watch),
+                lambda watch: self._shared.coordinator.get(paths.gangs(name), watch=watch),
                 partial(self._on_record, found),
-                post=self._tree.post,
-                after=self._tree.after,
+                post=self._shared.post,
+                after=self._shared.after,
             )
             found.watch.start()
         return found
@@ -319,7 +287,7 @@ class Gangs:
             words = error.message if isinstance(error, RmgrError) else str(error)
             if words != gang.error:  # the last one that could be read stands
                 gang.error = words
-                self._log.error("gang_not_readable", gang=gang.name, version=found.version, error=words)
+                self._node.log.error("gang_not_readable", gang=gang.name, version=found.version, error=words)
             return
         if gang.table is None or gang.table.record.origin_us != record.origin_us:  # another tree, which may count by any clock
             gang.rows, gang.ahead_us = [], None
@@ -328,9 +296,8 @@ class Gangs:
         first_us = table.start_us(record.slot)
         gang.rows = [row for row in gang.rows if row.start_us < first_us]
         gang.version, gang.table, gang.error, gang.is_due = found.version, table, "", True
-        self._log.info("gang_read", gang=gang.name, version=found.version, slot=record.slot, jobs=len(record.attempts))
+        self._node.log.info("gang_read", gang=gang.name, version=found.version, slot=record.slot, jobs=len(record.attempts))
         self._find_clock(gang)
-        self._tree.wake()
 
     def _find_clock(self, gang: _Gang) -> None:
         if gang.table is None or self._gangs.get(gang.name) is not gang:
@@ -339,24 +306,24 @@ class Gangs:
         if clock.node == self._node.name or gang.endpoint_of == (clock.node, clock.incarnation):
             return
         gang.endpoint_of = asked = (clock.node, clock.incarnation)
-        future = self._tree.coordinator.get(paths.node(clock.node))
-        future.add_done_callback(lambda done: self._tree.post(partial(self._on_reference, gang, asked, done)))
+        self._node.jobs.stories.begin(self._follow(gang, asked))
 
-    def _on_reference(self, gang: _Gang, asked: tuple[str, int], done: Future[Stamped | None]) -> None:
+    def _follow(self, gang: _Gang, asked: tuple[str, int]) -> Story[None]:
+        """Reads the clock of that node, once it says where its Starter is."""
+        try:
+            record: NodeRecord | None = yield from record_of(self._shared.coordinator, asked[0])
+        except RmgrError as error:
+            self._node.log.warning("gang_clock_not_found", gang=gang.name, target=asked[0], error=error.message)
+            record = None
         if gang.endpoint_of != asked or self._gangs.get(gang.name) is not gang:
             return
-        try:
-            found = done.result()
-            record = decode_record(found.data, NodeRecord, asked[0]) if found is not None else None
-        except RmgrError as error:
-            self._log.warning("gang_clock_not_found", gang=gang.name, target=asked[0], error=error.message)
-            record = None
         if record is not None and record.endpoint:
             gang.clock.follow(*asked, record.endpoint)
             gang.follows = asked
-        else:
-            gang.endpoint_of = ("", 0)
-            self._tree.after(_LOOK_S, partial(self._find_clock, gang))
+            return
+        gang.endpoint_of = ("", 0)
+        yield Pause(_LOOK_S)
+        self._find_clock(gang)
 
     def _ahead_us(self, gang: _Gang, clock: GangClock) -> int | None:
         """How far gang time is ahead of this machine's boot clock, by the reference or as it was known before."""
@@ -368,7 +335,7 @@ class Gangs:
         elif machine.monotonic() >= gang.tells_s:
             gang.tells_s = math.inf
             what = "its slots are counted as before" if gang.ahead_us is not None else "nothing of it runs here before that"
-            self._log.warning("gang_clock_not_read", gang=gang.name, target=clock.node, why=what, error=gang.clock.problem)
+            self._node.log.warning("gang_clock_not_read", gang=gang.name, target=clock.node, why=what, error=gang.clock.problem)
         return gang.ahead_us
 
     # -- rows ----------------------------------------------------------------------------------------------------------------

@@ -1,53 +1,52 @@
-"""Holds cores and memory of a node for jobs with another head: taken out of its lanes until the hold goes.
+"""Cores and memory of a node for jobs whose script runs elsewhere (holds), and for jobs that wait for what runs here (promises).
 
-`/holds/<node>` is the leader's; the Starter reads names and data and takes each hold as soon as it fits. Nothing is pulled
-while one does not. When a hold goes, everything that ran in it is killed, and what it held is free once that is dead.
+A hold is taken out of the node's lanes until it goes. `/holds/<node>` is the leader's; the Starter reads names and data and takes each hold
+as soon as it fits. Nothing is pulled while one does not. When a hold goes, everything that ran in it is killed, and what it held is free
+once that is dead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rmgr.adapters.host.slot import death_words, lost_words
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.core.tree import settle_again
 from rmgr.daemons.starter.execution.lanes import WorkerLane
-from rmgr.daemons.starter.execution.reservations import Reservations
-from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
+from rmgr.daemons.starter.staging.accounts import hand_over
 from rmgr.errors import RmgrError, WrongCluster
-from rmgr.model.base.resources import MIB
+from rmgr.model.base.resources import MIB, Needs
 from rmgr.model.base.states import OWN_FAILURES, Reason
 from rmgr.model.base.units import format_size
 from rmgr.model.cluster.gang import Freezer
-from rmgr.model.tasks.placing import NodeHold
+from rmgr.model.tasks.placing import NodeHold, Reserved, run_label
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.core.doors import TreeAccess
-    from rmgr.daemons.starter.core.home import Home
-    from rmgr.daemons.starter.core.io import StoreIO
-    from rmgr.daemons.starter.core.records import Info, RecordCache
-    from rmgr.daemons.starter.execution.gangs import Gangs
-    from rmgr.daemons.starter.execution.lanes import Lanes
+    from rmgr.daemons.starter.core.submissions import Info
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 #: In the private directory of a hold: what its ranks save.
 CHECKPOINTS = "saved"
-#: Pause after a hold could not be read.
+#: Pause after a hold, or a promise, could not be read.
 _PAUSE_S = 0.5
 #: A record that is none is read again after this; one that takes its place under the same name is read when it comes.
 _LONG_PAUSE_S = 60.0
+#: How soon it is looked again whether what came in the place of a promise is known.
+_LOOK_S = 0.01
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -107,51 +106,24 @@ class HeldPart:
         return self.lane.info if self.lane is not None and self.is_ready else None
 
 
-class HoldingNode(Protocol):
-    """The node that jobs hold a part of."""
+class _Taking(Enum):
+    """What became of an attempt to take the cores of a hold."""
 
-    name: str
-    incarnation: int
-    lanes: Lanes
-
-
-class HoldServices(Protocol):
-    """Knows records of submissions; makes and removes directories."""
-
-    io: StoreIO
-    home: Home
-    records: RecordCache
+    OVER = "over"  #: it has them, or never will
+    NO_ROOM = "no-room"
+    UNKNOWN = "unknown"  #: whose it is, and what it takes, is being read
 
 
 class HeldParts:
-    """All holds of one node. accounts: whose rights work has, None = the Starter's. directory: for what belongs to a hold.
+    """All holds of one node. directory: for what belongs to a hold.
 
-    on_missing: files of the Starter may have been removed.
     life: another one whenever what runs in all of them was killed; the node's record shows it to whoever runs their scripts.
     """
 
-    def __init__(
-        self,
-        node: HoldingNode,
-        tree: TreeAccess,
-        shared: HoldServices,
-        *,
-        accounts: Accounts | None,
-        directory: Path,
-        log: Log,
-        reservations: Reservations,
-        on_missing: Callable[[], None],
-        gangs: Gangs,
-    ) -> None:
+    def __init__(self, node: NodeAgent, directory: Path) -> None:
         self._node = node
-        self._gangs = gangs
-        self._reservations = reservations
-        self._on_missing = on_missing
-        self._tree = tree
-        self._shared = shared
-        self._accounts = accounts
+        self._shared = node.shared
         self._directory = directory
-        self._log = log
         self._holds: dict[str, HeldPart] = {}
         self._waiters: dict[str, list[tuple[str, int, Future[HeldPart]]]] = {}
         self.life = machine.guid()[:12]
@@ -193,9 +165,9 @@ class HeldParts:
             return False
         if hold.record is not None and hold.record.gang:
             if out_of_turn_us:
-                self._gangs.let_go(name, out_of_turn_us)
+                self._node.jobs.gangs.let_go(name, out_of_turn_us)
             else:
-                self._gangs.hold(name, on=not resume)
+                self._node.jobs.gangs.hold(name, on=not resume)
             return True
         (hold.lane.slot.resume if resume else hold.lane.slot.suspend)(hold.seq)
         return True
@@ -205,9 +177,9 @@ class HeldParts:
     def seen(self, names: Sequence[str] | None) -> None:
         """The children of `/holds/<node>` (None: it is not there, and nothing is held)."""
         standing = set(names or ())
-        self._reservations.seen(standing)
+        self._node.jobs.reservations.seen(standing)
         for name in [name for name in self._holds if name not in standing]:
-            self._log.info("hold_gone", name=name)
+            self._node.log.info("hold_gone", name=name)
             self._end(self._holds.pop(name))
         for hold in self._holds.values():
             if hold.record is not None:
@@ -225,7 +197,7 @@ class HeldParts:
         if lost:
             self.life = machine.guid()[:12]
         for hold in lost:
-            self._log.warning("hold_lost", name=hold.name, why="its directory was removed")
+            self._node.log.warning("hold_lost", name=hold.name, why="its directory was removed")
             if hold.lane is not None and hold.is_ready:
                 hold.lane.slot.stop(hold.seq, reason=Reason.NODE_LOST, grace_us=0)
             hold.place = None
@@ -235,7 +207,7 @@ class HeldParts:
         for hold in self._holds.values():
             self._end(hold)
         self._holds.clear()
-        self._reservations.lose()
+        self._node.jobs.reservations.lose()
         self.life = machine.guid()[:12]
 
     # -- acting ------------------------------------------------------------------------------------------------------------
@@ -243,7 +215,7 @@ class HeldParts:
     def settle(self) -> None:
         """Takes what fits now; tells the lanes whether something does not, and whether one that may fit is not known well enough yet."""
         lanes = self._node.lanes
-        owed, unsure = self._reservations.is_owed, self._reservations.is_unsure
+        owed, unsure = self._node.jobs.reservations.is_owed, self._node.jobs.reservations.is_unsure
         for hold in self._holds.values():
             waits = not (hold.is_ready or hold.is_too_large)
             if hold.record is None or hold.is_stale:
@@ -252,48 +224,47 @@ class HeldParts:
                 unsure = unsure or (waits and (hold.record is not None or not hold.error))
             elif waits and machine.monotonic() >= hold.again_s:
                 taken = self._take(hold, hold.record)
-                owed, unsure = owed or taken is False, unsure or taken is None
+                owed, unsure = owed or taken is _Taking.NO_ROOM, unsure or taken is _Taking.UNKNOWN
             else:
                 unsure = unsure or waits
         lanes.is_owed, lanes.is_unsure = owed, unsure
 
-    def _take(self, hold: HeldPart, record: NodeHold) -> bool | None:
-        """False: there is no room. None: whose it is, and what it takes, is being read."""
+    def _take(self, hold: HeldPart, record: NodeHold) -> _Taking:
         lanes = self._node.lanes
         info = self._shared.records.get(hold.submission)
         if info is None:
-            return True if self._shared.records.is_refused(hold.submission) else None
+            return _Taking.OVER if self._shared.records.is_refused(hold.submission) else _Taking.UNKNOWN
         cores, memory_mib = lanes.cores if record.whole else max(1, record.cores), record.memory_mib
         part = hold.name if record.gang else ""
         if cores > lanes.cores or memory_mib > lanes.memory_mib:
             hold.is_too_large = True
-            self._log.error("hold_too_large", name=hold.name, cores=cores, memory_bytes=memory_mib << 20)
-            return True
-        if self._accounts is not None:
-            account = self._accounts.get(info.record.user)
+            self._node.log.error("hold_too_large", name=hold.name, cores=cores, memory_bytes=memory_mib << 20)
+            return _Taking.OVER
+        if self._node.accounts is not None:
+            account = self._node.accounts.get(info.record.user)
             if account is None:
-                return None
+                return _Taking.UNKNOWN
             if isinstance(account, FetchFailure):
-                return True  # the start is revoked in time
+                return _Taking.OVER  # the start is revoked in time
             info.account = account
         needs = lanes.all_resources if record.whole else tuple((name, count * max(1, record.processes)) for name, count in info.needs)
         if any(count > lanes.resources.get(name, 0) for name, count in needs):
             hold.is_too_large = True
-            self._log.error("hold_too_large", name=hold.name, detail=f"resources {dict(needs)}")
-            return True
-        self._reservations.make_room(hold.submission, hold.index)
+            self._node.log.error("hold_too_large", name=hold.name, detail=f"resources {dict(needs)}")
+            return _Taking.OVER
+        self._node.jobs.reservations.make_room(hold.submission, hold.index)
         if part:
             cores = 0
-            if self._gangs.seat(record, part, info) is None:
-                return False
+            if self._node.jobs.gangs.seat(record, part, info) is None:
+                return _Taking.NO_ROOM
         lane = lanes.open_for(info, None, cores, memory_mib, needs, part=part)
         if lane is not None and not lane.slot.has_home:  # the others begin at once, and could not wait for another one
             lanes.give_up(lane)
             lanes.retire(lane.slot)
-            self._on_missing()
+            self._node.missed()
             lane = lanes.open_for(info, None, cores, memory_mib, needs) if not part else None
         if lane is None:
-            return False
+            return _Taking.NO_ROOM
         hold.lane, lane.owner = lane, hold
         hold.life, hold.incarnation = self.life, self._node.incarnation
         hold.again_s = machine.monotonic() + _PAUSE_S
@@ -303,7 +274,7 @@ class HeldParts:
             hold.lane = None
             lanes.give_up(lane)
             raise
-        self._log.info("hold_taken", name=hold.name, cores=cores)
+        self._node.log.info("hold_taken", name=hold.name, cores=cores)
         waiting = self._waiters.pop(hold.name, [])
         for head, asked, waiter in waiting:
             if hold.suits(head, asked) and waiter.set_running_or_notify_cancel():
@@ -311,7 +282,7 @@ class HeldParts:
         left = [entry for entry in waiting if not entry[2].done()]
         if left:
             self._waiters[hold.name] = left
-        return True
+        return _Taking.OVER
 
     def _serve(self, hold: HeldPart, lane: WorkerLane, info: Info) -> None:
         """Starts the program that runs the hold's processes; whatever they start is killed with it. Raises: OSError."""
@@ -360,8 +331,8 @@ class HeldParts:
             hold.is_stale = True
             return
         hold.is_reading, hold.is_stale = True, False
-        future = self._tree.coordinator.get(f"{paths.hold(self._node.name)}/{hold.name}")
-        future.add_done_callback(lambda done: self._tree.post(partial(self._arrived, hold, done)))
+        future = self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{hold.name}")
+        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, hold, done)))
 
     def _arrived(self, hold: HeldPart, done: Future[Stamped | None]) -> None:
         hold.is_reading = False
@@ -375,14 +346,158 @@ class HeldParts:
             elif hold.record is None:
                 hold.record = record
             elif record != hold.record:
-                self._log.info("hold_replaced", name=hold.name)
+                self._node.log.info("hold_replaced", name=hold.name)
                 self._end(hold)
                 fresh = HeldPart(name=hold.name, submission=hold.submission, index=hold.index, attempt=hold.attempt, record=record)
                 self._holds[hold.name] = fresh
         except RmgrError as error:
             if error.message != hold.error:
-                self._log.warning("hold_not_readable", name=hold.name, error=error.message)
+                self._node.log.warning("hold_not_readable", name=hold.name, error=error.message)
             hold.error = error.message
             hold.retry_s = machine.monotonic() + (_LONG_PAUSE_S if isinstance(error, WrongCluster) else _PAUSE_S)
             hold.is_stale = True
-        self._tree.wake()
+
+
+# -- cores that were promised ----------------------------------------------------------------------------------------------
+# Cores of a node that a waiting job was promised: the Starter turns them from those of a running job into kept ones, and asks nobody.
+# `/holds/<node>/r-<job>` names the running jobs whose cores they will be. A job that has ended here frees its cores in `Lanes`, and before
+# anything else may start they are kept again: what was pulled never gets between, and the COMPLETE that deletes the block is all that is
+# committed. A new leader, or this node after a restart, sees by the same block that the cores are the waiting job's. A promise goes with
+# the commit that places its job: what was kept stays kept until the START, or the hold, that came with it is known.
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Promise:
+    """To one waiting job. met: of its running jobs, those that were seen here; gone: those that have ended."""
+
+    name: str
+    submission: int
+    index: int
+    record: Reserved | None = None
+    met: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    is_reading: bool = False
+    is_stale: bool = True  #: it is to be read
+    is_bad: bool = False  #: what stands there is no promise: nothing is kept for it
+    is_leaving: bool = False  #: its job was placed, or waits no more
+    retry_s: float = -math.inf
+
+
+class Reservations:
+    """All promises on one node. is_owed: one lacks what something else still has. is_unsure: one has not been read."""
+
+    def __init__(self, node: NodeAgent) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._promises: dict[str, _Promise] = {}
+        self._looks = False
+        self.is_owed = self.is_unsure = False
+
+    def seen(self, names: Collection[str]) -> None:
+        """What stands below `/holds/<node>`."""
+        standing = dict(paths.reserved_in(names))
+        for name, promise in self._promises.items():
+            promise.is_leaving = name not in standing
+            promise.is_stale = not promise.is_leaving  # one of the same name may have taken its place
+        for name, (submission, index) in standing.items():
+            if name not in self._promises:
+                self._promises[name] = _Promise(name=name, submission=submission, index=index)
+
+    def lose(self) -> None:
+        """The node was fenced: what stands is read again."""
+        for name in self._promises:
+            self._node.lanes.keep(name, 0, 0)
+        self._promises.clear()
+        self.is_owed = self.is_unsure = False
+
+    def settle(self) -> None:
+        """Keeps what has become free for those to whom it was promised. Cost: O(blocks + holds) while something is promised."""
+        if not self._promises:
+            return
+        self._let_go()
+        here = self._runs_here()
+        is_owed = False
+        for promise in self._promises.values():
+            if promise.is_stale and not promise.is_reading and machine.monotonic() >= promise.retry_s:
+                self._read(promise)
+            if promise.record is not None and not promise.is_bad:  # of one that leaves, too: what it waits for may end only now
+                is_owed = not self._node.lanes.keep(promise.name, *self._wanted(promise, promise.record, here)) or is_owed
+        self.is_owed = is_owed
+        self.is_unsure = any(one.record is None and not one.is_bad for one in self._promises.values())
+
+    def _let_go(self) -> None:
+        """What was kept for jobs that are placed by now is free, for them first: they stand before all that was pulled."""
+        jobs = self._node.jobs
+        for promise in [promise for promise in self._promises.values() if promise.is_leaving]:
+            parts = jobs.holds.parts_of(promise.submission, promise.index)
+            if not self._node.orders.is_settled or jobs.is_taking(promise.submission):
+                self._look_later()
+            elif all(part.is_ready or part.is_too_large for part in parts):
+                self._end(promise)
+
+    def make_room(self, submission: int, index: int) -> None:
+        """A part of the job, which runs elsewhere, takes its cores now: those that were kept for it are free."""
+        for promise in list(self._promises.values()):
+            if promise.is_leaving and (promise.submission, promise.index) == (submission, index):
+                self._end(promise)
+
+    def _end(self, promise: _Promise) -> None:
+        del self._promises[promise.name]
+        self._node.lanes.keep(promise.name, 0, 0)
+        self._node.log.info("reservation_gone", name=promise.name)
+
+    def _look_later(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._shared.after(_LOOK_S, self._looked)
+
+    def _looked(self) -> None:
+        self._looks = False
+
+    def _runs_here(self) -> set[str]:
+        """Jobs that have cores of this node, or are about to."""
+        blocks = (block for block in self._node.blocks.values() if block.is_placed and (block.ready or block.live))
+        return {run_label(block.key.submission, block.key.first, block.key.attempt) for block in blocks}
+
+    def _wanted(self, promise: _Promise, record: Reserved, here: set[str]) -> tuple[int, int, Needs]:
+        """Cores, MiB and pieces of other resources that are its job's by now."""
+        jobs, is_settled = self._node.jobs, self._node.orders.is_settled
+        cores = total = 0
+        for run, count in record.shares:
+            total += count
+            if run in here or jobs.holds.has(run):
+                promise.met.add(run)
+                promise.gone.discard(run)
+            elif run not in promise.gone:
+                # One that was never seen here has ended, or has not come: the START of it may be on the way.
+                if run in promise.met or not run or (is_settled and not jobs.is_taking(int(run.partition(".")[0]))):
+                    promise.gone.add(run)
+                else:
+                    self._look_later()
+            cores += count if run in promise.gone else 0
+        if not total:
+            return cores, 0, ()
+        needs = tuple((name, count * cores // total) for name, count in record.resources)
+        return cores, record.memory_mib * cores // total, needs
+
+    # -- reading
+
+    def _read(self, promise: _Promise) -> None:
+        promise.is_reading, promise.is_stale = True, False
+        future = self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{promise.name}")
+        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, promise, done)))
+
+    def _arrived(self, promise: _Promise, done: Future[Stamped | None]) -> None:
+        promise.is_reading = False
+        if self._promises.get(promise.name) is not promise:
+            return
+        try:
+            found = done.result()
+            if found is not None:  # else the list that does not have it is on the way
+                promise.record = record = decode_record(found.data, Reserved, promise.name)
+                promise.is_bad = len(paths.holds_in(run for run, _ in record.shares if run)) < sum(bool(run) for run, _ in record.shares)
+        except RmgrError as error:
+            self._node.log.warning("reservation_not_readable", name=promise.name, error=error.message)
+            promise.is_bad = isinstance(error, WrongCluster)
+            promise.is_stale, promise.retry_s = not promise.is_bad, machine.monotonic() + _PAUSE_S
+            self._shared.after(_PAUSE_S, settle_again)

@@ -1,4 +1,4 @@
-"""The slots of one node and what they hold: cores, memory and other resources are counted here and nowhere else.
+"""The slots of one node and what they hold: cores, memory and other resources are counted here and nowhere else; how slots come back.
 
 A *lane* is one place where tasks run one after another: a Python worker, or the command queue of a slot. A busy lane
 holds cores and memory; a lane whose task waits for another task (blocked) holds none until it is granted them again. Cores that such
@@ -13,7 +13,7 @@ import math
 import os
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -21,7 +21,8 @@ from typing import NamedTuple
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.core.submissions import Info
+from rmgr.errors import ConfigError
 from rmgr.model.base.resources import Needs, lent_variables, needs_of
 from rmgr.model.base.states import Reason
 from rmgr.runtime import machine
@@ -36,7 +37,6 @@ _FORGOTTEN_S = 600.0
 _EARLY_SLOTS = 8
 #: Spawners of other users that one place keeps warm.
 _WARM_SPAWNERS = 2
-
 #: Blocked tasks are looked at this often (s): until then each gives its core away. What they used in less time than the second cannot be
 #: told: the kernel counts in hundredths of a second.
 _LOOK_S, _LEAST_S = 0.5, 0.15
@@ -44,11 +44,15 @@ _LOOK_S, _LEAST_S = 0.5, 0.15
 _UNPROVEN = 2
 #: Cores that a task uses which really waits, at most.
 _WAITS = 0.05
-
 #: What a slot is: its interpreter, and whose rights its work has (None: the Starter's).
 Kind = tuple[str, Account | None]
-
 Task = tuple[ClaimedBlock, int]
+#: A spawner is up after 0.1 s; on a machine that swaps, later.
+_UP_S = 20.0
+#: How often spawners are continued: one that its work has stopped would enforce no limit, and hear of no cancel.
+_CONTINUE_S = 2.0
+#: After a failure; doubled each time.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
 
 
 class _Kept(NamedTuple):
@@ -622,3 +626,132 @@ class Lanes:
         self._slots.setdefault(number, []).append(slot)
         self._kinds[slot] = kind
         return slot
+
+
+# -- slots that are opened again -------------------------------------------------------------------------------------------
+# Slots that their own work has killed or stopped: another one is opened, or the same one continued, and the node is not blamed. A slot's
+# spawner has its user's rights, so its work can kill it (`kill -9 $PPID`, `pkill -u`). That says nothing of the node: the Starter opens
+# another slot without work, as the same user, and only if that fails it is the node's failure. Until the new slot is up, no other new slot
+# of that user gets work: what kills slots wears out its own attempts, no node.
+#     lost ──> opening ──up──> proven: work goes on
+#                │ lost, not up in time, cannot be opened: a strike
+#                └──> pause, longer each time ──> opening
+
+
+@dataclass(slots=True)
+class _Trial:
+    """The next slot of one user. slot: None while nothing is open. next_s: when it is opened, or given up."""
+
+    number: int
+    next_s: float
+    slot: Slot | None = None
+    failures: int = 0
+    is_spoilt: bool = False  #: other slots of this user were lost meanwhile: whatever killed them may have killed it, too
+
+
+class Reopening:
+    """All users of one node whose next slot must prove itself. Owned by the Starter's thread.
+
+    on_strike: the node failed (what, detail, in whose slot: None = not in a user's).
+    """
+
+    def __init__(self, lanes: Lanes, on_strike: Callable[[str, str, Account | None], None]) -> None:
+        self._lanes = lanes
+        self._on_strike = on_strike
+        self._trials: dict[Account | None, _Trial] = {}
+        self._continued_s = -math.inf
+
+    def lost(self, slot: Slot, why: str, now_s: float) -> None:
+        """A slot was lost that nobody had closed."""
+        trial = self._trials.get(slot.account)
+        if trial is None:
+            self._trials[slot.account] = _Trial(slot.number, now_s)
+            self._lanes.unproven.add(slot.account)
+        elif trial.slot is not slot:
+            trial.is_spoilt = True
+        elif trial.is_spoilt:
+            trial.slot, trial.next_s, trial.is_spoilt = None, now_s, False
+        else:
+            self._failed(trial, "slot_lost", why, now_s, slot.account, his=self._lanes.is_his_own_doing(slot))
+
+    def up(self, slot: Slot) -> None:
+        """A slot obeys."""
+        trial = self._trials.get(slot.account)
+        if trial is not None and trial.slot is slot:
+            self._end(slot.account)
+
+    def closed(self, slot: Slot, now_s: float) -> None:
+        """A slot was closed, to make room for another user's: had it not proven itself yet, the next one has to."""
+        trial = self._trials.get(slot.account)
+        if trial is not None and trial.slot is slot:
+            trial.slot, trial.next_s = None, now_s
+
+    def settle(self, now_s: float, *, takes_work: bool = True) -> float:
+        """Opens what is due, while the node takes work. Returns: when to call again at the latest, inf = when something changes."""
+        if now_s - self._continued_s > _CONTINUE_S:
+            self._continued_s = now_s
+            for slot in self._lanes.slots():
+                slot.wake()
+        if not takes_work:
+            return math.inf
+        for account, trial in list(self._trials.items()):
+            if now_s < trial.next_s:
+                continue
+            if trial.slot is None:
+                self._open(account, trial, now_s)
+            elif trial.slot.is_up:
+                self._end(account)
+            else:
+                trial.next_s = now_s + _UP_S
+                trial.slot.kill()  # its loss is reported
+        return min((trial.next_s for trial in self._trials.values()), default=math.inf)
+
+    def forget(self, users: Container[str]) -> None:
+        """No slot of these users is to be opened: why is known."""
+        for account in [account for account in self._trials if account is not None and account.name in users]:
+            self._end(account)
+
+    def _open(self, account: Account | None, trial: _Trial, now_s: float) -> None:
+        try:
+            trial.slot = self._lanes.open_idle(trial.number, account)
+        except OSError as error:
+            self._failed(trial, "slot_not_opened", str(error), now_s)
+            return
+        trial.next_s = now_s + _UP_S
+
+    def _failed(self, trial: _Trial, what: str, why: str, now_s: float, account: Account | None = None, *, his: bool = False) -> None:
+        """his: work in another slot of its user's may have killed it, or taken all the processes that he may have: no strike."""
+        trial.slot, trial.is_spoilt = None, False
+        trial.next_s = now_s + min(_LONGEST_PAUSE_S, _PAUSE_S * 2**trial.failures)
+        trial.failures += 1
+        if not his:
+            self._on_strike(what, why, account)
+
+    def _end(self, account: Account | None) -> None:
+        del self._trials[account]
+        with suppress(KeyError):
+            self._lanes.unproven.remove(account)
+
+
+# -- processors ------------------------------------------------------------------------------------------------------------
+# Assigns processors of the machine to the nodes of a Starter, so that slots and ranks can have their own.
+
+
+def processors_of(
+    names: Sequence[str], *, cores: int, mode: str, has_all: bool, available: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """Processors by node; empty: work is not bound.
+
+    Args:
+        cores: of one node. mode: `[starter] bind_cpus`. has_all: nobody has said how many cores, so that they are all of the machine's.
+        available: processors that this process may use.
+    With "yes" they are bound wherever each core of every node is a processor of its own; with "auto" only where the Starter has the
+    whole machine: of two Starters on it (`rmgr dev`), neither knows what the other gives away. Raises: ConfigError.
+    """
+    if mode not in {"auto", "yes", "no"}:
+        raise ConfigError(f"[starter] bind_cpus = {mode!r} is not known", hint="yes, no or auto")
+    is_wanted = mode == "yes" or (mode == "auto" and has_all and len(names) == 1)
+    if not is_wanted or len(available) < 2 or cores * len(names) > len(available):
+        return {}
+    ordered = sorted(available)
+    return {name: tuple(ordered[number * cores : (number + 1) * cores]) for number, name in enumerate(names)}

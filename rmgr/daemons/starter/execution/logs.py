@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,8 +12,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.execution.lanes import WorkerLane
-from rmgr.daemons.starter.staging.charged import Charges
-from rmgr.daemons.starter.staging.outputs import LOG_PART_BYTES, Flushed
+from rmgr.daemons.starter.staging.outputs import LOG_PART_BYTES, Charges, Flushed
 from rmgr.errors import LimitReached
 from rmgr.model.tasks.block import FailedRange, Outcome
 from rmgr.model.tasks.gap import gap_line
@@ -106,9 +106,9 @@ class LiveLogs:
         if len(self.recent) > _RECENT:
             self.recent.popitem(last=False)
 
-    def flush(self, lanes: Iterable[WorkerLane], now_s: float) -> float | None:
-        """Writes what running tasks have put out since the last time; returns when to come again, None: no need to."""
-        next_s = None
+    def flush(self, lanes: Iterable[WorkerLane], now_s: float) -> float:
+        """Writes what running tasks have put out since the last time; returns when to come again, inf = no need to."""
+        next_s = math.inf
         for lane in lanes:
             seq = lane.running_seq
             if not seq:
@@ -124,7 +124,7 @@ class LiveLogs:
                 if flushed.is_flushing:  # its end brings the loop round; a store that is away may take long to it
                     continue
                 due_s = flushed.next_s
-            next_s = due_s if next_s is None else min(next_s, due_s)
+            next_s = min(next_s, due_s)
         return next_s
 
     def _start(self, lane: WorkerLane, seq: int, flushed: _Flushing, now_s: float) -> None:

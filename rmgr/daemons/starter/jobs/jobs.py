@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,20 +21,17 @@ import msgspec
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
-from rmgr.coord.protocol.records import UNREADABLE, cut, decode_block, decode_record
+from rmgr.coord.protocol.records import UNREADABLE, cut, decode_block
 from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
-from rmgr.daemons.starter.checkpoint.helping import HelperParts
+from rmgr.daemons.starter.checkpoint.directories import DirectoryPool
+from rmgr.daemons.starter.checkpoint.parts import HelperParts
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.core.tree import record_of
 from rmgr.daemons.starter.execution.gangs import OVERRAN, Gangs
-from rmgr.daemons.starter.execution.holds import HeldParts
-from rmgr.daemons.starter.execution.reservations import Reservations
-from rmgr.daemons.starter.jobs.barrier import Barriers
-from rmgr.daemons.starter.jobs.furnish import clear, furnish
+from rmgr.daemons.starter.execution.holds import HeldParts, Reservations
+from rmgr.daemons.starter.jobs.other_nodes import Barriers, Verdicts
 from rmgr.daemons.starter.jobs.ranks import Door
-from rmgr.daemons.starter.jobs.verdict import Verdicts
-from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
-from rmgr.daemons.starter.staging.directory_pool import DirectoryPool
+from rmgr.daemons.starter.staging.accounts import hand_over
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.log import audit
@@ -41,17 +39,17 @@ from rmgr.model.base.resources import share_variable
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.placing import Allocation, run_label
 from rmgr.model.wire.frames import BatchShape
+from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.logger import Log
+from rmgr.runtime.story import Story
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.checkpoint.doors import CheckpointServices
-    from rmgr.daemons.starter.core.doors import TreeCommits
-    from rmgr.daemons.starter.jobs.doors import JobServices, JobsNode
+
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 #: How long a node is tried to be reached with an order to suspend.
 _SUSPEND_S = 10.0
@@ -63,6 +61,14 @@ _PAUSE_S = 0.5
 _KILLED = frozenset({Reason.SIGNAL, Reason.WORKER_LOST})
 #: Ends that want of memory on another node of a job is the cause of, where there was such.
 _STARVING = frozenset({Reason.OUT_OF_MEMORY, Reason.EXIT_CODE, Reason.SIGNAL, Reason.EXCEPTION})
+#: `rmgr` as the script of a job finds it, whatever its PATH was: without the time that the command line's library takes to load.
+_PROGRAM = """import sys
+sys.path.insert(0, {root!r})
+from rmgr.runner.ranks.client import main
+sys.exit(main(sys.argv[1:]))"""
+_RMGR = '#!/bin/sh\nexec {python} -I -S -c {program} "$@"\n'
+#: What mpirun takes for ssh.
+_AGENT = '#!/bin/sh\nexec "${0%/*}/bin/rmgr" agent "$@"\n'
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,56 +87,27 @@ class _Coming:
 class Jobs:
     """The placed jobs of one node.
 
-    Args:
-        directory: for what belongs to a job while it runs (its host file), made if absent.
-        on_missing: files of the Starter may have been removed. reread: takes a block from what its znode says.
-        over: takes a block that was given up off the node.
-        on_unstartable: tells (block, indices, failure) of tasks that cannot be started.
+    Args: directory: for what belongs to a job while it runs (its host file), made if absent.
     """
 
-    def __init__(
-        self,
-        node: JobsNode,
-        tree: TreeCommits,
-        shared: JobServices,
-        saving: CheckpointServices,
-        *,
-        accounts: Accounts | None,
-        directory: Path,
-        on_missing: Callable[[], None],
-        reread: Callable[[ClaimedBlock], None],
-        over: Callable[[ClaimedBlock], None],
-        on_unstartable: Callable[[ClaimedBlock, list[int], FetchFailure], None],
-        log: Log,
-    ) -> None:
+    def __init__(self, node: NodeAgent, directory: Path) -> None:
         self._node = node
-        self._tree = tree
-        self._shared = shared
+        self._shared = node.shared
         self._directory = directory
-        self._log = log
-        self.reservations = Reservations(node, self, tree, log=log)
-        self.gangs = Gangs(
-            node, tree, held=self._held_parts, over_limit=self._over_limit, killed=self._overran, open_clock=shared.open_clock,
-            metrics=shared.metrics, log=log,
-        )  # fmt: skip
-        self.holds = HeldParts(
-            node, tree, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations, on_missing=on_missing,
-            gangs=self.gangs,
-        )  # fmt: skip
-        self.barriers = Barriers(node, self, tree, shared, log)
-        self.verdicts = Verdicts(node, self, tree, shared, log)
-        self.checkpoints = Checkpoints(
-            node, tree, saving, reread=reread, directory=directory, over=over, log=log, let_go=self.let_go, served_us=self._served_us,
-            on_unstartable=lambda block, failure: on_unstartable(block, block.take_ready(), failure),
-        )
-        self.helped = HelperParts(self.holds, shared.io.store, node.name, saving.seals, saving.charge_of)
+        self.stories = node.shared.stories()  #: of blocks: they go on after a new registration, and look whether theirs is still there
+        self.reservations = Reservations(node)
+        self.gangs = Gangs(node)
+        self.holds = HeldParts(node, directory)
+        self.barriers = Barriers(node)
+        self.verdicts = Verdicts(node)
+        self.checkpoints = Checkpoints(node, directory)
+        self.helped = HelperParts(node, self.holds)
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
-        self._pool = DirectoryPool(tree.after, Path.unlink)
+        self._pool = DirectoryPool(node.shared.after, Path.unlink)
         self._alone: dict[int, Path] = {}  # processes -> what all jobs of so many on this node alone have
         self._doors: dict[BlockKey, Door] = {}
         self._shapes: dict[tuple[Any, ...], BatchShape] = {}  #: of jobs on this node alone, by all that theirs differ in
-        self._generation = 0
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
         for left in (*directory.glob("saved-*"), *directory.glob("hold-*")):  # of an older incarnation, and maybe large
@@ -138,7 +115,6 @@ class Jobs:
 
     def reset(self) -> None:
         """A new registration: the inbox is read again."""
-        self._generation += 1
         self._coming.clear()
         self.checkpoints.reset()
         self.gangs.reset()
@@ -149,7 +125,7 @@ class Jobs:
         """START orders were read: (guid, block)."""
         for guid, key in orders:
             self._coming[guid] = _Coming(key=key, name=paths.block_name(key))
-        self._read([guid for guid, _ in orders])
+        self._node.stories.begin(self._read([guid for guid, _ in orders]))
 
     def is_taking(self, submission: int) -> bool:
         """A job of it is about to be the node's own: orders about it wait."""
@@ -186,7 +162,7 @@ class Jobs:
                 self._node.claimed(block)
                 taken.append(block)
         if again:
-            self._read(again)
+            self._node.stories.begin(self._read(again))
         if taken:
             self._took(taken)
 
@@ -202,32 +178,26 @@ class Jobs:
             lines.setdefault((block.key.submission, block.key.attempt, nodes), []).append(block)
         for (submission, attempt, nodes), some in lines.items():
             names = " ".join(f"{submission}_{block.key.first}" for block in some)
-            self._log.info("job_taken", task_id=names, attempt=attempt, nodes=list(nodes))
+            self._node.log.info("job_taken", task_id=names, attempt=attempt, nodes=list(nodes))
 
-    def _read(self, guids: Sequence[str]) -> None:
+    def _read(self, guids: Sequence[str]) -> Story[None]:
+        """Their blocks, together."""
         comings = [self._coming[guid] for guid in guids]
         for coming in comings:
             coming.is_reading = True
-        node, coordinator = self._node.name, self._tree.coordinator
-        future = coordinator.get_many([f"{paths.running_node(node)}/{coming.name}" for coming in comings])
-        future.add_done_callback(lambda done: self._tree.post(partial(self._arrived, self._generation, guids, done)))
-
-    def _arrived(self, generation: int, guids: Sequence[str], done: Future[list[Stamped | None]]) -> None:
-        if generation != self._generation:
-            return
+        standing = paths.running_node(self._node.name)
         try:
-            answers = done.result()
+            answers: list[Stamped | None] = yield self._shared.coordinator.get_many([f"{standing}/{coming.name}" for coming in comings])
         except RmgrError as error:
             if len(guids) > 1 and not isinstance(error, CoordinationUnavailable):  # one that may not be read fails them all
                 for guid in guids:
-                    self._read([guid])
+                    yield from self._read([guid])
                 return
-            for guid in guids:
-                self._not_read(self._coming[guid], error)
+            for coming in comings:
+                self._not_read(coming, error)
             return
         for guid, found in zip(guids, answers, strict=True):
             self._found(guid, found)
-        self._tree.wake()
 
     def _found(self, guid: str, found: Stamped | None) -> None:
         coming = self._coming[guid]
@@ -241,7 +211,7 @@ class Jobs:
         allocation = data.allocation if data is not None else None
         if found is None or data is None or allocation is None or not allocation.shares or data.incarnation != self._node.incarnation:
             why = "its block is gone" if found is None else "its block is not of this incarnation"
-            self._log.info("order_is_stale", guid=guid, block=coming.name, why=why)
+            self._node.log.info("order_is_stale", guid=guid, block=coming.name, why=why)
             del self._coming[guid]
             self._node.orders.left(coming.key)
         else:
@@ -249,14 +219,14 @@ class Jobs:
 
     def _discard(self, key: BlockKey, why: str) -> None:
         """What is placed here and cannot be read is deleted: it would be read again and again."""
-        audit(self._log, who="ZooKeeper", role="", what="start", target=f"{key.submission}_{key.first}", allowed=False, why=why)
-        if self._tree.committer.may_commit:
-            self._tree.committer.commit(ops.discard(self._node.name, self._tree.committer.fence(self._node.name), key), lambda _: None)
+        audit(self._node.log, who="ZooKeeper", role="", what="start", target=f"{key.submission}_{key.first}", allowed=False, why=why)
+        if self._shared.committer.may_commit:
+            self._shared.committer.commit(ops.discard(self._node.name, self._shared.committer.fence(self._node.name), key), lambda _: None)
         self._node.orders.left(key)
 
     def _not_read(self, coming: _Coming, error: Exception) -> None:
         coming.is_reading = False
-        self._log.warning("block_not_readable", block=coming.name, error=str(error))
+        self._node.log.warning("block_not_readable", block=coming.name, error=str(error))
         coming.retry_s = machine.monotonic() + _PAUSE_S
 
     # -- what a job finds --------------------------------------------------------------------------------------------------
@@ -334,10 +304,10 @@ class Jobs:
                 self._shared.peers,
                 nodes=frozenset(node for node, _ in allocation.helpers),
                 endpoint_of=partial(self._endpoint_of, block),
-                hold=f"{key.submission}.{key.first}.{key.attempt}",
+                hold=run_label(key.submission, key.first, key.attempt),
                 uid=account.uid if account is not None else -1,
-                on_starved=lambda: self._tree.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
-                clock=(lambda: (self._served_us(block) or 0) / 1e6) if allocation.gang else None,
+                on_starved=lambda: self._shared.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
+                clock=(lambda: (self.served_us(block) or 0) / 1e6) if allocation.gang else None,
             )
         if account is not None:  # last: nothing is made where he could have put something else
             hand_over(place, account)
@@ -392,7 +362,7 @@ class Jobs:
         """What it begins with is here, and all its nodes are ready; sees to it. Raises: OSError when no slot can be opened."""
         allocation = block.data.allocation
         if block.is_revoked and allocation is not None and not allocation.helpers:
-            self._node.return_unstarted(block)
+            self._node.giving.return_unstarted(block)
             return False
         part = self.gangs.label(block)
         if part and allocation is not None and not block.is_revoked and self.gangs.seat(allocation, part, block.info) is None:
@@ -427,13 +397,9 @@ class Jobs:
         """A node of its allocation is gone: what has started ends as a loss, what has not goes back to its queue."""
         if block.ready:
             block.is_revoked = True
-            self._node.return_unstarted(block)
+            self._node.giving.return_unstarted(block)
         elif not self.checkpoints.lose(block, node) and not self.verdicts.lose(block, node):
             self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
-
-    def part_of(self, block: ClaimedBlock) -> str:
-        """See `PlacedWork.part_of`."""
-        return self.gangs.label(block)
 
     def let_go(self, block: ClaimedBlock, for_us: int) -> None:
         """A member of a gang is to end, or to save its state: it runs out of its turn on all its nodes. Nothing for any other job."""
@@ -442,46 +408,34 @@ class Jobs:
             self.gangs.let_go(part, for_us)
             self.suspend(block, resume=True, out_of_turn_us=max(1, for_us))
 
-    def _served_us(self, block: ClaimedBlock) -> int | None:
+    def served_us(self, block: ClaimedBlock) -> int | None:
+        """For how long a member of a gang has had its cores, None = it is none."""
         part = self.gangs.label(block)
         return self.gangs.served_us(part)[0] if part else None
-
-    def _held_parts(self) -> list[tuple[str, str]]:
-        return [(hold.name, hold.record.gang) for hold in self.holds if hold.record is not None and hold.record.gang]
-
-    def _overran(self, part: str) -> None:
-        if (hold := self.holds.get(part)) is not None:
-            hold.killed = OVERRAN
-
-    def _over_limit(self, block: ClaimedBlock) -> None:
-        self._node.stop_tasks(block, None, Reason.TIME_LIMIT, block.info.record.grace_us)
 
     def suspend(self, block: ClaimedBlock, *, resume: bool, out_of_turn_us: int = 0) -> None:
         """Its processes on its other nodes stand still or go on, as those here do. out_of_turn_us: of a gang, for so long."""
         allocation = block.data.allocation
         for helper, _ in allocation.helpers if allocation is not None else ():
-            then = partial(self._suspend, block, helper, resume, out_of_turn_us)
-            future = self._tree.coordinator.get(paths.node(helper))
-            future.add_done_callback(lambda done, then=then: self._tree.post(partial(then, done)))  # type: ignore[misc]
+            self.stories.begin(self._suspend(block, helper, resume=resume, out_of_turn_us=out_of_turn_us))
 
-    def _suspend(self, block: ClaimedBlock, helper: str, resume: bool, out_of_turn_us: int, done: Future[Stamped | None]) -> None:
-        def answered(error: RmgrError | None) -> None:
-            if error is not None:
-                what = "not_resumed" if resume else "not_suspended"
-                self._log.warning(what, block=paths.block_name(block.key), target=helper, error=error.message)
-
+    def _suspend(self, block: ClaimedBlock, helper: str, *, resume: bool, out_of_turn_us: int) -> Story[None]:
+        key, peers = block.key, self._shared.peers
         try:
-            found = done.result()
-            endpoint = decode_record(found.data, NodeRecord, helper).endpoint if found is not None else ""
-        except RmgrError as error:
-            answered(error)
-            return
-        if self._shared.peers is not None and endpoint:
-            key = block.key
-            hold = f"{key.submission}.{key.first}.{key.attempt}"
-            self._shared.peers.suspend(
-                endpoint, helper, hold, resume=resume, out_of_turn_us=out_of_turn_us, timeout_s=_SUSPEND_S, done=answered
+            record: NodeRecord | None = yield from record_of(self._shared.coordinator, helper)
+            if peers is None or record is None or not record.endpoint:
+                return
+            hold = run_label(key.submission, key.first, key.attempt)
+            answer: Future[RmgrError | None] = Future()
+            peers.suspend(
+                record.endpoint, helper, hold, resume=resume, out_of_turn_us=out_of_turn_us, timeout_s=_SUSPEND_S, done=answer.set_result
             )
+            error: RmgrError | None = yield answer
+        except RmgrError as problem:
+            error = problem
+        if error is not None:
+            what = "not_resumed" if resume else "not_suspended"
+            self._node.log.warning(what, block=paths.block_name(key), target=helper, error=error.message)
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
@@ -498,3 +452,31 @@ class Jobs:
             self._pool.give(allocation.processes, place)
         elif place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
+
+
+# -- the directory of a job ------------------------------------------------------------------------------------------------
+# Makes the directory of a placed job: its host file, and the programs that its script finds there.
+
+
+def furnish(place: Path, allocation: Allocation, *, mode: int) -> None:
+    """Makes it, with its files; what stood there is gone. mode: of it and of its programs. Raises: OSError."""
+    clear(place)
+    place.mkdir(mode=mode)
+    hosts, programs = place / "hosts", place / "bin"
+    hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
+    programs.mkdir()
+    rmgr = _RMGR.format(python=shlex.quote(home.PYTHON), program=shlex.quote(_PROGRAM.format(root=str(home.ROOT))))
+    for program, text in ((place / "rmgr-agent", _AGENT), (programs / "rmgr", rmgr)):
+        program.write_text(text)
+        program.chmod(mode)
+    hosts.chmod(mode & 0o644)
+    programs.chmod(mode)
+    place.chmod(mode)
+
+
+def clear(place: Path) -> None:
+    """Nothing stands there any more. Raises: OSError."""
+    if place.is_symlink():
+        place.unlink()
+    elif place.exists():
+        remove_tree(place)

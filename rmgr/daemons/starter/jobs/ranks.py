@@ -1,4 +1,4 @@
-"""The way of a job's processes to its other nodes: from its socket here over gRPC to the program that runs them there.
+"""The way of a job's processes to its other nodes: from its socket here over gRPC to the program that runs them there; and terminals.
 
     rmgr run --socket--> Door (head's Starter) --gRPC Launch--> RanksAnswering (helper's Starter) --socket--> runner/ranks/ranks.py
 
@@ -16,22 +16,26 @@ import resource
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.rpc.ranks import Peers, RanksLink, Step
+from rmgr.coord.decisions.rights import denied
+from rmgr.daemons.service.serving import audited, person_of
 from rmgr.daemons.starter.checkpoint.parts import answer, sentence
 from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.base.units import counted
-from rmgr.runner.ranks import ranks
+from rmgr.runner.ranks import ranks, terminal
 from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.checkpoint.helping import HelperParts
-    from rmgr.daemons.starter.execution.gangs import Gangs
-    from rmgr.daemons.starter.execution.holds import HeldPart, HeldParts
+    from rmgr.daemons.starter.execution.holds import HeldPart
+    from rmgr.daemons.starter.node.loop import Starter
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 _CHUNK = 64 * 1024
 #: How long the program that runs ranks may take to listen.
@@ -44,41 +48,14 @@ _NO_ROOM_S = 0.2
 _LINE_BYTES, _LINE_S, _LOOK_S = 4096, 20.0, 0.5
 #: Connections that a job may have for each other node, and beside that.
 _LINKS_EACH, _LINKS_MORE = 4, 64
-
-
 T = TypeVar("T")
-
-
-class RankJobs(Protocol):
-    """The parts of jobs that a node has, and their checkpoints."""
-
-    holds: HeldParts
-    helped: HelperParts
-    gangs: Gangs
-
-
-class RankNode(Protocol):
-    """A node on which ranks run."""
-
-    @property
-    def jobs(self) -> RankJobs: ...
-
-
-class AskedStarter(Protocol):
-    """The Starter of this machine."""
-
-    @property
-    def agents(self) -> Mapping[str, RankNode]: ...
-
-    def ask(self, question: Callable[[], T], timeout_s: float = 5.0) -> T:
-        """The answer of the thread that owns the nodes. Raises: TimeoutError."""
-        ...
+_UNLIMITED = 1 << 20
 
 
 class RanksAnswering:
     """`adapters.rpc_ranks.RanksAnswers` of one Starter."""
 
-    def __init__(self, starter: AskedStarter) -> None:
+    def __init__(self, starter: Starter) -> None:
         self._starter = starter
 
     def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
@@ -149,7 +126,7 @@ class RanksAnswering:
         except TimeoutError:
             raise Unavailable(f"node {node} is too busy to answer") from None
 
-    def _agent(self, node: str) -> RankNode:
+    def _agent(self, node: str) -> NodeAgent:
         agent = self._starter.agents.get(node)
         if agent is None:
             raise NotFound(f"this Starter does not serve node {node}")
@@ -193,7 +170,6 @@ class Places:
             self._of += Counter()  # those with none go
 
 
-_UNLIMITED = 1 << 20
 #: Of this process.
 PLACES = Places()
 
@@ -434,3 +410,54 @@ def node_in(line: bytes) -> str:
         return str(json.loads(line)["node"])
     except (*UNREADABLE_TEXT, KeyError, TypeError):
         raise NotFound("the connection does not say for which node it is") from None
+
+
+# -- terminals -------------------------------------------------------------------------------------------------------------
+# Terminals of the commands of a Starter: who may sit down at one, and the way there. The command of an interactive job is
+# runner/ranks/terminal.py, which waits at a socket whose name follows from the job's host file.
+
+
+class TerminalAnswering:
+    """`adapters.rpc_terminal.TerminalAnswers` of one Starter."""
+
+    def __init__(self, starter: Starter, *, operators: Sequence[str] = (), log: Log | None = None) -> None:
+        self._starter = starter
+        self._operators = tuple(operators)
+        self._log = log
+
+    def attach(self, submission: int, index: int, *, caller: Caller) -> RanksLink:
+        """See `TerminalAnswers.attach`. Only its owner may type into a command, operators may not."""
+        try:
+            found = self._starter.ask(lambda: self._look(submission, index))
+        except TimeoutError:
+            raise Unavailable("the Starter is busy or registering", hint="try again in a moment") from None
+        if found is None:
+            raise NotFound(f"job {submission} does not run on this node")
+        hosts, uid, owner = found
+        person = person_of(caller, self._operators)
+        with audited(self._log, person, "terminal", str(submission)):
+            if not (person.is_open or person.owns(owner)):
+                raise denied(submission, owner)
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            link.connect(terminal.address(hosts))
+            if ranks.peer_uid(link) != uid:  # everybody may listen by any name
+                raise Unavailable(f"what listens for job {submission} is not its user's")
+        except OSError as error:
+            link.close()
+            raise Unavailable(f"job {submission} has no terminal yet: {error.strerror}") from None
+        except Unavailable:
+            link.close()
+            raise
+        return SocketLink(link)
+
+    def _look(self, submission: int, index: int) -> tuple[str, int, str] | None:
+        """(host file, whose processes, whose job)."""
+        for agent in self._starter.agents.values():
+            for block in agent.blocks.values():
+                if block.key.submission == submission and block.key.first == index and block.is_placed:
+                    place = agent.jobs.place_of(block)
+                    account = block.info.account if block.info is not None else None
+                    if place is not None:
+                        return str(place / "hosts"), account.uid if account is not None else os.getuid(), block.info.record.user
+        return None

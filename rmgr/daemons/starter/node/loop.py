@@ -1,4 +1,4 @@
-"""The Starter's loop: one thread, one mailbox; session and lease decide whether its nodes may act, the nodes do the rest.
+"""The Starter's loop: one thread, one mailbox; session and lease decide whether its nodes may act, the nodes do the rest; and its end.
 
     registered, lease valid      nodes settle after every handful of messages: dispatch, claim, commit
     SUSPENDED                    the same until the lease is over: commits wait in the adapter, work runs on
@@ -9,34 +9,27 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
-from rmgr.coord.protocol.ports import Coordinator, SessionState
+from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.starter.core.commits import Committer
-from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.metrics import StarterMetrics
-from rmgr.daemons.starter.core.quietly import was_quiet
-from rmgr.daemons.starter.core.turns import Turns
-from rmgr.daemons.starter.health.drains import Drains
-from rmgr.daemons.starter.health.health import DiskWatch
-from rmgr.daemons.starter.health.watch import CountedChildren, WatchedZnode
-from rmgr.daemons.starter.node.ending import StarterEnd
-from rmgr.daemons.starter.node.node import NodeAgent
+from rmgr.daemons.starter.core.home import DiskWatch
+from rmgr.daemons.starter.core.io import was_quiet
+from rmgr.daemons.starter.core.tree import CountedChildren, WatchedZnode
+from rmgr.daemons.starter.node.node import NodeAgent, Shared
 from rmgr.daemons.starter.node.registry import Registry, Stopping
+from rmgr.daemons.starter.node.trouble import Drains
 from rmgr.daemons.starter.pull.board import PendingQueue
-from rmgr.daemons.starter.pull.caps import Caps
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
+from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import CappedUse, ClusterSettings, Dispatch
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.runtime import machine
-from rmgr.runtime.aside import Aside
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.lease import Lease
@@ -45,69 +38,68 @@ from rmgr.runtime.mailbox import Mailbox, run_loop
 from rmgr.runtime.release import check_release
 from rmgr.runtime.supervision import Notifier, StallGuard
 
-T = TypeVar("T")
-Call = Callable[[], None]
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.core.blocks import ClaimedBlock
 
+T = TypeVar("T")
+Call = Callable[[], object]
 #: Messages taken out before the nodes settle.
 _MESSAGES = 200
 #: The loop comes round at least this often; and that often while all its nodes are empty and the last round has brought nothing.
 _ROUND_S, _QUIET_ROUND_S = 1.0, 2.5
+#: At the end of the grace: between SIGTERM and SIGKILL of work, and how long its failures may take to be committed.
+_KILL_GRACE_S, _LAST_COMMITS_S = 2.0, 5.0
+#: What taking the process apart may cost after that.
+_CLOSE_S = 8.0
+#: Without contact the end waits this long.
+_NO_CONTACT_S = 3.0
 
 
 class Starter:
     """All nodes of one process.
 
     Args:
-        mailbox: what everything posts into (made by the caller, which needs it for the parts).
+        mailbox: what everything posts into.
         cluster_id: any other cluster is refused at each new session.
-        spool_cap: bytes of finished outputs that may wait for the store. store_note: what is wrong with it, for people.
+        store_note: what is wrong with the data store, for people.
     """
 
     def __init__(
         self,
         agents: Mapping[str, NodeAgent],
+        shared: Shared,
         *,
-        coordinator: Coordinator,
         mailbox: Mailbox[Call],
-        committer: Committer,
         registry: Registry,
-        io: StoreIO,
-        metrics: StarterMetrics,
         disk: DiskWatch,
         settings: ClusterSettings,
         partition: str,
         cluster_id: str,
         stop_grace_s: float,
-        log: Log,
-        aside: Aside,
-        turns: defaultdict[str, Turns],
-        caps: Caps,
-        spool_cap: int = 1 << 30,
         store_note: Callable[[], str] = str,
     ) -> None:
         self.agents = agents
         self.settings = settings
         self.failure: RmgrError | None = None
-        self._coordinator = coordinator
+        self._shared = shared
         self.mailbox = mailbox
-        self._committer = committer
+        self._coordinator = shared.coordinator
+        self._committer = shared.committer
+        self._io = shared.io
+        self._metrics = shared.metrics
+        self._log = shared.log
         self._registry = registry
-        self._io = io
-        self._metrics = metrics
-        self._drains = Drains(agents.values(), disk, io, spool_cap=spool_cap, log=log)
-        self._end = StarterEnd(agents.values(), grace_s=stop_grace_s, log=log)
+        self._drains = Drains(agents.values(), disk, shared.io, spool_cap=shared.spool_cap, log=shared.log)
+        self._end = StarterEnd(agents.values(), grace_s=stop_grace_s, log=shared.log)
         self._partition = partition
         self._cluster_id = cluster_id
         self._store_note = store_note
-        self._log = log
-        self._lease = Lease(coordinator)
+        self._lease = Lease(shared.coordinator)
         self._session = SessionState.LOST
         self._retry_register_s: float | None = None  #: monotonic time of the next try, None = at once
         self._backoff = Backoff(0.1, 2.0)
         self._was_acting = self._was_quiet = False
         self._round_s = _QUIET_ROUND_S  #: the service manager may want beats more often
-        self._turns = turns
-        self._caps = caps
         self._usage_version = -1
         self._boards: list[PendingQueue] = []
         self._hungry: frozenset[str] = frozenset()
@@ -115,14 +107,15 @@ class Starter:
         self._finished = False
         self._guard: StallGuard | None = None
         self._notifier: Notifier | None = None
-        self._aside = aside
         self._renewed_s: float | None = None  #: None = no exclusive work is here
         self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
         self._held = {name: CountedChildren() for name in agents}
-        self._usage_watch = self._watch(lambda watch: coordinator.get(paths.USAGE, watch=watch), self._on_usage)
+        self._usage_watch = self._watch(lambda watch: shared.coordinator.get(paths.USAGE, watch=watch), self._on_usage)
         self._watches = self._make_watches()
-        self._idle_watch = self._watch(lambda watch: coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0)
+        self._idle_watch = self._watch(
+            lambda watch: shared.coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0
+        )
 
     @property
     def is_stopping(self) -> bool:
@@ -214,7 +207,7 @@ class Starter:
         notifier.tell(f"{serving}; {drains}" if drains else serving)
 
     def _handle(self, message: Call) -> None:
-        self._aside.attempt(message)  # loop boundary: one bad message must not end the node's work
+        self._shared.aside.attempt(message)  # loop boundary: one bad message must not end the node's work
 
     def wait_s(self) -> float:
         """See `LoopOwner`."""
@@ -260,7 +253,7 @@ class Starter:
             self._watch_hungry()
         else:
             for agent in self.agents.values():
-                self._aside.attempt(agent.jobs.gangs.turn_on)
+                self._shared.aside.attempt(agent.jobs.gangs.turn_on)
         if (pending := self._io.pending_bytes) != self._spooled:
             self._spooled = pending
             self._metrics.spooled_bytes.set(pending)
@@ -388,21 +381,21 @@ class Starter:
         if found is not None and found.version != self._usage_version:
             self._usage_version = found.version
             for name, agent in self.agents.items():
-                self._caps.uses(name, agent.puller.in_use(), agent.lanes.cores)
-            self._caps.told(decode_record(found.data, CappedUse, paths.USAGE))
+                self._shared.caps.uses(name, agent.puller.in_use(), agent.lanes.cores)
+            self._shared.caps.told(decode_record(found.data, CappedUse, paths.USAGE))
 
     def use_settings(self, settings: ClusterSettings) -> None:
         """Queues of this Starter's partition, highest rank first."""
         self.settings = settings
-        self._caps.limits = settings.limits
+        self._shared.caps.limits = settings.limits
         old = {board.spec.name: board for board in self._boards}
         wanted = [queue for queue in settings.queues if queue.partition == self._partition and queue.dispatch is Dispatch.PULL]
         boards = []
         for queue in sorted(wanted, key=lambda queue: (-queue.rank, queue.name)):
             board = old.get(queue.name)
             if board is None:
-                salt, turns = next(iter(self.agents)), self._turns[queue.name]
-                board = PendingQueue(queue, self._coordinator, post=self.mailbox.put, wake=_nothing, salt=salt, turns=turns)
+                salt, turns = next(iter(self.agents)), self._shared.turns[queue.name]
+                board = PendingQueue(queue, self._coordinator, post=self.mailbox.put, salt=salt, turns=turns)
             board.spec = queue
             boards.append(board)
         self._boards = boards
@@ -427,7 +420,62 @@ class Starter:
         self._end.begin(machine.monotonic())
 
 
-def _nothing() -> None:
-    """Does nothing: the nodes settle after this message anyway."""
+# -- the end ---------------------------------------------------------------------------------------------------------------
+# The end of a Starter: its nodes take no new work, what runs ends within a grace, what still runs then is killed.
+#     running --stop--> draining --all nodes empty----------------------> over
+#                          | grace over: work is killed --all empty-----> over
+#                          | no contact, or the kills take too long ----> over, with a warning
 
 
+class StarterEnd:
+    """Decides when a Starter that stops is over, and kills what runs too long.
+
+    Args: grace_s: how long running work may take to end by itself.
+    """
+
+    def __init__(self, nodes: Collection[NodeAgent], *, grace_s: float, log: Log) -> None:
+        self._nodes = nodes
+        self._grace_s = grace_s
+        self._log = log
+        self._kill_s = math.inf  #: when running work is killed (monotonic)
+        self._has_begun = False
+        self._silent_since_s: float | None = None
+        self._killed: set[ClaimedBlock] = set()
+
+    @property
+    def has_begun(self) -> bool:
+        """Somebody has ordered it."""
+        return self._has_begun
+
+    def begin(self, now_s: float) -> None:
+        """The first call gives running work its grace, the second one ends it now."""
+        self._kill_s = min(self._kill_s, now_s if self._has_begun else now_s + self._grace_s)
+        self._has_begun = True
+        self._log.info("stopping", deadline_s=round(self._kill_s - now_s, 1))
+
+    def within_s(self, now_s: float) -> float:
+        """Seconds until the process is gone at the latest."""
+        return self._kill_s - now_s + _KILL_GRACE_S + _LAST_COMMITS_S + _CLOSE_S
+
+    def is_over(self, now_s: float, *, acting: bool, committing: bool) -> bool:
+        """Whether the Starter ends now; kills what still runs when its grace is over. acting: its commits are taken."""
+        if acting:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = now_s
+        if not committing and all(node.is_empty for node in self._nodes):
+            return True
+        is_silent = self._silent_since_s is not None and now_s - self._silent_since_s > _NO_CONTACT_S
+        if is_silent or now_s > self._kill_s + _KILL_GRACE_S + _LAST_COMMITS_S:
+            self._log.warning("stopped_with_work", total=sum(len(node.blocks) for node in self._nodes))
+            return True
+        if now_s >= self._kill_s:
+            self._kill()
+        return False
+
+    def _kill(self) -> None:
+        for node in self._nodes:
+            for block in list(node.blocks.values()):
+                if block.live and block not in self._killed:
+                    self._killed.add(block)
+                    node.stop_tasks(block, None, Reason.NODE_LOST, int(_KILL_GRACE_S * 1e6))

@@ -1,49 +1,62 @@
 """One (virtual) node of a Starter: what it has claimed, runs and must still commit. Facts in through methods, `settle` acts.
 
 Owned by the Starter's one thread. `settle` is level-triggered: it looks at everything and does what can be done, so no event is lost.
+`Shared` is what all nodes of a Starter have together. Parts of a node hold it, and reach each other and what is shared through it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import NodeRunner
 from rmgr.adapters.host.workevents import TurnEvent
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.ranks import Peers
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.daemons.starter.checkpoint.rows import OPEN, Seals
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.commits import IdleMark
-from rmgr.daemons.starter.core.home import Mending
-from rmgr.daemons.starter.core.records import Info
-from rmgr.daemons.starter.execution.amending import Amendments
-from rmgr.daemons.starter.execution.barred import Barred
-from rmgr.daemons.starter.execution.dispatch import Dispatcher
+from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
+from rmgr.daemons.starter.core.home import Home
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.metrics import StarterMetrics
+from rmgr.daemons.starter.core.shares import Caps, TaskTimes, Turns
+from rmgr.daemons.starter.core.submissions import RecordCache
+from rmgr.daemons.starter.core.tree import Committer, IdleMark, Loop
+from rmgr.daemons.starter.core.trust import Gate
+from rmgr.daemons.starter.execution.dispatch import Dispatcher, words_of
 from rmgr.daemons.starter.execution.ends import Ends, cancelled
 from rmgr.daemons.starter.execution.lanes import Lanes
-from rmgr.daemons.starter.execution.launch import words_of
 from rmgr.daemons.starter.execution.logs import LiveLogs
-from rmgr.daemons.starter.health.reach import settle_refused
-from rmgr.daemons.starter.health.strikes import OUT_S, Strikes
-from rmgr.daemons.starter.health.trouble import TroubleMark
 from rmgr.daemons.starter.jobs.jobs import Jobs
-from rmgr.daemons.starter.node.completing import Completing
+from rmgr.daemons.starter.node.completing import Completing, DeletedClaims
 from rmgr.daemons.starter.node.giving import Giving
-from rmgr.daemons.starter.node.orders import Inbox
-from rmgr.daemons.starter.node.shared import Shared
-from rmgr.daemons.starter.node.turn import NodeMode, NodeStep, mode_of, steps_of
+from rmgr.daemons.starter.node.orders import Amendments, Inbox
+from rmgr.daemons.starter.node.trouble import OUT_S, Strikes, TroubleMark
 from rmgr.daemons.starter.pull.board import PendingQueue
-from rmgr.daemons.starter.pull.claims import Claims
 from rmgr.daemons.starter.pull.hands import Hands
-from rmgr.daemons.starter.pull.idle import IdleMarking
-from rmgr.daemons.starter.pull.pull import Puller
-from rmgr.daemons.starter.staging.stage import Stager
+from rmgr.daemons.starter.pull.pull import IdleMarking, Puller
+from rmgr.daemons.starter.staging.accounts import Accounts, AccountsPolicy, Reach
+from rmgr.daemons.starter.staging.inputs import Inputs, OutputClaims
+from rmgr.daemons.starter.staging.outputs import Charge, OutputRows
+from rmgr.daemons.starter.staging.stage import VALUES_CAP_BYTES, Stager
 from rmgr.model.base.resources import MIB, Capacity, NodeAttributes
 from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockKey
+from rmgr.procedures.authentic import Deeds
 from rmgr.runtime import machine
-from rmgr.runtime.aside import place_of
+from rmgr.runtime.aside import Aside, place_of
+from rmgr.runtime.gang_clock import ClockReader
+from rmgr.runtime.logger import Log
+from rmgr.runtime.mailbox import Timer
+from rmgr.runtime.story import Stories
 
 #: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
 _NO_MORE_S = 0.25
@@ -51,9 +64,8 @@ _NO_MORE_S = 0.25
 _OPEN_AGE_S = 4.0
 #: Turns that raise for so long are a trouble of the node; the next one comes after a pause.
 _FAILING_S, _PAUSE_S = 5.0, 0.5
-#: Steps that say what may not begin, and those that begin something: these wait for the first ones to succeed.
-_BEFORE_WORK = frozenset({NodeStep.BAR, NodeStep.GIVE_BACK_REFUSED, NodeStep.REOPEN})
-_BEGINS = frozenset({NodeStep.BEGIN, NodeStep.GRANT, NodeStep.CLAIM})
+#: Between two looks whether lanes differ too much; between two for the sake of tasks that were lost with their files.
+_LEVEL_S, _MISSED_S = 0.02, 0.05
 
 
 class NodeAgent:
@@ -66,8 +78,10 @@ class NodeAgent:
         self.capacity = capacity
         self.attributes = attributes
         self.incarnation = 0
+        self.shared = shared
         self.blocks: dict[BlockKey, ClaimedBlock] = {}
         self.idle = IdleMark()
+        self.stories = shared.stories()  #: of this registration
         self.runner = runner
         self.log = shared.log.bind(node=name)
         self.lanes = Lanes(
@@ -79,97 +93,30 @@ class NodeAgent:
             resources=capacity.resources,
             processors=shared.processors.get(name, ()),
         )
-        self.accounts = accounts = shared.accounts(name, files.with_name("private"), self.log)
+        self.accounts = shared.accounts(name, files.with_name("private"), self.log)
         self.aside = shared.aside  #: what raised where nothing should
         self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s, shared.output_cap, shared.charge_of)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
         self.fault = ""  #: why no turn of it came to its end for some seconds
         self._failing_since_s = math.inf  #: first of the turns that raised, one after another
-        self._trouble = TroubleMark(self, shared)
+        self._trouble = TroubleMark(self)
         self.next_s = math.inf  #: monotonic time of the next `settle` that is needed without a new fact, inf = none
-        self._shared = shared
-        self.stager = Stager(
-            shared.io,
-            shared.inputs,
-            wake=shared.wake,
-            directory=files,
-            on_unstartable=self._unstartable,
-            uploads=shared.fetcher.uploads,
-            blocks=self.blocks,
-            log=self.log,
-            accounts=accounts,
-            claims=shared.claims,
-            values_cap_bytes=shared.values_cap,
-            pace=self.pace,
-        )
-        self.hands = Hands(self, shared, caps=shared.caps, log=self.log)
-        self._completing = Completing(
-            self, shared, cores=self.lanes.cores, on_strike=self._strike, announce=self.hands.watch_ahead
-        )  # fmt: skip
-        self.jobs = Jobs(
-            self,
-            shared,
-            shared,
-            shared,
-            accounts=accounts,
-            directory=files.with_name("jobs"),
-            on_missing=self._missed,
-            reread=self._completing.reread,
-            over=self.over,
-            on_unstartable=self._unstartable,
-            log=self.log,
-        )
-        self._ends = Ends(
-            self.lanes,
-            shared,
-            stager=self.stager,
-            logs=self.logs,
-            on_end=self._ended,
-            on_strike=self._strike,
-            on_surprise=shared.metrics.surprised,
-            on_missing=self._missed,
-            is_awaited=self.jobs.is_awaited,
-            spool=files,
-            aside=self.aside,
-            log=self.log,
-        )
-        self._dispatch = Dispatcher(
-            self.blocks,
-            self.lanes,
-            times=shared.times,
-            fetcher=shared.fetcher,
-            stager=self.stager,
-            environ=shared.environ,
-            output_cap=shared.output_cap,
-            on_unstartable=self._unstartable,
-            accounts=accounts,
-            separate=shared.separate,
-            gate=shared.gate,
-            jobs=self.jobs,
-        )
-        self.giving = Giving(
-            self, shared, shared.metrics, dispatch=self._dispatch, stager=self.stager, on_refused=self._completing.refused
-        )  # fmt: skip
-        self.puller = Puller(
-            self,
-            capacity=capacity, attributes=attributes,
-            committer=shared.committer, records=shared.records,
-            times=shared.times, log=self.log, aside=shared.aside, on_claim=shared.metrics.claimed,
-            gate=shared.gate, accounts=accounts, meet=self.stager.meet, forget=self.stager.forget,
-            caps=shared.caps,
-        )
-        self.amendments = Amendments(self, shared.records, shared.gate, log=self.log)
-        self.orders = Inbox(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
-        parts = (self._dispatch, self.stager, self.jobs, *((accounts,) if accounts is not None else ()))
-        self.mending = Mending(shared.home, runner, self.lanes, parts, shared.forget_lost)
-        self._claims = Claims(self, shared, self.log, reread=self._completing.reread)
-        self._marking = IdleMarking(self, shared.committer)
-        self._barred = Barred(self, shared.gate, self._dispatch)
+        self.stager = Stager(self, files)
+        self.hands = Hands(self)
+        self.completing = Completing(self)
+        self.jobs = Jobs(self, files.with_name("jobs"))
+        self.ends = Ends(self, spool=files)
+        self.dispatch = Dispatcher(self)
+        self.giving = Giving(self)
+        self.puller = Puller(self)
+        self.amendments = Amendments(self)
+        self.orders = Inbox(self)
+        self._deleted = DeletedClaims(self)
+        self._marking = IdleMarking(self)
+        self._missed_s = -math.inf  #: when work met files that were gone
         self._cores_shown = 0
         self._busy = shared.metrics.slots_busy.labels(name)
-        self._turn: tuple[Sequence[PendingQueue], frozenset[str]] = ((), frozenset())  #: boards and hungry nodes of this turn
-        self._turns = self._steps()
 
     # -- facts -----------------------------------------------------------------------------------------------------------
 
@@ -181,7 +128,7 @@ class NodeAgent:
         events = [event for event in events if not isinstance(event, TurnEvent)]
         if self.accounts is not None:
             self.accounts.saw(events)
-        self._ends.take(events)
+        self.ends.take(events)
 
     def claimed(self, block: ClaimedBlock) -> None:
         """A block is the node's own now."""
@@ -190,29 +137,20 @@ class NodeAgent:
 
     def owner_of(self, submission: int) -> str | None:
         """Whose submission it is, as far as this node has had to do with it."""
-        info = self._shared.records.get(submission)
+        info = self.shared.records.get(submission)
         return info.record.user if info is not None else None
-
-    @property
-    def life(self) -> str:
-        """See `HeldParts.life`."""
-        return self.jobs.holds.life
-
-    def in_doubt(self) -> dict[BlockKey, tuple[str, Info]]:
-        """Claims of which it is not known whether they were committed: queue, and what is known of the submission."""
-        return self.puller.in_doubt()
 
     def works_ahead(self) -> bool:
         """Not after it has given work away, nor before one of its slots is about to be free."""
         now_s = machine.monotonic()
-        return now_s > self.giving.given_s + _NO_MORE_S and self._dispatch.frees_soon(now_s)
+        return now_s > self.giving.given_s + _NO_MORE_S and self.dispatch.frees_soon(now_s)
 
     def registered(self, incarnation: int, *, idle: bool) -> None:
         """A new registration stands; the blocks that were adopted are in `blocks`."""
         self.incarnation = incarnation
         self.idle = IdleMark(present=idle)
+        self.stories.stop()
         self._marking.reset()
-        self.giving.reset()
         self._trouble.reset()
         self.puller.reset()
         self.hands.reset()
@@ -222,8 +160,7 @@ class NodeAgent:
     def drop_block(self, block: ClaimedBlock) -> None:
         """The block is not the node's own any more: what runs of it is killed, and its ends are dropped."""
         self.blocks.pop(block.key, None)
-        self.giving.forget(block.key)
-        self._dispatch.forget(block)
+        self.dispatch.forget(block)
         self.stop_tasks(block, None, Reason.LEASE_LOST, 0)
 
     def stop_tasks(self, block: ClaimedBlock, indices: frozenset[int] | None, reason: Reason, grace_us: int) -> None:
@@ -247,185 +184,175 @@ class NodeAgent:
         """Nothing is claimed, nothing runs, nothing waits for a commit."""
         return not (self.blocks or self.jobs.holds or self.puller.in_flight or self.hands.is_taking) and self.lanes.is_idle
 
-    def settle(self, boards: Sequence[PendingQueue], hungry_nodes: frozenset[str], now_s: float) -> None:
-        """Does what can be done now, as `turn.py` says; only while the Starter is registered and its lease is valid."""
+    def settle(self, boards: Sequence[PendingQueue], hungry: frozenset[str], now_s: float) -> None:
+        """Does what can be done now; only while the Starter is registered and its lease is valid.
+
+        A turn looks at everything, so no event is lost: facts only bring it. The order is the algorithm, therefore each step says why it
+        stands where it does. What raises in a step ends that step alone.
+        """
         self.next_s = math.inf
         self._trouble.settle(now_s)  # first: it may begin a quarantine, and end one
-        self._turn = (boards, hungry_nodes)
-        io = self._shared.io
-        mode = mode_of(drains=self.is_draining, full=self._shared.rows.is_full, behind=io.pending_bytes >= self._shared.spool_cap)
-        failed: set[NodeStep] = set()
-        for step, take in self._turns[mode]:
-            if step in _BEGINS and failed & _BEFORE_WORK:
-                continue  # work that may not begin here any more would
-            try:
-                take(now_s)
-            except Exception as error:  # noqa: BLE001 - the boundary of one step: commits, orders and all others are done
-                failed.add(step)
-                self.failed(error, now_s)
-        if not failed:
+        shared, step = self.shared, _Step(self, now_s)
+        is_draining = self.is_draining
+        begins = not is_draining and not shared.rows.is_full  # else outputs fill the memory
+        claims = begins and shared.io.pending_bytes < shared.spool_cap  # else outputs wait for the store
+        # What a client hands over lies here already: it comes before all that would be fetched.
+        with step:
+            self.hands.settle(boards, now_s)
+            self.at(self.hands.due_s)
+        before = step.failures
+        # What may not begin any more (ended, revoked, draining) is out of the way before anything is begun ...
+        with step:
+            self.giving.return_barred(is_draining=is_draining)
+        # ... and so is work of users whom this node cannot serve: it goes back while others may take it.
+        with step:
+            self.at(now_s + self.giving.return_refused())
+        # Slots that were lost are there again before work looks for one.
+        with step:
+            self.at(self.ends.reopening.settle(now_s, takes_work=not is_draining))
+        may_begin = step.failures == before
+        # Cores that blocked tasks use are not free: this is known before any are given to others.
+        with step:
+            self._charge_blocked(now_s)
+        # Parts of gangs that are over leave their slots before others begin; what goes on has its slots also where nothing begins any more.
+        with step:
+            self.at(self.jobs.gangs.settle())
+        if may_begin:
+            # Placed jobs first: what the leader has assigned outranks pulled work. Then what is here gets the slots that are free.
+            # Where nothing new begins a task that waits for its cores still gets them: its end is what makes room.
+            with step:
+                self._fill(self.dispatch.run if begins else self.lanes.grant, now_s)
+            # After that: how much lasts long enough is known only when the slots have taken theirs.
+            if claims:
+                with step:
+                    self.puller.run(boards, now_s)
+                    self.at(self.puller.retry_s)
+        if not claims:  # who claims nothing is not hungry: no other node gives anything away for its sake
+            self.puller.is_hungry = False
+        # After claiming: a COMPLETE can carry the mark of a node that has just found nothing to claim.
+        with step:
+            self.at(self.completing.settle(now_s))
+        with step:
+            self._deleted.settle(now_s)
+        # The mark by itself: only if no COMPLETE has taken it along.
+        with step:
+            self.at(self._marking.settle(now_s))
+        # Others get what is left when this node's own slots have theirs and no commit of the block is under way.
+        if hungry:
+            with step:
+                self.giving.split(hungry, now_s)
+        # Backlogs of lanes differ by now: those that wait behind a long task move.
+        with step:
+            if self.dispatch.level(now_s):
+                self.at(now_s + _LEVEL_S)
+        # What running work has written can wait longest.
+        with step:
+            self.at(self.logs.flush(self.lanes, now_s))
+        # Workers that nobody will ask for cost memory only.
+        with step:
+            self.at(self.lanes.dismiss(now_s, lambda submission: shared.records.is_open(submission, _OPEN_AGE_S)))
+        # An order is crossed off when what it asks for has been done above.
+        with step:
+            self.orders.settle()
+        self._show()
+        if not step.failures:
             self.fault, self._failing_since_s = "", math.inf
 
     def failed(self, error: Exception, now_s: float) -> None:
         """A step of its turn raised. Its work stays here: it might break the turns of another node, too."""
         place = place_of(error)
-        self._shared.aside.add(place, None, error)
+        self.aside.add(place, None, error)
         self._failing_since_s = min(self._failing_since_s, now_s)
         if now_s - self._failing_since_s >= _FAILING_S:
             self.fault = f"its turns fail, {place}: {words_of(error)}"
         self.at(now_s + _PAUSE_S)
 
-    @property
-    def set_aside(self) -> str:
-        """What raised in this Starter where nothing should, in words, "" = nothing."""
-        return self._shared.aside.words
-
-    def _take_handed(self, now_s: float) -> None:
-        self.hands.settle(self._turn[0], now_s)
-        self.at(self.hands.due_s)
-
-    def _bar(self, _now_s: float) -> None:
-        self._barred.settle(is_draining=self.is_draining)
-
-    def _give_back_refused(self, now_s: float) -> None:
-        again_s = settle_refused(
-            self.accounts, self.blocks.values(),
-            give_back=self.return_unstarted, spare=self._ends.reopening.forget, withhold=self._dispatch.withhold,
-        )
-        self.at(now_s + again_s)
-
-    def _reopen(self, now_s: float) -> None:
-        reopen_s = self._ends.reopening.settle(now_s, takes_work=not self.is_draining)
-        self.at(math.inf if reopen_s is None else reopen_s)
-
-    def _charge(self, now_s: float) -> None:
+    def _charge_blocked(self, now_s: float) -> None:
         before = self.lanes.overdrawn
         self.at(self.lanes.charge_blocked(now_s))
         if self.lanes.overdrawn and not before:
             self.log.warning("blocked_tasks_compute", cores=self.lanes.overdrawn, why="they say that they wait, and use processors")
 
-    def _dismiss(self, now_s: float) -> None:
-        self.at(self.lanes.dismiss(now_s, lambda submission: self._shared.records.is_open(submission, _OPEN_AGE_S)))
-
-    def _take_turns(self, _now_s: float) -> None:
-        self.at(self.jobs.gangs.settle())
-
-    def _begin(self, now_s: float) -> None:
-        self._fill(self._dispatch.run, now_s)
-
-    def _grant(self, now_s: float) -> None:
-        self._fill(self.lanes.grant, now_s)
-
     def _fill(self, fill: Callable[[], object], now_s: float) -> None:
         """Placed jobs, then slots. What cannot be opened is tried again when its directory is mended, else in a second."""
-        before = self.mending.generation
+        before = self.shared.home.generation
         try:
             self.jobs.settle()
             fill()
         except OSError as error:
-            is_mended = self.mending.failed(error, before)
+            is_mended = self._is_mended(error, before)
             if not is_mended:
-                self._strike("slot_not_opened", str(error))
+                self.strike("slot_not_opened", str(error))
             self.at(now_s if is_mended else now_s + 1.0)
 
-    def _claim(self, now_s: float) -> None:
-        self.puller.run(self._turn[0], now_s)
-        self.at(self.puller.retry_s)
-
-    def _rest(self, _now_s: float) -> None:
-        self.puller.is_hungry = False
-
-    def _mark_idle(self, now_s: float) -> None:
-        self.at(self._marking.settle(now_s))
-
-    def _split_for_hungry(self, now_s: float) -> None:
-        if self._turn[1]:
-            self.giving.split(self._turn[1], now_s)
-
-    def _obey(self, _now_s: float) -> None:
-        self.at(self.amendments.settle())
-        self.orders.settle()
-
-    def _level(self, now_s: float) -> None:
-        if self._dispatch.level(now_s):
-            self.at(now_s + 0.02)
-
-    def _flush_logs(self, now_s: float) -> None:
-        flush_s = self.logs.flush(self.lanes, now_s)
-        if flush_s is not None:
-            self.at(flush_s)
-
-    def _show(self, _now_s: float) -> None:
+    def _show(self) -> None:
         busy = self.lanes.cores - self.lanes.free_cores
         if busy != self._cores_shown:
             self._cores_shown = busy
             self._busy.set(busy)
 
-    def _steps(self) -> dict[NodeMode, list[tuple[NodeStep, Callable[[float], None]]]]:
-        """The steps of a turn by mode."""
-        take: dict[NodeStep, Callable[[float], None]] = {
-            NodeStep.TAKE_HANDED: self._take_handed,
-            NodeStep.BAR: self._bar,
-            NodeStep.GIVE_BACK_REFUSED: self._give_back_refused,
-            NodeStep.REOPEN: self._reopen,
-            NodeStep.CHARGE: self._charge,
-            NodeStep.TURNS: self._take_turns,
-            NodeStep.BEGIN: self._begin,
-            NodeStep.GRANT: self._grant,
-            NodeStep.CLAIM: self._claim,
-            NodeStep.REST: self._rest,
-            NodeStep.COMMIT: lambda now_s: self.at(self._completing.settle(now_s)),
-            NodeStep.REPAIR_CLAIMS: self._claims.settle,
-            NodeStep.MARK_IDLE: self._mark_idle,
-            NodeStep.SPLIT: self._split_for_hungry,
-            NodeStep.LEVEL: self._level,
-            NodeStep.FLUSH_LOGS: self._flush_logs,
-            NodeStep.DISMISS: self._dismiss,
-            NodeStep.OBEY: self._obey,
-            NodeStep.SHOW: self._show,
-        }
-        return {mode: [(step, take[step]) for step in steps_of(mode)] for mode in NodeMode}
-
     def at(self, at_s: float) -> None:
         """Asks for a turn at this monotonic time, if none comes before."""
         self.next_s = min(self.next_s, at_s)
 
-    def _missed(self) -> None:
-        self.mending.missed()
-
-    def _ended(self, state: State | None, count: int, seconds: float) -> None:
+    def ended(self, state: State | None, count: int, seconds: float) -> None:
+        """`count` attempts ended, of `seconds` each; state None: FAILED, and may run again."""
         if state is State.COMPLETED:
             self.strikes.success()
-        self._shared.metrics.ended(state, count, seconds)
+        self.shared.metrics.ended(state, count, seconds)
 
     def pace(self, block: ClaimedBlock) -> float | None:
         """Seconds in which the slots take a task of it, None = unknown."""
-        task_s = self._shared.times.of(block.kind)
+        task_s = self.shared.times.of(block.kind)
         return task_s / self.lanes.slots_for(block.key.cores) if task_s is not None else None
 
-    def _strike(self, what: str, detail: str, account: Account | None = None) -> None:
+    def strike(self, what: str, detail: str, account: Account | None = None) -> None:
+        """The node itself failed at something. account: in whose slot."""
         user = account.name if account is not None else ""
         is_his = self.strikes.add(what, detail, machine.monotonic(), user=user)
         self.log.warning("node_failed_work", kind=what, detail=detail, user=user)
         if is_his and self.accounts is not None:
             self.accounts.bar(user, f"{what}: {detail}", OUT_S)
 
-    def _unstartable(self, block: ClaimedBlock, indices: list[int], failure: Any) -> None:
-        self._ends.unstartable(block, indices, failure)
+    def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
+        """Tasks (no longer in ready) that cannot be started."""
+        self.ends.unstartable(block, indices, failure)
 
     def over(self, block: ClaimedBlock) -> None:
         """Nothing of it is left to do here."""
         self.blocks.pop(block.key, None)
-        self.giving.forget(block.key)
-        self._dispatch.forget(block)
+        self.dispatch.forget(block)
 
-    def return_unstarted(self, block: ClaimedBlock) -> None:
-        """What of it has not started goes back to its queue."""
-        self.giving.return_unstarted(block)
+    # -- files that were removed -----------------------------------------------------------------------------------------
 
-    def give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
-        """Its last `count` waiting tasks go back to its queue."""
-        self.giving.give_back(block, count, name=name, held=held)
+    def forget_lost(self) -> None:
+        """What was in files that are gone is made, or fetched, again; slots without a directory end."""
+        self.dispatch.forget_lost()
+        self.stager.forget_lost()
+        self.jobs.forget_lost()
+        if self.accounts is not None:
+            self.accounts.forget_lost()
+        self.lanes.retire_homeless()
+        self.runner.mended()
+
+    def missed(self) -> None:
+        """Work may have met files that were removed. Often called at once, when many tasks are lost together."""
+        now_s = machine.monotonic()
+        if now_s - self._missed_s > _MISSED_S:
+            self._missed_s = now_s
+            try:
+                self._is_mended(FileNotFoundError(), self.shared.home.generation)
+            except OSError:  # no room to write down what there is: with the next work that is lost
+                self._missed_s = -math.inf
+
+    def _is_mended(self, error: OSError, before: int) -> bool:
+        """Something failed with `error`, maybe because files were removed since `before`, a generation. True: it may be tried again."""
+        is_mended = self.shared.home.retry(error, before)
+        if isinstance(error, FileNotFoundError):
+            self.shared.forget_lost()
+        return is_mended
+
+    # -- orders ----------------------------------------------------------------------------------------------------------
 
     def cancel(
         self, block: ClaimedBlock, index: int | None, words: str, grace_us: int, *, reason: Reason = Reason.USER_CANCEL
@@ -443,3 +370,98 @@ class NodeAgent:
         if waiting:
             block.settle([cancelled(one, words, reason) for one in waiting], now_s)
         self.stop_tasks(block, None if index is None else frozenset((index,)), Reason.USER_CANCEL, grace_us)
+
+
+class _Step:
+    """The boundary of a step of a turn: commits, orders and all others are done whatever raises in one. failures: of this turn, so far."""
+
+    __slots__ = ("_agent", "_now_s", "failures")
+
+    def __init__(self, agent: NodeAgent, now_s: float) -> None:
+        self._agent = agent
+        self._now_s = now_s
+        self.failures = 0
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.failures += 1
+        self._agent.failed(error, self._now_s)
+        return True
+
+
+@dataclass(slots=True, kw_only=True)
+class Shared:
+    """Parts that all nodes of a Starter share."""
+
+    coordinator: Coordinator
+    io: StoreIO
+    home: Home
+    forget_lost: Callable[[], None]  #: looks at all that is kept in files, and forgets what is gone
+    committer: Committer
+    records: RecordCache
+    fetcher: Fetcher
+    inputs: Inputs
+    times: TaskTimes
+    metrics: StarterMetrics
+    settings: Callable[[], ClusterSettings]
+    loop: Loop
+    environ: dict[str, str]
+    output_cap: int
+    spool_cap: int
+    python: str
+    log: Log
+    peers: Peers | None = None  #: how other Starters are asked
+    credentials: Credentials | None = None  #: None in an open cluster
+    gate: Gate | None = None  #: of a secured cluster
+    seals: Seals = OPEN  #: of checkpoints
+    deeds: Deeds | None = None  #: of a secured cluster: whose values are
+    users: AccountsPolicy | None = None  #: work runs as its users; None: as the Starter
+    processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: that are a node's own, none: work is not bound
+    separate: bool = False  #: users never share a worker
+    checkpoint_max_bytes: int = 1 << 30  #: of one job
+    directory: Path = Path()  #: the Starter's own
+    file_cap: int = 0  #: bytes of a file that becomes a value, 0 = as many as any value
+    values_cap: int = VALUES_CAP_BYTES  #: bytes of inputs that each node reads ahead, and of all outputs on their way, in memory
+    aside: Aside = field(init=False)  #: what raised where nothing should: each place in the code is logged once
+    bounds: Bounds = field(default_factory=Bounds)  #: what each user may have of this Starter
+    turns: defaultdict[str, Turns] = field(default_factory=lambda: defaultdict(Turns))  #: what users had, by queue
+    caps: Caps = field(default_factory=Caps)  #: of users
+    rows: OutputRows = field(init=False)
+    claims: OutputClaims = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.aside = Aside(self.log, self.metrics.loop_errors.inc)
+        self.claims = OutputClaims(self.io.store, self.coordinator, self.deeds)
+        self.rows = OutputRows(self.io, self.deeds, self.charge_of, cap_bytes=self.values_cap)
+
+    def post(self, job: Callable[[], object]) -> None:
+        """Runs `job` on the thread of the nodes, which settle then. From any thread."""
+        self.loop.post(job)
+
+    def after(self, delay_s: float, job: Callable[[], object]) -> Timer:
+        """The same later."""
+        return self.loop.after(delay_s, job)
+
+    def stories(self) -> Stories:
+        """Stories on that thread; what escapes from one is counted, and told once for each place in the code."""
+        return Stories(self, escaped=lambda error: self.aside.add(place_of(error), None, error))
+
+    def charge_of(self, user: str) -> Charge:
+        """For something that `user`'s work is about to write into the store."""
+        return Charge(self.bounds, user)
+
+    def open_clock(self, told: Callable[[], None]) -> ClockReader:
+        """Reads the clock of another machine; `told` is called on a thread of its own."""
+        return ClockReader(self.credentials, told)
+
+    def accounts(self, node: str, directory: Path, log: Log) -> Accounts | None:
+        """Whose rights work has on a node, None = the Starter's. directory: for copies of files."""
+        if self.users is None:
+            return None
+        reach = Reach(python=self.python, directory=self.directory)
+        clock = machine.monotonic
+        return Accounts(self.users, self.io, node=node, directory=directory, clock=clock, log=log, reach=reach)

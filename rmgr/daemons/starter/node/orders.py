@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from rmgr.coord.decisions.changing import limit_of_running
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Outcome, Stamped
-from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.commits import Committer
-from rmgr.daemons.starter.core.quietly import Quietly
+from rmgr.daemons.starter.core.io import Quietly
+from rmgr.daemons.starter.core.submissions import Info
+from rmgr.daemons.starter.core.trust import Admission
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.story import Pause, Story
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.execution.amending import Amendments
-    from rmgr.daemons.starter.execution.lanes import Lanes
-    from rmgr.daemons.starter.jobs.jobs import Jobs
-    from rmgr.daemons.starter.pull.pull import Puller
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 #: An unbroken watch is believed this long; then the inbox is listed again.
 _RESYNC_S = 20.0
@@ -36,6 +34,8 @@ _FAILED_PAUSE_S = 0.5
 #: A START goes with the COMPLETE of its job. When the job has run longer than this (s) it goes by itself, so many with one commit.
 #: While it stands the job is STARTING (`coord/views/placing.py`).
 _START_S, _TOGETHER = 0.5, 50
+#: Before a record that could not be read is read again; how often it is asked whether who has changed it may.
+_PAUSE_S, _BELIEF_S = 1.0, 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -49,40 +49,12 @@ class _Active:
     crossing: bool = False
 
 
-class OrderedNode(Protocol):
-    """The node that orders are for."""
-
-    name: str
-    blocks: dict[BlockKey, ClaimedBlock]
-    lanes: Lanes
-    jobs: Jobs
-    puller: Puller
-    amendments: Amendments
-
-    def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int, *, reason: Reason = Reason.USER_CANCEL) -> None:
-        """Ends tasks of a block CANCELLED (None: all)."""
-        ...
-
-
 class Inbox:
     """The inbox of one node."""
 
-    def __init__(
-        self,
-        node: OrderedNode,
-        coordinator: Coordinator,
-        committer: Committer,
-        *,
-        post: Callable[[Callable[[], None]], None],
-        wake: Callable[[], None],
-        log: Log,
-    ) -> None:
+    def __init__(self, node: NodeAgent) -> None:
         self._node = node
-        self._coordinator = coordinator
-        self._committer = committer
-        self._post = post
-        self._wake = wake
-        self._log = log
+        self._shared = node.shared
         self._active: dict[str, _Active] = {}
         self._starts: dict[BlockKey, _Active] = {}  #: those that are a START each of another block, in the order in which they came
         self._others: dict[str, _Active] = {}
@@ -219,31 +191,32 @@ class Inbox:
         watch = None
         if not self._watched:
             self._watched = True
-            watch = partial(self._post, Quietly(partial(self._fired, generation)))
-        future = self._coordinator.children(paths.inbox_node(self._node.name), watch=watch)
-        future.add_done_callback(lambda done: self._post(Quietly(partial(self._listed, generation, done))))
+            watch = partial(self._shared.post, Quietly(partial(self._fired, generation)))
+        future = self._shared.coordinator.children(paths.inbox_node(self._node.name), watch=watch)
+        future.add_done_callback(lambda done: self._shared.post(Quietly(partial(self._listed, generation, done))))
 
-    def _fired(self, generation: int) -> None:
+    def _fired(self, generation: int) -> bool:
+        """True: the node has to settle."""
         if generation != self._generation:
-            return
+            return False
         self._watched = False
         now_s = machine.monotonic()
         if not self._listing and now_s >= self._listed_s:
             self._list(now_s)  # at once, and without settling: most often it brings STARTs, whose blocks are to be read first
-        else:
-            self._post(self._wake)
+            return False
+        return True
 
-    def _listed(self, generation: int, done: Future[list[str] | None]) -> None:
+    def _listed(self, generation: int, done: Future[list[str] | None]) -> bool:
+        """True: the node has to settle."""
         if generation != self._generation:
-            return
+            return False
         self._listing = False
         try:
             guids = done.result() or []
         except RmgrError:
             self._watched = False
             self._listed_s = machine.monotonic() + _FAILED_PAUSE_S
-            self._post(self._wake)
-            return
+            return True
         self._unreadable &= set(guids)
         begun: list[tuple[str, BlockKey]] = []
         for guid in guids:
@@ -254,39 +227,31 @@ class Inbox:
                 self._add(guid, InboxOrder(order=OrderKind.START, submission=starts.submission, index=starts.first), starts)
                 begun.append((guid, starts))
             else:
-                self._reading.add(guid)
-                future = self._coordinator.get(paths.inbox(self._node.name, guid))
-                future.add_done_callback(lambda read, guid=guid: self._post(partial(self._read, generation, guid, read)))  # type: ignore[misc]
+                self._node.stories.begin(self._read(guid))
         if begun:
             self._node.jobs.begin(begun)
+        return False
 
-    def _read(self, generation: int, guid: str, done: Future[Stamped | None]) -> None:
-        if generation != self._generation:
-            return
-        self._reading.discard(guid)
+    def _read(self, guid: str) -> Story[None]:
+        self._reading.add(guid)
         try:
-            found = done.result()
+            found: Stamped | None = yield self._shared.coordinator.get(paths.inbox(self._node.name, guid))
             if found is None:
                 return
             order = decode(found.data, InboxOrder, paths.inbox(self._node.name, guid))
         except RmgrError as error:
-            self._log.warning("order_not_readable", guid=guid[:100], error=error.message)
+            self._node.log.warning("order_not_readable", guid=guid[:100], error=error.message)
             if not isinstance(error, CoordinationUnavailable):  # what stands there is no order: not read again while it stands there
                 self._unreadable.add(guid)
             return
-        if order.order is OrderKind.START:
-            starts = _block_of(order)
-            self._add(guid, order, starts)
-            if starts is not None:
-                self._node.jobs.begin([(guid, starts)])
-            else:
-                self._log.warning("order_refused", guid=guid[:100], block=order.extra.get("block", ""), why="it names no block")
-            self._wake()
-            return
+        finally:
+            self._reading.discard(guid)
         self._add(guid, order)
-        self._log.info("order_received", order=order.order.value, submission=order.submission, first=order.index, why=order.detail)
+        if order.order is OrderKind.START:  # it is the name of a START that says of which block it is
+            self._node.log.warning("order_refused", guid=guid[:100], block=order.extra.get("block", ""), why="it names no block")
+            return
+        self._node.log.info("order_received", order=order.order.value, submission=order.submission, first=order.index, why=order.detail)
         self._apply(guid, order, [block for block in self._node.blocks.values() if block.key.submission == order.submission])
-        self._wake()
 
     def _add(self, guid: str, order: InboxOrder, starts: BlockKey | None = None) -> None:
         active = self._active[guid] = _Active(guid, order, starts, machine.monotonic())
@@ -354,8 +319,8 @@ class Inbox:
     def _cross_off(self, some: Sequence[_Active]) -> None:
         for active in some:
             active.crossing = True
-        multi = ops.obey(self._node.name, self._committer.fence(self._node.name), *(active.guid for active in some))
-        self._committer.commit(multi, partial(self._crossed_off, some))
+        multi = ops.obey(self._node.name, self._shared.committer.fence(self._node.name), *(active.guid for active in some))
+        self._shared.committer.commit(multi, partial(self._crossed_off, some))
 
     def _crossed_off(self, some: Sequence[_Active], outcome: Outcome) -> None:
         if isinstance(outcome, Conflict) and len(some) > 1:  # one of them was gone, so none of them is by this
@@ -366,8 +331,71 @@ class Inbox:
             self.gone(active.guid)
 
 
-def _block_of(order: InboxOrder) -> BlockKey | None:
-    try:
-        return paths.parse_block(order.extra.get("block", ""))
-    except ValueError:
-        return None
+# -- time limits that were changed -----------------------------------------------------------------------------------------
+# Time limits that were changed while work runs (`rmgr update -t`): reads the record anew, asks whether it is to be believed, tells slots. A
+# task that begins later has the new limit from its record. One that runs keeps its own where the change is not for what runs
+# (`coord/decisions/changing.py`): its user may only shorten it, an operator only lengthen it.
+
+
+class Amendments:
+    """The changes of one node's work. Owner's thread only."""
+
+    def __init__(self, node: NodeAgent) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._ordered: dict[int, int] = {}  #: how often, of submissions whose changes are not carried out yet
+        self._limits: dict[int, int] = {}  #: limits (us) of running tasks that are not those of their blocks' records, by seq
+
+    def order(self, submission: int) -> None:
+        """Its terms were changed."""
+        self._ordered[submission] = self._ordered.get(submission, 0) + 1
+        self._node.stories.begin(self._amend(submission), key=("amend", submission))
+
+    def is_under_way(self, submission: int) -> bool:
+        """What was ordered is not carried out yet."""
+        return submission in self._ordered
+
+    def _amend(self, submission: int) -> Story[None]:
+        gate, done = self._shared.gate, 0
+        while done != self._ordered[submission]:  # another order may have come meanwhile
+            done = self._ordered[submission]
+            info: Info | None = yield from self._shared.records.renewed(submission)
+            if info is None:
+                done = 0
+                yield Pause(_PAUSE_S)
+                continue
+            while (belief := gate.belief(info.record) if gate is not None else Admission.GRANTED) is Admission.AWAITED:
+                yield Pause(_BELIEF_S)
+            if isinstance(belief, str):
+                self._node.log.warning("amendment_refused", submission=submission, why=belief)
+            else:
+                self._carry_out(info)
+        del self._ordered[submission]
+
+    def _carry_out(self, info: Info) -> None:
+        running = {lane.running_seq for lane in self._node.lanes}
+        self._limits = {seq: limit_us for seq, limit_us in self._limits.items() if seq in running}
+        for block in self._node.blocks.values():
+            old: Info | None = block.info
+            if block.key.submission != info.record.id or old is None or len(old.record.changes) >= len(info.record.changes):
+                continue
+            since = len(old.record.changes)
+            block.info = info
+            self._tell(block, info, since, old.limit_us)
+
+    def _tell(self, block: ClaimedBlock, info: Info, since: int, old_us: int) -> None:
+        for lane in list(self._node.lanes):
+            seq = lane.running_seq
+            if not seq or lane.tasks[seq][0] is not block:
+                continue
+            before_us = self._limits.get(seq, old_us)
+            limit_us = self._limits[seq] = block.limit_us = info.limited(limit_of_running(info.record, before_us, since))
+            if limit_us == before_us:
+                continue
+            self._node.log.info("time_limit_changed", block=block.key.submission, first=lane.tasks[seq][1], limit_s=limit_us / 1e6)
+            if lane.part:
+                continue  # a job of a gang: by the time that it was served, see `gangs.py`
+            if lane.worker is not None:
+                lane.worker.limit(seq, limit_us)
+            else:
+                lane.slot.limit(seq, limit_us)

@@ -11,30 +11,35 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import psutil
 
-from rmgr.adapters.host.process import NodeRunner
+from rmgr.coord import validity
 from rmgr.coord.decisions.liveness import STOPPED
+from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Delete, Gone, Multi, Stamped, Unknown
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.starter.core.commits import Committer
-from rmgr.daemons.starter.node.standing import StandingBlocks, StandingNode
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, StateConflict
-from rmgr.model.base.resources import Capacity, NodeAttributes
+from rmgr.coord.protocol.records import decode_block, decode_record
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.tree import Committer
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, StateConflict
+from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
+from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.release import release
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.node.node import NodeAgent
 
+T = TypeVar("T")
 _TIMEOUT_S = 10.0
 _POLL_S = 0.1
 #: How long the last word of a Starter may take.
@@ -47,17 +52,6 @@ _CLOCK_SLACK_S = 2.0
 
 class Stopping(Exception):
     """The process is stopped while it waits."""
-
-
-class RegisteringNode(StandingNode, Protocol):
-    """A node that gets a new incarnation. life: of its holds, another one whenever all of them were lost."""
-
-    capacity: Capacity
-    attributes: NodeAttributes
-    runner: NodeRunner
-
-    @property
-    def life(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +89,11 @@ class Registry:
         self._progress = progress
         self._is_stopping = is_stopping
         self._log = log
-        self._standing = StandingBlocks(coordinator, self._wait, log=log)
         self.guid = ""
         self._guids: set[str] = set()
         self._records: dict[str, tuple[NodeRecord, int]] = {}  # as registered, and at which version
 
-    def register(self, agents: Sequence[RegisteringNode]) -> None:
+    def register(self, agents: Sequence[NodeAgent]) -> None:
         """New incarnations, then ADOPT or FAIL of what stands; `agents` and committer are ready to act afterwards.
 
         Raises: StateConflict when another live Starter serves one of the nodes. PermissionDenied when its key was revoked.
@@ -111,7 +104,7 @@ class Registry:
         fences = self._take_names(agents)
         failpoint("starter.after_register")
         for agent in agents:
-            self._standing.take_over(agent, self._records[agent.name][0].incarnation, fences[agent.name])
+            self._take_over(agent, self._records[agent.name][0].incarnation, fences[agent.name])
         self._committer.start(fences)
 
     def _check_revoked(self) -> None:
@@ -132,7 +125,7 @@ class Registry:
 
     # -- names -------------------------------------------------------------------------------------------------------------
 
-    def _take_names(self, agents: Sequence[RegisteringNode]) -> dict[str, int]:
+    def _take_names(self, agents: Sequence[NodeAgent]) -> dict[str, int]:
         deadline_s = machine.monotonic() + self._coordinator.session_timeout_s + _SLACK_S
         is_logged = False
         while True:
@@ -156,7 +149,7 @@ class Registry:
                 return fences
 
     def _commit_register(
-        self, agents: Sequence[RegisteringNode], found: Sequence[Stamped | None], records: Sequence[NodeRecord | None]
+        self, agents: Sequence[NodeAgent], found: Sequence[Stamped | None], records: Sequence[NodeRecord | None]
     ) -> dict[str, int] | None:
         """One try; None: somebody changed a record meanwhile."""
         self.guid = machine.guid()[:16]
@@ -182,7 +175,7 @@ class Registry:
                 line=self._identity.line,
                 metrics=self._identity.metrics,
                 leaves=True,
-                life=agent.life,
+                life=agent.jobs.holds.life,
                 freezer=agent.runner.freezer,
             )
             for agent, record in zip(agents, records, strict=True)
@@ -237,6 +230,90 @@ class Registry:
                 path = f"{paths.STARTERS}/{name}"
                 self._wait(self._coordinator.commit(Multi(name="UNREGISTER", ops=(Delete(path),), proof=Gone(path)), timeout_s=_TIMEOUT_S))
 
+    # -- what stands under a name ----------------------------------------------------------------------------------------
+
+    def _take_over(self, agent: NodeAgent, incarnation: int, fence: int) -> None:
+        """Registers the node under `incarnation`. Goes on with what this process still has, fails what an older one left."""
+        names = self._wait(self._coordinator.children(paths.running_node(agent.name))) or []
+        standing: dict[BlockKey, Stamped] = {}
+        reads = [(key, self._coordinator.get(f"{paths.running_node(agent.name)}/{name}")) for name, key in paths.blocks_in(names)]
+        for key, read in reads:
+            found = self._wait(read)
+            if found is not None and self._is_block(agent.name, key, found):
+                standing[key] = found
+        for lost in [block for key, block in agent.blocks.items() if key not in standing]:
+            self._log.info("block_dropped", node=agent.name, block=paths.block_name(lost.key), why="it was decided without us")
+            agent.drop_block(lost)
+        in_doubt = agent.puller.in_doubt()
+        idle = self._wait(self._coordinator.stat(paths.idle(agent.name))) is not None
+        agent.registered(incarnation, idle=idle)
+        commits: list[tuple[BlockKey, Future[Any]]] = []
+        for key, found in standing.items():
+            block = agent.blocks.get(key)
+            if block is None and key in in_doubt:
+                queue, info = in_doubt[key]
+                block = ClaimedBlock.claimed(agent.name, queue, key, decode_block(found.data), found.version)
+                block.info = info
+                agent.blocks[key] = block
+            if block is not None:
+                commits.append((key, self._adopt(agent.name, incarnation, fence, block, found)))
+            elif _is_placed_now(incarnation, found):
+                continue  # since this registration: its START order is in the inbox
+            else:
+                failed = self._fail(agent.name, fence, key, found)
+                if failed is not None:
+                    commits.append((key, failed))
+        for key, commit in commits:
+            outcome = self._wait(commit)
+            block = agent.blocks.get(key)
+            if isinstance(outcome, Unknown):
+                raise CoordinationUnavailable(f"it is not known what became of {paths.block_name(key)}: {outcome.cause}")
+            if block is None:
+                continue
+            if isinstance(outcome, Conflict):
+                agent.drop_block(block)
+            else:
+                block.version += 1
+
+    def _is_block(self, node: str, key: BlockKey, found: Stamped) -> bool:
+        """False, and logged: it is no block. Callers that may hand work over can write such a thing; the node comes back all the same."""
+        try:
+            validity.decode(found.data, BlockData, paths.block_name(key))
+        except RmgrError as error:
+            self._log.error("block_unreadable", node=node, block=paths.block_name(key), error=error.message)
+            return False
+        return True
+
+    def _adopt(self, node: str, incarnation: int, fence: int, block: ClaimedBlock, found: Stamped) -> Future[Any]:
+        data = msgspec.structs.replace(decode_block(found.data), incarnation=incarnation, stamp=machine.guid()[:12])
+        block.reread(data, found.version, machine.monotonic())
+        multi = ops.adopt(node, fence, block.key, data, found.version)
+        self._log.info("block_adopted", node=node, block=paths.block_name(block.key), running=block.live)
+        return self._coordinator.commit(multi, timeout_s=_TIMEOUT_S)
+
+    def _fail(self, node: str, fence: int, key: BlockKey, found: Stamped) -> Future[Any] | None:
+        record = self._wait(self._coordinator.get(paths.sub(key.submission)))
+        if record is None:
+            self._log.error("block_without_record", node=node, block=paths.block_name(key))
+            return None
+        try:
+            queue = validity.submission(record.data, key.submission).queue
+        except RmgrError as error:  # one such record must not keep a whole node away
+            self._log.error("submission_unreadable", submission=key.submission, error=error.message)
+            return None
+        multi = leader_ops.fail(
+            ops.fence_check(node, fence),
+            node,
+            queue,
+            key,
+            found.data,
+            found.version,
+            reason=Reason.NODE_LOST,
+            now_us=machine.wall_us(),
+        )
+        self._log.info("block_failed", node=node, block=paths.block_name(key), why="an older incarnation left it")
+        return self._coordinator.commit(replace(multi, guard=ops.fence_check(node, fence)), timeout_s=_TIMEOUT_S)
+
     # -- waiting -----------------------------------------------------------------------------------------------------------
 
     def _wait(self, future: Future[T]) -> T:
@@ -269,3 +346,8 @@ def _lives(record: NodeRecord) -> bool:
 
 def _how(outcome: Committed) -> str:
     return "read back" if outcome.resolved else "committed"
+
+
+def _is_placed_now(incarnation: int, found: Stamped) -> bool:
+    data = decode_block(found.data)
+    return data.allocation is not None and data.incarnation == incarnation

@@ -6,9 +6,9 @@ Called on threads of the server; everything that looks at the nodes is asked of 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.rpc.server import LogPiece, NodeStats, RunningTask
@@ -26,13 +26,8 @@ from rmgr.runtime.logger import Log
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from rmgr.adapters.host.process import NodeRunner
-    from rmgr.daemons.starter.core.blocks import ClaimedBlock
-    from rmgr.daemons.starter.execution.lanes import Lanes
-    from rmgr.daemons.starter.execution.logs import LiveLogs
-    from rmgr.daemons.starter.health.health import DiskWatch
-    from rmgr.daemons.starter.jobs.jobs import Jobs
-    from rmgr.model.tasks.block import BlockKey
+    from rmgr.daemons.starter.core.home import DiskWatch
+    from rmgr.daemons.starter.node.loop import Starter
 
 #: How often followed output is looked at, and the largest piece of it.
 _POLL_S = 0.1
@@ -57,40 +52,12 @@ class _Ended:
     parts: tuple[int, int]
 
 
-class ShownNode(Protocol):
-    """A node whose tasks and outputs are shown. drains: who wants no new work there -> why."""
-
-    name: str
-    incarnation: int
-    runner: NodeRunner
-    blocks: dict[BlockKey, ClaimedBlock]
-    drains: dict[str, str]
-    lanes: Lanes
-    logs: LiveLogs
-    jobs: Jobs
-
-    def owner_of(self, submission: int) -> str | None:
-        """The user, as far as the node has had to do with the submission."""
-        ...
-
-
-class ShownStarter(Protocol):
-    """The Starter of this machine."""
-
-    @property
-    def agents(self) -> Mapping[str, ShownNode]: ...
-
-    def ask(self, question: Callable[[], T], timeout_s: float = 5.0) -> T:
-        """The answer of the thread that owns the nodes. Raises: TimeoutError."""
-        ...
-
-
 class NodeAnswering:
     """`adapters.rpc.NodeAnswers` of one Starter."""
 
     def __init__(
         self,
-        starter: ShownStarter,
+        starter: Starter,
         store: Store,
         *,
         disk: DiskWatch,

@@ -2,30 +2,27 @@
 
 Not every file system has quotas, so it is counted: an lstat for each name in the directories that were given to users, now and
 then, on a thread of its own. Counting ends where the limit is reached, and takes 2 % of a processor at most. Files that were
-unlinked and are still open are not seen; the node takes no work before its disk is full (`starter/health/health.py`).
+unlinked and are still open are not seen; the node takes no work before its disk is full (`starter/core/home.py`).
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_size
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.process import Slot
-    from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
-    from rmgr.daemons.starter.execution.lanes import Lanes
-    from rmgr.daemons.starter.staging.task_files import Staged
+    from rmgr.daemons.starter.node.node import NodeAgent, Shared
 
 #: Files, directories and links that a user's work may have on a node, and how deep.
 MAX_THINGS, MAX_DEPTH = 1_000_000, 100
@@ -41,14 +38,14 @@ _KINDS = ("run", "stage", "jobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caps:
+class DiskCaps:
     """Bytes on disk: of one user's work, and of all."""
 
     user_bytes: int
     all_bytes: int
 
     @classmethod
-    def of(cls, directory: Path, *, user_bytes: int, all_bytes: int) -> Caps:
+    def of(cls, directory: Path, *, user_bytes: int, all_bytes: int) -> DiskCaps:
         """0: a share of what is free there now."""
         found = os.statvfs(directory)
         free = found.f_bavail * found.f_frsize
@@ -134,7 +131,7 @@ def _closed(fd: int, entries: Any) -> None:
     os.close(fd)
 
 
-def excess(uses: Sequence[Use], caps: Caps, *, max_things: int) -> list[tuple[Use, str]]:
+def excess(uses: Sequence[Use], caps: DiskCaps, *, max_things: int) -> list[tuple[Use, str]]:
     """Whose work ends, and why: the largest directories of users above their limit, then of the largest users, until the rest fits."""
     left: dict[int, list[Use]] = {}
     ended: list[tuple[Use, str]] = []
@@ -161,59 +158,14 @@ def _size(uses: Iterable[Use]) -> int:
     return sum(use.size_bytes for use in uses)
 
 
-class StagedPlaces(Protocol):
-    """Files of tasks that have not begun."""
-
-    def take(self, block: ClaimedBlock, index: int) -> Staged | None: ...
-
-
-class CheckpointedJobs(Protocol):
-    """Jobs of a node that may have checkpoints."""
-
-    @property
-    def checkpoints(self) -> Checkpoints: ...
-
-
-class LimitedNode(Protocol):
-    """A node whose tasks may take too much disk."""
-
-    name: str
-    lanes: Lanes
-
-    @property
-    def stager(self) -> StagedPlaces: ...
-
-    @property
-    def jobs(self) -> CheckpointedJobs: ...
-
-    def stop_tasks(self, block: ClaimedBlock, indices: frozenset[int] | None, reason: Reason, grace_us: int) -> None:
-        """Ends live tasks of a block."""
-        ...
-
-
 class WorkLimits:
-    """Counts for all nodes of a Starter whose work runs as its users. Owner's thread.
+    """Counts for all nodes of a Starter whose work runs as its users. Owner's thread."""
 
-    Args: after: calls back after so many seconds; post: on the owner's thread.
-    """
-
-    def __init__(
-        self,
-        agents: Mapping[str, LimitedNode],
-        directory: Path,
-        caps: Caps,
-        *,
-        after: Callable[[float, Callable[[], None]], object],
-        post: Callable[[Callable[[], None]], None],
-        log: Log,
-    ) -> None:
+    def __init__(self, agents: Mapping[str, NodeAgent], shared: Shared, caps: DiskCaps) -> None:
         self._agents = agents
-        self._directory = directory
+        self._shared = shared
         self._caps = caps
-        self._after = after
-        self._post = post
-        self._log = log
-        after(_EVERY_S, self._look)
+        shared.after(_EVERY_S, self._look)
 
     def _look(self) -> None:
         machine.Thread(target=self._count, name="work-use", daemon=True).start()
@@ -224,26 +176,26 @@ class WorkLimits:
         left: dict[int, int] = {}
         try:
             for name in self._agents:
-                for path, uid in given(self._directory / name):
+                for path, uid in given(self._shared.directory / name):
                     use = count(path, uid, max_things=max(0, left.get(uid, MAX_THINGS)))
                     left[uid] = left.get(uid, MAX_THINGS) - use.things
                     uses.append(use)
         except OSError as error:
-            self._log.warning("work_not_counted", error=str(error))
+            self._shared.log.warning("work_not_counted", error=str(error))
         took_s = machine.monotonic() - begun_s
-        self._post(partial(self._counted, uses, took_s))
+        self._shared.post(partial(self._counted, uses, took_s))
 
     def _counted(self, uses: list[Use], took_s: float) -> None:
-        self._after(max(_EVERY_S, _TIMES * took_s), self._look)
+        self._shared.after(max(_EVERY_S, _TIMES * took_s), self._look)
         for use, why in excess(uses, self._caps, max_things=MAX_THINGS):
-            name = Path(use.path).relative_to(self._directory).parts[0]
+            name = Path(use.path).relative_to(self._shared.directory).parts[0]
             self._end(self._agents[name], use, f"ended on node {name}: {why}")
 
-    def _end(self, agent: LimitedNode, use: Use, why: str) -> None:
+    def _end(self, agent: NodeAgent, use: Use, why: str) -> None:
         """Ends the tasks in a directory; where none runs, the slot. What was staged for tasks that have not begun stays."""
         tasks = _tasks_in(agent, use.path)
         ids = ",".join(f"{block.key.submission}_{index}" for block, index in tasks)
-        self._log.warning("work_over_limit", node=agent.name, uid=use.uid, task_id=ids, bytes=use.size_bytes, total=use.things, why=why)
+        agent.log.warning("work_over_limit", uid=use.uid, task_id=ids, bytes=use.size_bytes, total=use.things, why=why)
         for block, index in tasks:
             block.over_limit[index] = why
             agent.stop_tasks(block, frozenset({index}), Reason.DISK_LIMIT, _GRACE_US)
@@ -252,14 +204,14 @@ class WorkLimits:
                 slot.kill()
 
 
-def _hold_in(agent: LimitedNode, slot: Slot) -> str:
+def _hold_in(agent: NodeAgent, slot: Slot) -> str:
     """Directory of the processes that a job whose script runs on another node has in this slot, "" = none."""
     lane = agent.lanes.of_slot(slot)
     place = getattr(lane.owner, "place", None) if lane is not None else None
     return str(place or "")
 
 
-def _tasks_in(agent: LimitedNode, path: str) -> list[tuple[ClaimedBlock, int]]:
+def _tasks_in(agent: NodeAgent, path: str) -> list[tuple[ClaimedBlock, int]]:
     """Tasks whose directory it is: that of their slot, of what was staged for them, of their checkpoints."""
     found = []
     for lane in agent.lanes:

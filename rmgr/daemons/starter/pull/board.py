@@ -1,6 +1,6 @@
 """The waiting blocks of a queue as a Starter sees them: listed now and then, kept in claim order, their data fetched ahead.
 
-In a fair queue each user's blocks are a line of their own, and users take turns (`starter/core/turns.py`): the first block of who had least
+In a fair queue each user's blocks are a line of their own, and users take turns (`core/shares.py`): the first block of who had least
 is next. In a queue that is `fifo` all are one line. Lines are told apart by the tag in the blocks' names; a block without one stands in its
 user's line once its record was read (`belongs`). What an operator has raised is a line of its own (`paths.RAISED`), and goes first.
 
@@ -28,7 +28,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import check_block, decode
-from rmgr.daemons.starter.core.turns import Turns
+from rmgr.daemons.starter.core.shares import Turns
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -84,7 +84,7 @@ class PendingQueue:
 
     Args:
         turns: what users had of this Starter in it.
-        post: puts a call into the owner's mailbox. wake: tells the owner that something came.
+        post: puts a call into the owner's mailbox.
         salt: makes the choice among the first candidates this Starter's own.
     """
 
@@ -94,7 +94,6 @@ class PendingQueue:
         coordinator: Coordinator,
         *,
         post: Callable[[Callable[[], None]], None],
-        wake: Callable[[], None],
         salt: str,
         turns: Turns | None = None,
         clock: Callable[[], float] | None = None,
@@ -103,7 +102,6 @@ class PendingQueue:
         self.since = 0  #: transaction that changed the settings last, 0 = not known
         self._coordinator = coordinator
         self._post = post
-        self._wake = wake
         self._salt = salt.encode()
         self._clock = clock or machine.monotonic
         self.turns = turns if turns is not None else Turns()
@@ -410,7 +408,6 @@ class PendingQueue:
             self._watched, self._was_called = False, True
             self._stale = self._stale or not self._left()
             self._next_read_s = max(self._next_read_s, self._clock() + self._yield_s())
-            self._wake()
 
     def _yield_s(self) -> float:
         return machine.uniform(0.0, _YIELD_S * 2**self._late) if self._late else 0.0
@@ -447,7 +444,6 @@ class PendingQueue:
             for name, candidate in self._candidates.items()
             if (name in listed or candidate.is_taken) and not 0 < candidate.gone < number
         }
-        self._wake()
 
     def _fetched(self, candidate: BlockCandidate, done: Future[Stamped | None]) -> None:
         candidate.is_coming = False
@@ -461,7 +457,6 @@ class PendingQueue:
                 candidate.version = found.version
         except RmgrError:
             self._next_read_s = self._clock() + _FAILED_PAUSE_S
-        self._wake()
 
     def _lose(self, candidate: BlockCandidate) -> None:
         candidate.gone, candidate.data = max(1, self._reads), None

@@ -1,4 +1,4 @@
-"""Claiming: which waiting block, how much of it, and what came of it; for one node.
+"""Claiming: which waiting block, how much of it, and what came of it, for one node; and whether others see that it wants work.
 
 Blocks are taken in order. One that the node could never run is passed over; one that fits the node but not what is free
 now is claimed alone, and nothing later starts before it (unless its queue allows `backfill_pull`).
@@ -7,10 +7,11 @@ now is claimed alone, and nothing later starts before it (unless its queue allow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,23 +20,17 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Outcome
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.commits import Committer, IdleMark
-from rmgr.daemons.starter.core.estimate import AHEAD_S, TaskTimes, claim_size, wants_more
-from rmgr.daemons.starter.core.records import Info, RecordCache
-from rmgr.daemons.starter.core.turns import owed_of
-from rmgr.daemons.starter.execution.lanes import Lanes
-from rmgr.daemons.starter.health.trust import Gate
+from rmgr.daemons.starter.core.shares import AGAIN_S, AHEAD_S, claim_size, owed_of, wants_more
+from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
-from rmgr.daemons.starter.pull.caps import AGAIN_S, Caps
-from rmgr.daemons.starter.pull.hands import Hands
-from rmgr.daemons.starter.staging.accounts import Accounts
-from rmgr.model.base.resources import Capacity, Needs, NodeAttributes
+from rmgr.model.base.resources import Needs
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.tasks.submission import key_now
 from rmgr.runtime import machine
-from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 #: How long the blocks of a submission without a gate are left alone.
 _GATE_PAUSE_S = 1.0
@@ -47,23 +42,8 @@ _LOOK_S = 0.01
 _FLYING, _HELD = 16, 64
 #: Candidates whose data and records are fetched together, at most: as many as make up the work ahead.
 _TOGETHER = 32
-
-
-class Claimer(Protocol):
-    """The node on whose behalf blocks are claimed."""
-
-    name: str
-    incarnation: int
-    lanes: Lanes
-    blocks: dict[BlockKey, ClaimedBlock]
-    idle: IdleMark
-    hands: Hands
-
-    def works_ahead(self) -> bool:
-        """Work claimed beyond what runs would be run here, and soon."""
-
-    def claimed(self, block: ClaimedBlock) -> None:
-        """A block is the node's own now."""
+#: How long a hungry node waits for a COMPLETE that could carry its mark, and a sated one for a CLAIM that removes it.
+_IDLE_DELAY_S, _SATED_DELAY_S = 0.01, 0.5
 
 
 @dataclass(slots=True)
@@ -105,47 +85,22 @@ class _Appetite:
         return min(max(0, self.others.get(name, 0)) // count for name, count in needs)
 
 
-def _nothing(_block: ClaimedBlock) -> None: ...
+class _Choice(Enum):
+    """What is to be done after a block was considered."""
+
+    DONE = "done"  #: it is claimed, or it is another one's turn
+    NEXT = "next"  #: not this one: the next is looked at
+    WAIT = "wait"  #: this one, but not now
 
 
 class Puller:
-    """Claims for one node.
+    """Claims for one node."""
 
-    Args: meet: prepares what may be the node's own soon, while the claim is under way. forget: it was not to be.
-    """
-
-    def __init__(
-        self,
-        node: Claimer,
-        *,
-        capacity: Capacity,
-        attributes: NodeAttributes,
-        committer: Committer,
-        records: RecordCache,
-        times: TaskTimes,
-        log: Log,
-        aside: Aside,
-        on_claim: Any,
-        gate: Gate | None = None,
-        accounts: Accounts | None = None,
-        caps: Caps | None = None,
-        meet: Callable[[ClaimedBlock], None] = _nothing,
-        forget: Callable[[ClaimedBlock], None] = _nothing,
-    ) -> None:
-        self._meet = meet
-        self._forget = forget
-        self._gate = gate
-        self._accounts = accounts
-        self._caps = caps or Caps()
+    def __init__(self, node: NodeAgent) -> None:
         self._node = node
-        self._capacity = capacity
-        self._features = frozenset(attributes.features)
-        self._committer = committer
-        self._records = records
-        self._times = times
-        self._log = log
-        self._aside = aside
-        self._on_claim = on_claim
+        self._shared = node.shared
+        self._caps = node.shared.caps
+        self._features = frozenset(node.attributes.features)
         self._flying: dict[BlockKey, _Flying] = {}
         self._together = 1
         self._claims = 0
@@ -154,7 +109,7 @@ class Puller:
         self._barred: set[str] = set()  #: tags of users who are at their cap
         self._is_capped = False  #: something was passed over for a cap in this pass
         self._seen: _Appetite | None = None
-        self._shared: tuple[PendingQueue, ...] = ()  #: queues of this pass in which users take turns
+        self._fair: tuple[PendingQueue, ...] = ()  #: queues of this pass in which users take turns
         self.is_hungry = False  #: slots are free and nothing can be claimed
         self.retry_s = math.inf  #: monotonic time at which `run` is worth calling again, inf = when something changes
 
@@ -186,7 +141,7 @@ class Puller:
     def reset(self) -> None:
         """A new registration: claims of the old one have no answer any more (what they took is read back)."""
         for flying in self._flying.values():
-            self._forget(flying.block)
+            self._node.stager.forget(flying.block)
         self._flying.clear()
         self.is_hungry = False
 
@@ -202,7 +157,7 @@ class Puller:
         self._is_capped = False
         if not self._flying and not self._node.lanes.free_cores and all(one.is_bare or one.spec.state == "stopped" for one in boards):
             return  # full of placed jobs, say: there is nothing to weigh
-        self._shared = tuple([board for board in boards if board.is_shared])
+        self._fair = tuple([board for board in boards if board.is_shared])
         for board in boards:
             if board.spec.state == "stopped":
                 continue
@@ -210,7 +165,7 @@ class Puller:
                 return
             empty = empty and board.is_current
         # What is given away for it could be what it refuses.
-        is_picky = self._is_capped or (self._accounts is not None and bool(self._accounts.refused))
+        is_picky = self._is_capped or (self._node.accounts is not None and bool(self._node.accounts.refused))
         self.is_hungry = empty and not self._flying and self._appetite().cores > 0 and not is_picky
 
     # -- one queue ---------------------------------------------------------------------------------------------------------
@@ -235,65 +190,64 @@ class Puller:
                 self._retry(max(board.next_look_s(), now_s + 0.001))
                 return appetite.cores == 0
             try:
-                verdict = self._consider(board, candidate, appetite, now_s)
+                choice = self._consider(board, candidate, appetite, now_s)
             except Exception as error:  # noqa: BLE001 - the boundary of one block: all behind it are claimed
-                self._aside.add(f"{paths.pending(board.spec.name)}/{candidate.name}", None, error)
+                self._shared.aside.add(f"{paths.pending(board.spec.name)}/{candidate.name}", None, error)
                 board.pause(candidate, now_s, _GATE_PAUSE_S)
-                verdict = False
-            if verdict is None:
+                choice = _Choice.NEXT
+            if choice is _Choice.WAIT:
                 return False
-            if not verdict:
+            if choice is _Choice.NEXT:
                 passed.add(candidate.name)
 
-    def _consider(self, board: PendingQueue, candidate: BlockCandidate, appetite: _Appetite, now_s: float) -> bool | None:
-        """True: claimed, or another one's turn. False: not this one, look at the next. None: this one, but not now."""
+    def _consider(self, board: PendingQueue, candidate: BlockCandidate, appetite: _Appetite, now_s: float) -> _Choice:
         key = candidate.key
-        info = self._records.get(key.submission)
+        info = self._shared.records.get(key.submission)
         if info is not None:
             key = key_now(key, info.record)
         needs = info.needs if info is not None else ()
         if needs and any(name in self._lacking for name, _ in needs):
             self._without.add(key.submission)
-            return False
+            return _Choice.NEXT
         if candidate.data is None or info is None or not self._claims % (self._together // 2 or 1):
             for coming in board.fetch_ahead(self._together):
-                self._records.get(coming.key.submission)
+                self._shared.records.get(coming.key.submission)
         board.fetch(candidate)
         if info is None:
-            if not self._records.is_refused(key.submission):
-                return None
-            board.pause(candidate, now_s, _GATE_PAUSE_S, grows=not self._records.is_absent(key.submission))
-            return False
+            if not self._shared.records.is_refused(key.submission):
+                return _Choice.WAIT
+            board.pause(candidate, now_s, _GATE_PAUSE_S, grows=not self._shared.records.is_absent(key.submission))
+            return _Choice.NEXT
         if board.belongs(candidate, user := paths.user_tag(info.record.user), now_s):
             board.turns.charge(user, 1, _LOOK_S, 1, now_s)
-            return True
+            return _Choice.DONE
         if not self.suits(info, key):
             candidate.is_unsuitable = True
-            return False
-        if self._accounts is not None and not info.refusal and not self._accounts.may_claim(info.record.user):
+            return _Choice.NEXT
+        if self._node.accounts is not None and not info.refusal and not self._node.accounts.may_claim(info.record.user):
             self._without.add(key.submission)
-            return False
+            return _Choice.NEXT
         if candidate.data is None:
-            return None
+            return _Choice.WAIT
         if candidate.refusal or info.refusal:
             self._claim(board, candidate, info, key.count)  # whole, to end it: nothing of it runs
-            return True
+            return _Choice.DONE
         if info.record.queue != board.spec.name:
-            self._records.forget(key.submission)  # it may have come here since that was read
+            self._shared.records.forget(key.submission)  # it may have come here since that was read
             if board.spec.name in info.record.queues:  # the leader moves it from here
                 board.pause(candidate, now_s, _GATE_PAUSE_S)
                 self._without.add(key.submission)
-                return False
+                return _Choice.NEXT
         if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid):
             if not candidate.pauses and not info.record.changes:  # else its name may be of before, until the leader renames it
-                self._log.warning("block_not_admitted", node=self._node.name, block=candidate.name, why=why)
+                self._node.log.warning("block_not_admitted", node=self._node.name, block=candidate.name, why=why)
             board.pause(candidate, now_s, _GATE_PAUSE_S)
-            return False
-        if self._gate is not None and self._gate.is_barred(candidate.data.seal, info):
+            return _Choice.NEXT
+        if self._shared.gate is not None and self._shared.gate.is_barred(candidate.data.seal, info):
             self._without.add(key.submission)
-            return False
+            return _Choice.NEXT
         kind = candidate.data.function or info.kind
-        task_s = self._times.of(kind)
+        task_s = self._shared.times.of(kind)
         slots = self._node.lanes.slots_for(key.cores, needs)
         if task_s is not None:
             self._together = max(1, min(_TOGETHER, int(AHEAD_S * slots / (task_s * key.count))))
@@ -307,7 +261,7 @@ class Puller:
                 self._barred.add(paths.user_tag(info.record.user))
             self._retry(now_s + AGAIN_S)
             self._without.add(key.submission)
-            return False
+            return _Choice.NEXT
         take = claim_size(
             count=key.count,
             serial=candidate.data.serial,
@@ -315,7 +269,7 @@ class Puller:
             free=min(free, most),
             slots=slots,
             task_s=task_s,
-            ended=self._times.ended(kind),
+            ended=self._shared.times.ended(kind),
             ahead_s=appetite.ahead_s,
         )
         take = take if candidate.data.serial else min(take, most)
@@ -323,14 +277,14 @@ class Puller:
             if fitting and not free:  # cores could not help it: it waits, and only those behind it that need the same
                 self._lacking.update(name for name, count in needs if appetite.others.get(name, 0) < count)
                 self._without.add(key.submission)
-                return False
+                return _Choice.NEXT
             if not free and appetite.cores > 0:  # it does not fit beside what runs: the node drains for it
                 if candidate.data.resubmit and not self._is_draining():
                     self._claim(board, candidate, info, key.count if candidate.data.serial else 1)
-                return False if board.spec.backfill_pull else None
-            return None
+                return _Choice.NEXT if board.spec.backfill_pull else _Choice.WAIT
+            return _Choice.WAIT
         self._claim(board, candidate, info, take)
-        return True
+        return _Choice.DONE
 
     def _most(self, user: str, cores: int, now_s: float) -> int:
         """Tasks of so many cores that the user's cap allows to claim now, 0 = none."""
@@ -343,7 +297,7 @@ class Puller:
 
     def suits(self, info: Info, key: BlockKey) -> bool:
         """The node could run it, if it ran nothing else."""
-        capacity, request = self._capacity, info.record.request
+        capacity, request = self._node.capacity, info.record.request
         return (
             key.cores <= capacity.cores
             and key.memory_mib <= self._node.lanes.memory_mib
@@ -356,7 +310,7 @@ class Puller:
         if self._flying or len(self._node.blocks) != 1:
             return False
         (block,) = self._node.blocks.values()
-        task_s = self._times.of(block.kind)
+        task_s = self._shared.times.of(block.kind)
         return task_s is not None and task_s < _SHORT_S and block.unfinished == 1
 
     def _is_soon_hungry(self, flying: _Flying) -> bool:
@@ -364,7 +318,7 @@ class Puller:
         if len(self._flying) > 1 or self._node.blocks:
             return False
         key = flying.key
-        task_s = self._times.of(flying.kind)
+        task_s = self._shared.times.of(flying.kind)
         return key.count * key.cores <= self._node.lanes.cores and task_s is not None and task_s < _SHORT_S
 
     def _is_draining(self) -> bool:
@@ -393,7 +347,7 @@ class Puller:
             self._seen = self._look_around()
             if self._caps.is_on:
                 self._caps.uses(self._node.name, self.in_use(), self._node.lanes.cores)
-            for board in self._shared:
+            for board in self._fair:
                 board.turns.owe(self._node.name, self._owed(board.spec.name))
         return self._seen
 
@@ -411,13 +365,13 @@ class Puller:
                 count=key.count,
                 unfinished=block.unfinished,
                 live=block.live,
-                task_s=self._times.of(block.kind),
+                task_s=self._shared.times.of(block.kind),
                 age_s=(now_us - block.data.claimed_us) / 1e6,
             )
         return owed
 
     def _look_around(self) -> _Appetite:
-        lanes, of = self._node.lanes, self._times.of
+        lanes, of = self._node.lanes, self._shared.times.of
         cores, memory_mib, ahead_s = lanes.free_cores, lanes.free_memory_mib, 0.0
         others = {name: lanes.free_of(name) for name in lanes.resources} if lanes.resources else {}
         waiting: list[tuple[BlockKey, int, ClaimedBlock | None]]
@@ -458,9 +412,17 @@ class Puller:
         )
         clears_idle = node.idle.present and not node.idle.changing
         multi, mine = ops.claim(
-            node.name, self._committer.fence(node.name), board.spec.name, key, data, candidate.version, take=take, was_idle=clears_idle,
-            gate=len(info.record.changes), named=named,
-        )  # fmt: skip
+            node.name,
+            self._shared.committer.fence(node.name),
+            board.spec.name,
+            key,
+            data,
+            candidate.version,
+            take=take,
+            was_idle=clears_idle,
+            gate=len(info.record.changes),
+            named=named,
+        )
         rest = None
         if take < key.count:
             left = msgspec.structs.replace(data, incarnation=0, claimed_us=0)
@@ -477,12 +439,12 @@ class Puller:
         self._seen = None
         self._claims += 1
         failpoint("starter.before_claim")
-        self._committer.commit(multi, partial(self._answered, flying))
+        self._shared.committer.commit(multi, partial(self._answered, flying))
         if take == key.count and self._is_soon_hungry(flying):
             board.look_behind(machine.monotonic())
-        if self._gate is not None:
-            self._gate.refusal(block)  # while the claim is under way: verified by the time it is ours, or asked again then
-        self._meet(block)
+        if self._shared.gate is not None:
+            self._shared.gate.admission(block)  # while the claim is under way: verified by the time it is ours, or asked again then
+        self._node.stager.meet(block)
 
     def _answered(self, flying: _Flying, outcome: Outcome) -> None:
         if self._flying.pop(flying.key, None) is not flying:
@@ -496,11 +458,11 @@ class Puller:
                 node.idle.present = False
             flying.board.taken(flying.candidate)
             node.claimed(flying.block)
-            self._on_claim(won=True)
+            self._shared.metrics.claimed(won=True)
             return
         assert isinstance(outcome, Conflict)
-        self._on_claim(won=False)
-        self._forget(flying.block)
+        self._shared.metrics.claimed(won=False)
+        self._node.stager.forget(flying.block)
         self._lost(flying, outcome)
 
     def _lost(self, flying: _Flying, conflict: Conflict) -> None:
@@ -510,7 +472,7 @@ class Puller:
         if conflict.path == paths.gate(flying.key.submission):
             board.put_back(candidate, flying.rest)
             if conflict.kind is ConflictKind.BAD_VERSION:  # its terms were changed: claimed by those as soon as they are read
-                self._records.forget(flying.key.submission)
+                self._shared.records.forget(flying.key.submission)
             else:
                 board.pause(candidate, now_s, _GATE_PAUSE_S)
         elif conflict.path == paths.idle(self._node.name):
@@ -518,8 +480,49 @@ class Puller:
             self._node.hands.look()
             board.put_back(candidate, flying.rest)
         elif conflict.path == paths.running_block(self._node.name, flying.key) and conflict.kind is ConflictKind.NODE_EXISTS:
-            self._log.error("claim_met_its_own_block", node=self._node.name, block=candidate.name)
+            self._node.log.error("claim_met_its_own_block", node=self._node.name, block=candidate.name)
             board.pause(candidate, now_s, _GATE_PAUSE_S)
             board.put_back(candidate, flying.rest)
         else:
             board.missed(candidate, flying.rest)
+
+
+# -- the idle mark ---------------------------------------------------------------------------------------------------------
+# Shows in ZooKeeper (`/idle/<node>`) whether a node wants work: with a COMPLETE or CLAIM where there is one, else alone after a moment.
+
+
+class IdleMarking:
+    """Creates and deletes the idle marker of one node. In the loop."""
+
+    def __init__(self, node: NodeAgent) -> None:
+        self._node = node
+        self._wrong_s: float | None = None
+
+    def reset(self) -> None:
+        """A new registration."""
+        self._wrong_s = None
+
+    def settle(self, now_s: float) -> float:
+        """Commits the change that no other commit has made. Returns: when to call again (monotonic), inf = when something changes."""
+        node, idle = self._node, self._node.idle
+        hungry = node.puller.is_hungry
+        if hungry == idle.present:
+            self._wrong_s = None
+            return math.inf
+        if idle.changing or node.puller.in_flight:
+            return math.inf
+        self._wrong_s = now_s if self._wrong_s is None else self._wrong_s
+        at_s = self._wrong_s + (_IDLE_DELAY_S if hungry or node.is_draining else _SATED_DELAY_S)
+        if now_s < at_s:
+            return at_s
+        idle.changing = True
+        multi = ops.mark_idle(node.name, self._node.shared.committer.fence(node.name), idle=hungry)
+        self._node.shared.committer.commit(multi, partial(self._marked, hungry))
+        return math.inf
+
+    def _marked(self, idle: bool, outcome: Outcome) -> None:
+        mark = self._node.idle
+        mark.changing = False
+        mark.present = idle  # a Conflict says that it was so already
+        if not idle and isinstance(outcome, Conflict):
+            self._node.hands.look()

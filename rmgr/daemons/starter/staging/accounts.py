@@ -1,4 +1,4 @@
-"""Chooses the rights that work of a node has: the local account of the user who submitted it, or a refusal that says what to do.
+"""Whose rights work of a node has: the account of the user who submitted it, as far as that can be; else a refusal says what to do.
 
 Only where the Starter is root and `[security] run_as` says so; the user is the one whose key has signed the work. Files
 that all users share in a Starter's cache (functions, modules, scripts, input) are copied for each, readable by him alone.
@@ -14,16 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import cloudpickle
+import msgspec
+
 from rmgr.adapters.host.accounts import Account, find_account, obstacle
 from rmgr.adapters.host.workevents import SlotLost
 from rmgr.config import SecurityConfig
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.starter.core.arguments import Arguments, OwnPiece
-from rmgr.daemons.starter.core.fetch import Fetched, FetchFailure, KeptFile
+from rmgr.daemons.starter.core.fetch import Arguments, Fetched, FetchFailure, KeptFile, OwnPiece
 from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.health.reach import Reach, ReachRefusal
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.base.states import Reason
+from rmgr.runner.host import home
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
@@ -99,7 +101,6 @@ class Accounts:
         io: StoreIO,
         *,
         node: str,
-        wake: Callable[[], None],
         directory: Path,
         clock: Callable[[], float],
         log: Log,
@@ -113,9 +114,9 @@ class Accounts:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
-        self._found: Fetched[Account | ReachRefusal] = Fetched(io, wake, lambda _store, key: self._find(key.partition("\0")[0]), keep=256)
-        self._copies: Fetched[KeptFile] = Fetched(io, wake, self._copy, keep=512)
-        self._pythons: Fetched[str] = Fetched(io, wake, self._look_at_python, keep=256)
+        self._found: Fetched[Account | ReachRefusal] = Fetched(io, lambda _store, key: self._find(key.partition("\0")[0]), keep=256)
+        self._copies: Fetched[KeptFile] = Fetched(io, self._copy, keep=512)
+        self._pythons: Fetched[str] = Fetched(io, self._look_at_python, keep=256)
         self._who: dict[str, Account] = {}
         self._met: set[str] = set()  #: users who were looked up at least once
         self._doubted: set[str] = set()
@@ -252,3 +253,35 @@ def hand_over(path: Path, account: Account) -> None:
         os.fchown(fd, account.uid, account.gid)
     finally:
         os.close(fd)
+
+
+# -- what users can reach --------------------------------------------------------------------------------------------------
+# Checks with a user's rights whether the user's work can run on this node, before any of it is claimed; else names what is closed. Without
+# this his slots would die again and again, for their spawners cannot even load. A refusal is published with the node's troubles
+# (`starter/node/trouble.py`). What the node has of the user's work goes back to its queue, and is taken again seconds after the directory
+# was opened.
+
+
+@dataclass(frozen=True, slots=True)
+class ReachRefusal:
+    """Reason for which work of a user cannot run on this node, and what to type there."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Programs and directories that all work of users needs on a node.
+
+    python: interpreter of workers, "" = the Starter's. directory: the Starter's own.
+    """
+
+    python: str
+    directory: Path
+
+    def problem(self, account: Account) -> str:
+        """What is in the way of the account, "" if nothing is. Cost: about 1 ms, on an IO thread. Raises: OSError."""
+        programs = [Path(path) for path in (home.PYTHON, self.python) if path]
+        modules = [home.source(name) for name in ("rmgr.__init__", "rmgr.runner.spawner", "rmgr.model.wire.frames")]
+        modules += [Path(module.__file__) for module in (os, msgspec, cloudpickle) if module.__file__] if home.IS_OWN else ()
+        return obstacle(account, directories=[self.directory], programs=programs, modules=modules)

@@ -10,32 +10,37 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.host.accounts import Account, acting, open_regular
 from rmgr.adapters.host.workevents import WorkerEnded
 from rmgr.coord.ops.leader import Again, rule
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
-from rmgr.coord.protocol.ports import Encoding, Store
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding, Note, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, failed_record
-from rmgr.daemons.starter.staging.put_values import Seal, encoding_of, put, put_hashed, put_named
-from rmgr.errors import DataLost, LimitReached, RmgrError, Unavailable, UsageError, ValueTooLarge
+from rmgr.daemons.starter.core.io import Convoy, StoreIO
+from rmgr.errors import DataLost, LimitReached, RmgrError, StoreUnavailable, Unavailable, UsageError, ValueTooLarge
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import format_duration, format_size
 from rmgr.model.tasks.block import MAX_INLINE_VALUE, Call, FailedRange, Outcome
 from rmgr.model.tasks.gap import place
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
+from rmgr.procedures.authentic import Deeds
+from rmgr.procedures.output_keys import delete_pointers
 from rmgr.runner.host.files import remove_tree
 from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
 
 #: One row of a log; larger output is several.
 LOG_PART_BYTES = 256 * 1024
@@ -45,6 +50,16 @@ _ERROR_CHARS = 1000
 _PAST_CHARS = 250
 #: Room in a failed record for everything but arguments and output (its past: eight errors).
 _RECORD_BYTES = 6 * 1024
+#: Bytes of rows of one job, and what a row weighs beside its value.
+_TOGETHER_BYTES = 4 * 1024 * 1024
+_ROW_BYTES = 8 * 1024
+#: Larger values are written one by one, each on a thread of its own: stores keep them as files, or in pieces.
+_LARGE_BYTES = 256 * 1024
+#: Up to so many bytes the owner's thread hashes and signs itself.
+_ALONE_BYTES = 32 * 1024
+_CHUNK = 512 * 1024
+#: What lies beside the value of an output key, by its row and encoding: whose it is.
+Seal = Callable[[str, Encoding], Note]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -506,3 +521,375 @@ def _failed(block: ClaimedBlock, index: int, ending: Ending, told: Written, back
         cpu_us=ending.cpu_us,
         max_rss_kib=ending.max_rss_kib,
     )
+
+
+# -- on their way ----------------------------------------------------------------------------------------------------------
+# Outputs of tasks on their way to the data store: those that are in memory go many at a time, the others one by one. A task counts as ended
+# only once all that it left is stored (`Ends`): a COMPLETE names nothing else. Rows of a block that is not the node's any more are not
+# written; those that were written before stay unread, and go once their attempt has failed (`delete_outputs` in submitter/repair.py), at
+# the latest with their submission.
+
+
+@dataclass(slots=True, eq=False)
+class StoringEnding:
+    """An ending whose parts are being stored.
+
+    spool: for what is in memory, while the store is away. log_ttl_s: see `write`. done: told what is in the store, or why it is not.
+    """
+
+    block: ClaimedBlock
+    index: int
+    ending: Ending
+    spool: Path
+    log_ttl_s: float | None
+    done: Callable[[Written | Exception], None]
+    charge: Charge | None = None  #: made once it is about to be written
+    in_memory_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.in_memory_bytes = self.ending.in_memory_bytes
+
+    @property
+    def owner(self) -> str:
+        """Whose values are."""
+        user: str = self.block.info.record.user
+        return user
+
+
+class OutputRows:
+    """Stores what endings left, for all nodes of a Starter.
+
+    Args:
+        deeds: of a secured cluster: values under output keys get a deed each, many of them one signature.
+        cap_bytes: of values in memory, above which no more work should begin. charges: of users.
+    """
+
+    def __init__(self, io: StoreIO, deeds: Deeds | None, charges: Charges, *, cap_bytes: int) -> None:
+        self._io = io
+        self._charges = charges
+        self._deeds = deeds
+        self._convoy: Convoy[StoringEnding] = Convoy(io, self._carry, self._arrived, weight=_weight, most=_TOGETHER_BYTES)
+        self.in_memory_bytes = 0  #: of values that are neither in the store nor in a file
+        self._lock = threading.Lock()
+        self._cap_bytes = cap_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Slots make more than the store takes: they wait until it has caught up."""
+        return self.in_memory_bytes > self._cap_bytes
+
+    def add(self, leaving: StoringEnding) -> None:
+        """It will be stored, and its `done` be told. Owner's thread."""
+        ending = leaving.ending
+        with self._lock:
+            self.in_memory_bytes += leaving.in_memory_bytes
+        if ending.has_files or ending.largest_bytes > _LARGE_BYTES:
+            done = lambda result: self._ended(leaving, result)  # noqa: E731 - beside what it is the end of
+            # A file server that does not answer may keep its thread: one is left for those whose files are here.
+            size, far = ending.size_bytes, ending.is_far
+            self._io.run(lambda store: self._alone(store, leaving), done, user=leaving.owner, size=size, is_synced=not far, is_long=far)
+        elif not self._begin(leaving):
+            self._convoy.add(leaving, size=ending.size_bytes)
+
+    def _begin(self, leaving: StoringEnding) -> bool:
+        """What is alone goes without a thread in between, where the store has such a way."""
+        told: list[Written] = []
+
+        def put(store: Store, over: Callable[[RmgrError | None], None]) -> bool:
+            rows, made = self._rows_of([leaving])
+            if len(rows) != 1 or made[0] is None:
+                return False
+            told.append(made[0])
+            failpoint("starter.outputs_leaving")
+            [(encoding, some)] = rows.items()
+            return store.put_soon([(row.key, row.data) for row, _ in some], encoding=encoding, notes=self._notes(some, encoding), done=over)
+
+        def done(error: RmgrError | None) -> None:
+            if error is None:
+                self._ended(leaving, told[0])
+            else:
+                self._convoy.add(leaving, size=leaving.ending.size_bytes)
+
+        size = leaving.ending.size_bytes
+        return size <= _ALONE_BYTES and self._io.begin(put, done, size=size)
+
+    def delete(self, block: ClaimedBlock, index: int, outputs: tuple[str, ...] = ()) -> None:
+        """Nothing of an attempt stays. outputs: output keys of a task that does not run again, which lead nowhere else."""
+        key = block.key
+
+        def job(store: Store) -> None:
+            for name in store.keys(keys.outputs_of(key.submission, index, key.attempt)):
+                store.delete(name)
+            if outputs:
+                delete_pointers(store, key.submission, index, outputs)
+
+        self._io.run(job, lambda _result: None)
+
+    # -- on an IO thread
+
+    def _carry(self, store: Store, load: list[StoringEnding]) -> list[Written | Exception]:
+        try:
+            try:
+                return list(self._together(store, load))
+            except StoreUnavailable:
+                raise
+            except Exception:
+                if len(load) == 1:
+                    raise
+            return [self._tried(store, leaving) for leaving in load]  # what cannot be stored is the fault of its own task only
+        except StoreUnavailable:
+            for leaving in load:
+                self._spill(leaving)
+            raise
+
+    def _together(self, store: Store, load: list[StoringEnding]) -> list[Written]:
+        rows, made = self._rows_of(load)
+        told = [one if one is not None else self._alone(store, leaving) for leaving, one in zip(load, made, strict=True)]
+        failpoint("starter.outputs_leaving")
+        for encoding, some in rows.items():
+            store.put_many([(row.key, row.data) for row, _ in some], encoding=encoding, notes=self._notes(some, encoding))
+        return told
+
+    def _rows_of(self, load: list[StoringEnding]) -> tuple[dict[Encoding, list[tuple[OutputRow, str]]], list[Written | None]]:
+        """Rows with their owners; and what will be stored of each ending, None: it was spilled, and goes alone."""
+        rows: dict[Encoding, list[tuple[OutputRow, str]]] = {}
+        told: list[Written | None] = []
+        for leaving in load:
+            key = leaving.block.key
+            made = rows_of(key.submission, leaving.index, key.attempt, leaving.ending)
+            if leaving.block.is_dropped:
+                told.append(Written())
+            elif made is None:
+                told.append(None)
+            else:
+                told.append(made[1])
+                for row in made[0]:
+                    self._charge_of(leaving).row(row.key, len(row.data))
+                    rows.setdefault(row.encoding, []).append((row, leaving.owner))
+        return rows, told
+
+    def _notes(self, rows: list[tuple[OutputRow, str]], encoding: Encoding) -> list[bytes]:
+        """Deeds of values under output keys, none where there are none; what else is stored has its hash in the signed fragment."""
+        named = [(row.key, sha256(row.data).digest(), owner) for row, owner in rows if row.is_named]
+        if self._deeds is None or not named:
+            return []
+        made = iter(self._deeds.notes(named, encoding))
+        return [next(made) if row.is_named else b"" for row, _ in rows]
+
+    def _tried(self, store: Store, leaving: StoringEnding) -> Written | Exception:
+        try:
+            return self._together(store, [leaving])[0]
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, its task is told
+            return error
+
+    def _alone(self, store: Store, leaving: StoringEnding) -> Written:
+        key = leaving.block.key
+        seal: Seal | None = None
+        if self._deeds is not None:
+            deeds, owner = self._deeds, leaving.owner
+            seal = lambda row, encoding: deeds.noted(row, encoding, owner=owner)  # noqa: E731 - a type of its own
+        try:
+            store = charged(store, self._charge_of(leaving))
+            written = write(store, key.submission, leaving.index, key.attempt, leaving.ending, log_ttl_s=leaving.log_ttl_s, seal=seal)
+        except StoreUnavailable:
+            self._spill(leaving)
+            raise
+        discard(leaving.ending)
+        return written
+
+    def _charge_of(self, leaving: StoringEnding) -> Charge:
+        if leaving.charge is None:
+            leaving.charge = self._charges(leaving.owner)
+        return leaving.charge
+
+    def _spill(self, leaving: StoringEnding) -> None:
+        with suppress(OSError):  # a full disk: it stays in memory, within the same bound
+            spill(leaving.ending, leaving.spool)
+        self._left_memory(leaving, leaving.ending.in_memory_bytes)
+
+    def _left_memory(self, leaving: StoringEnding, rest_bytes: int) -> None:
+        with self._lock:
+            self.in_memory_bytes -= max(0, leaving.in_memory_bytes - rest_bytes)
+            leaving.in_memory_bytes = min(leaving.in_memory_bytes, rest_bytes)
+
+    # -- on the owner's thread
+
+    def _arrived(self, load: list[StoringEnding], result: list[Written | Exception] | Exception) -> bool:
+        for number, leaving in enumerate(load):
+            self._ended(leaving, result if isinstance(result, Exception) else result[number])
+        return True
+
+    def _ended(self, leaving: StoringEnding, result: Written | Exception) -> None:
+        self._left_memory(leaving, 0)
+        leaving.done(result)
+
+
+def _weight(leaving: StoringEnding) -> int:
+    ending = leaving.ending
+    return leaving.in_memory_bytes + _ROW_BYTES * (1 + len(ending.values or ()))
+
+
+# -- values ----------------------------------------------------------------------------------------------------------------
+# Puts values that tasks have made into the store: from memory, from files of their runner, from files that users name. On an IO thread.
+# What is in a file is opened with its user's rights, and bounded before it is read and while it is: it may be all holes, and it may grow.
+
+
+def put_hashed(store: Store, key: str, value: Value, account: Account | None, *, most: int) -> tuple[int, bytes]:
+    """Stores a value; returns its size and the SHA-256 of its bytes, which is said where its task is. Raises: as `put`."""
+    made = _adopted(store, key, value, account, b"")
+    if made is not None:
+        return made
+    digest = hashlib.sha256()
+    if not value.path:
+        digest.update(value.data)
+    return put(store, key, value, account, digest=digest, is_kept=True, most=most), digest.digest()
+
+
+def put(
+    store: Store,
+    key: str,
+    value: Value,
+    account: Account | None,
+    seal: Seal | None = None,
+    *,
+    most: int,
+    digest: hashlib._Hash | None = None,
+    is_kept: bool = False,
+) -> int:
+    """Stores a value; returns its size.
+
+    Args:
+        most: bytes that a file may have. digest: of what is read from it. is_kept: it stays its user's, to be changed.
+    Raises: ValueTooLarge, StoreUnavailable, OSError.
+    """
+    encoding = encoding_of(pickled=value.pickled)
+    note = seal(key, encoding) if seal is not None else b""
+    if not value.path:
+        store.put(key, value.data, encoding=encoding, note=note)
+        return len(value.data)
+    if not is_kept and (made := _adopted(store, key, value, account, note)) is not None:
+        return made[0]
+    return _put_file(store, key, open_regular(value.path, account), value.path, encoding, note, most=most, digest=digest)
+
+
+def put_named(store: Store, key: str, name: str, home: str, account: Account | None, seal: Seal | None, *, most: int) -> None:
+    """Stores an output file of a command under the name that its user gave it, below `home` unless that is a whole path.
+
+    Raises: UsageError, ValueTooLarge with words for the user: nothing about the node is wrong; StoreUnavailable; OSError.
+    """
+    note = seal(key, Encoding.RAW) if seal is not None else b""
+    try:
+        fd = open_regular(name, account, below=home)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"its output file {name[:300]!r} was not written") from None
+    except OSError as error:
+        if error.errno in NODE_TROUBLE:
+            raise
+        raise UsageError(f"its output file {name[:300]!r} cannot be stored: {error.strerror}") from None
+    except ValueError:  # NUL, or what is no UTF-8
+        raise UsageError(f"its output file {name[:300]!r} cannot be stored: no file can have this name") from None
+    _put_file(store, key, fd, name, Encoding.RAW, note, most=most)
+
+
+def _put_file(
+    store: Store, key: str, fd: int, name: str, encoding: Encoding, note: Note, *, most: int, digest: hashlib._Hash | None = None
+) -> int:
+    size, most = 0, min(most or MAX_VALUE_BYTES, MAX_VALUE_BYTES)
+
+    def check(found: int) -> None:
+        if found > most:
+            has = f"{format_size(found)} ({found} bytes, holes counted)"
+            raise ValueTooLarge(f"its file {name[:300]!r} has {has}, and one that is stored has at most {format_size(most)}")
+
+    def chunks(file: BinaryIO) -> Iterator[bytes]:
+        nonlocal size
+        while data := file.read(_CHUNK):
+            if digest is not None:
+                digest.update(data)
+            size += len(data)
+            check(size)
+            yield data
+
+    with open(fd, "rb") as file:
+        check(os.fstat(fd).st_size)
+        store.put(key, chunks(file), encoding=encoding, note=note)
+    return size
+
+
+def _adopted(store: Store, key: str, value: Value, account: Account | None, note: Note) -> tuple[int, bytes] | None:
+    """Stores a value whose file is the Starter's own, where it need not be copied; returns its size and SHA-256."""
+    if not value.path or account is not None:
+        return None
+    return store.adopt(key, value.path, encoding=encoding_of(pickled=value.pickled), note=note, sha256=value.sha256)
+
+
+def encoding_of(*, pickled: bool) -> Encoding:
+    """How the bytes of a value are written."""
+    return Encoding.PICKLE if pickled else Encoding.RAW
+
+
+# -- what users write ------------------------------------------------------------------------------------------------------
+# Counts what work writes into the data store for its user, on the way there, as a gateway counts what clients write (`store_bytes`). Each
+# Starter counts by itself, as each gateway does: a user may write the limit through each of them within a day.
+
+
+class Charge:
+    """Counts what one task has written: each row once, however often it has to be tried. For one thread at a time."""
+
+    __slots__ = ("_bounds", "_rows", "_user")
+
+    def __init__(self, bounds: Bounds, user: str) -> None:
+        self._bounds = bounds
+        self._user = user
+        self._rows: dict[str, int] = {}
+
+    def row(self, key: str, size: int) -> None:
+        """So many bytes of a row are about to be written. Raises: LimitReached, and the row is not to be written."""
+        more = size - self._rows.get(key, 0)
+        if more > 0:
+            self._bounds.write(self._user, more)
+            self._rows[key] = size
+
+
+class ChargedStore:
+    """A store for `outputs.write` and for pieces of checkpoints: writes are counted and may raise LimitReached, all else is the store's."""
+
+    def __init__(self, store: Store, charge: Charge) -> None:
+        self._store = store
+        self._charge = charge
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def put(self, key: str, value: bytes | Iterable[bytes | memoryview], **options: Any) -> None:
+        """See `Store.put`."""
+        if isinstance(value, bytes):
+            self._charge.row(key, len(value))
+            self._store.put(key, value, **options)
+        else:
+            self._store.put(key, self._counted(key, value), **options)
+
+    def adopt(self, key: str, path: str, **options: Any) -> tuple[int, bytes] | None:
+        """See `Store.adopt`."""
+        self._charge.row(key, os.stat(path).st_size)
+        return self._store.adopt(key, path, **options)
+
+    def _counted(self, key: str, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        size = 0
+        for chunk in chunks:
+            size += len(chunk)
+            self._charge.row(key, size)
+            yield chunk
+
+
+def charged(store: Store, charge: Charge) -> Store:
+    """`store` for one who is charged."""
+    made: Any = ChargedStore(store, charge)
+    typed: Store = made
+    return typed
+
+
+#: Makes the charge of one user.
+Charges = Callable[[str], Charge]

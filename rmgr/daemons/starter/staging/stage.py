@@ -10,32 +10,33 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import decode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.estimate import BATCH_TASKS
-from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.room import NoRoom, Wish
-from rmgr.daemons.starter.core.uploads import Uploads
-from rmgr.daemons.starter.staging.accounts import Accounts
-from rmgr.daemons.starter.staging.ahead import CAP_BYTES, ReadAhead, keyed_of
-from rmgr.daemons.starter.staging.claims import OutputClaims
-from rmgr.daemons.starter.staging.inputs import Inputs
-from rmgr.daemons.starter.staging.left import LeftKeys
-from rmgr.daemons.starter.staging.names import expand, has_own_name
-from rmgr.daemons.starter.staging.task_files import Staged, TaskFiles, remove_files
-from rmgr.daemons.starter.staging.want import FoundInputs, Message, Want
-from rmgr.errors import PermissionDenied, RmgrError
-from rmgr.model.tasks.block import BlockKey
+from rmgr.daemons.starter.core.fetch import ArgumentsPiece, FetchFailure
+from rmgr.daemons.starter.core.io import Convoy, StoreIO
+from rmgr.daemons.starter.core.shares import BATCH_TASKS
+from rmgr.daemons.starter.core.uploads import GivenUpError, NoRoom, Wish
+from rmgr.daemons.starter.staging.inputs import ROWS_TOGETHER, Input, Inputs, Left, OutputClaims, TaskReads
+from rmgr.daemons.starter.staging.task_files import INLINE_INPUT, Staged, TaskFiles, encode_call, expand, has_own_name, remove_files
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, StoreUnavailable
+from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, MAX_LEFT_KEYS, KeyedPayload
 from rmgr.model.tasks.submission import Command
+from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedInput
+from rmgr.model.wire.line import ClaimStage
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.node.node import NodeAgent
 
 #: Tasks of a block staged ahead of the lanes.
 _AHEAD = 16
@@ -49,6 +50,10 @@ _PATIENCE_S = 1.0
 _ASK_AGAIN_S = 1.0
 #: A full room is logged this often at most.
 _LOGGED_S = 60.0
+#: Values of the keyed calls of a node that are kept in memory where nobody sets another limit ([starter] values_cap_bytes).
+VALUES_CAP_BYTES = 64 * 1024 * 1024
+#: What waits for the claim of a task: told why it cannot have its keys, or None.
+Waiting = Callable[[Exception | None], None]
 
 
 @dataclass(slots=True)
@@ -71,44 +76,18 @@ class _Short:
 
 
 class Stager:
-    """Stages tasks of one node.
+    """Stages tasks of one node. directory: for files and work directories."""
 
-    Args:
-        wake: is called when something was staged. directory: for files and work directories.
-        accounts: whose the files are to be, None = the Starter's. uploads: of all nodes of the Starter.
-        claims: see `ReadAhead`.
-        on_unstartable: is called with (block, indices, failure) of tasks that cannot be started.
-        blocks: the node's claimed blocks, in the order in which they start (the owner's own dictionary).
-        values_cap_bytes: memory for inputs that are read ahead. pace: seconds of all slots that a task of a block takes, None = unknown.
-    """
-
-    def __init__(
-        self,
-        io: StoreIO,
-        inputs: Inputs,
-        *,
-        wake: Callable[[], None],
-        directory: Path,
-        on_unstartable: Callable[[ClaimedBlock, list[int], FetchFailure], None],
-        uploads: Uploads,
-        blocks: Mapping[BlockKey, ClaimedBlock],
-        log: Log,
-        accounts: Accounts | None = None,
-        claims: OutputClaims | None = None,
-        values_cap_bytes: int = CAP_BYTES,
-        pace: Callable[[ClaimedBlock], float | None] = lambda _: None,
-    ) -> None:
-        self._pace = pace
-        self._reading = ReadAhead(io, inputs, self._read, claims=claims, cap_bytes=values_cap_bytes)
-        self._io = io
-        self._files = TaskFiles(inputs, uploads, directory, accounts)
-        self._room = uploads.room
-        self._blocks = blocks
-        self._log = log
+    def __init__(self, node: NodeAgent, directory: Path) -> None:
+        shared = node.shared
+        self._node = node
+        self._io = shared.io
+        self._blocks = node.blocks  #: in the order in which they start
+        self._reading = ReadAhead(shared.io, shared.inputs, self._read, claims=shared.claims, cap_bytes=shared.values_cap)
+        self._files = TaskFiles(shared.inputs, shared.fetcher.uploads, directory, node.accounts)
+        self._room = shared.fetcher.uploads.room
         self._short: dict[str, _Short] = {}  #: by the user whose own limit it is, "" = that of all
         self._logged_s = -math.inf  # when it was logged last that the room is full
-        self._wake = wake
-        self._on_unstartable = on_unstartable
         self._states: dict[ClaimedBlock, _State] = {}
 
     def is_needed(self, block: ClaimedBlock) -> bool:
@@ -164,7 +143,7 @@ class Stager:
         is_next = not has_room and not state.here and not state.coming and self._is_first(block)
         if not has_room and not is_next:
             return False
-        pace_s = self._pace(block)
+        pace_s = self._node.pace(block)
         for index in islice(block.ready, max(_AHEAD, int(_AHEAD_S / pace_s)) if pace_s else _AHEAD):
             if index <= state.begun_to or index in state.here or index in state.coming:
                 continue
@@ -318,8 +297,7 @@ class Stager:
             state.here[index] = result
             state.is_fetched = True
         elif index in block.ready:
-            self._on_unstartable(block, block.take_ready([index]), FetchFailure.of(result, _sentence(result)))
-        self._wake()
+            self._node.unstartable(block, block.take_ready([index]), FetchFailure.of(result, _sentence(result)))
 
     # -- when the room is full -------------------------------------------------------------------------------------------------
 
@@ -355,7 +333,7 @@ class Stager:
             why = "staged files fill their room on this node's disk ([starter] staging_cap_bytes)"
             why = f"staged files of {user} fill that user's room on this node's disk ([starter] staging_cap_user_bytes)" if user else why
             limit = self._room.cap_user_bytes if user else self._room.cap_bytes
-            self._log.warning("staging_waits", task_id=f"{block.key.submission}_{index}", why=why, limit=limit)
+            self._node.log.warning("staging_waits", task_id=f"{block.key.submission}_{index}", why=why, limit=limit)
         if short is None or place <= (order.get(short.block, len(order)), short.index):
             self._short[user] = _Short(block, index, self._room.given, now_s)
         for other, state in self._states.items():
@@ -364,7 +342,6 @@ class Stager:
             for later in [one for one in state.here if one in other.ready and (order.get(other, len(order)), one) > place]:
                 self._remove(state.here.pop(later))
                 state.begun_to = -1
-        self._wake()
 
     def _remove(self, staged: Staged) -> None:
         self._reading.settle(staged.memory_bytes, 0)
@@ -383,3 +360,271 @@ def _refuse(error: PermissionDenied, _store: Store) -> Staged:
 
 def _sentence(error: Exception) -> str:
     return error.message if isinstance(error, RmgrError) else f"{type(error).__name__}: {error}"
+
+
+# -- inputs, read ahead ----------------------------------------------------------------------------------------------------
+# Inputs of keyed calls, read before the turn of their tasks: many at a time, within so many bytes of memory. A task's inputs are read once:
+# its message is kept until it has ended here or was given away. Values that are too large for a message, alone or together, become files
+# (`Stager`); all others go from the store's answer into the message that the worker gets. Output keys that their Submitter has left
+# unclaimed (HAND, protocol.md 5) are claimed at the same time. No task starts before both are done.
+
+
+class ReadAhead:
+    """Reads for one node.
+
+    Args:
+        arrived: gets each task with its `Message`, what was `FoundInputs`, or why it cannot have it; on the owner's thread. False: no
+            node has to settle.
+        claims: of output keys that are left to this node; None: there are none.
+        cap_bytes: of messages, and of what is being read. A task that alone needs more is read when nothing else is held.
+    """
+
+    def __init__(
+        self,
+        io: StoreIO,
+        inputs: Inputs,
+        arrived: Callable[[Want, Message | FoundInputs | Exception], bool],
+        *,
+        claims: OutputClaims | None = None,
+        cap_bytes: int = VALUES_CAP_BYTES,
+    ) -> None:
+        self._io = io
+        self._inputs = inputs
+        self._tell = arrived
+        self.cap_bytes = cap_bytes
+        self.held_bytes = 0
+        self._convoy: Convoy[Want] = Convoy(io, self._carry, self._arrived, weight=_weight_of_all, most=ROWS_TOGETHER, is_read=True)
+        self.left = LeftKeys(io, claims, self._tell_all_of)
+
+    def begin(self, block: ClaimedBlock, index: int, wish: Wish, *, is_next: bool) -> bool:
+        """Reads for a task, unless the memory is full: False. is_next: nothing is read before it. Raises: OSError, PermissionDenied."""
+        keyed = keyed_of(block, index)
+        need_bytes = min(len(keyed.inputs) * INLINE_INPUT, MAX_INLINE_PAYLOAD)
+        if self.held_bytes + need_bytes > self.cap_bytes and not is_next and self.held_bytes:
+            return False
+        self.held_bytes += need_bytes
+        want = Want(block, index, wish, keyed, need_bytes)
+        if keyed.claims_by and keyed.outputs:
+            self.left.begin(want)
+        if _weight_of_all(want) <= ROWS_TOGETHER:
+            self._convoy.add(want)
+        else:  # seconds of one thread: others' inputs, which few jobs carry, do not wait behind it
+            carry, arrived = partial(self._carry, wants=[want]), partial(self._arrived, [want])
+            self._io.run(carry, arrived, user=block.info.record.user, is_read=True, is_long=True, tells=True)
+        return True
+
+    @property
+    def has_room(self) -> bool:
+        """A task with one input may be read."""
+        return self.held_bytes + INLINE_INPUT <= self.cap_bytes or not self.held_bytes
+
+    def settle(self, taken_bytes: int, really_bytes: int) -> None:
+        """What was taken holds so many bytes: 0 gives it back."""
+        self.held_bytes += really_bytes - taken_bytes
+
+    # -- on an IO thread
+
+    def _carry(self, store: Store, wants: list[Want]) -> list[Message | FoundInputs | Exception]:
+        wanted = [want for want in wants if want.wish.is_wanted]
+        asks = [
+            TaskReads(
+                user=want.block.info.record.user,
+                inputs=want.keyed.inputs,
+                outputs=() if want.keyed.claims_by else want.keyed.outputs,  # whose they are is asked where they are claimed
+                trust=want.keyed.trust,
+            )
+            for want in wanted
+        ]
+        found = dict(zip(wanted, self._inputs.find_many(store, asks, largest=INLINE_INPUT), strict=True)) if asks else {}
+        return [_message(want.keyed, found[want]) if want in found else GivenUpError() for want in wants]
+
+    # -- on the owner's thread
+
+    def _arrived(self, wants: list[Want], result: list[Message | FoundInputs | Exception] | Exception) -> bool:
+        must_settle = False
+        for number, want in enumerate(wants):
+            want.found = result if isinstance(result, Exception) else result[number]
+            must_settle = self._tell_all_of(want) or must_settle
+        return must_settle
+
+    def _tell_all_of(self, want: Want) -> bool:
+        """Once its inputs are here and its keys are its own, or somebody else's. True: its node has to settle."""
+        if want.found is None or want.is_claiming:
+            return False
+        found, want.found = want.found, None
+        return self._tell(want, want.refusal or found)
+
+
+def keyed_of(block: ClaimedBlock, index: int) -> KeyedPayload:
+    """The arguments of a task in the keyed form. Raises: PermissionDenied where its user has put something else there; OSError."""
+    payload = block.payload(index)
+    why = f"they have {len(payload):,} bytes, at most {MAX_KEYED_BYTES:,} are allowed"
+    if len(payload) <= MAX_KEYED_BYTES:
+        try:
+            keyed = decode_keyed(payload.read() if isinstance(payload, ArgumentsPiece) else payload)
+        except msgspec.DecodeError as error:
+            why = str(error)
+        else:
+            most = MAX_LEFT_KEYS if keyed.claims_by else MAX_KEYS
+            if len(keyed.outputs) <= most and len(keyed.inputs) + len(keyed.outputs) <= MAX_KEYS:
+                return keyed
+            why = f"{len(keyed.inputs):,} inputs and {len(keyed.outputs):,} outputs are more than a task may have"
+    told = f"refused: the arguments of task {block.key.submission}_{index} are no keys: {why}"
+    raise PermissionDenied(told, hint="only rmgr's own library writes them; rmgr version")
+
+
+def _message(keyed: KeyedPayload, found: list[Input] | Exception) -> Message | FoundInputs | Exception:
+    if isinstance(found, Exception):
+        return found
+    inputs = []
+    for one in found:
+        if one.data is None:
+            return FoundInputs(found)
+        inputs.append(KeyedInput(data=one.data, pickled=one.pickled))
+    call = encode_call(inputs, keyed) if sum(len(one.data) for one in inputs) < MAX_INLINE_PAYLOAD else b""
+    return Message(call) if 0 < len(call) <= MAX_INLINE_PAYLOAD else FoundInputs(found)
+
+
+def _weight_of_all(want: Want) -> int:
+    return 1 + len(want.keyed.inputs) + len(want.keyed.outputs)
+
+
+# -- output keys left to this node -----------------------------------------------------------------------------------------
+# Output keys that a Submitter has left to this node (HAND, protocol.md 5): when their tasks may begin, and when they may be committed. A
+# client with a direct line claims them itself while the HAND is committed, and says how far it is. No task begins before it is decided that
+# nobody else can have its keys. None is committed as completed before it has them. When the client does not say so in time, this node
+# claims them. That is always safe: the pointer of a task is the same, whoever writes it and how often.
+
+
+class LeftKeys:
+    """Keeps the tasks of one node whose keys were left; the owner's thread.
+
+    Args: claims: None: nobody leaves keys here. told: gets each task whose beginning waits for its claim no more.
+    """
+
+    def __init__(self, io: StoreIO, claims: OutputClaims | None, told: Callable[[Want], bool]) -> None:
+        self._claims = claims
+        self._told = told
+        self._open: dict[ClaimedBlock, dict[int, Want]] = {}
+        self._waiting: dict[tuple[ClaimedBlock, int], Waiting] = {}
+        self._convoy: Convoy[Want] = Convoy(io, self._carry, self._arrived, weight=_weight_of_outputs, most=ROWS_TOGETHER, is_read=True)
+
+    def begin(self, want: Want) -> None:
+        """A task is made ready whose keys were left."""
+        stage = want.block.claims
+        if stage is ClaimStage.MADE:
+            return
+        self._open.setdefault(want.block, {})[want.index] = want
+        want.is_claiming = stage is not ClaimStage.DECIDED
+        if stage is ClaimStage.HERE:
+            self._convoy.add(want)
+
+    def advance(self, block: ClaimedBlock, stage: ClaimStage) -> bool:
+        """How far the claim of a block is, as its client says. HERE: this node claims what is not claimed.
+
+        Returns: something waited for it: a task that has its inputs, or one that has ended.
+        """
+        if block.claims in (ClaimStage.HERE, ClaimStage.MADE):
+            return False
+        block.claims = stage
+        wants = list(self._open.get(block, {}).values())
+        was_awaited = any(want.found is not None or (block, want.index) in self._waiting for want in wants)
+        for want in wants:
+            if stage is ClaimStage.HERE:
+                self._convoy.add(want)
+            elif stage is ClaimStage.MADE:
+                self._claimed(want, None)
+            elif stage is ClaimStage.DECIDED:
+                self._may_begin(want)
+        return was_awaited
+
+    def has(self, block: ClaimedBlock) -> bool:
+        """Keys of its tasks were left, and not all of them were claimed when the first task began."""
+        return block in self._open
+
+    def when_claimed(self, block: ClaimedBlock, index: int, then: Waiting) -> None:
+        """Calls `then` once the task has its keys, with None; or with the reason why it cannot have them."""
+        want = self._open.get(block, {}).get(index)
+        if want is None or want.is_claimed:
+            then(want.refusal if want is not None else None)
+        else:
+            self._waiting[block, index] = then
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """Nobody waits for it any more."""
+        for want in self._open.pop(block, {}).values():
+            self._waiting.pop((block, want.index), None)
+            self._may_begin(want)
+
+    def _may_begin(self, want: Want) -> None:
+        if want.is_claiming:
+            want.is_claiming = False
+            self._told(want)
+
+    def _claimed(self, want: Want, refusal: Exception | None) -> None:
+        if want.is_claimed:
+            return
+        want.is_claimed, want.refusal = True, refusal
+        self._may_begin(want)
+        waiting = self._waiting.pop((want.block, want.index), None)
+        if waiting is not None:
+            waiting(refusal)
+
+    def _carry(self, store: Store, wants: list[Want]) -> dict[tuple[int, int], Exception]:
+        """On an IO thread."""
+        asks = [Left(want.block, want.index, want.keyed) for want in wants if want.wish.is_wanted]
+        try:
+            return self._claims.claim(store, asks) if self._claims is not None and asks else {}
+        except CoordinationUnavailable as error:  # who has a key cannot be known now: tried again, as without the store
+            raise StoreUnavailable(error.message) from error
+
+    def _arrived(self, wants: list[Want], result: dict[tuple[int, int], Exception] | Exception) -> bool:
+        for want in wants:
+            why = result if isinstance(result, Exception) else result.get((want.block.key.submission, want.index))
+            self._claimed(want, why)
+        return True
+
+
+def _weight_of_outputs(want: Want) -> int:
+    return 1 + len(want.keyed.outputs)
+
+
+# -- one task --------------------------------------------------------------------------------------------------------------
+# A keyed task whose inputs are to be read, and whose output keys may have to be claimed, before it starts.
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """All that a task needs is in these bytes."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FoundInputs:
+    """The inputs of a task are found, and some of them must become files."""
+
+    inputs: list[Input]
+
+
+@dataclass(slots=True, eq=False)
+class Want:
+    """A task whose inputs are to be read. need_bytes: taken of the memory until they are here.
+
+    found: what was read. is_claiming: it may not begin, for its output keys are not its own yet. is_claimed: they are, or `refusal` says
+    why it cannot have them.
+    """
+
+    block: ClaimedBlock
+    index: int
+    wish: Wish
+    keyed: KeyedPayload
+    need_bytes: int
+    found: Message | FoundInputs | Exception | None = None
+    is_claiming: bool = False
+    is_claimed: bool = False
+    refusal: Exception | None = None
+    since_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.since_s = machine.monotonic()

@@ -1,30 +1,42 @@
 """Files of single tasks, made before these start: inputs of keyed calls that are too large for a message, work directories of commands.
 
-Runs on IO threads. What is made is counted against the room for staged files (`core/room.py`), and is removed when it cannot be finished.
+Runs on IO threads. What is made is counted against the room for staged files (`core/uploads.py`), and is removed when it
+cannot be finished.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.room import GivenUpError, StagingShare, Wish, disk_bytes, on_disk
-from rmgr.daemons.starter.core.uploads import Uploads
+from rmgr.daemons.starter.core.uploads import GivenUpError, StagingShare, Uploads, Wish, disk_bytes, on_disk
 from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
-from rmgr.daemons.starter.staging.ahead import INLINE_INPUT, encode_call
 from rmgr.daemons.starter.staging.inputs import Input, Inputs
-from rmgr.daemons.starter.staging.stage_files import inside, make_way, plain, to_file
-from rmgr.daemons.starter.staging.want import FoundInputs, Want
-from rmgr.errors import NotFound, ValueTooLarge
+from rmgr.errors import NotFound, PermissionDenied, UsageError, ValueTooLarge
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.tasks.submission import Command
-from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedInput
+from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.staging.stage import FoundInputs, Want
+
+#: Input values up to this many bytes travel in the message, larger ones as files.
+INLINE_INPUT = 256 * 1024
+#: Bytes of one step of a file's name, and of all (what is above it is ours).
+_MAX_STEP, _MAX_NAME = 255, 3000
+_PLACEHOLDER = re.compile(r"%([jatxN%])")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,9 +177,88 @@ class TaskFiles:
         return str(self._directory / machine.guid())
 
 
+def encode_call(inputs: list[KeyedInput], keyed: KeyedPayload) -> bytes:
+    """The message of a task."""
+    return msgspec.msgpack.encode(KeyedCall(tuple(inputs), len(keyed.outputs)))
+
+
 def remove_files(staged: Staged) -> None:
     """Removes what was made for a task."""
     for path in staged.files:
         Path(path).unlink(missing_ok=True)
     if staged.directory:
         remove_tree(Path(staged.directory))
+
+
+# -- files -----------------------------------------------------------------------------------------------------------------
+# Files of staged work: names that lead nowhere else, and values that go from the data store into them.
+
+
+def inside(directory: Path, name: str) -> Path:
+    """`name` below `directory`. Raises: PermissionDenied when it leads elsewhere."""
+    target = Path(os.path.normpath(directory / name))
+    if directory != target and directory not in target.parents:
+        raise PermissionDenied(f"the file name {name!r} leads out of the work directory")
+    return target
+
+
+def make_way(directory: Path, target: Path, name: str) -> None:
+    """Makes the directories on the way to a file. Raises: UsageError for a name that no file can have here."""
+    steps = target.relative_to(directory).parts
+    if not steps or "\0" in name or len(os.fsencode(name)) > _MAX_NAME or any(len(os.fsencode(step)) > _MAX_STEP for step in steps):
+        raise UsageError(f"no file can have the name {name[:80]!r} ({len(name)} characters)")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"the input file {name[:80]!r} lies below another input file") from None
+    if target.is_dir():
+        raise UsageError(f"the input file {name[:80]!r} has the name of a directory with other input files")
+
+
+def plain(name: str) -> str:
+    """The name of an upload: one step below the work directory. Raises: PermissionDenied, UsageError."""
+    if len(os.fsencode(name)) > _MAX_STEP:
+        raise UsageError(f"no file can have the name {name[:80]!r} ({len(name)} characters)")
+    if name in {"", ".", ".."} or "/" in name or "\0" in name:
+        raise PermissionDenied(f"the upload has the name {name!r}, which is no file name")
+    return name
+
+
+def to_file(store: Store, key: str, found_in: Input, path: str, share: StagingShare) -> None:
+    """The value of an input as a file; its size has its room already. Raises: NotFound, NoRoom, ValueTooLarge, GivenUpError."""
+    chunks = store.stream(found_in.row)
+    if chunks is None:
+        raise NotFound(f"{found_in.row} is not in the data store")
+    digest, size = hashlib.sha256(), 0
+    with open(path, "wb") as file:
+        for chunk in chunks:
+            size += len(chunk)
+            share.making(max(0, min(len(chunk), size - found_in.size)))  # one that is larger by now; raises once nobody waits for it
+            file.write(chunk)
+            if found_in.about is not None:
+                digest.update(chunk)
+    found_in.check(key, digest.digest())
+
+
+# -- names of output files -------------------------------------------------------------------------------------------------
+# Placeholders in the names of output files: %j job, %a array index, %t attempt, %x name, %N node, %% a percent sign.
+
+
+def expand(pattern: str, info: Any, index: int, attempt: int, node: str) -> str:
+    """`pattern` for one attempt of one task; what is not a placeholder stays."""
+    if "%" not in pattern:
+        return pattern
+    values = {
+        "j": str(info.record.id),
+        "a": str(info.label(index)),
+        "t": str(attempt),
+        "x": info.record.name.replace("/", "_"),
+        "N": node,
+        "%": "%",
+    }
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], pattern)
+
+
+def has_own_name(pattern: str) -> bool:
+    """Each task of a submission has a file of its own."""
+    return any(match[1] == "a" for match in _PLACEHOLDER.finditer(pattern))

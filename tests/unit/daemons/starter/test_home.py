@@ -15,8 +15,7 @@ import structlog
 from rmgr.adapters.host.leftovers import hold
 from rmgr.adapters.host.process import NodeRunner
 from rmgr.config import StarterConfig
-from rmgr.daemons.starter.core.home import Home
-from rmgr.daemons.starter.health.health import DiskWatch
+from rmgr.daemons.starter.core.home import DiskWatch, Home
 from rmgr.daemons.starter.main import work_directory
 from rmgr.errors import ConfigError, StateConflict
 

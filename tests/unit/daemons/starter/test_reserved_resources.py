@@ -9,7 +9,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.facts import Names
 from rmgr.daemons.leader.placement.holds import Promises
 from rmgr.daemons.leader.placement.job_table import JobTable
-from rmgr.daemons.starter.execution.reservations import Reservations, _Promise
+from rmgr.daemons.starter.execution.holds import Reservations, _Promise
 from rmgr.model.tasks.placing import Reserved
 from rmgr.sched.job import Job
 from rmgr.sched.records import Hold, Share
@@ -29,9 +29,9 @@ def test_the_leader_writes_what_its_processes_on_each_node_need() -> None:
 def test_a_starter_keeps_as_much_of_them_as_of_the_cores_that_are_free_by_now() -> None:
     runs: set[str] = {"1.0.1"}
     jobs = SimpleNamespace(holds=SimpleNamespace(has=runs.__contains__), is_taking=lambda _number: False)
-    node: Any = SimpleNamespace(orders=SimpleNamespace(is_settled=True))
-    shared: Any = SimpleNamespace(after=lambda _delay_s, _what: None)
-    kept = Reservations(node, jobs, shared, log=None)  # type: ignore[arg-type]
+    shared = SimpleNamespace(after=lambda _delay_s, _what: None)
+    node: Any = SimpleNamespace(orders=SimpleNamespace(is_settled=True), jobs=jobs, shared=shared)
+    kept = Reservations(node)
     record = Reserved(shares=(("1.0.1", 2), ("", 2)), memory_mib=100, resources=(("gpu", 3),))
     promise = _Promise(name="r-7.0", submission=7, index=0, record=record)
     assert kept._wanted(promise, record, set()) == (2, 50, (("gpu", 1),))

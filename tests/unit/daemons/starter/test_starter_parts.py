@@ -19,12 +19,11 @@ import pytest
 from rmgr.coord.protocol.multi import Stat
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.fetch import Blob, Fetcher, FetchFailure, reason_of
+from rmgr.daemons.starter.core.home import DiskWatch
 from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.health.health import DiskWatch
-from rmgr.daemons.starter.health.strikes import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
-from rmgr.daemons.starter.health.watch import CountedChildren, WatchedZnode
-from rmgr.daemons.starter.staging.names import expand, has_own_name
-from rmgr.daemons.starter.staging.stage_files import inside
+from rmgr.daemons.starter.core.tree import CountedChildren, WatchedZnode
+from rmgr.daemons.starter.node.trouble import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
+from rmgr.daemons.starter.staging.task_files import expand, has_own_name, inside
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import MAX_INLINE_FUNCTION
@@ -347,7 +346,7 @@ def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> 
     store.put("large", b"l" * (MAX_INLINE_FUNCTION + 1))
     messages: deque[Callable[[], None]] = deque()
     work = StoreIO(store, messages.append, threads=2)
-    fetcher = Fetcher(work, lambda: None, tmp_path / "blobs")
+    fetcher = Fetcher(work, tmp_path / "blobs")
 
     def get(key: str) -> Any:
         if (found := fetcher.blobs.get(key)) is None:
@@ -370,7 +369,7 @@ def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: 
     for number in range(5):
         store.put(f"m{number}", bytes([number]) * 100_000)
     work = StoreIO(store, messages.append, threads=2)
-    fetcher = Fetcher(work, lambda: None, tmp_path / "blobs")
+    fetcher = Fetcher(work, tmp_path / "blobs")
     monkeypatch.setattr("rmgr.daemons.starter.core.fetch._KEEP_BYTES", 250_000)
 
     def get(key: str) -> str:

@@ -14,8 +14,9 @@ from rmgr.adapters.host.worker import WorkerSpec
 from rmgr.config import Config, StarterConfig, check_file, load
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.commits import IdleMark
-from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.core.shares import Caps
+from rmgr.daemons.starter.core.submissions import Info
+from rmgr.daemons.starter.core.tree import IdleMark
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
 from rmgr.daemons.starter.pull.board import BlockCandidate
 from rmgr.daemons.starter.pull.pull import Puller
@@ -146,12 +147,15 @@ def claimed(wants: dict[int, dict[str, int]], *, resources: dict[str, int] | Non
         idle=IdleMark(),
         hands=None,
         works_ahead=lambda: False,
+        capacity=Capacity(cores=cores, memory_bytes=0, resources=has),
+        attributes=NodeAttributes(),
+        accounts=None,
+        stager=SimpleNamespace(meet=lambda _block: None),
     )
     times = SimpleNamespace(of=lambda _kind: None, ended=lambda _kind: 0)
     committer = SimpleNamespace(fence=lambda _node: 1, commit=lambda *_: None)
-    capacity = Capacity(cores=cores, memory_bytes=0, resources=has)
-    words: Any = {"committer": committer, "records": infos, "times": times, "log": None, "aside": None, "on_claim": None}
-    puller = Puller(node, capacity=capacity, attributes=NodeAttributes(), **words)  # type: ignore[arg-type]
+    node.shared = SimpleNamespace(committer=committer, records=infos, times=times, gate=None, caps=Caps())
+    puller = Puller(node)  # type: ignore[arg-type]
     board = Board(candidates)
     puller.run([board], 1.0)  # type: ignore[list-item]
     return [number for number in wants if not any(candidate.key.submission == number for candidate in board.candidates)]

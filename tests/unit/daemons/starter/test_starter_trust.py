@@ -16,10 +16,10 @@ from rmgr.coord.decisions.changing import Change, Doer, amended, signed
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import decode_block, encode_block, encode_record
+from rmgr.daemons.starter.core import trust as starter_trust
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.health import trust as starter_trust
-from rmgr.daemons.starter.health.trust import Gate
+from rmgr.daemons.starter.core.trust import Admission, Gate
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Submission, Terms, Work
@@ -84,8 +84,8 @@ class Cluster:
         block = ClaimedBlock.claimed("n1", "default", key, decode_block(encode_block(data)))
         block.info = SimpleNamespace(origin=record, record=record, czxid=1, spec=b"", nonce=nonces.place_of(record))
         self.number = record.id
-        answer = self.gate.refusal(block)
-        assert answer is not None
+        answer = self.gate.admission(block)
+        assert answer is not Admission.AWAITED
         return answer.error if isinstance(answer, FetchFailure) else ""
 
 
@@ -255,4 +255,4 @@ def test_a_record_that_another_connection_has_read_is_read_again_before_a_nonce_
     cluster.gate._records.is_open = lambda number, age_s: None  # type: ignore[method-assign]
     block = ClaimedBlock.claimed("n1", "default", key, data)
     block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))  # type: ignore[assignment]
-    assert cluster.gate.refusal(block) is None
+    assert cluster.gate.admission(block) is Admission.AWAITED

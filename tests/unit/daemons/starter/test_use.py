@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.daemons.starter.core.room import NoRoom, StagingRoom
-from rmgr.daemons.starter.node.use import MAX_DEPTH, MAX_THINGS, Caps, Use, count, excess, given
+from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom
+from rmgr.daemons.starter.node.use import MAX_DEPTH, MAX_THINGS, DiskCaps, Use, count, excess, given
 from rmgr.errors import ValueTooLarge
 
 MIB = 1024 * 1024
-CAPS = Caps(user_bytes=100, all_bytes=250)
+CAPS = DiskCaps(user_bytes=100, all_bytes=250)
 
 
 def use(path: str, uid: int, size: int, things: int = 1, *, is_deep: bool = False) -> Use:

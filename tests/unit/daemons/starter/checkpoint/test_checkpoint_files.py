@@ -12,10 +12,9 @@ import pytest
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.daemons.starter.checkpoint import files, rows
-from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest
+from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest, united
 from rmgr.daemons.starter.checkpoint.parts import LocalPart
 from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
-from rmgr.daemons.starter.checkpoint.union import united
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from rmgr.runner.host.files import remove_tree
 from tests.harness.memory_store import MemoryStore

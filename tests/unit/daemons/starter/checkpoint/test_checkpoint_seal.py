@@ -15,11 +15,11 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.seal import CheckpointSeal
 from rmgr.daemons.starter.checkpoint import parts, rows
+from rmgr.daemons.starter.checkpoint.checkpoint import take
 from rmgr.daemons.starter.checkpoint.files import Manifest, decode_manifest, encode_manifest
 from rmgr.daemons.starter.checkpoint.parts import LocalPart, RemotePart, answer
 from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
-from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals, StarterSeals, seals_of
-from rmgr.daemons.starter.checkpoint.taking import take
+from rmgr.daemons.starter.checkpoint.rows import OPEN, Seals, StarterSeals, seals_of
 from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.daemons.starter.checkpoint.case import OpenCheckpoint
 from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
 from rmgr.daemons.starter.checkpoint.way import (
     STEPS,
@@ -21,9 +20,11 @@ from rmgr.daemons.starter.checkpoint.way import (
     CheckpointKind,
     CheckpointPhase,
     CheckpointStep,
+    OpenCheckpoint,
     next_step,
 )
 from rmgr.model.tasks.placing import Rigid
+from rmgr.runtime.story import Stories
 
 P, K, E, F = CheckpointPhase, CheckpointKind, CheckpointEvent, CheckpointEffect
 STOPS = (K.STOP, K.POLICY, K.PREEMPT)
@@ -104,10 +105,7 @@ REACHABLE = reachable()
 
 
 def test_production_has_a_method_for_each_effect_and_runs_the_table() -> None:
-    some = Checkpoints(
-        Mock(), Mock(), Mock(), reread=Mock(), directory=Path("/nonexistent"), over=Mock(), on_unstartable=Mock(), let_go=Mock(),
-        served_us=Mock(), log=Mock(),
-    )  # fmt: skip
+    some = Checkpoints(Mock(), Path("/nonexistent"))
     assert set(some._effects) == set(F)
     seen: list[tuple[CheckpointEffect, Any]] = []
     for effect in F:
@@ -126,12 +124,10 @@ def test_production_has_a_method_for_each_effect_and_runs_the_table() -> None:
 
 def test_periodic_checkpoints_of_a_job_that_shares_its_cores_count_served_time() -> None:
     timers: list[tuple[float, Callable[[], None]]] = []
-    tree = Mock(after=lambda delay_s, call: timers.append((delay_s, call)))
     served_us: list[int | None] = [0]
-    some = Checkpoints(
-        Mock(), tree, Mock(), reread=Mock(), directory=Path("/nonexistent"), over=Mock(), on_unstartable=Mock(), let_go=Mock(),
-        served_us=lambda _block: served_us[0], log=Mock(),
-    )  # fmt: skip
+    loop = Mock(after=lambda delay_s, call: timers.append((delay_s, call)))
+    jobs = Mock(stories=Stories(loop), served_us=lambda _block: served_us[0])
+    some = Checkpoints(Mock(jobs=jobs), Path("/nonexistent"))
     begun: list[OpenCheckpoint] = []
     some._begin = begun.append  # type: ignore[method-assign]
     some._case = Mock()  # type: ignore[method-assign]

@@ -16,8 +16,7 @@ from rmgr.client.content import hash_of, parts_of, put_rows
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_payloads
-from rmgr.daemons.starter.core.arguments import ArgumentsPiece, OwnPiece, read_arguments
-from rmgr.daemons.starter.core.fetch import KeptFile, check_content
+from rmgr.daemons.starter.core.fetch import ArgumentsPiece, KeptFile, OwnPiece, check_content, read_arguments
 from rmgr.errors import DataLost, PermissionDenied
 from tests.harness.memory_store import MemoryStore
 from tests.harness.store_adapters import flip_bit, pattern, value_file
@@ -83,7 +82,7 @@ def test_a_large_row_that_claims_to_be_of_many_small_ones_is_not_read(tmp_path: 
     with SqliteStore(tmp_path / "store.db") as store:
         honest = (pattern(1000),) * 255 + (pattern(2_000_000),)
         assert values(read_arguments(store, write(store, honest), folder, check_content)) == honest
-        monkeypatch.setattr("rmgr.daemons.starter.core.arguments._MOST_SMALL_BYTES", 1_000_000)
+        monkeypatch.setattr("rmgr.daemons.starter.core.fetch._MOST_SMALL_BYTES", 1_000_000)
         store.put("args/x", b"\xdd\xff\xff\xff\xff" + bytes(2_000_000))
         with pytest.raises(DataLost, match="have 2,000,005 bytes; in parts that small a block has 1,000,000 at most"):
             read_arguments(store, "args/x", folder, check_content)
@@ -126,7 +125,7 @@ def test_arguments_in_a_file_of_their_user_are_the_same(tmp_path: Path) -> None:
 
 def test_arguments_that_no_message_bears_are_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk: the attempt ends as the node's fault, the Starter does not."""
-    monkeypatch.setattr("rmgr.daemons.starter.core.arguments._MOST_IN_MESSAGE", 600_000)
+    monkeypatch.setattr("rmgr.daemons.starter.core.fetch._MOST_IN_MESSAGE", 600_000)
     with SqliteStore(tmp_path / "store.db") as store:
         small, large = write(store, (pattern(550_000),)), write(store, (pattern(700_000),))
         gone = tmp_path / "gone"  # where no file can be made
@@ -136,7 +135,7 @@ def test_arguments_that_no_message_bears_are_not_kept_in_memory(tmp_path: Path, 
 
 
 def test_a_large_row_that_finds_no_room_on_the_disk_is_not_taken_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmgr.daemons.starter.core.arguments.IN_MEMORY_BYTES", 600_000)
+    monkeypatch.setattr("rmgr.daemons.starter.core.fetch.IN_MEMORY_BYTES", 600_000)
     with SqliteStore(tmp_path / "store.db") as store:
         small, large = write(store, (pattern(550_000),)), write(store, (pattern(700_000),))
         gone = tmp_path / "gone"  # where no file can be made

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import structlog
@@ -13,7 +14,7 @@ import structlog
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Outcome, Set, Unknown
-from rmgr.daemons.starter.core.commits import Committer
+from rmgr.daemons.starter.core.tree import Committer
 from rmgr.errors import QuotaReached
 from tests.harness.memory import MemoryCoordinator
 
@@ -28,13 +29,18 @@ class World:
         self.answers: list[Outcome] = []
         self.committer = Committer(
             self.zk,
-            post=self.messages.append,
-            after=lambda _delay, call: self.messages.append(call),
+            self,
             on_fenced=self.fenced.append,
             count=self.counted.append,
             log=structlog.get_logger(),
         )
         self.committer.start({"n1": 0})
+
+    def post(self, job: Any) -> None:
+        self.messages.append(job)
+
+    def after(self, _delay_s: float, job: Any) -> None:
+        self.messages.append(job)
 
     def deliver(self) -> None:
         while self.messages:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rmgr.daemons.starter.core.estimate import (
+from rmgr.daemons.starter.core.shares import (
     AHEAD_S,
     BATCH_S,
     BATCH_TASKS,

@@ -32,7 +32,7 @@ class Node:
         self.directory = directory / "blobs"
         self._messages: deque[Callable[[], None]] = deque()
         self.io = StoreIO(self.store, self._messages.append, threads=2)
-        self.fetcher = Fetcher(self.io, lambda: None, self.directory)
+        self.fetcher = Fetcher(self.io, self.directory)
 
     def put(self, family: str, size: int) -> tuple[str, bytes]:
         value = os.urandom(size)

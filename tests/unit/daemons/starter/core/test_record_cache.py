@@ -11,15 +11,15 @@ import pytest
 from rmgr.audit_book import AuditBook
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.starter.core import records
-from rmgr.daemons.starter.core.records import RecordCache
+from rmgr.daemons.starter.core import submissions
+from rmgr.daemons.starter.core.submissions import RecordCache
 from rmgr.errors import DataLost
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Command, Submission, Work
 
 
 def test_numbers_that_there_are_not_fill_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "BOOK", AuditBook(5))
+    monkeypatch.setattr(submissions, "BOOK", AuditBook(5))
     told: list[str] = []
     cache: Any = SimpleNamespace(
         _refused_s={}, _pauses_s={}, _refused_whys={}, _log=SimpleNamespace(warning=lambda event, **_: told.append(event))
@@ -40,8 +40,7 @@ def asked_cache() -> tuple[RecordCache, list[Future[Stamped | None]]]:
 
     cache = RecordCache(
         SimpleNamespace(get=get, session_id=1),  # type: ignore[arg-type]
-        post=lambda call: call(),
-        wake=lambda: None,
+        SimpleNamespace(post=lambda call: call()),  # type: ignore[arg-type]
         settings=ClusterSettings,
         log=SimpleNamespace(warning=lambda *_, **__: None),  # type: ignore[arg-type]
     )
@@ -50,7 +49,7 @@ def asked_cache() -> tuple[RecordCache, list[Future[Stamped | None]]]:
 
 def test_a_number_that_somebody_names_before_its_submission_is_made_is_never_left_alone_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(records.machine, "monotonic", lambda: now_s)
+    monkeypatch.setattr(submissions.machine, "monotonic", lambda: now_s)
     cache, asked = asked_cache()
     for times in range(1, 9):  # a block that names it stands in the queue
         assert cache.get(43) is None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set, Stamped
-from rmgr.daemons.starter.core import nonces as starter_nonces
-from rmgr.daemons.starter.core.nonces import Nonces
+from rmgr.daemons.starter.core import submissions as starter_nonces
+from rmgr.daemons.starter.core.submissions import Nonces
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 
@@ -36,7 +37,7 @@ class World:
         self.leader, self.mine = (Reading(self.tree, session_timeout_s=10.0, guarded=False) for _ in range(2))
         self.leader.ensure(["/", paths.NONCES])
         self.messages: list[Callable[[], None]] = []
-        self.nonces = Nonces(self.mine, post=self.messages.append, wake=lambda: None)
+        self.nonces = Nonces(self.mine, SimpleNamespace(post=self.messages.append))  # type: ignore[arg-type]
 
     def run(self) -> None:
         while self.messages:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmgr.daemons.starter.core.turns import HALF_LIFE_S, Turns, owed_of
+from rmgr.daemons.starter.core.shares import HALF_LIFE_S, Turns, owed_of
 
 
 class Node:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.daemons.starter.core import unpack as starter_unpack
-from rmgr.daemons.starter.core.unpack import unpack
+from rmgr.daemons.starter.core import uploads as starter_unpack
+from rmgr.daemons.starter.core.uploads import unpack
 from rmgr.errors import DataLost, PermissionDenied
 
 MIB = 1024 * 1024

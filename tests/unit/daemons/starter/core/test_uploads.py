@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.coord.protocol import keys
-from rmgr.daemons.starter.core.unpack import unpack
-from rmgr.daemons.starter.core.uploads import Uploads
+from rmgr.daemons.starter.core.uploads import Uploads, unpack
 from rmgr.errors import DataLost, PermissionDenied, RowGone, StoreUnavailable
 from tests.harness.memory_store import MemoryStore
 
@@ -53,6 +52,12 @@ def target(tmp_path: Path) -> Path:
     made = tmp_path / "work" / "code"
     made.mkdir(parents=True)
     return made
+
+
+def place(uploads: Uploads, store: MemoryStore, sha256: str, target: Path, *, name: str, is_dir: bool) -> None:
+    """Puts an upload at `target`, as the work directory of a task gets it."""
+    with uploads.kept(store, sha256, name=name) as upload:
+        uploads.copy(upload, target, name=name, is_dir=is_dir)
 
 
 def put(tmp_path: Path, data: bytes) -> Path:
@@ -140,15 +145,15 @@ def test_an_upload_is_fetched_once_for_all_tasks_of_a_node(tmp_path: Path) -> No
         gate.wait(60)
         work = tmp_path / f"work{number}"
         work.mkdir()
-        uploads.place(store, file, work / "tool", name="tool", is_dir=False)
-        uploads.place(store, tree, work / "lib", name="lib", is_dir=True)
+        place(uploads, store, file, work / "tool", name="tool", is_dir=False)
+        place(uploads, store, tree, work / "lib", name="lib", is_dir=True)
         (work / "tool").write_bytes(b"spoilt by a task")
         (work / "lib" / "a" / "b").write_bytes(b"spoilt by a task")
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(task, range(8)))
     assert store.streams == uploads.fetched == 2
-    uploads.place(store, file, tmp_path / "late", name="tool", is_dir=False)
+    place(uploads, store, file, tmp_path / "late", name="tool", is_dir=False)
     assert (tmp_path / "late").read_bytes() == b"#!/bin/sh\n"
     assert os.access(tmp_path / "late", os.X_OK)
 
@@ -157,11 +162,11 @@ def test_the_cache_is_bounded_and_throws_out_what_was_not_used_longest(tmp_path:
     store, uploads = Counting(), Uploads(tmp_path / "cache", cap_bytes=250)
     one, two, three = (store.upload(bytes([n]) * 100) for n in range(3))
     for number, sha256 in enumerate((one, two, one, three, one, two)):
-        uploads.place(store, sha256, tmp_path / str(number), name="x", is_dir=False)
+        place(uploads, store, sha256, tmp_path / str(number), name="x", is_dir=False)
     assert store.streams == 4, "two was thrown out for three"
     assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 250
     huge = store.upload(b"x" * 1000)
-    uploads.place(store, huge, tmp_path / "huge", name="x", is_dir=False)
+    place(uploads, store, huge, tmp_path / "huge", name="x", is_dir=False)
     assert (tmp_path / "huge").stat().st_size == 1000
     assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 250
 
@@ -169,15 +174,15 @@ def test_the_cache_is_bounded_and_throws_out_what_was_not_used_longest(tmp_path:
 def test_what_is_absent_exchanged_or_away_is_not_kept(tmp_path: Path) -> None:
     store, uploads = Counting(), Uploads(tmp_path / "cache")
     with pytest.raises(RowGone, match="is not in the data store"):
-        uploads.place(store, "0" * 64, tmp_path / "x", name="x", is_dir=False)
+        place(uploads, store, "0" * 64, tmp_path / "x", name="x", is_dir=False)
     store.put(keys.upload("1" * 64), b"something else")
     with pytest.raises(PermissionDenied, match="is not what its name says"):
-        uploads.place(store, "1" * 64, tmp_path / "x", name="x", is_dir=False)
+        place(uploads, store, "1" * 64, tmp_path / "x", name="x", is_dir=False)
     sha256 = store.upload(b"there")
     store.away = 1
     with pytest.raises(StoreUnavailable):
-        uploads.place(store, sha256, tmp_path / "x", name="x", is_dir=False)
-    uploads.place(store, sha256, tmp_path / "x", name="x", is_dir=False)
+        place(uploads, store, sha256, tmp_path / "x", name="x", is_dir=False)
+    place(uploads, store, sha256, tmp_path / "x", name="x", is_dir=False)
     assert (tmp_path / "x").read_bytes() == b"there"
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [sha256]
 
@@ -194,6 +199,6 @@ def test_a_row_that_grows_after_it_was_looked_at_takes_no_more_room_than_was_tol
 
     monkeypatch.setattr(store, "stream", stream)
     with pytest.raises(PermissionDenied, match="is not what its name says: it has grown from 5 bytes"):
-        uploads.place(store, exchanged, tmp_path / "file", name="file", is_dir=False)
+        place(uploads, store, exchanged, tmp_path / "file", name="file", is_dir=False)
     assert os.listdir(tmp_path / "cache") == []
     assert uploads.room.used_bytes == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.daemons.starter.execution.binding import processors_of
+from rmgr.daemons.starter.execution.lanes import processors_of
 from rmgr.errors import ConfigError
 
 

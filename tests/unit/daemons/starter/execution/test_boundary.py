@@ -12,7 +12,7 @@ import structlog
 
 from rmgr.adapters.host.workevents import CommandsEnded, SlotLost, TasksEnded, TasksReturned, WorkerBlocked, WorkerEnded
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.turns import Turns
+from rmgr.daemons.starter.core.shares import Turns
 from rmgr.daemons.starter.execution.ends import MOST_IN_VAIN, Ends
 from rmgr.daemons.starter.staging.outputs import Written
 from rmgr.model.base.states import Reason, State
@@ -94,22 +94,21 @@ class Node:
             settings=ClusterSettings,
             output_cap=1,
             file_cap=0,
-        )
-        self.ends = Ends(
-            self.lanes,  # type: ignore[arg-type]
-            shared,
-            stager=stager,  # type: ignore[arg-type]
-            logs=logs,  # type: ignore[arg-type]
-            on_end=lambda *_: None,
-            on_strike=lambda what, _detail, _account: self.strikes.append(what),
-            on_surprise=lambda _what: None,
-            on_missing=lambda: None,
-            is_awaited=lambda *_: False,
-            spool=Path(),
             aside=Aside(structlog.get_logger(), self._failed),
-            log=structlog.get_logger(),
         )
+        self.name, self.shared, self.stager, self.logs, self.log = "n1", shared, stager, logs, structlog.get_logger()
+        me: Any = self
+        self.ends = Ends(me, spool=Path())
         self.slot: Any = SimpleNamespace(directory="/slot", number=0, account=None, is_up=True, uses=1, kill=self._kill)
+
+    def strike(self, what: str, _detail: str, _account: object = None) -> None:
+        self.strikes.append(what)
+
+    def ended(self, *_: object) -> None:
+        """It is counted."""
+
+    def missed(self) -> None:
+        """Files may be gone."""
 
     def _taken(self, seq: int) -> None:
         if seq in self.bad:

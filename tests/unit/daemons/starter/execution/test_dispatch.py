@@ -10,6 +10,7 @@ import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,11 +18,10 @@ import pytest
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import encode_payloads
-from rmgr.daemons.starter.core.arguments import ArgumentsPiece, decode, where
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.estimate import TaskTimes
-from rmgr.daemons.starter.core.fetch import Blob, FetchFailure, check_content
-from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.core.fetch import ArgumentsPiece, Blob, FetchFailure, check_content, decode, where
+from rmgr.daemons.starter.core.shares import TaskTimes
+from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.execution import dispatch as starter_dispatch
 from rmgr.daemons.starter.execution.dispatch import Dispatcher
 from rmgr.daemons.starter.execution.lanes import Lanes
@@ -115,17 +115,17 @@ def dispatch(
 ) -> tuple[Dispatcher, Runner]:
     runner, times = Runner(), TaskTimes()
     times.observe(FUNCTION, 1000, 0.05)  # quick ones: by their number alone, hundreds would be handed on
-    made = Dispatcher(
-        {one.key: one for one in blocks},
-        Lanes(runner, cores=cores, memory_mib=1000, resources=resources),  # type: ignore[arg-type]
-        times=times,
-        fetcher=fetcher or Fetcher(),  # type: ignore[arg-type]
-        stager=Stager(),  # type: ignore[arg-type]
-        environ={},
-        output_cap=1,
-        on_unstartable=lambda *_: pytest.fail("nothing is unstartable"),
+    shared = SimpleNamespace(times=times, fetcher=fetcher or Fetcher(), environ={}, output_cap=1, gate=None, separate=False)
+    node: Any = SimpleNamespace(
+        shared=shared,
+        blocks={one.key: one for one in blocks},
+        lanes=Lanes(runner, cores=cores, memory_mib=1000, resources=resources),  # type: ignore[arg-type]
+        stager=Stager(),
+        jobs=SimpleNamespace(gangs=SimpleNamespace(label=lambda _block: "")),
+        accounts=None,
+        unstartable=lambda *_: pytest.fail("nothing is unstartable"),
     )
-    return made, runner
+    return Dispatcher(node), runner
 
 
 def test_a_worker_that_takes_nothing_is_handed_a_bounded_number_of_bytes() -> None:
@@ -205,7 +205,7 @@ def test_a_starter_reads_no_names_or_lines_without_end(tmp_path: Path, monkeypat
     monkeypatch.setattr(fetcher, "get", lambda _key, _user: row)
     node, _ = dispatch(waiting, fetcher=fetcher)
     failures: list[Any] = []
-    monkeypatch.setattr(node, "_on_unstartable", lambda _block, _indices, failure: failures.append(failure))
+    monkeypatch.setattr(node._node, "unstartable", lambda _block, _indices, failure: failures.append(failure))
     node.run()
     [failure] = failures
     assert (failure.reason, failure.blames_node) == (Reason.START_FAILED, False)
@@ -219,7 +219,7 @@ def test_arguments_that_begin_behind_their_tasks_are_lost_data(tmp_path: Path, m
     monkeypatch.setattr(fetcher, "get", lambda _key, _user: decode("args/1", encode_payloads((b"a", b"b")), tmp_path))
     node, _ = dispatch(waiting, fetcher=fetcher)
     failures: list[Any] = []
-    monkeypatch.setattr(node, "_on_unstartable", lambda _block, _indices, failure: failures.append(failure))
+    monkeypatch.setattr(node._node, "unstartable", lambda _block, _indices, failure: failures.append(failure))
     node.run()
     assert [failure.reason for failure in failures] == [Reason.DATA_LOST]
 
@@ -264,7 +264,7 @@ def test_what_makes_the_preparation_of_a_block_raise_ends_its_tasks_and_holds_up
     bad.info = Info(RECORD, QueueSpec(name="q"), None)
     monkeypatch.setattr(bad.info, "record", None)  # nothing that a record may be: whatever is asked of it raises
     failures: list[tuple[list[int], FetchFailure]] = []
-    monkeypatch.setattr(node, "_on_unstartable", lambda _block, indices, failure: failures.append((list(indices), failure)))
+    monkeypatch.setattr(node._node, "unstartable", lambda _block, indices, failure: failures.append((list(indices), failure)))
     node.run()
     [(indices, failure)] = failures
     assert (indices, failure.reason) == ([0, 1], Reason.START_FAILED)

@@ -33,12 +33,12 @@ def block() -> Any:
 def test_what_users_choose_blames_no_node(error: Exception, reason: Reason) -> None:
     strikes: list[str] = []
     ended: list[Ending] = []
-    ends: Any = SimpleNamespace(
-        _log=structlog.get_logger(),
-        _on_strike=lambda what, _detail, _account: strikes.append(what),
-        _on_missing=lambda: pytest.fail("nothing is missing"),
-        _conclude=lambda _block, _index, ending, *_: ended.append(ending),
+    node = SimpleNamespace(
+        log=structlog.get_logger(),
+        strike=lambda what, _detail, _account: strikes.append(what),
+        missed=lambda: pytest.fail("nothing is missing"),
     )
+    ends: Any = SimpleNamespace(_node=node, _conclude=lambda _block, _index, ending, *_: ended.append(ending))
     Ends._written(ends, block(), 0, Ending(), error)
     assert [ending.reason for ending in ended] == [reason]
     assert bool(strikes) is (reason is Reason.NODE_LOST)
@@ -46,10 +46,8 @@ def test_what_users_choose_blames_no_node(error: Exception, reason: Reason) -> N
 
 def test_outputs_that_a_user_cannot_store_fill_no_log() -> None:
     lines: list[str] = []
-    ends: Any = SimpleNamespace(
-        _log=SimpleNamespace(error=lambda event, **_: lines.append(event), info=lambda event, **_: lines.append(event)),
-        _conclude=lambda *_: None,
-    )
+    log = SimpleNamespace(error=lambda event, **_: lines.append(event), info=lambda event, **_: lines.append(event))
+    ends: Any = SimpleNamespace(_node=SimpleNamespace(log=log), _conclude=lambda *_: None)
     for _ in range(1000):
         Ends._written(ends, block(), 0, Ending(), ValueTooLarge("6 GiB"))
     assert 0 < len(lines) < 200

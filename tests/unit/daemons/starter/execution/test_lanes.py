@@ -10,7 +10,7 @@ import pytest
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.worker import WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec

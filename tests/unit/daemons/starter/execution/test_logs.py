@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from rmgr.adapters.access.limits import Bounds
 from rmgr.client.logs import read_ended, read_flushed
 from rmgr.daemons.starter.execution.logs import FIRST_FLUSH_S, LiveLogs
-from rmgr.daemons.starter.staging.charged import Charge
+from rmgr.daemons.starter.staging.outputs import Charge
 from rmgr.model.tasks.gap import place
 from rmgr.runtime import machine
 from tests.harness.memory_store import MemoryStore
@@ -44,8 +45,8 @@ def test_a_write_that_takes_long_does_not_bring_the_loop_round_at_once(monkeypat
     io, lanes = SlowIO(), [lane_of(1, since_s=0.0)]
     logs = LiveLogs(io, lambda: None, 64 << 20, CHARGES)  # type: ignore[arg-type]
     assert logs.flush(lanes, 0.0) == FIRST_FLUSH_S
-    assert logs.flush(lanes, FIRST_FLUSH_S) is None, "its end brings the loop round"
-    assert logs.flush(lanes, 1000.0) is None, "the store is away: there is nothing to do, and nothing to come back for"
+    assert logs.flush(lanes, FIRST_FLUSH_S) == math.inf, "its end brings the loop round"
+    assert logs.flush(lanes, 1000.0) == math.inf, "the store is away: there is nothing to do, and nothing to come back for"
     assert len(io.done) == 1
     monkeypatch.setattr(machine, "monotonic", lambda: 1000.0)
     io.done[0](None)
@@ -83,7 +84,7 @@ def test_what_one_write_does_not_bear_follows_soon(monkeypatch: pytest.MonkeyPat
     logs = LiveLogs(io, lambda: None, 1 << 30, CHARGES)  # type: ignore[arg-type]
 
     def flush() -> float:
-        assert logs.flush([lane], clock[0]) is None
+        assert logs.flush([lane], clock[0]) == math.inf
         io.done[-1](io.jobs[-1](SimpleNamespace(put=lambda *_, **__: None)))
         due_s = logs.flush([lane], clock[0])
         assert due_s is not None

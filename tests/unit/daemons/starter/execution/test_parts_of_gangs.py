@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,6 +22,7 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.placing import NodeHold, job_id, run_label
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReading
+from rmgr.runtime.story import Stories
 
 QUANTUM_US = 100_000
 ONE, TWO = job_id(1, 0), job_id(2, 0)
@@ -92,6 +94,20 @@ class Clock:
         self.followed.clear()
 
 
+class Holds:
+    """The parts that jobs with another head have on this node."""
+
+    def __init__(self, here: Here) -> None:
+        self.here = here
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([SimpleNamespace(name=name, record=SimpleNamespace(gang=gang)) for name, gang in self.here.held])
+
+    def get(self, name: str) -> Any:
+        self.here.killed.append(name)
+        return SimpleNamespace()
+
+
 class Here:
     """Node n2 of a partition of two, where everything is told by hand; n1 has the clock, which is a thousand seconds ahead."""
 
@@ -107,15 +123,12 @@ class Here:
         self.settled = 0
         self.killed: list[str] = []
         self.log = Mock()
+        self.shared = self.jobs = self
+        self.stories = Stories(self)
+        self.holds = Holds(self)
+        self.metrics = StarterMetrics()
         self.gangs = Gangs(
             self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
-            held=lambda: self.held,
-            over_limit=lambda _block: None,
-            killed=self.killed.append,
-            open_clock=lambda _told: self.clock,  # type: ignore[arg-type,return-value]
-            metrics=StarterMetrics(),
-            log=self.log,
         )
         self.register("n1", 4, "h:1")
 
@@ -141,8 +154,8 @@ class Here:
 
         return Never()
 
-    def wake(self) -> None:
-        pass
+    def open_clock(self, _told: object) -> Clock:
+        return self.clock
 
     def publish(self, data: bytes, version: int, partition: str = "default") -> None:
         self.znodes[paths.gangs(partition)] = Stamped(data, Stat(version, 0, 0, 0, 0, 0, 0))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from rmgr.adapters.host.accounts import Account
-from rmgr.daemons.starter.execution.reopen import Reopening
-from rmgr.daemons.starter.health.strikes import OUT_S, OWN, Strikes
+from rmgr.daemons.starter.execution.lanes import Reopening
+from rmgr.daemons.starter.node.trouble import OUT_S, OWN, Strikes
 
 ANNA = Account(name="anna", uid=2000, gid=2000, home="/home/anna", groups=(2000,), shell="/bin/sh")
 
@@ -71,7 +72,7 @@ def test_slots_that_die_again_and_again_are_no_strike_while_new_ones_come_up(reo
         reopening.up(lanes.opened[-1])
         assert not lanes.unproven
     assert (len(lanes.opened), strikes) == (20, [])
-    assert reopening.settle(100.0) is None
+    assert reopening.settle(100.0) == math.inf
 
 
 def test_each_slot_that_does_not_come_up_is_a_strike_until_the_node_is_out(reopening: Any, lanes: Any) -> None:

@@ -12,9 +12,8 @@ import structlog
 
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.starter.execution.holds import HeldParts
+from rmgr.daemons.starter.execution.holds import HeldParts, Reservations
 from rmgr.daemons.starter.execution.lanes import Lanes
-from rmgr.daemons.starter.execution.reservations import Reservations
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.tasks.placing import NodeHold, Reserved
 
@@ -29,6 +28,7 @@ class Reads:
 
     def __init__(self) -> None:
         self.asked: dict[str, list[Future[Stamped | None]]] = {}
+        self.records: Any = None
 
     @property
     def coordinator(self) -> Reads:
@@ -49,9 +49,6 @@ class Reads:
     def after(self, _delay_s: float, _what: Any) -> None:
         return
 
-    def wake(self) -> None:
-        return
-
 
 class Node:
     """A node with all its cores in use, by what the test says."""
@@ -65,14 +62,12 @@ class Node:
         self.reads = Reads()
         self.taking: set[int] = set()
         self.refused: set[int] = set()
-        shared: Any = SimpleNamespace(records=SimpleNamespace(get=lambda _job: None, is_refused=lambda job: job in self.refused))
+        self.reads.records = SimpleNamespace(get=lambda _job: None, is_refused=lambda job: job in self.refused)
+        self.shared, self.accounts, self.log = self.reads, None, structlog.get_logger()
         me: Any = self
-        log = structlog.get_logger()
-        self.reservations = Reservations(me, me, me.reads, log=log)
-        self.holds = HeldParts(
-            me, me.reads, shared, accounts=None, directory=Path(), log=log, reservations=self.reservations, on_missing=lambda: None,
-            gangs=None,  # type: ignore[arg-type]  # none of these jobs takes turns
-        )
+        self.jobs = me  # none of its jobs takes turns
+        self.reservations = Reservations(me)
+        self.holds = HeldParts(me, Path())
 
     def is_taking(self, submission: int) -> bool:
         return submission in self.taking

@@ -13,7 +13,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Create, Delete, Multi
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.jobs.joint import GATHER_S, MOST_BYTES, SHORT_S, Joint
+from rmgr.daemons.starter.node.completing import GATHER_S, MOST_BYTES, SHORT_S, Joint
 from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
 from rmgr.model.tasks.placing import Allocation
 
@@ -34,14 +34,15 @@ class Bench:
         )
         idle = SimpleNamespace(present=False, changing=False)
         self.node = SimpleNamespace(
-            name="n1", blocks={}, orders=orders, idle=idle, puller=SimpleNamespace(is_hungry=True), log=structlog.get_logger()
-        )
+            name="n1", blocks={}, orders=orders, idle=idle, puller=SimpleNamespace(is_hungry=True), log=structlog.get_logger(),
+            over=self.over.append, completing=SimpleNamespace(reread=self.read.append),
+        )  # fmt: skip
         committer = SimpleNamespace(fence=lambda _: 7, commit=lambda multi, done: self.sent.append((multi, done)))
         metrics = SimpleNamespace(committed=lambda _outcomes, _failed: None, resyncs=SimpleNamespace(inc=lambda: None))
         self.task_s: float | None = None
         times = SimpleNamespace(of=lambda _kind: self.task_s)
-        shared: Any = SimpleNamespace(gate=None, committer=committer, metrics=metrics, times=times)
-        self.joint = Joint(self.node, shared, over=self.over.append, reread=self.read.append)  # type: ignore[arg-type]
+        self.node.shared = SimpleNamespace(gate=None, committer=committer, metrics=metrics, times=times)
+        self.joint = Joint(self.node)  # type: ignore[arg-type]
 
     def ends(self, index: int, *, submission: int = 4, attempt: int = 1, value: bytes = b"") -> ClaimedBlock:
         """A job that has ended, started at a time of its own."""

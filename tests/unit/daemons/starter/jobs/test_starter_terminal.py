@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.daemons.starter.jobs.terminal import TerminalAnswering
+from rmgr.daemons.starter.jobs.ranks import TerminalAnswering
 from rmgr.errors import NotFound, PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.runner.ranks import terminal

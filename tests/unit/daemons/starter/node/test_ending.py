@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from rmgr.daemons.starter.node.ending import StarterEnd
+from rmgr.daemons.starter.node.loop import StarterEnd
 
 GRACE_S = 10.0
 

@@ -1,64 +1,106 @@
-"""The order in which a node acts: each mode has its steps, and what must come before what does."""
+"""The order in which a node acts: what must come before what, what is left out in which mode, and that one step costs no other."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
+import math
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from rmgr.daemons.starter.node.node import NodeAgent
-from rmgr.daemons.starter.node.turn import STEPS, NodeMode, NodeStep, mode_of, steps_of
+from rmgr.runtime import machine
 
-#: Of each pair the first stands before the second, in every mode that has both.
+#: Of each pair the first comes before the second, in every turn that has both.
 BEFORE = [
-    (NodeStep.BAR, NodeStep.BEGIN),
-    (NodeStep.GIVE_BACK_REFUSED, NodeStep.BEGIN),
-    (NodeStep.REOPEN, NodeStep.BEGIN),
-    (NodeStep.BEGIN, NodeStep.CLAIM),
-    (NodeStep.CLAIM, NodeStep.COMMIT),
-    (NodeStep.REST, NodeStep.COMMIT),
-    (NodeStep.COMMIT, NodeStep.MARK_IDLE),
-    (NodeStep.COMMIT, NodeStep.SPLIT),
-    (NodeStep.BEGIN, NodeStep.SPLIT),
+    ("giving.return_barred", "dispatch.run"),
+    ("giving.return_refused", "dispatch.run"),
+    ("ends.reopening.settle", "dispatch.run"),
+    ("jobs.gangs.settle", "dispatch.run"),
+    ("jobs.settle", "dispatch.run"),
+    ("jobs.settle", "lanes.grant"),
+    ("dispatch.run", "puller.run"),
+    ("puller.run", "completing.settle"),
+    ("completing.settle", "_marking.settle"),
+    ("completing.settle", "giving.split"),
+    ("dispatch.run", "giving.split"),
 ]
+#: What every turn does.
+ALWAYS = {"hands.settle", "giving.return_barred", "giving.return_refused", "ends.reopening.settle", "lanes.charge_blocked"}
+ALWAYS |= {"completing.settle", "_deleted.settle", "_marking.settle", "dispatch.level", "logs.flush", "lanes.dismiss"}
+ALWAYS |= {"jobs.gangs.settle", "giving.split", "orders.settle"}
 
 
-def test_each_step_has_one_place() -> None:
-    assert [step for step, _ in STEPS] == list(NodeStep)
-    assert all(modes for _, modes in STEPS), "a step of no mode is none"
+class Turn:
+    """A node whose parts write down that they were called, and raise where `bad` says so."""
+
+    def __init__(self, *, drains: bool = False, full: bool = False, behind: bool = False, bad: frozenset[str] = frozenset()) -> None:
+        self.steps: list[str] = []
+        self.bad = bad
+        agent: Any = NodeAgent.__new__(NodeAgent)
+        self.agent = agent
+        for name in ("hands", "giving", "ends", "lanes", "jobs", "dispatch", "puller", "completing", "_deleted", "_marking", "logs"):
+            setattr(agent, name, self.part(name))
+        agent.orders = self.part("orders")
+        agent.lanes.cores, agent.lanes.free_cores, agent.lanes.overdrawn, agent._cores_shown = 2, 2, 0, 0
+        agent.hands.due_s = agent.puller.retry_s = math.inf
+        agent.puller.is_hungry = True
+        agent.drains = {"operator": "fan"} if drains else {}
+        agent._trouble, agent.aside, agent._failing_since_s, agent.fault = MagicMock(), MagicMock(), math.inf, ""
+        io = SimpleNamespace(pending_bytes=100 if behind else 0)
+        agent.shared = SimpleNamespace(rows=SimpleNamespace(is_full=full), io=io, spool_cap=100, home=SimpleNamespace(generation=0))
+        agent.settle((), frozenset({"n2"}), machine.monotonic())
+
+    def part(self, name: str) -> Any:
+        return _Part(self, name)
 
 
-@pytest.mark.parametrize("mode", list(NodeMode))
-def test_the_order_holds_in_each_mode(mode: NodeMode) -> None:
-    steps = steps_of(mode)
+class _Part:
+    def __init__(self, turn: Turn, name: str) -> None:
+        self._turn, self._name = turn, name
+
+    def __getattr__(self, name: str) -> Any:
+        made = _Part(self._turn, f"{self._name}.{name}")
+        setattr(self, name, made)
+        return made
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        if self._name in self._turn.bad:
+            raise ValueError(self._name)
+        self._turn.steps.append(self._name)
+        return False if self._name == "dispatch.level" else math.inf
+
+
+MODES = list(product((False, True), repeat=3))
+
+
+@pytest.mark.parametrize(("drains", "full", "behind"), MODES)
+def test_the_order_holds_in_each_mode(drains: bool, full: bool, behind: bool) -> None:
+    steps = Turn(drains=drains, full=full, behind=behind).steps
+    assert len(set(steps)) == len(steps), "each step has one place"
     for first, second in BEFORE:
         if first in steps and second in steps:
             assert steps.index(first) < steps.index(second), (first, second)
 
 
-def test_each_mode_either_begins_work_or_lets_it_go_on_and_either_claims_or_rests() -> None:
-    for mode in NodeMode:
-        steps = set(steps_of(mode))
-        assert len(steps & {NodeStep.BEGIN, NodeStep.GRANT}) == 1
-        assert len(steps & {NodeStep.CLAIM, NodeStep.REST}) == 1
-        assert {NodeStep.COMMIT, NodeStep.OBEY} <= steps, "what has ended is always told, and orders are always obeyed"
-    assert [mode for mode in NodeMode if NodeStep.CLAIM in steps_of(mode)] == [NodeMode.WORKS]
-    assert [mode for mode in NodeMode if NodeStep.BEGIN in steps_of(mode)] == [NodeMode.WORKS, NodeMode.BEHIND]
+@pytest.mark.parametrize(("drains", "full", "behind"), MODES)
+def test_each_turn_begins_work_or_lets_it_go_on_and_claims_or_rests(drains: bool, full: bool, behind: bool) -> None:
+    turn = Turn(drains=drains, full=full, behind=behind)
+    steps = set(turn.steps)
+    assert steps >= ALWAYS, "what has ended is always told, and orders are always obeyed"
+    assert ("dispatch.run" in steps) == (not (drains or full))
+    assert ("lanes.grant" in steps) == (drains or full)
+    assert ("puller.run" in steps) == (not (drains or full or behind))
+    assert turn.agent.puller.is_hungry == ("puller.run" in steps), "who claims nothing is not hungry"
 
 
-def test_every_state_of_a_node_has_a_mode() -> None:
-    for drains, full, behind in product((False, True), repeat=3):
-        mode = mode_of(drains=drains, full=full, behind=behind)
-        assert (mode is NodeMode.WORKS) == (not (drains or full or behind))
-        assert (NodeStep.BEGIN in steps_of(mode)) == (not (drains or full))
-        assert (mode is NodeMode.DRAINS) == drains
-
-
-def test_the_node_has_something_to_do_for_each_step() -> None:
-    source = ast.parse(textwrap.dedent(inspect.getsource(NodeAgent._steps)))
-    tables = [node for node in ast.walk(source) if isinstance(node, ast.Dict)]
-    named = {ast.unparse(key) for key in tables[0].keys if key is not None}
-    assert named == {f"NodeStep.{step.name}" for step in NodeStep}
+@pytest.mark.parametrize("bad", sorted(ALWAYS))
+def test_a_step_that_raises_costs_no_other_but_those_that_would_begin_what_may_not(bad: str) -> None:
+    turn = Turn(bad=frozenset({bad}))
+    says_what_may_not_begin = bad in {"giving.return_barred", "giving.return_refused", "ends.reopening.settle"}
+    skipped = {"dispatch.run", "jobs.settle", "puller.run"} if says_what_may_not_begin else set()
+    assert set(Turn().steps) - set(turn.steps) == {bad} | skipped
+    assert turn.agent.aside.add.called
+    assert turn.agent.next_s < math.inf, "it is tried again"

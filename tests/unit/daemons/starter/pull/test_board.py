@@ -26,7 +26,7 @@ class World:
         self.messages: deque[Callable[[], None]] = deque()
         self.now_s = 1000.0
         self.board = PendingQueue(
-            QueueSpec(name="q"), self.zk, post=self.messages.append, wake=lambda: None, salt=salt, clock=lambda: self.now_s
+            QueueSpec(name="q"), self.zk, post=self.messages.append, salt=salt, clock=lambda: self.now_s
         )
 
     def deliver(self) -> None:

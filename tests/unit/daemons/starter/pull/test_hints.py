@@ -14,8 +14,8 @@ from rmgr.coord.ops.work import HANDED_SEQ
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import encode_block, encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.records import Info
-from rmgr.daemons.starter.pull.hints import Hints
+from rmgr.daemons.starter.core.submissions import Info
+from rmgr.daemons.starter.pull.hands import Hints
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
@@ -48,10 +48,10 @@ def announced(*, by: str | None, data: bytes = DATA) -> tuple[Hints, Stager]:
     record = Submission(id=1, name="x", user="ann", queue="q", work=Work.PYTHON, python=PythonEnvironment())
     info = Info(record, QueueSpec(name="q"), None)
     stager = Stager()
-    node: Any = SimpleNamespace(name="n1", stager=stager)
     records = SimpleNamespace(get=lambda number, *, is_announced: info if number == 1 and is_announced else None)
-    shared: Any = SimpleNamespace(records=records, gate=None)
-    hints = Hints(node, shared, read=lambda *_: None)
+    shared = SimpleNamespace(records=records, gate=None)
+    node: Any = SimpleNamespace(name="n1", stager=stager, shared=shared, hands=SimpleNamespace(hinted=lambda *_: None))
+    hints = Hints(node)
     line: Any = SimpleNamespace(peer=None if by is None else SimpleNamespace(name=by, role=Role.USER), close=lambda: None)
     hints._announce(line, a_key(), data)
     return hints, stager

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,13 +20,11 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.quietly import was_quiet
-from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.core.io import StoreIO, was_quiet
+from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.core.uploads import Uploads
-from rmgr.daemons.starter.staging.ahead import INLINE_INPUT
 from rmgr.daemons.starter.staging.inputs import Inputs
-from rmgr.daemons.starter.staging.stage import Stager
+from rmgr.daemons.starter.staging.stage import INLINE_INPUT, Stager
 from rmgr.daemons.starter.staging.task_files import Staged
 from rmgr.errors import DataLost
 from rmgr.model.base.states import Reason
@@ -71,18 +70,16 @@ class Node:
         self.files = directory / "stage"
         self.cap_bytes = cap_bytes
         self.most = 0
-        self.stager = Stager(
-            self.io,
-            Inputs(None),  # type: ignore[arg-type]
-            wake=lambda: None,
-            directory=self.files,
-            on_unstartable=lambda _block, indices, why: self.refused.update(dict.fromkeys(indices, why)),
-            uploads=Uploads(directory / "uploads"),
-            blocks=self.blocks,
-            log=structlog.get_logger(),
-            values_cap_bytes=cap_bytes,
-            pace=lambda _block: 0.001,
-        )
+        inputs, uploads = Inputs(None), SimpleNamespace(uploads=Uploads(directory / "uploads"))  # type: ignore[arg-type]
+        self.shared = SimpleNamespace(io=self.io, inputs=inputs, fetcher=uploads, claims=None, values_cap=cap_bytes)
+        self.accounts, self.log = None, structlog.get_logger()
+        self.stager = Stager(self, self.files)  # type: ignore[arg-type]
+
+    def pace(self, _block: ClaimedBlock) -> float:
+        return 0.001
+
+    def unstartable(self, _block: ClaimedBlock, indices: list[int], why: FetchFailure) -> None:
+        self.refused.update(dict.fromkeys(indices, why))
 
     def block(self, *tasks: Sequence[str], submission: int = 1) -> ClaimedBlock:
         """One task for each list of input keys."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.daemons.starter.staging import directory_pool
-from rmgr.daemons.starter.staging.directory_pool import DirectoryPool, Untouched
+from rmgr.daemons.starter.checkpoint import directories
+from rmgr.daemons.starter.checkpoint.directories import DirectoryPool, Untouched
 from rmgr.runtime import machine
 
 
@@ -37,7 +37,7 @@ def test_a_directory_is_for_its_kind_and_goes_after_a_moment(tmp_path: Path, mon
 
 
 def test_no_more_than_a_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_pool, "MOST", 1)
+    monkeypatch.setattr(directories, "MOST", 1)
     removed: list[Path] = []
     pool = DirectoryPool(lambda _delay_s, _call: None, removed.append)
     pool.give(0, tmp_path / "a")
@@ -71,7 +71,7 @@ def test_what_a_cleaner_has_removed_is_not_lent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("aged", [False, True])
 def test_a_directory_that_somebody_has_changed_is_not_as_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aged: bool) -> None:
-    monkeypatch.setattr(directory_pool, "blind_ns", lambda _marks: 0 if aged else 10**12)
+    monkeypatch.setattr(directories, "blind_ns", lambda _marks: 0 if aged else 10**12)
     untouched = Untouched()
 
     def lend(name: str) -> Path:

@@ -20,11 +20,10 @@ from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_keyed, encode_block, encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.records import Info
-from rmgr.daemons.starter.core.room import Wish
-from rmgr.daemons.starter.staging.claims import OutputClaims
-from rmgr.daemons.starter.staging.left import LeftKeys
-from rmgr.daemons.starter.staging.want import Want
+from rmgr.daemons.starter.core.submissions import Info
+from rmgr.daemons.starter.core.uploads import Wish
+from rmgr.daemons.starter.staging.inputs import OutputClaims
+from rmgr.daemons.starter.staging.stage import LeftKeys, Want
 from rmgr.errors import CoordinationUnavailable, KeyExists, PermissionDenied, RmgrError, StoreUnavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec

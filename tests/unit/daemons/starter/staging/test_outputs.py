@@ -15,7 +15,7 @@ from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import brief, encode_failed, encode_outcomes
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.staging import put_values
+from rmgr.daemons.starter.staging import outputs
 from rmgr.daemons.starter.staging.outputs import (
     LOG_PART_BYTES,
     Ending,
@@ -251,7 +251,7 @@ def test_what_is_wrong_with_the_node_is_not_the_tasks(store: MemoryStore, tmp_pa
         raise OSError(errno.EMFILE, "Too many open files")
 
     ending = left(tmp_path)
-    monkeypatch.setattr(put_values, "open_regular", fails)
+    monkeypatch.setattr(outputs, "open_regular", fails)
     with pytest.raises(OSError, match="Too many"):
         write(store, 42, 0, 3, ending)
 
@@ -281,7 +281,7 @@ def test_a_file_that_grows_while_it_is_read_has_the_same_bound(store: MemoryStor
                 file.truncate(1 << 30)
         return found
 
-    monkeypatch.setattr(put_values.os, "fstat", grows)
+    monkeypatch.setattr(outputs.os, "fstat", grows)
     assert "holes counted" in write(store, 42, 0, 3, ending).bad_output
 
 

@@ -19,10 +19,8 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.records import Info
-from rmgr.daemons.starter.staging.charged import Charge
-from rmgr.daemons.starter.staging.outputs import Ending, Written
-from rmgr.daemons.starter.staging.rows import OutputRows, StoringEnding
+from rmgr.daemons.starter.core.submissions import Info
+from rmgr.daemons.starter.staging.outputs import Charge, Ending, OutputRows, StoringEnding, Written
 from rmgr.errors import LimitReached, RmgrError, StoreUnavailable, UsageError
 from rmgr.model.cluster.queue import QueueSpec, UserLimits
 from rmgr.model.tasks.block import BlockData, BlockKey

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,15 +22,12 @@ from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.records import Info
-from rmgr.daemons.starter.core.room import NoRoom, StagingRoom, StagingShare, Wish, disk_bytes
-from rmgr.daemons.starter.core.uploads import Uploads
+from rmgr.daemons.starter.core.submissions import Info
+from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom, StagingShare, Uploads, Wish, disk_bytes
 from rmgr.daemons.starter.staging import stage as starter_stage
 from rmgr.daemons.starter.staging.inputs import Input, Inputs
-from rmgr.daemons.starter.staging.stage import Stager
-from rmgr.daemons.starter.staging.stage_files import to_file
-from rmgr.daemons.starter.staging.task_files import TaskFiles
-from rmgr.daemons.starter.staging.want import FoundInputs, Want
+from rmgr.daemons.starter.staging.stage import VALUES_CAP_BYTES, FoundInputs, Stager, Want
+from rmgr.daemons.starter.staging.task_files import TaskFiles, to_file
 from rmgr.errors import PermissionDenied, ValueTooLarge
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec
@@ -78,16 +76,16 @@ class Node:
         self.blocks: dict[BlockKey, ClaimedBlock] = {}
         self.refused: list[tuple[list[int], FetchFailure]] = []
         self.most = 0
-        self.stager = Stager(
-            self.io,
-            Inputs(None),  # type: ignore[arg-type]
-            wake=lambda: None,
-            directory=self.stage,
-            on_unstartable=lambda _block, indices, why: self.refused.append((indices, why)),
-            uploads=self.uploads,
-            blocks=self.blocks,
-            log=structlog.get_logger(),
-        )
+        inputs, uploads = Inputs(None), SimpleNamespace(uploads=self.uploads)  # type: ignore[arg-type]
+        self.shared = SimpleNamespace(io=self.io, inputs=inputs, fetcher=uploads, claims=None, values_cap=VALUES_CAP_BYTES)
+        self.accounts, self.log = None, structlog.get_logger()
+        self.stager = Stager(self, self.stage)  # type: ignore[arg-type]
+
+    def pace(self, _block: ClaimedBlock) -> None:
+        """It is not known."""
+
+    def unstartable(self, _block: ClaimedBlock, indices: list[int], why: FetchFailure) -> None:
+        self.refused.append((indices, why))
 
     def block(self, submission: int, *uploads: Upload, count: int = 1) -> ClaimedBlock:
         key = BlockKey(priority=0, seq=1, submission=submission, first=0, count=count, attempt=1, cores=1, memory_mib=0)
@@ -244,7 +242,9 @@ def test_hard_links_in_an_archive_count_as_the_files_that_they_become(node: Node
     sha256 = bomb.info.record.command.uploads[0].sha256
     with pytest.MonkeyPatch.context() as patch, pytest.raises(PermissionDenied, match="larger unpacked than it may be"):
         patch.setattr("rmgr.daemons.starter.core.uploads._MAX_UNPACKED", 20 * MIB)
-        Uploads(tmp_path / "other").place(node.store, sha256, tmp_path / "target", name="bomb", is_dir=True)
+        other = Uploads(tmp_path / "other")
+        with other.kept(node.store, sha256, name="bomb") as upload:
+            other.copy(upload, tmp_path / "target", name="bomb", is_dir=True)
     assert disk_bytes(tmp_path / "target") <= 21 * MIB
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.starter.health.drains import Drains
+from rmgr.daemons.starter.node.trouble import Drains
 from rmgr.model.cluster.node import Drain
 
 

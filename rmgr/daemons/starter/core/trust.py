@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from enum import Enum
+from typing import TYPE_CHECKING, cast
 
 from rmgr.coord import nonces
 from rmgr.coord.seal import NotSealed, amendment_fault, block_statement, check_shape, opened, seal_fragment, spec_digest
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.pki import Certified
     from rmgr.adapters.identity.trust import Trust
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
-    from rmgr.daemons.starter.core.records import Info, RecordCache
+    from rmgr.daemons.starter.core.submissions import Info, RecordCache
     from rmgr.model.tasks.block import Seal
     from rmgr.model.tasks.submission import Amendment, Submission
 
@@ -30,13 +31,20 @@ if TYPE_CHECKING:
 _KEEP = 1024
 
 
-def refusal_of(block: ClaimedBlock, gate: Gate | None) -> FetchFailure | Literal[False] | None:
-    """As `Gate.refusal`, for open clusters (no gate), too: what no block or record may hold runs nowhere."""
+class Admission(Enum):
+    """Whether something may run that is not refused."""
+
+    GRANTED = "granted"
+    AWAITED = "awaited"  #: what decides it is on its way
+
+
+def admission_of(block: ClaimedBlock, gate: Gate | None) -> FetchFailure | Admission:
+    """As `Gate.admission`, for open clusters (no gate), too: what no block or record may hold runs nowhere."""
     if why := block.refusal or block.info.refusal:
         return FetchFailure(Reason.UNTRUSTED, f"refused: {why}", blames_node=False, is_refusal=True)
     if block.turned_away:
-        return None  # it is on its way back
-    return gate.refusal(block) if gate is not None else False
+        return Admission.AWAITED  # it is on its way back
+    return gate.admission(block) if gate is not None else Admission.GRANTED
 
 
 class Gate:
@@ -69,30 +77,26 @@ class Gate:
         """Its submission has ended since it was verified."""
         return self._nonces.has_ended(block.info.nonce)
 
-    def refusal(self, block: ClaimedBlock) -> FetchFailure | Literal[False] | None:
-        """False: the block may be fetched and run. Else why not; None: not known yet, or barred.
+    def admission(self, block: ClaimedBlock) -> FetchFailure | Admission:
+        """Whether the block may be fetched and run, else why not; AWAITED, too, while it is barred.
 
         Cost: 0.2 ms once a signature, 0.05 ms a block.
         """
         if block.is_verified:
-            return False
+            return Admission.GRANTED
         if self.is_barred(block.seal, block.info):
-            if not block.is_barred:
-                block.is_barred = True
-                self._records.wake()  # to be given back
-            return None
+            block.is_barred = True  # to be given back
+            return Admission.AWAITED
         info: Info = block.info
         try:
             known = self._verify(block, info)
         except NotSealed as error:
             return FetchFailure(Reason.UNTRUSTED, f"refused: {error}", blames_node=False, is_refusal=True)  # who ends it audits it
-        if known:
-            block.is_verified = True
-            return False
-        return None
+        block.is_verified = known
+        return Admission.GRANTED if known else Admission.AWAITED
 
-    def believes(self, record: Submission) -> bool | str | None:
-        """The amendments of a record are those of the people who may make them; else why not; None: not known yet. Cost: 0.2 ms each.
+    def belief(self, record: Submission) -> str | Admission:
+        """Whether the amendments of a record are those of the people who may make them, else why not. Cost: 0.2 ms each.
 
         An operator whose key was revoked since has changed what he has: nobody else's work ends for that.
         """
@@ -100,11 +104,11 @@ class Gate:
             key_id, _, text = change.signature.partition(":")
             signer = self._trust.look(key_id, at_s=change.by_us / 1e6, dated=True) if text else "nobody signed it"
             if signer is None:
-                return None
+                return Admission.AWAITED
             why = signer if isinstance(signer, str) else self._fault(signer, record, change)
             if why:
                 return f"amendment {change.number}, by {change.by}: {why}"
-        return True
+        return Admission.GRANTED
 
     def _fault(self, signer: Certified, record: Submission, change: Amendment) -> str:
         """Why who has signed an amendment may not make it, "" = it is as it should be."""
@@ -140,11 +144,11 @@ class Gate:
         if not info.spec:
             info.spec = spec_digest(record)
         check_shape(block.key, record, block.data.allocation)
-        believed = self.believes(record) if record.changes else True
-        if believed is None:
+        belief = self.belief(record) if record.changes else Admission.GRANTED
+        if isinstance(belief, str):
+            raise NotSealed(belief)
+        if belief is Admission.AWAITED:
             return False
-        if isinstance(believed, str):
-            raise NotSealed(believed)
         # As claimed, while the arguments are the block's own: pieces of files come from its row.
         payloads = () if block.data.row else cast("Sequence[bytes]", block.payloads or ())
         statement = block_statement(

@@ -1,4 +1,4 @@
-"""Records of submissions as a Starter needs them: read once, kept, turned into shapes and worker specs."""
+"""Submissions as a Starter needs them: records, read once, kept, turned into shapes and worker specs; and nonces, which end them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import submission as checked_record
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
-from rmgr.daemons.starter.core.nonces import Nonces
-from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError
 from rmgr.log import BOOK
 from rmgr.model.base.resources import MIB, Needs, needs_of
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
@@ -30,8 +29,9 @@ from rmgr.model.wire.frames import BatchShape
 from rmgr.runner.host.environment import UMASK
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
+from rmgr.runtime.story import Stories, Story, StoryLoop
 
-#: Records kept.
+#: Records kept, and nonces.
 _KEEP = 4096
 #: How long a record that cannot be read is left alone: at first, and at most.
 _PAUSE_S, _MOST_PAUSE_S = 5.0, 600.0
@@ -156,32 +156,20 @@ class RecordCache:
     """Level-triggered cache of `Info`.
 
     Args:
-        post: puts a call into the owner's mailbox. wake: tells the owner that something came.
         settings: the cluster's present settings.
         nonces: of a secured cluster: what has ended for ever, whatever a record says.
     """
 
     def __init__(
-        self,
-        coordinator: Coordinator,
-        *,
-        post: Callable[[Callable[[], None]], None],
-        wake: Callable[[], None],
-        settings: Callable[[], ClusterSettings],
-        log: Log,
-        nonces: Nonces | None = None,
+        self, coordinator: Coordinator, loop: StoryLoop, *, settings: Callable[[], ClusterSettings], log: Log, nonces: Nonces | None = None
     ) -> None:
         self.nonces = nonces
         self._coordinator = coordinator
-        self._post = post
-        self.wake = wake
+        self._stories = Stories(loop)
         self._settings = settings
         self._log = log
         self._here: OrderedDict[int, Info] = OrderedDict()
         self._read: dict[int, tuple[Submission, int, float, int]] = {}  # record, who made it (czxid), when read, in which session
-        self._coming: set[int] = set()
-        self._announced: set[int] = set()  # of those that are coming: asked for because a client says that they are there
-        self._looking: set[int] = set()
         self._refused_s: dict[int, float] = {}
         self._pauses_s: dict[int, float] = {}
         self._refused_whys: dict[int, str] = {}  # each is told once
@@ -203,13 +191,8 @@ class RecordCache:
         read = self._read.get(submission)
         if read is not None:
             return self._complete(*read)
-        if submission not in self._coming and not self.is_refused(submission):
-            self._coming.add(submission)
-            if is_announced:
-                self._announced.add(submission)
-            session = self._coordinator.session_id
-            future = self._coordinator.get(paths.sub(submission))
-            future.add_done_callback(lambda done: self._post(partial(self._arrived, submission, session, done)))
+        if not self.is_refused(submission):
+            self._stories.begin(self._fetch(submission, is_announced=is_announced), key=("get", submission))
         return None
 
     def is_refused(self, submission: int) -> bool:
@@ -225,27 +208,20 @@ class RecordCache:
         info = self._here.get(submission)
         if info is not None and machine.monotonic() - info.read_s <= age_s and info.session == self._coordinator.session_id:
             return not info.is_closed
-        if submission not in self._looking:
-            self._looking.add(submission)
-            session = self._coordinator.session_id
-            future = self._coordinator.get(paths.sub(submission))
-            future.add_done_callback(lambda done: self._post(partial(self._looked, submission, session, done)))
+        self._stories.begin(self._look(submission), key=("look", submission))
         return None
 
-    def _looked(self, submission: int, session: int, done: Future[Stamped | None]) -> None:
-        self._looking.discard(submission)
-        info = self._here.get(submission)
+    def _look(self, submission: int) -> Story[None]:
+        session, is_closed = self._coordinator.session_id, True
         try:
-            found = done.result()
-            if info is not None:
-                info.is_closed = found is None or checked_record(found.data, submission).phase is Phase.CLOSED
-                info.read_s, info.session = machine.monotonic(), session
+            found: Stamped | None = yield self._coordinator.get(paths.sub(submission))
+            is_closed = found is None or checked_record(found.data, submission).phase is Phase.CLOSED
         except CoordinationUnavailable:
-            pass  # asked again at the next use
+            return  # asked again at the next use
         except RmgrError:
-            if info is not None:
-                info.is_closed, info.read_s, info.session = True, machine.monotonic(), session
-        self.wake()
+            pass  # what stands there is no record
+        if (info := self._here.get(submission)) is not None:
+            info.is_closed, info.read_s, info.session = is_closed, machine.monotonic(), session
 
     def forget_lost(self) -> None:
         """Files that workers need may have been removed: their specifications are made anew."""
@@ -259,49 +235,44 @@ class RecordCache:
         self._here.pop(submission, None)
         self._read.pop(submission, None)
 
-    def renew(self, submission: int, then: Callable[[Info | None], None]) -> None:
-        """Reads the record of what runs again; `then` is told (on the owner's thread), None where it cannot be read now."""
+    def renewed(self, submission: int) -> Story[Info | None]:
+        """The record of what runs, read again; None where that cannot be done now."""
         session = self._coordinator.session_id
-        future = self._coordinator.get(paths.sub(submission))
-        future.add_done_callback(lambda done: self._post(partial(self._renewed, submission, session, then, done)))
-
-    def _renewed(self, submission: int, session: int, then: Callable[[Info | None], None], done: Future[Stamped | None]) -> None:
-        info = None
         try:
-            found = done.result()
-            if found is not None:
-                old = self._here.get(submission)
-                record = checked_record(found.data, submission)
-                self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
-                info = self._complete(*self._read[submission])
-                info.account = old.account if old is not None else None
+            found: Stamped | None = yield self._coordinator.get(paths.sub(submission))
+            if found is None:
+                return None
+            record = checked_record(found.data, submission)
         except RmgrError as error:
             if not isinstance(error, CoordinationUnavailable):
                 self._log.warning("submission_not_readable", submission=submission, why=error.message)
-        then(info)
-        self.wake()
+            return None
+        old = self._here.get(submission)
+        self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
+        info = self._complete(*self._read[submission])
+        info.account = old.account if old is not None else None
+        return info
 
-    def _arrived(self, submission: int, session: int, done: Future[Stamped | None]) -> None:
-        self._coming.discard(submission)
-        was_announced = submission in self._announced
-        self._announced.discard(submission)
+    def _fetch(self, submission: int, *, is_announced: bool) -> Story[None]:
+        session = self._coordinator.session_id
         try:
-            found = done.result()
+            found: Stamped | None = yield self._coordinator.get(paths.sub(submission))
             if found is None:
-                if not was_announced:
+                if not is_announced:
                     self._refuse(submission, _ABSENT)
-            else:
-                record = checked_record(found.data, submission)
-                self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
-                if self.nonces is not None:
-                    self.nonces.ask(place_of(record))  # known by the time something of it is verified
+                return
+            record = checked_record(found.data, submission)
         except CoordinationUnavailable:
-            pass  # asked again at the next use
+            return  # asked again at the next use
         except InvalidRecord as error:
             self._distrust(submission, error.message)
+            return
         except RmgrError as error:
             self._refuse(submission, error.message)
-        self.wake()
+            return
+        self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
+        if self.nonces is not None:
+            self.nonces.ask(place_of(record))  # known by the time something of it is verified
 
     def _complete(self, record: Submission, czxid: int, read_s: float, session: int) -> Info:
         del self._read[record.id]
@@ -340,3 +311,92 @@ class RecordCache:
     def _told_often(self, more: int) -> None:
         """Of so many more nothing was written: a name of a block may have any number."""
         self._log.warning("submissions_not_readable", count=more)
+
+
+# -- nonces ----------------------------------------------------------------------------------------------------------------
+# Nonces of submissions, as a Starter needs them: whether what was signed is for that number, and goes on (`coord/nonces.py`). The
+# znode of a nonce is read once, as soon as the record is known that names it, and watched. As long as the watch has not fired it is as new
+# as anything that has been read since on the same connection: ZooKeeper tells of a change before it answers with what came after it. So a
+# submission costs one reading and one watch, which its end fires.
+
+
+@dataclass(slots=True, eq=False)
+class Nonce:
+    """What stands for one. is_known: the watch stands; the thread of the connection takes it away when the watch fires."""
+
+    path: str
+    found: Stamped | None = None
+    is_known: bool = False
+    is_asking: bool = False
+    has_fired: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Its submission was seen to have ended: that never changes."""
+        return self.found is not None and self.found.version > 0
+
+
+class Nonces:
+    """Nonces of one Starter; the owner's thread, but for the watches.
+
+    Attributes: generation: counts the changes of what is known.
+    """
+
+    def __init__(self, coordinator: Coordinator, loop: StoryLoop) -> None:
+        self.generation = 0
+        self._coordinator = coordinator
+        self._post = loop.post
+        self._nonces: OrderedDict[str, Nonce] = OrderedDict()
+
+    def look(self, path: str) -> Nonce | None:
+        """What stands there, no older than anything that was read before; None: `ask`. Cost: 1 us."""
+        nonce = self._nonces.get(path)
+        if nonce is None or not (nonce.has_ended or (nonce.is_known and not nonce.has_fired)):
+            return None
+        return nonce
+
+    def has_ended(self, path: str) -> bool:
+        """It is known that the submission has ended; where that may have changed, it is looked at again."""
+        nonce = self._nonces.get(path)
+        if nonce is not None and nonce.has_fired:
+            self.ask(path)
+        return nonce is not None and nonce.has_ended
+
+    def ask(self, path: str) -> None:
+        """Reads it, unless it is known or on its way. After the record was read that names it."""
+        if self.look(path) is None:
+            nonce = self._nonces.setdefault(path, Nonce(path))
+            self._nonces.move_to_end(path)
+            self._read(nonce)
+            while len(self._nonces) > _KEEP:
+                self._nonces.popitem(last=False)
+
+    # -- inside
+
+    def _read(self, nonce: Nonce) -> None:
+        if nonce.is_asking:
+            return
+        nonce.is_asking, nonce.is_known, nonce.has_fired = True, False, False
+        asked = self._coordinator.get(nonce.path, watch=partial(self._fired, nonce))
+        asked.add_done_callback(lambda done: self._post(partial(self._arrived, nonce, done)))
+
+    def _fired(self, nonce: Nonce) -> None:
+        """On the thread of the connection: from here on nothing is believed of it but that it has ended. Most often that is what it has."""
+        nonce.has_fired = True
+        self._post(self._changed)
+
+    def _changed(self) -> None:
+        """Who still has something of it asks (`has_ended`): most often nobody has, and nothing is read."""
+        self.generation += 1
+
+    def _arrived(self, nonce: Nonce, done: Future[Stamped | None]) -> None:
+        nonce.is_asking = False
+        try:
+            found = done.result(0)
+        except PermissionDenied:
+            found = None  # who has made it keeps it from nodes: it lets nothing run
+        except (RmgrError, TimeoutError):
+            return  # asked again at the next use
+        before, nonce.found, nonce.is_known = nonce.found, found, True
+        if before is not None and before != found:
+            self.generation += 1

@@ -1,0 +1,345 @@
+"""How a Starter changes and reads ZooKeeper: commits, fenced, pipelined and never guessed; znodes that it keeps an eye on.
+
+An unknown outcome is read back until it is known. Everything belongs to one registration. After the session or a fence is lost, answers of
+the old registration reach nobody: what it left is read from the tree when the Starter registers again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Check, Committed, Conflict, ConflictKind, Multi, Outcome, Stamped, Stat, Unknown
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.readback import Verdict, judge, proof_paths, resolved
+from rmgr.coord.protocol.records import decode_record
+from rmgr.errors import CoordinationUnavailable, QuotaReached, RmgrError
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+from rmgr.runtime.mailbox import Mailbox, Timer
+from rmgr.runtime.story import Pause, Stories, Story, StoryLoop
+
+#: How long a commit may wait for the coordination service before it is looked after from here.
+_TIMEOUT_S = 30.0
+#: Pause between two attempts to read back.
+_PAUSE_S = 0.5
+#: Pause before what ZooKeeper's quota has refused is sent again: what ended is not forgotten because somebody has filled the tree.
+_FULL_PAUSE_S = 2.0
+V = TypeVar("V")
+#: Read again this often without a hint (jittered).
+_RESYNC_S = 20.0
+_FAILED_PAUSE_S = 0.5
+Ask = Callable[[Callable[[], None]], "Future[V]"]
+
+
+@dataclass(slots=True)
+class IdleMark:
+    """`/idle/<node>` as far as it is known. changing: a multi that creates or deletes it is in flight."""
+
+    present: bool = False
+    changing: bool = False
+
+
+class Loop:
+    """The thread of a Starter's nodes, which settle after each message."""
+
+    def __init__(self, mailbox: Mailbox[Callable[[], object]]) -> None:
+        self._mailbox = mailbox
+
+    def post(self, job: Callable[[], object]) -> None:
+        """Runs `job` there, soon. From any thread."""
+        self._mailbox.put(job)
+
+    def after(self, delay_s: float, job: Callable[[], object]) -> Timer:
+        """The same later."""
+        return self._mailbox.after(delay_s, job)
+
+
+def settle_again() -> None:
+    """A message after which the nodes settle, as they do after each."""
+
+
+class Committer:
+    """Commits on behalf of the nodes of one Starter.
+
+    Args:
+        on_fenced: tells the node whose fence has moved; nothing of the commit is answered then.
+        count: counts an event by name (fenced_writes, ambiguous_commits).
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, loop: StoryLoop, *, on_fenced: Callable[[str], None], count: Callable[[str], None], log: Log
+    ) -> None:
+        self._coordinator = coordinator
+        self._post = loop.post
+        self._stories = Stories(loop)  #: of this registration
+        self._on_fenced = on_fenced
+        self._count = count
+        self._log = log
+        self._fences: dict[str, int] = {}
+        self._registration = 0
+        self.in_flight = 0
+        self.is_paused = False  #: the lease is over: nothing may be committed until it is valid again
+
+    @property
+    def may_commit(self) -> bool:
+        """The Starter is registered and its lease is valid."""
+        return self.is_registered and not self.is_paused
+
+    @property
+    def is_registered(self) -> bool:
+        """A registration stands."""
+        return bool(self._fences)
+
+    def fence(self, node: str) -> int:
+        """Version of the node's record under which everything is committed. Raises KeyError when not registered."""
+        return self._fences[node]
+
+    def start(self, fences: Mapping[str, int]) -> None:
+        """A new registration."""
+        self._registration += 1
+        self._stories.stop()
+        self._fences = dict(fences)
+        self.in_flight = 0
+
+    def stop(self) -> None:
+        """The registration is over; nothing of it is answered any more."""
+        self._registration += 1
+        self._stories.stop()
+        self._fences = {}
+        self.in_flight = 0
+
+    def commit(self, multi: Multi, done: Callable[[Outcome], None], *, early: Callable[[Committed], None] | None = None) -> None:
+        """Commits; `done` gets Committed, or a Conflict that is not the fence's, in the mailbox of the owner.
+
+        early: is told first when the first sending was committed, on the thread that brings the answer.
+        """
+        self.in_flight += 1
+        future = self._coordinator.commit(multi, timeout_s=_TIMEOUT_S)
+        if early is not None:
+            future.add_done_callback(partial(_tell_early, early))
+        registration = self._registration
+        future.add_done_callback(lambda answer: self._post(partial(self._answered, registration, multi, done, answer)))
+
+    def outcome_of(self, multi: Multi) -> Future[Outcome]:
+        """The same for a story; of a registration that is over there is no answer."""
+        answer: Future[Outcome] = Future()
+        self.commit(multi, answer.set_result)
+        return answer
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _answered(self, registration: int, multi: Multi, done: Callable[[Outcome], None], answer: Future[Outcome]) -> None:
+        if registration != self._registration:
+            return
+        try:
+            outcome: Outcome | QuotaReached = answer.result()
+        except QuotaReached as full:
+            outcome = full
+        if isinstance(outcome, (Unknown, QuotaReached)):
+            self._stories.begin(self._insist(multi, done, outcome))
+        else:
+            self._finish(multi, done, outcome)
+
+    def _insist(self, multi: Multi, done: Callable[[Outcome], None], outcome: Unknown | QuotaReached) -> Story[None]:
+        """Sends again what the quota has refused, and reads back what nobody knows, until it is known what became of it."""
+        while True:
+            if isinstance(outcome, QuotaReached):
+                self._log.warning("commit_over_quota", op=multi.name, detail=outcome.message)
+                yield Pause(_FULL_PAUSE_S)
+            else:
+                self._count("ambiguous_commits")
+                self._log.warning("commit_unknown", op=multi.name, detail=outcome.cause)
+                verdict = yield from self._read_back(multi)
+                if verdict is Verdict.PROVEN:
+                    self._finish(multi, done, resolved(multi), is_counted=True)
+                    return
+                if verdict is Verdict.GUARD_FELL:
+                    assert multi.guard is not None
+                    self._finish(multi, done, Conflict(0, multi.guard.path, ConflictKind.BAD_VERSION))
+                    return
+            try:
+                again: Outcome = yield self._coordinator.commit(multi, timeout_s=_TIMEOUT_S)
+            except QuotaReached as full:
+                outcome = full
+                continue
+            if not isinstance(again, Unknown):
+                self._finish(multi, done, again)
+                return
+            outcome = again
+
+    def _read_back(self, multi: Multi) -> Story[Verdict]:
+        """The same connection answers in order: after `sync`, what is read is what became of the multi."""
+        while True:
+            synced = self._coordinator.sync()
+            reads = [self._coordinator.get(path) for path in proof_paths(multi)]
+            seen: list[Stamped | None] = [None] * len(reads)
+            try:
+                yield synced
+                for at, read in enumerate(reads):
+                    seen[at] = yield read
+                break
+            except CoordinationUnavailable:
+                yield Pause(_PAUSE_S)
+        verdict = judge(multi, seen)
+        self._log.info("commit_read_back", op=multi.name, outcome=verdict.value)
+        return verdict
+
+    def _finish(self, multi: Multi, done: Callable[[Outcome], None], outcome: Outcome, *, is_counted: bool = False) -> None:
+        guard = multi.guard
+        if isinstance(outcome, Committed) and outcome.resolved and not is_counted:
+            self._count("ambiguous_commits")
+        if isinstance(outcome, Conflict) and guard is not None and outcome.path == guard.path:
+            self._count("fenced_writes")
+            self._on_fenced(node_of(guard))
+            return
+        self.in_flight -= 1
+        done(outcome)
+
+
+def _tell_early(early: Callable[[Committed], None], answer: Future[Outcome]) -> None:
+    if answer.exception() is None and isinstance(outcome := answer.result(), Committed):
+        early(outcome)
+
+
+def node_of(guard: Check) -> str:
+    """The node whose fence a check is."""
+    return guard.path.removeprefix(paths.node(""))
+
+
+# -- what parts need of it -------------------------------------------------------------------------------------------------
+# Protocols through which more than one room reaches its node and ZooKeeper. A part that needs more declares its own beside itself.
+
+
+def record_of(coordinator: Coordinator, node: str) -> Story[NodeRecord | None]:
+    """The record of a node. Raises: RmgrError."""
+    found: Stamped | None = yield coordinator.get(paths.node(node))
+    return decode_record(found.data, NodeRecord, node) if found is not None else None
+
+
+# -- znodes that are watched -----------------------------------------------------------------------------------------------
+# Znodes that a Starter keeps an eye on: read, watched, read again; a watch is only a hint, so everything is also read now and then.
+
+
+class WatchedZnode(Generic[V]):
+    """One thing to watch.
+
+    Args:
+        ask: reads it with a watch, e.g. `lambda watch: coordinator.get(path, watch=watch)`.
+        tell: gets what was read, in the owner's thread, also when nothing has changed.
+        post, after: into the owner's mailbox, at once and later.
+        resync_s: how often it is read without a hint; inf: never, its owner calls `look` when a change was missed.
+    """
+
+    def __init__(
+        self,
+        ask: Ask[V],
+        tell: Callable[[V], None],
+        *,
+        post: Callable[[Callable[[], None]], None],
+        after: Callable[[float, Callable[[], None]], Timer],
+        resync_s: float = _RESYNC_S,
+    ) -> None:
+        self._ask = ask
+        self._tell = tell
+        self._post = post
+        self._after = after
+        self._resync_s = resync_s
+        self._generation = 0
+        self._watched = False
+        self._reading = False
+        self._again = False
+        self._timer: Timer | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """It is being watched."""
+        return self._generation % 2 == 1
+
+    def start(self) -> None:
+        """Begins, or begins anew (watches of a lost session are forgotten)."""
+        self.stop()
+        self._generation += 1
+        self._read()
+
+    def look(self) -> None:
+        """Reads it now: something may have changed."""
+        if self.is_on:
+            self._read()
+
+    def stop(self) -> None:
+        """Looks no more."""
+        if self.is_on:
+            self._generation += 1
+        self._watched = self._reading = self._again = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _read(self) -> None:
+        if self._reading:
+            self._again = True
+            return
+        self._reading, self._again = True, False
+        generation = self._generation
+        fired = partial(self._post, partial(self._fired, generation))
+        self._watched = True
+        future = self._ask(fired)
+        future.add_done_callback(lambda done: self._post(partial(self._arrived, generation, done)))
+
+    def _fired(self, generation: int) -> None:
+        if generation == self._generation:
+            self._watched = False
+            self._read()
+
+    def _resync(self, generation: int) -> None:
+        if generation == self._generation:
+            self._read()
+
+    def _arrived(self, generation: int, done: Future[V]) -> None:
+        if generation != self._generation:
+            return
+        self._reading = False
+        try:
+            value = done.result()
+        except RmgrError:
+            pause_s = _FAILED_PAUSE_S
+        else:
+            pause_s = self._resync_s * machine.uniform(0.7, 1.3)
+            self._tell(value)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._after(pause_s, partial(self._resync, generation)) if pause_s < math.inf else None
+        if self._again:
+            self._read()
+
+
+class CountedChildren:
+    """Children that are made and deleted, never changed: whether their list has missed one, by what their parent has counted.
+
+    A name that went and came between two lists is missed, too. Cost: O(children) a list.
+    """
+
+    def __init__(self) -> None:
+        self._made = 0  #: how many there ever were, up to the list
+        self._names: frozenset[str] | None = None  #: None: they are being listed
+
+    def list_from(self, parent: Stat) -> None:
+        """They are about to be listed, after the parent was read so."""
+        self._made, self._names = parent.creates, None
+
+    def listed(self, names: Collection[str]) -> None:
+        """Their list."""
+        standing = frozenset(names)
+        self._made += len(standing - self._names) if self._names is not None else 0
+        self._names = standing
+
+    def has_missed(self, parent: Stat) -> bool:
+        """By the parent as it was read now, something is not as it was listed; of one under way nothing is said."""
+        return self._names is not None and (self._made, len(self._names)) != (parent.creates, parent.children)
