@@ -142,16 +142,16 @@ class Slot:
         """Stops its workers and isolated commands, "" = there is none."""
         return self._cgroup.freeze_file if self._cgroup is not None else ""
 
-    def processor_seconds(self, worker: Worker) -> tuple[float, float]:
-        """(processor time, time for which a processor was waited for) of a worker and of what it has started.
+    def processor_seconds(self, worker: Worker) -> tuple[float, float, bool]:
+        """(processor time, time for which a processor was waited for, one is waited for or had now) of a worker and of what it has started.
 
         A control group counts also what is its child no more, and nobody's. Cost: as of the function of this name.
         """
         if self._cgroup is None:
             return processor_seconds(worker.pid)
         group = f"w{worker.number}"
-        used_s, waited_s = processor_seconds(worker.pid, self._cgroup.members(group))
-        return max(used_s, self._cgroup.processor_s(group)), waited_s
+        used_s, waited_s, is_ready = processor_seconds(worker.pid, self._cgroup.members(group))
+        return max(used_s, self._cgroup.processor_s(group)), waited_s, is_ready
 
     def start_worker(self, spec: WorkerSpec) -> Worker:
         """Forks a Python worker; tasks may be sent at once. If it cannot be made, `WorkerFailed` and `WorkerEnded` follow."""

@@ -340,7 +340,7 @@ def test_a_task_that_says_it_waits_and_computes_has_its_core_counted_again(rig: 
     seen, until_s = len(started.read_text()), time.monotonic() + 5
     while time.monotonic() < until_s:  # nothing comes to pass: that is what is to be seen
         time.sleep(0.1)
-    assert len(started.read_text()) <= seen + 2
+    assert len(started.read_text()) <= max(seen + 2, 6), "of so many of them nothing need be known: twice the cores, and who holds those"
     assert seen < 20
     assert agent.lanes.free_cores == 0
     go.touch()

@@ -209,6 +209,6 @@ def test_arguments_are_whole_although_the_kernel_gives_some_at_a_time(tmp_path: 
 
 
 def test_what_has_left_its_parent_waits_for_processors_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contain, "_waited_ns", lambda _pid: 1_000_000_000)
+    monkeypatch.setattr(contain, "_waited", lambda _pid: (1_000_000_000, False))
     alone = contain.processor_seconds(os.getpid())[1]
     assert contain.processor_seconds(os.getpid(), [os.getpid(), 1])[1] == alone + 1, "each process once"

@@ -466,7 +466,7 @@ class Lanes:
         if seq in lane.tasks:
             lane.blocked_seq = seq
             self._release(lane)
-            lane.looked = (*self._processor_s(lane), machine.monotonic())
+            lane.looked = (*self._processor_s(lane)[:2], machine.monotonic())
             self._unproven.add(lane)
 
     def unblock(self, lane: WorkerLane, seq: int) -> None:
@@ -492,11 +492,15 @@ class Lanes:
             for lane in blocked if is_round else list(self._unproven):
                 had_s, waited_s, since_s = lane.looked
                 if (length_s := now_s - since_s) >= _LEAST_S:
-                    self._unproven.discard(lane)
-                    lane.looked = (*self._processor_s(lane), now_s)
-                    lane.uses = max(0.0, lane.looked[0] - had_s) / length_s
+                    used_before, (used_s, later_s, is_ready) = lane.uses, self._processor_s(lane)
+                    lane.looked = used_s, later_s, now_s
+                    lane.uses = max(0.0, used_s - had_s) / length_s
                     if lane.uses > _WAITS:  # on a busy machine it would use more if it could
-                        lane.uses += max(0.0, lane.looked[1] - waited_s) / length_s
+                        lane.uses += max(0.0, later_s - waited_s) / length_s
+                    if is_ready:  # it may have stood there all the time: how long, the kernel counts once it has got a processor
+                        lane.uses = max(lane.uses, used_before)
+                    if lane.uses > _WAITS or not is_ready:
+                        self._unproven.discard(lane)
             self._overdrawn = round(sum(lane.uses for lane in blocked))
         return self._due_s()
 
@@ -508,8 +512,8 @@ class Lanes:
         return [lane for lane in self._workers.values() if lane.blocked_seq]
 
     @staticmethod
-    def _processor_s(lane: WorkerLane) -> tuple[float, float]:
-        return lane.slot.processor_seconds(lane.worker) if lane.worker is not None else (0.0, 0.0)
+    def _processor_s(lane: WorkerLane) -> tuple[float, float, bool]:
+        return lane.slot.processor_seconds(lane.worker) if lane.worker is not None else (0.0, 0.0, False)
 
     def grant(self) -> None:
         """Gives those that wait what has become free."""

@@ -42,8 +42,8 @@ class FakeSlot:
         self.is_up, self.uses = True, 0
         self.workers: list[FakeWorker] = []
 
-    def processor_seconds(self, _worker: FakeWorker) -> tuple[float, float]:
-        return 0.0, 0.0
+    def processor_seconds(self, _worker: FakeWorker) -> tuple[float, float, bool]:
+        return 0.0, 0.0, False
 
     def start_worker(self, _spec: WorkerSpec) -> FakeWorker:
         self.workers.append(FakeWorker())
@@ -277,10 +277,14 @@ def test_pieces_of_other_resources_are_kept_for_somebody_too_as_they_come_free()
 
 
 @pytest.fixture
-def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
-    """Processor seconds by pid, those waited for by its negative, and the clock (0)."""
+def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[float, float]:
+    """Processor seconds by pid, those waited for by its negative, the clock (0), and who stands in line by pid + 0.5."""
     spent = {0: 1000.0}
-    monkeypatch.setattr(FakeSlot, "processor_seconds", lambda _, worker: (spent.get(worker.pid, 0.0), spent.get(-worker.pid, 0.0)))
+
+    def had(_: object, worker: FakeWorker) -> tuple[float, float, bool]:
+        return spent.get(worker.pid, 0.0), spent.get(-worker.pid, 0.0), worker.pid + 0.5 in spent
+
+    monkeypatch.setattr(FakeSlot, "processor_seconds", had)
     monkeypatch.setattr("rmgr.daemons.starter.execution.lanes.machine.monotonic", lambda: spent[0])
     return spent
 
@@ -296,14 +300,14 @@ def blocked(node: Lanes, count: int) -> list[WorkerLane]:
     return made
 
 
-def second(node: Lanes, cpu: dict[int, float], **used: float) -> None:
+def second(node: Lanes, cpu: dict[float, float], **used: float) -> None:
     cpu[0] += 1.0
     for name, seconds in used.items():
         cpu[int(name[1:])] = cpu.get(int(name[1:]), 0.0) + seconds
     node.charge_blocked(cpu[0])
 
 
-def test_cores_that_blocked_tasks_use_are_not_free(cpu: dict[int, float]) -> None:
+def test_cores_that_blocked_tasks_use_are_not_free(cpu: dict[float, float]) -> None:
     node = lanes(cores=4)
     blocked(node, 3)
     assert node.charge_blocked(cpu[0]) < float("inf")
@@ -316,7 +320,7 @@ def test_cores_that_blocked_tasks_use_are_not_free(cpu: dict[int, float]) -> Non
     assert node.free_cores == 4, "they are quiet"
 
 
-def test_on_a_busy_machine_what_is_waited_for_counts_of_those_who_compute(cpu: dict[int, float]) -> None:
+def test_on_a_busy_machine_what_is_waited_for_counts_of_those_who_compute(cpu: dict[float, float]) -> None:
     node = lanes(cores=4)
     blocked(node, 3)
     cpu[-1] = cpu[-2] = 0.9
@@ -324,7 +328,31 @@ def test_on_a_busy_machine_what_is_waited_for_counts_of_those_who_compute(cpu: d
     assert (node.free_cores, node.overdrawn) == (3, 1)
 
 
-def test_before_they_were_looked_at_blocked_tasks_give_away_twice_the_cores_at_most(cpu: dict[int, float]) -> None:
+def test_who_stands_in_line_for_a_processor_has_not_shown_that_it_waits(cpu: dict[float, float]) -> None:
+    node = lanes(cores=4)
+    blocked(node, 3)
+    second(node, cpu, p1=1.0, p2=1.0)
+    assert node.overdrawn == 2
+    cpu[1.5] = 1  # got none all the time
+    second(node, cpu)
+    assert node.overdrawn == 1, "what it used before counts on"
+    del cpu[1.5]
+    second(node, cpu)
+    assert node.free_cores == 4, "it sleeps"
+
+
+def test_who_gets_no_processor_stays_one_of_whom_nothing_is_known(cpu: dict[float, float]) -> None:
+    node = lanes(cores=2)
+    blocked(node, 5)
+    cpu.update({number + 0.5: 1 for number in range(1, 6)})
+    second(node, cpu)
+    assert (node.overdrawn, node.free_cores) == (0, 1)
+    del cpu[1.5]
+    second(node, cpu)
+    assert node.free_cores == 2, "it waits"
+
+
+def test_before_they_were_looked_at_blocked_tasks_give_away_twice_the_cores_at_most(cpu: dict[float, float]) -> None:
     node = lanes(cores=2)
     blocked(node, 5)
     assert node.free_cores == 1
@@ -339,7 +367,7 @@ def test_before_they_were_looked_at_blocked_tasks_give_away_twice_the_cores_at_m
     assert node.free_cores == 2, "they wait"
 
 
-def test_tasks_that_really_wait_cost_no_core(cpu: dict[int, float]) -> None:
+def test_tasks_that_really_wait_cost_no_core(cpu: dict[float, float]) -> None:
     node = lanes(cores=2)
     blocked(node, 4)
     for _ in range(5):
@@ -347,7 +375,7 @@ def test_tasks_that_really_wait_cost_no_core(cpu: dict[int, float]) -> None:
         assert node.free_cores == 2
 
 
-def test_who_uses_cores_and_asks_for_them_gets_them_when_nobody_else_does(cpu: dict[int, float]) -> None:
+def test_who_uses_cores_and_asks_for_them_gets_them_when_nobody_else_does(cpu: dict[float, float]) -> None:
     node = lanes(cores=1)
     first, other = blocked(node, 2)
     second(node, cpu, p1=1.0, p2=1.0)
