@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
@@ -33,11 +34,13 @@ Story: TypeAlias = Generator[Future[Any] | Pause, Any, T]
 
 
 def each(answers: Iterable[Future[T]]) -> Story[list[T]]:
-    """The answers to what was asked together, in that order."""
-    found = []
-    for answer in answers:
-        found.append((yield answer))  # noqa: PERF401 - a comprehension cannot wait
-    return found
+    """The answers to what was asked together, in that order, when all are there. The first error among them is raised."""
+    asked = list(answers)
+    for answer in reversed(asked):  # mostly the others are there when the last one is
+        if not answer.done():
+            with suppress(Exception):
+                yield answer
+    return [answer.result(0) for answer in asked]
 
 
 class StoryLoop(Protocol):

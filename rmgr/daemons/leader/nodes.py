@@ -21,7 +21,7 @@ from rmgr.coord.decisions import liveness
 from rmgr.coord.decisions.liveness import LossWindow, MassLoss, Meter
 from rmgr.coord.ops.leader import discard, fail, fence
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Committed, Conflict, Multi, Stamped, Unknown
+from rmgr.coord.protocol.multi import Check, Committed, Conflict, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.facts import user_mark
 from rmgr.daemons.leader.tree import LeaderContext, names_below
@@ -489,7 +489,7 @@ class Clearer:
         for number in dict.fromkeys(key.submission for key in keys):
             queues[number] = yield from self._queue_of(number)
         blocks = yield self._tree.get_all([paths.running_block(name, key) for key in keys])
-        sent = []
+        sent: list[tuple[str, Future[Outcome]]] = []
         for key, found in zip(keys, blocks, strict=True):
             if found is not None:
                 while wait_s := self._turn():
@@ -502,8 +502,9 @@ class Clearer:
                 else:
                     sent.append((block, self._tree.commit(multi, urgent=True)))
         failed = 0
-        for block, answer in sent:
-            match (yield answer):
+        outcomes = yield from each([answer for _, answer in sent])
+        for (block, _), outcome in zip(sent, outcomes, strict=True):
+            match outcome:
                 case Committed():
                     failed += 1
                     self._term.metrics.failed_blocks.inc()

@@ -156,7 +156,7 @@ class Followed:
         """Reads everything again, watches or not."""
         self._record.pace_s = 0.0
         self._record.refresh()
-        if self.stage in {Stage.READING, Stage.FOLLOWED}:
+        if self.stage is Stage.READING or self.stage is Stage.FOLLOWED:
             self._tail.refresh()
             self._failed.refresh()
             self._look()
@@ -219,7 +219,7 @@ class Followed:
     @property
     def is_loaded(self) -> bool:
         """Everything was read once: its facts can be judged."""
-        return self.stage in {Stage.FOLLOWED, Stage.OVER}
+        return self.stage is Stage.FOLLOWED or self.stage is Stage.OVER
 
     @property
     def is_ended(self) -> bool:

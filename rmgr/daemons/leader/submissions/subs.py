@@ -317,7 +317,7 @@ class SubmissionKeeper:
                 again.append(due_s)
                 continue
             followed.doing.add(action)
-            self._tree.tell(self._act(followed, action), f"{action} of submission {followed.number}", key=(followed, action))
+            self._tree.tell(self._act(followed, action), f"{type(action).__name__} of submission {followed.number}", key=(followed, action))
         if followed.timer is not None:
             followed.timer.cancel()
             followed.timer = None

@@ -181,11 +181,9 @@ class Sweeper:
             some = todo[at : at + _TOGETHER]
             blocks = yield from self._read(submission.queue, some)
             sent += [self._carry_out(submission, move, block) for move, block in zip(some, blocks, strict=True)]
-        moved = 0
-        for answer in sent:
-            if answer is not None and isinstance((yield answer), Committed):
-                moved += 1
-                self._term.metrics.swept_blocks.inc()
+        outcomes = yield from each([answer for answer in sent if answer is not None])
+        moved = sum(isinstance(outcome, Committed) for outcome in outcomes)
+        self._term.metrics.swept_blocks.inc(moved)
         # Else somebody was faster (a claim, a cancelled task), or nobody knows: the next look tells.
         self._end(turn, moved, is_whole=moved == len(todo))
 
