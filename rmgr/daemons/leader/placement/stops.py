@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -54,13 +55,31 @@ class SentOrder:
     stop: PendingStop | None = None
 
 
+class StopStage(Enum):
+    """What has become of a job that was asked to give its nodes up."""
+
+    ASKED = auto()  #: its order lies in the inbox of its head, or is on its way there
+    OBEYED = auto()  #: the order is crossed off: its block tells how
+    REFUSED = auto()  #: it goes on; the scheduler hears of it as soon as nobody else counts on its nodes
+    GONE = auto()  #: its block is not under /running any more
+    BACK = auto()  #: it waits in its queue
+    ENDED = auto()  #: it has ended, or was set aside
+
+
+_NEXT = {
+    StopStage.ASKED: {StopStage.OBEYED, StopStage.GONE},
+    StopStage.OBEYED: {StopStage.REFUSED, StopStage.GONE},
+    StopStage.REFUSED: {StopStage.GONE},
+    StopStage.GONE: {StopStage.BACK, StopStage.ENDED},
+}
+
+
 @dataclass(slots=True, kw_only=True)
 class PendingStop:
     """One job that was asked. guid: of the order. run: its last stretch. mark: where its next start must be, "" = anywhere.
 
-    is_obeyed: the order is crossed off. is_gone: its block is not under /running any more. is_back: it waits in its queue. is_refused: it
-    goes on; the scheduler hears of it as soon as nobody else counts on its nodes. asked_us: since when, None = unknown. by_policy: it is
-    counted as moved. is_taken_back: it was placed on nodes that another has not left after all; it gives them back unless it has begun.
+    asked_us: since when, None = unknown. by_policy: it is counted as moved. is_taken_back: it was placed on nodes that another has not left
+    after all; it gives them back unless it has begun. back_s: since when it is known whether it is back.
     """
 
     job: int
@@ -69,16 +88,28 @@ class PendingStop:
     run: Running
     route: str = ""
     order: WatchedCache[Stamped] | None = None
-    is_obeyed: bool = False
-    is_gone: bool = False
-    is_back: bool = False
-    is_ended: bool = False
+    stage: StopStage = StopStage.ASKED
     back_s: float = -math.inf
-    is_refused: bool = False
     why: str = ""  #: it was refused, as its node tells it
     asked_us: int | None = None
     by_policy: bool = False
     is_taken_back: bool = False
+
+    @property
+    def is_refused(self) -> bool:
+        """It goes on."""
+        return self.stage is StopStage.REFUSED
+
+    @property
+    def is_back(self) -> bool:
+        """It waits in its queue."""
+        return self.stage is StopStage.BACK
+
+    def become(self, stage: StopStage) -> None:
+        """Raises: ValueError for a change that there is not."""
+        if stage not in _NEXT.get(self.stage, ()):
+            raise ValueError(f"the stop of job {self.job} is {self.stage.name}, and cannot become {stage.name}")
+        self.stage = stage
 
 
 def _next_names(placed: PlacedJob) -> tuple[BlockKey, BlockKey]:
@@ -145,7 +176,7 @@ class Stops:
         if stop.guid:
             self.watch(stop)
         else:
-            stop.is_obeyed = stop.is_refused = True
+            stop.stage = StopStage.REFUSED
 
     def watch(self, stop: PendingStop) -> None:
         """Its order is in the inbox: it is looked at until it was obeyed."""
@@ -156,25 +187,26 @@ class Stops:
     # -- what came of it
 
     def _looked(self, stop: PendingStop) -> None:
-        if stop.order is not None and stop.order.value is None and not stop.is_obeyed:
-            stop.is_obeyed = True
+        if stop.order is not None and stop.order.value is None and stop.stage is StopStage.ASKED:
+            stop.become(StopStage.OBEYED)
             stop.order.stop()
             self._tree.tell(self._look_at_block(stop), f"the stop of job {stop.job}", key=(stop.guid, "obeyed"))
 
     def _look_at_block(self, stop: PendingStop) -> Story[None]:
         """Obeyed: by giving it up, by its end, or by saying no."""
-        while self._is_open(stop):
+        while self._is_open(stop) and stop.stage is StopStage.OBEYED:
             try:
                 found = yield self._tree.get(paths.running_block(stop.placed.node, stop.placed.key))
             except RmgrError:
                 yield Pause(_RETRY_S)
                 continue
-            if not self._is_open(stop) or found is None:
+            if not self._is_open(stop) or stop.stage is not StopStage.OBEYED or found is None:
                 return
             data = decode_block(found.data)
             story = data.story
             self.learn(stop.job, data)
-            stop.is_refused, stop.why = True, story[-1] if story else ""
+            stop.become(StopStage.REFUSED)
+            stop.why = story[-1] if story else ""
             submission, index = task_of(stop.job)
             self._term.log.warning(
                 "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._term.epoch
@@ -189,7 +221,7 @@ class Stops:
         stop = self.by_job.get(job)
         if stop is None:
             return False
-        stop.is_gone = True
+        stop.become(StopStage.GONE)
         if stop.order is not None:
             stop.order.stop()
         self._tree.tell(self._look_for_return(stop, placed), f"the return of job {stop.job}", key=(stop.guid, "returned"))
@@ -206,7 +238,8 @@ class Stops:
                 yield Pause(_RETRY_S)
                 continue
             if self._is_open(stop):
-                stop.is_back, stop.is_ended, stop.back_s = is_back, not is_back, self._tree.clock()
+                stop.become(StopStage.BACK if is_back else StopStage.ENDED)
+                stop.back_s = self._tree.clock()
                 self._lists.look_at(paths.pending(stop.placed.queue))
             return
 
@@ -244,7 +277,7 @@ class Stops:
     def settle(self, state: ClusterState, now_us: int) -> None:
         """Tells the scheduler what is known by now of jobs that have ended or go on."""
         for stop in list(self.by_job.values()):
-            if stop.is_ended or (stop.is_back and self._left_again(stop)):
+            if stop.stage is StopStage.ENDED or (stop.is_back and self._left_again(stop)):
                 self._close(stop)
                 self._job_table.marks.pop(stop.job, None)
                 self._updates.tell(state, "job_ended", stop.job, stop.placed.partition, now=now_us)
@@ -258,7 +291,7 @@ class Stops:
 
     def _look_at_refused(self, state: ClusterState, now_us: int) -> None:
         for stop in list(self.by_job.values()):
-            if stop.is_refused and not stop.is_gone and self._is_open(stop):
+            if stop.is_refused and self._is_open(stop):
                 self._go_on(state, stop, now_us)
 
     def _left_again(self, stop: PendingStop) -> bool:
