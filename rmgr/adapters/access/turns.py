@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 
 from rmgr.errors import LimitReached, QueueFull, Throttled
 
@@ -28,7 +29,7 @@ class Had:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection of garbage on this thread may end a call
         self._since_s = clock()
         self._of: dict[str, float] = {}  #: in seconds of `_since_s`: what comes later weighs more, so nothing has to be made less
 
@@ -41,8 +42,8 @@ class Had:
                 self._since_s, weight = self._clock(), 1.0
             self._of[user] = self._of.get(user, 0.0) + seconds * weight
             if len(self._of) > _KEEP:
-                for name in sorted(self._of, key=self._of.__getitem__)[: _KEEP // 2]:
-                    del self._of[name]
+                for name, _ in sorted(self._of.copy().items(), key=itemgetter(1))[: _KEEP // 2]:
+                    self._of.pop(name, None)
 
     def of(self, user: str) -> float:
         """What he has had: to be compared with what others have had, at the same moment."""
@@ -85,6 +86,7 @@ class Turns:
         self._what = what
         self._had = had
         self._lock = threading.Lock()
+        self._over: deque[str] = deque()  #: whose turns have ended: a collection of garbage ends some while this thread has the lock
         self._waiting: dict[str, deque[_Waiting]] = {}  #: none is empty
         self._count = 0  #: that wait
         self._served: Counter[str] = Counter()
@@ -113,20 +115,47 @@ class Turns:
             yield
         finally:
             self._had.add(user, time.monotonic() - began_s)
-            with self._lock:
-                self._served[user] -= 1
-                if not self._served[user]:
-                    del self._served[user]
+            self._over.append(user)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Turns that have ended are given back. Whoever has the lock meanwhile does it afterwards."""
+        while self._over and self._lock.acquire(blocking=False):
+            try:
+                while self._over:
+                    user = self._over.popleft()
+                    self._served[user] -= 1
+                    if not self._served[user]:
+                        del self._served[user]
                 self._call()
+            finally:
+                self._lock.release()
 
     def _enter(self, user: str, timeout_s: float, is_operator: bool) -> None:
+        try:
+            mine = self._line_up(user, is_operator)
+        finally:
+            self._settle()
+        if mine is None:
+            return
+        mine.called.wait(timeout_s)
+        with self._lock:
+            if not (mine.is_called or mine.is_turned_away):
+                self._forget(user, mine)
+        self._settle()
+        if not mine.is_called:
+            why = "others have asked for less" if mine.is_turned_away else f"not within {timeout_s:.3g} s"
+            raise Throttled(f"this server has too much to do just now for {user}: {why}", hint="try again in a moment; rmgr limits")
+
+    def _line_up(self, user: str, is_operator: bool) -> _Waiting | None:
+        """None: it is his turn."""
         with self._lock:
             limit = self._of_user()
             if limit and self._refuse is not None and self.taken(user) >= limit:
                 raise self._refuse(user, limit)
             if not self._count and self._may(user):
                 self._served[user] += 1
-                return
+                return None
             if self._count >= self.most and not self._make_room(user, is_operator):
                 raise QueueFull(f"all {self.most} places for {self._what} are taken", hint="try again in a moment; rmgr limits")
             mine = _Waiting()
@@ -135,14 +164,7 @@ class Turns:
             if is_operator:
                 self._operators.add(user)
             self._call()
-        mine.called.wait(timeout_s)
-        with self._lock:
-            if mine.is_called:
-                return
-            if not mine.is_turned_away:
-                self._forget(user, mine)
-        why = "others have asked for less" if mine.is_turned_away else f"not within {timeout_s:.3g} s"
-        raise Throttled(f"this server has too much to do just now for {user}: {why}", hint="try again in a moment; rmgr limits")
+            return mine
 
     def _may(self, user: str) -> bool:
         """There is a turn for him. Under the lock."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -132,6 +132,33 @@ def test_a_user_has_as_many_as_the_settings_say_and_that_is_counted() -> None:
     line.close()
     assert bounds.refused("ann") == {"calls": 1}
     assert bounds.used("ann")["calls"] == 0
+
+
+def test_a_turn_that_garbage_collection_ends_while_another_is_given_is_given_back() -> None:
+    """A call that nobody ends is a generator: it may be collected anywhere, so on a thread that looks at the line just then."""
+    kept: list[Iterator[None]] = []
+
+    class Collecting(Had):
+        def of(self, user: str) -> float:
+            while kept:
+                kept.pop().close()  # type: ignore[attr-defined]
+            return super().of(user)
+
+    line = Line(turns(Collecting(), at_once=2, of_one=2))
+
+    def call() -> Iterator[None]:
+        with line.turns.turn("lost", 1.0):
+            yield
+
+    lost = call()
+    next(lost)
+    kept.append(lost)
+    del lost
+    with line.turns.turn("somebody", 1.0):
+        asked = [line.ask(user) for user in ("ann", "ben")]
+        assert [one.result(60) for one in asked] == [None, None]
+    line.close()
+    assert line.turns.taken("lost") == 0
 
 
 @settings(max_examples=15, deadline=None)
