@@ -156,8 +156,9 @@ def test_a_turn_that_garbage_collection_ends_while_another_is_given_is_given_bac
     del lost
     with line.turns.turn("somebody", 1.0):
         asked = [line.ask(user) for user in ("ann", "ben")]
-        assert [one.result(60) for one in asked] == [None, None]
+    assert [one.result(60) for one in asked] == [None, None]
     line.close()
+    assert not kept
     assert line.turns.taken("lost") == 0
 
 
