@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError
 from concurrent.futures import Future as BaseFuture
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -65,17 +65,6 @@ class Settled(msgspec.Struct, eq=False, gc=False):
     outcome: Outcome
     node: str
     attempt: int
-
-
-class Hook(Protocol):
-    """Called once when a future is done."""
-
-    @property
-    def is_void(self) -> bool:
-        """It need not be called any more."""
-
-    def __call__(self, future: Future) -> None:
-        """On the Submitter's thread: it must only enqueue."""
 
 
 class _Waiters(list[Any]):
@@ -167,8 +156,8 @@ class Future(BaseFuture[Any]):
         """It was cancelled before it started."""
         self._finish(CANCELLED_AND_NOTIFIED, None, None)
 
-    def hook(self, hook: Hook) -> bool:
-        """Calls `hook` when done. False: it is done already. Hooks that have become void are let go."""
+    def hook(self, hook: _Arrivals) -> bool:
+        """Calls `hook` when done, on the Submitter's thread. False: it is done already. Hooks that have become void are let go."""
         with _lock:
             if self._state in _DONE:
                 return False
