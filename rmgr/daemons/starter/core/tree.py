@@ -34,6 +34,8 @@ _FULL_PAUSE_S = 2.0
 V = TypeVar("V")
 #: Read again this often without a hint (jittered).
 _RESYNC_S = 20.0
+#: The same for what each node of a job, or of a gang, watches: a watch that is lost costs nobody anything there but time.
+SELDOM_S = 60.0
 _FAILED_PAUSE_S = 0.5
 Ask = Callable[[Callable[[], None]], "Future[V]"]
 

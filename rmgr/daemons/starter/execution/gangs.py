@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn, TurnerRestarted, TurnEvent
 from rmgr.coord import validity
 from rmgr.coord.protocol import paths
-from rmgr.daemons.starter.core.tree import WatchedZnode, record_of, settle_again
+from rmgr.daemons.starter.core.tree import SELDOM_S, WatchedZnode, record_of, settle_again
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.gang import GangClock, GangRecord
@@ -273,6 +273,7 @@ class Gangs:
                 partial(self._on_record, found),
                 post=self._shared.post,
                 after=self._shared.after,
+                resync_s=SELDOM_S,
             )
             found.watch.start()
         return found

@@ -25,7 +25,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.tree import WatchedZnode, record_of, settle_again
+from rmgr.daemons.starter.core.tree import SELDOM_S, WatchedZnode, record_of, settle_again
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
@@ -275,6 +275,7 @@ class Lookouts:
                     partial(self._seen, node),
                     post=self._shared.post,
                     after=self._shared.after,
+                    resync_s=SELDOM_S,
                 )
                 self._watches[node].start()
 
