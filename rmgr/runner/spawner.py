@@ -1,5 +1,8 @@
 """The spawner of a slot: a small single-threaded program that forks Python workers, starts commands, and kills what must end.
 
+`Spawner` is the loop, its orders and its ends. `Commands` is the queue of commands, and the one that runs, with its limits; how one is
+started is in `command.py`. What workers run is watched by `Workers`.
+
 Exec'd by the Starter (`python -m rmgr.runner.spawner FD`) with one end of a socket. It imports nothing heavy and no
 thread ever starts in it, so that forking is safe and cheap. It is the shim between work and Starter: when the socket
 closes (the Starter died) everything is killed; when the lease ends (the Starter hangs) exclusive work is killed.
@@ -13,12 +16,14 @@ import gc
 import math
 import mmap
 import os
+import resource
 import selectors
 import signal
 import socket
 import sys
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import NoReturn
 
 import cloudpickle  # noqa: F401 - loaded before the fork, so that every worker has it at once
@@ -26,24 +31,39 @@ import cloudpickle  # noqa: F401 - loaded before the fork, so that every worker 
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
 from rmgr.model.wire import frames, stream
-from rmgr.model.wire.frames import Setup, ToSpawner
+from rmgr.model.wire.frames import CommandBatch, CommandEnd, CommandItem, CommandStarted, Setup, ToSpawner
 from rmgr.model.wire.stream import FrameError, FrameReader
-from rmgr.runner.command import Commands, DirectoryGone, Launcher
+from rmgr.runner.command import DirectoryGone, Launcher, RunningCommand, StartFailed
 from rmgr.runner.current import running
 from rmgr.runner.host import dispositions
 from rmgr.runner.host.board import Board, create_board
-from rmgr.runner.host.contain import OF_WORK, WORK, Children, ControlGroup, Forks, kill_strangers, send_group, write_file
+from rmgr.runner.host.contain import (
+    OF_WORK,
+    WORK,
+    Children,
+    ControlGroup,
+    Forks,
+    kill_strangers,
+    resident_bytes,
+    send,
+    send_all,
+    send_group,
+    write_file,
+)
 from rmgr.runner.host.files import remove_tree
 from rmgr.runner.host.kernel import (
     CLOCK,
+    CPU_BIND,
     DIRECTORY_GONE,
     OF_SPAWNERS,
     become_subreaper,
+    bind_processors,
     close_to_others,
     forbid_new_privileges,
     prefer_for_oom,
     trim_memory,
 )
+from rmgr.runner.host.outputs import trim_path
 from rmgr.runner.python.workers import Workers
 
 _MS = 1_000_000
@@ -75,25 +95,17 @@ class Spawner:
         self._soon: int | None = None
         features = ["subreaper"] if become_subreaper() else []
         features += [name for name in ("cgroup", "freezer", "pids") if getattr(setup, name)]
-        features += ["memory"] if setup.memory or setup.has_memory else []
+        self.limits_memory = bool(setup.memory or setup.has_memory)
+        features += ["memory"] if self.limits_memory else []
         self._children = Children()
         self._forks = Forks(setup.pids or setup.cgroup) if setup.pids or setup.cgroup else None
         self._wake_r, wake_w = _pipe()
         self._poke_r, poke_w = _pipe()
-        self._launcher = Launcher(setup.directory, setup.node)
+        self.launcher = Launcher(setup.directory, setup.node)
         board = create_board()
-        self._commands = Commands(
-            self._launcher,
-            Board(board),
-            make_group=self._make_group,
-            limits_memory=bool(setup.memory or setup.has_memory),
-            strangers=self._strangers,
-            sweep=self._sweep,
-            send=self._send,
-            surprise=self._surprise,
-        )
+        self._commands = Commands(self, Board(board))
         self._workers = Workers(
-            directory=setup.directory, node=setup.node, make_group=self._make_group, poke_fd=poke_w, surprise=self._surprise
+            directory=setup.directory, node=setup.node, make_group=self.make_group, poke_fd=poke_w, surprise=self.surprise
         )
         self._set_lease(setup.lease_end_ns)
         signal.signal(signal.SIGCHLD, _wake)
@@ -103,7 +115,7 @@ class Spawner:
         control.setblocking(False)
         for source in (control, self._wake_r, self._poke_r):
             self._selector.register(source, selectors.EVENT_READ)
-        self._send(frames.SpawnerUp(pid=os.getpid(), features=tuple(features)), [board])
+        self.send(frames.SpawnerUp(pid=os.getpid(), features=tuple(features)), [board])
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -199,7 +211,7 @@ class Spawner:
                 else:
                     self._to_command(order, now)
             case _:
-                self._surprise("unknown_order", type(order).__name__)
+                self.surprise("unknown_order", type(order).__name__)
         self._next_tick = min(self._next_tick, now)
 
     def _to_worker(self, order: frames.Stop | frames.Signal | frames.SuspendWork | frames.LimitWork, now: int) -> None:
@@ -234,13 +246,13 @@ class Spawner:
             detail = f"a worker cannot be started: {error.strerror}"
             what = "fork_failed"
             try:
-                self._launcher.check()
+                self.launcher.check()
             except DirectoryGone:
                 what = DIRECTORY_GONE
-            self._surprise(what, detail)  # first: what comes back is not sent here again
-            self._send(frames.WorkerGone(worker=spec.worker, reason=Reason.WORKER_LOST, detail=detail))
+            self.surprise(what, detail)  # first: what comes back is not sent here again
+            self.send(frames.WorkerGone(worker=spec.worker, reason=Reason.WORKER_LOST, detail=detail))
             return
-        self._send(forked, fds)
+        self.send(forked, fds)
 
     def _set_lease(self, end_ns: int) -> None:
         self._commands.lease_end_ns = end_ns
@@ -252,7 +264,8 @@ class Spawner:
         for watched in self._workers:
             self._workers.stop(watched, 0, reason, grace_us, now)
 
-    def _make_group(self, name: str) -> ControlGroup | None:
+    def make_group(self, name: str) -> ControlGroup | None:
+        """Of a command or worker; None where there are none."""
         setup = self._setup
         if not (setup.cgroup or setup.freezer or setup.memory):
             return None
@@ -260,7 +273,7 @@ class Spawner:
             unified = os.path.join(setup.cgroup, WORK) if setup.cgroup else ""
             return ControlGroup(unified, setup.freezer, setup.memory, name, has_memory=setup.has_memory)
         except OSError as error:
-            self._surprise("cgroup_failed", f"{name}: {error.strerror}")
+            self.surprise("cgroup_failed", f"{name}: {error.strerror}")
             return None
 
     # -- ends --------------------------------------------------------------------------------------------------------
@@ -277,30 +290,31 @@ class Spawner:
                 self._next_tick = min(self._next_tick, time.clock_gettime_ns(CLOCK) + _LINGER_TICK_NS)
                 if self._children.none and self._commands.is_idle:  # looked at after its death
                     return
-            elif pid in self._launcher.removers:
-                self._launcher.removers.discard(pid)
+            elif pid in self.launcher.removers:
+                self.launcher.removers.discard(pid)
             elif (buried := self._workers.bury(pid, status, usage)) is not None:
                 watched, gone = buried
                 if watched.group is not None:
                     watched.group.kill()
                 send_group(pid, signal.SIGKILL)
                 if self._commands.is_idle:  # else what it left is ended together with what the command leaves
-                    self._sweep()
-                self._workers.forget(watched, self._launcher.remove)
-                self._send(gone)
+                    self.sweep()
+                self._workers.forget(watched, self.launcher.remove)
+                self.send(gone)
 
-    def _strangers(self) -> list[int]:
+    def strangers(self) -> list[int]:
+        """Processes of this slot that are neither the command nor a worker."""
         known = self._known()
         return [pid for pid in self._children.pids() if pid not in known]
 
     def _known(self) -> set[int]:
-        return self._workers.pids | self._launcher.removers | {self._commands.pid}
+        return self._workers.pids | self.launcher.removers | {self._commands.pid}
 
-    def _sweep(self) -> int:
+    def sweep(self) -> int:
         """Ends what the last piece of work left behind; returns how many processes that was."""
         killed, left = kill_strangers(self._children, self._known(), forks=self._forks)
         if killed:
-            self._surprise("leftovers", f"{counted(killed, 'process')} killed")
+            self.surprise("leftovers", f"{counted(killed, 'process')} killed")
         if left and self._dirty_since is None:
             self._dirty_since = time.clock_gettime_ns(CLOCK)
             self._next_tick = -math.inf
@@ -312,7 +326,7 @@ class Spawner:
         if not left:
             self._dirty_since = None
         elif self._dirty_since is not None and now - self._dirty_since > _STUBBORN_NS:
-            self._surprise("escaped", f"{counted(left, 'process')} cannot be killed")
+            self.surprise("escaped", f"{counted(left, 'process')} cannot be killed")
             self._commands.report(now, at_once=True)
             self._end()
 
@@ -348,10 +362,11 @@ class Spawner:
 
     # -- telling the Starter ---------------------------------------------------------------------------------------------
 
-    def _surprise(self, what: str, detail: str) -> None:
-        self._send(frames.Surprise(what, detail))
+    def surprise(self, what: str, detail: str) -> None:
+        """Something that the Starter counts and logs."""
+        self.send(frames.Surprise(what, detail))
 
-    def _send(self, frame: object, fds: list[int] | None = None) -> None:
+    def send(self, frame: object, fds: list[int] | None = None) -> None:
         """Queues a frame: a Starter that is stopped must not stop the spawner."""
         self._outbox.append((stream.encode(frame), fds or []))
         if len(self._outbox) == 1:
@@ -379,6 +394,279 @@ class Spawner:
         if waits != self._waits:
             self._waits = waits
             self._selector.modify(self._control, selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0))
+
+
+# -- commands, one after another -------------------------------------------------------------------------------------------------
+
+
+#: Ends are collected this long before they are reported, while others follow: less than what is queued here when the
+#: Starter sends more (`starter_estimate.LOW_COMMANDS_S`), or the slot would run dry before it is known to.
+_REPORT_NS = 10 * _MS
+#: A command that runs longer than this is told of while it runs.
+_TELL_NS = 20 * _MS
+_MEMORY_TICK_NS = 100 * _MS
+
+
+@dataclass(slots=True)
+class CommandEnding:
+    """The running command is being ended: SIGTERM was sent, SIGKILL follows."""
+
+    reason: Reason
+    kill_ns: int
+    killed: bool = False
+
+
+class Commands:
+    """Queue and present command of one slot."""
+
+    def __init__(self, spawner: Spawner, board: Board) -> None:
+        self._spawner = spawner
+        self._launcher = spawner.launcher
+        self._board = board
+        self._queue: deque[tuple[CommandBatch, CommandItem]] = deque()
+        self._current: RunningCommand | None = None
+        self._exit: tuple[int, resource.struct_rusage] | None = None  # of a command whose processes are not all gone yet
+        self._ending: CommandEnding | None = None
+        self._suspended_ns: int | None = None
+        self.limit_us = 0  #: time limit of the present command, 0 = none; another one than its batch's where that was changed since
+        self._shift_ns = 0  # by how much suspensions move the time limit
+        self._ends: list[CommandEnd] = []
+        self._ends_since = -math.inf
+        self._capped = 0
+        self.lease_end_ns = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs (something may be queued)."""
+        return self._current is None
+
+    @property
+    def lingers(self) -> bool:
+        """The command has ended, what it started has not, and still may."""
+        return self._exit is not None
+
+    @property
+    def pid(self) -> int:
+        """Of the command that runs, 0 = none."""
+        return self._current.pid if self._current is not None and self._exit is None else 0
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def add(self, batch: CommandBatch) -> None:
+        """Queues a batch."""
+        self._queue.extend((batch, item) for item in batch.items)
+
+    def give_back(self, *, keep: int = 0, reason: Reason = Reason.NONE, exclusive_only: bool = False) -> None:
+        """Returns queued commands beyond the first `keep`; says so even when there are none (unless only exclusive ones are meant)."""
+        entries = [entry for entry in list(self._queue)[keep:] if entry[0].shape.exclusive or not exclusive_only]
+        if entries or not exclusive_only:
+            gone = {item.seq for _, item in entries}
+            self._queue = deque(entry for entry in self._queue if entry[1].seq not in gone)
+            self._spawner.send(frames.CommandsReturned(tuple(item.seq for _, item in entries), reason))
+
+    def is_running(self, seq: int) -> bool:
+        """`seq` (0: any) is what runs."""
+        return self._current is not None and seq in {0, self._current.item.seq}
+
+    def stop(self, seq: int, reason: Reason, grace_us: int, now: int) -> None:
+        """Ends command `seq`: SIGTERM, grace, SIGKILL; a queued one is dropped. seq 0: whatever runs."""
+        current = self._current
+        if current is None or not self.is_running(seq):
+            self._drop(seq, reason)
+            return
+        if self._ending is not None and self._ending.killed:
+            return
+        if grace_us <= 0:
+            self.kill(reason)
+            return
+        kill_ns = now + grace_us * 1000
+        if self._ending is None:
+            self._ending = CommandEnding(reason, kill_ns)
+        else:
+            self._ending.kill_ns = min(self._ending.kill_ns, kill_ns)
+        send_all(current.pid, signal.SIGTERM, current.group)
+        self.resume(now)
+
+    def kill(self, reason: Reason) -> None:
+        """SIGKILL to the present command and all it started; a reason given before stays."""
+        current = self._current
+        if current is None:
+            return
+        reason = self._ending.reason if self._ending is not None else reason
+        self._ending = CommandEnding(reason, 0, killed=True)
+        if current.group is not None:
+            current.group.kill()
+        send_group(current.pid, signal.SIGKILL)
+        if self._exit is None:
+            send(current.pid, signal.SIGKILL)
+        else:
+            self._finish(current, *self._exit)
+
+    def signal(self, signum: int) -> None:
+        """To everything the present command started."""
+        if self._current is not None:
+            send_all(self._current.pid, signum, self._current.group)
+
+    def suspend(self, now: int) -> None:
+        """Stops it in place; its time limit stands still too."""
+        current = self._current
+        if current is not None and self._suspended_ns is None:
+            self._suspended_ns = now
+            if current.group is None or not current.group.freeze(True):
+                send_all(current.pid, signal.SIGSTOP)
+
+    def resume(self, now: int) -> None:
+        """Continues it."""
+        current = self._current
+        if current is not None and self._suspended_ns is not None:
+            self._shift_ns += now - self._suspended_ns
+            self._suspended_ns = None
+            if current.group is not None:
+                current.group.freeze(False)
+            send_all(current.pid, signal.SIGCONT)
+
+    def _drop(self, seq: int, reason: Reason) -> None:
+        for entry in list(self._queue):
+            if entry[1].seq == seq:
+                self._queue.remove(entry)
+                self._ended(CommandEnd(seq=seq, reason=reason, started_us=time.time_ns() // 1000, detail="it had not begun"))
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Starts the next command when there is none; True: something was started or reported."""
+        moved = False
+        while self._current is None and self._queue:
+            batch, item = self._queue.popleft()
+            now = time.clock_gettime_ns(CLOCK)
+            if batch.shape.exclusive and now >= self.lease_end_ns:
+                self._queue.appendleft((batch, item))
+                self.give_back(reason=Reason.LEASE_LOST, exclusive_only=True)
+                continue
+            moved = True
+            memory = batch.shape.memory_bytes
+            group = self._spawner.make_group(f"c{item.seq}") if batch.isolate or (memory and self._spawner.limits_memory) else None
+            if group is not None and memory:
+                group.set_memory(memory)
+            self._board.start(item.seq, now)
+            self._shift_ns, self._suspended_ns, self.limit_us = 0, None, batch.shape.limit_us
+            bind_processors(batch.shape.environ.get(CPU_BIND, ""))  # this process, and so the command
+            try:
+                self._current = self._launcher.start(batch, item, group)
+            except DirectoryGone:
+                if group is not None:
+                    group.remove()
+                self._queue.appendleft((batch, item))
+                self._spawner.surprise(DIRECTORY_GONE, "its directory was removed")
+                self.give_back()
+            except StartFailed as error:
+                if group is not None:
+                    group.remove()
+                self._ended(self._launcher.failed(batch, item, error))
+        return moved
+
+    def check(self, now: int) -> int | None:
+        """Enforces limits; returns when to look again at the latest (ns), None = no sooner than the usual tick."""
+        current = self._current
+        if current is None:
+            return None
+        shape = current.batch.shape
+        if self._exit is not None and (not self._spawner.strangers() or (self._ending is not None and now >= self._ending.kill_ns)):
+            self._finish(current, *self._exit)
+            return None
+        if now - current.started_ns >= _TELL_NS:  # before that it cannot have written much
+            self._trim(current)
+        moments: list[int] = []
+        if (ending := self._ending) is not None:
+            if ending.killed:
+                return None
+            if now >= ending.kill_ns:
+                self.kill(ending.reason)
+                return None
+            moments.append(ending.kill_ns)
+        if shape.exclusive:
+            if now >= self.lease_end_ns:
+                self._spawner.surprise("lease_kill", f"command {current.item.seq}")
+                self.kill(Reason.LEASE_LOST)
+                return None
+            moments.append(self.lease_end_ns)
+        if self.limit_us and self._ending is None and self._suspended_ns is None:
+            end = current.started_ns + self.limit_us * 1000 + self._shift_ns
+            if now >= end:
+                self.stop(0, Reason.TIME_LIMIT, shape.grace_us, now)
+                end = now + shape.grace_us * 1000
+            moments.append(end)
+        if shape.memory_bytes and not (current.group is not None and current.group.limits_memory):
+            used = resident_bytes(current.pid, current.group, also=self._spawner.strangers())
+            if used > shape.memory_bytes:
+                current.used_bytes = used
+                self.kill(Reason.OUT_OF_MEMORY)
+                return None
+            moments.append(now + max(2 * _MS, min(_MEMORY_TICK_NS, (shape.memory_bytes - used) // 5)))  # it may grow by 5 bytes/ns
+        return min(moments, default=None)
+
+    def _trim(self, current: RunningCommand) -> None:
+        for path in (current.out_path, current.err_path):
+            if trim_path(path, current.batch.shape.output_cap) and self._capped != current.item.seq:
+                self._capped = current.item.seq
+                self._spawner.surprise("output_capped", f"command {current.item.seq}")
+
+    def exited(self, pid: int, status: int, usage: resource.struct_rusage) -> bool:
+        """Process `pid` was reaped; True: it was the command."""
+        current = self._current
+        if current is None or pid != current.pid or self._exit is not None:
+            return False
+        self._exit = (status, usage)
+        if self._ending is None or self._ending.killed or not self._spawner.strangers():
+            self._finish(current, status, usage)
+        return True  # else what it started has the rest of the grace time
+
+    def _finish(self, current: RunningCommand, status: int, usage: resource.struct_rusage) -> None:
+        if current.group is not None:
+            current.group.kill()
+        leftovers = self._spawner.sweep()
+        reason = self._ending.reason if self._ending is not None else Reason.NONE
+        self._current = self._ending = self._exit = None
+        end = self._launcher.finish(current, status, usage, reason=reason, leftovers=leftovers)
+        if current.group is not None:
+            current.group.remove()
+        self._ended(end)
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    def next_report(self) -> float | None:
+        """When `report` has something to tell at the latest (ns)."""
+        moments = [self._ends_since + _REPORT_NS] if self._ends else []
+        if self._launcher.tidies_ns is not None:
+            moments.append(self._launcher.tidies_ns)
+        if self._current is not None and not self._current.is_told:
+            moments.append(self._current.started_ns + _TELL_NS)
+        return min(moments, default=None)
+
+    def report(self, now: int, *, at_once: bool = False) -> None:
+        """Tells what ended; short commands share a message, a long one is told of while it runs."""
+        current = self._current
+        started: tuple[CommandStarted, ...] = ()
+        if current is not None and not current.is_told and now - current.started_ns >= _TELL_NS:
+            current.is_told = True
+            started = (current.started(),)
+        due = at_once or (current is None and not self._queue) or now - self._ends_since >= _REPORT_NS
+        if started or (self._ends and due):
+            self._spawner.send(frames.CommandEnds(tuple(self._ends), started))
+            self._ends.clear()
+        if current is None and not self._queue:
+            self._launcher.tidy(now)
+
+    def _ended(self, end: CommandEnd) -> None:
+        if not self._ends:
+            self._ends_since = time.clock_gettime_ns(CLOCK)
+        self._ends.append(end)
+
+    def remove_group(self) -> None:
+        """At the very end."""
+        os.chdir("/")
+        if self._current is not None and self._current.group is not None:
+            self._current.group.remove()
 
 
 def _wake(_signum: int, _frame: object) -> None:
