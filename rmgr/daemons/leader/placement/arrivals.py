@@ -20,22 +20,18 @@ from rmgr.coord.decisions.admitted import not_admitted
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.daemons.leader.facts import job_of, marked, misplaced, node_mark, with_known
-from rmgr.daemons.leader.placement.event_log import StateUpdates
 from rmgr.daemons.leader.placement.job_table import JobTable
-from rmgr.daemons.leader.placement.pipeline import ServedPartitions
-from rmgr.daemons.leader.placement.scheduled_nodes import ScheduledNodes
 from rmgr.daemons.leader.tree import LeaderContext, LeaderTree, Thunk, WatchedCache, names_below
 from rmgr.errors import InvalidRecord, RmgrError, StateConflict
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import MAX_INDEX, job_id
 from rmgr.model.tasks.submission import Submission
 from rmgr.runtime.story import Story
-from rmgr.sched.job import Job
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 
 if TYPE_CHECKING:
-    from rmgr.daemons.leader.placement.stops import Stops
+    from rmgr.daemons.leader.placement.placer import Placer
 
 #: Records that are read by one request, and decoded in one message.
 _TOGETHER = 64
@@ -55,38 +51,17 @@ _LEAST_S = 0.02
 
 
 class Arrivals:
-    """Reads the arrivals of all place queues. In the leader's loop.
+    """Reads the arrivals of all place queues. In the leader's loop."""
 
-    Args:
-        mark_of: says where the next start of a job must be ("" = anywhere).
-        came_back: told of each job that comes to wait; True: its node is left alone from now on.
-        again: has the list at this path compared in the next turn, too.
-    """
-
-    def __init__(
-        self,
-        context: LeaderContext,
-        job_table: JobTable,
-        served: ServedPartitions,
-        records: SubmissionRecords,
-        nodes: ScheduledNodes,
-        stops: Stops,
-        updates: StateUpdates,
-        *,
-        mark_of: Callable[[Job], str],
-        came_back: Callable[[int, BlockKey], bool],
-        again: Callable[[str], None],
-    ) -> None:
-        self._term = context.term
-        self._job_table = job_table
-        self._served = served
-        self._records = records
-        self._nodes = nodes
-        self._stops = stops
-        self._updates = updates
-        self._mark_of = mark_of
-        self._came_back = came_back
-        self._again = again
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._term = placer.context.term
+        self._job_table = placer.job_table
+        self._served = placer.served
+        self._records = placer.records
+        self._nodes = placer.nodes
+        self._stops = placer.stops
+        self._updates = placer.updates
 
     def look(self, state: ClusterState, queue: str, cache: WatchedCache[list[str]], now_us: int) -> None:
         """Compares the names that wait in the queue with what is known. Raises: StateConflict when the state must be made again."""
@@ -111,7 +86,7 @@ class Arrivals:
         if submission is None:
             if why := self._records.unreadable.get(key.submission):
                 raise InvalidRecord(why)
-            self._again(path)  # when its record has come
+            self._placer.lists.again(path)  # when its record has come
             return
         if key.count != 1 or key.first >= MAX_INDEX:
             self.refuse(queue, name, "a placed job is a block of one task")
@@ -126,7 +101,7 @@ class Arrivals:
         stop = self._stops.by_job.get(known)
         is_known = known in job_table.waiting or known in job_table.placed
         if is_known or partition not in state.partitions or (stop is not None and not stop.is_back):
-            self._again(path)  # it was returned, and is still read on its node; or no node has come yet
+            self._placer.lists.again(path)  # it was returned, and is still read on its node; or no node has come yet
             return
         try:
             job = with_known(job_of(submission, key, partition, now_us), job_table.known.get(known))
@@ -137,12 +112,12 @@ class Arrivals:
             self.refuse(queue, name, why)
             return
         own = node_mark(submission.rigid) if submission.rigid is not None else ""
-        extra, whose = self._mark_of(job), self._nodes.mark_of(job.user)
+        extra, whose = self._placer.next_starts.mark_of(job), self._nodes.mark_of(job.user)
         if self._nodes.mark(own) | self._nodes.mark(extra) | self._nodes.mark(whose):
             self._nodes.tell(state)
         job = marked(marked(job, extra), whose)
         job_table.wait(queue, job.partition, name, key)
-        if not whose and self._came_back(known, key):
+        if not whose and self._placer.backoffs.came(known, key):
             self._nodes.tell(state)
         if stop is not None:
             self._stops.returned(state, job, now_us)

@@ -5,11 +5,11 @@ What follows a placed job of several nodes is in `holds.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from rmgr.coord import validity
 from rmgr.coord.ops import leader as leader_ops
@@ -18,14 +18,10 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.place import Assigned
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Check, Committed, Multi, Op, Outcome, Stamped, size_of
-from rmgr.daemons.leader.facts import Names, allocation_of
-from rmgr.daemons.leader.nodes import NodeKeeper
-from rmgr.daemons.leader.placement.gangs import GangKeeper
-from rmgr.daemons.leader.placement.holds import Promises
-from rmgr.daemons.leader.placement.job_table import JobTable, Waiting, encode_records
-from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, Stops, stop_order
+from rmgr.daemons.leader.facts import allocation_of
+from rmgr.daemons.leader.placement.job_table import Waiting, encode_records
+from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, stop_order
 from rmgr.daemons.leader.placement.view import said
-from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.gang import LEAD_US
@@ -56,6 +52,9 @@ from rmgr.sched.plan import (
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
 
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.placer import Placer
+
 #: Operations of one commit, and bytes: below the caps of a multi, which also counts where in the ensemble the cluster lies.
 MOST_OPS, MOST_BYTES = 180, MAX_MULTI_BYTES - 24 * 1024
 _NOTHING = WakeAt(0, Why("", ""))
@@ -69,27 +68,15 @@ def _is_order(decision: Decision) -> bool:
 class PlanExecution:
     """Carries out one plan at a time."""
 
-    def __init__(
-        self,
-        context: LeaderContext,
-        job_table: JobTable,
-        names: Names,
-        nodes: NodeKeeper,
-        stops: Stops,
-        placed: Callable[[str], None],
-        broke: Callable[[str, str], None],
-        promises: Promises,
-        gangs: GangKeeper,
-    ) -> None:
-        self._promises = promises
-        self._gangs = gangs
-        self._placed = placed  # told the head of each job that was placed
-        self._broke = broke  # told the partition whose plan cannot be carried out, and why
-        self._stops = stops
-        self._tree, self._term = context.tree, context.term
-        self._job_table = job_table
-        self._names = names
-        self._nodes = nodes
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._tree, self._term = placer.context.tree, placer.context.term
+        self._job_table = placer.job_table
+        self._names = placer.names
+        self._nodes = placer.known_nodes
+        self._stops = placer.stops
+        self._promises = placer.promises
+        self._gangs = placer.gangs
         self._at: Decision = _NOTHING  # what is being carried out
         self._begun_s: float | None = None
         self._left = 0  # commits that are on the way
@@ -135,7 +122,7 @@ class PlanExecution:
         except Exception as error:  # nothing was sent yet: the state is made anew
             decision = self._at
             self._term.log.exception("plan_not_carried_out", partition=decision.partition, op=type(decision).__name__)
-            self._broke(decision.partition, f"{type(decision).__name__} cannot be carried out: {type(error).__name__}: {error}")
+            self._placer.broke(decision.partition, f"{type(decision).__name__} cannot be carried out: {type(error).__name__}: {error}")
             self._problem = self._problem or "a plan cannot be carried out"
         return (yield from self._end())
 
@@ -436,7 +423,7 @@ class PlanExecution:
                 self._job_table.place(job, assigned.running, assigned.allocation, answered_s)
             heads = {assigned.allocation.head for _, assigned in jobs}
             for head in sorted(heads):
-                self._placed(head)
+                self._placer.lists.watch_head(head)
             if jobs:
                 what = " ".join(f"{one.key.submission}_{one.key.first}@{one.allocation.head}" for _, one in jobs)
                 self._term.log.info("jobs_placed", count=len(jobs), target=what, epoch=self._term.epoch)

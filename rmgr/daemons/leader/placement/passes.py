@@ -25,10 +25,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmgr.daemons.leader.placement.plugin_child import LENGTH
-from rmgr.daemons.leader.tree import LeaderContext, LeaderTree, Thunk
+from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import UNREADABLE_TEXT
 from rmgr.model.base.units import format_duration, utc
 from rmgr.runtime import machine
@@ -40,6 +40,9 @@ from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState, records_of
 from rmgr.sched.state.event_log import LogError
 from rmgr.sched.vetting import ForeignPlan, OutOfDate, Repeats, Vetted, decode_plan
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.placer import Placer
 
 #: After so long the configured pipeline of a partition is tried again.
 BENCH_S = 300.0
@@ -301,21 +304,12 @@ class _Partition:
 
 
 class Foreign:
-    """Asks processes for plans, one request at a time for each partition.
+    """Asks processes for plans, one request at a time for each partition."""
 
-    Args:
-        wake: called when there is something to do. state: the one that is believed now.
-        relearned: called when a policy turns out to need use with another half-life.
-    """
-
-    def __init__(
-        self, loop: LeaderTree, faults: Faults, *, wake: Thunk, state: Callable[[], ClusterState | None], relearned: Thunk
-    ) -> None:
-        self._loop = loop
-        self._faults = faults
-        self._wake = wake
-        self._state = state
-        self._relearned = relearned
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._loop = placer.context.tree
+        self._faults = placer.faults
         self._parts: dict[str, _Partition] = {}
 
     def __contains__(self, partition: str) -> bool:
@@ -431,14 +425,14 @@ class Foreign:
             self._faults.add(partition, part.named, answer.problem)
             return
         part.policies = answer.policies
-        if asked is self._state():
+        if asked is self._placer.state:
             part.told, part.has_plan = answer.told, True
         else:
             part.causes |= {Cause.TAKE_OVER}
         if answer.half_life_us != part.half_life_us:
             part.half_life_us = answer.half_life_us
-            self._relearned()
-        self._wake()
+            self._placer.relearned()
+        self._placer.wake()
 
 
 def _stage(policy: str, told: ForeignPlan, partition: str) -> Stage:

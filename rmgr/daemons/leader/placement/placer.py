@@ -24,7 +24,7 @@ from rmgr.daemons.leader.placement.job_table import JobTable
 from rmgr.daemons.leader.placement.orders import PlanExecution
 from rmgr.daemons.leader.placement.passes import INSTEAD, Faults, Foreign, Passes, PassLost
 from rmgr.daemons.leader.placement.pipeline import ServedPartitions
-from rmgr.daemons.leader.placement.rebuild import Rebuild, StateBuilding
+from rmgr.daemons.leader.placement.rebuild import Rebuild
 from rmgr.daemons.leader.placement.requests import UserRequests
 from rmgr.daemons.leader.placement.scheduled_nodes import NextStarts, NodeBackoffs, ScheduledNodes
 from rmgr.daemons.leader.placement.stops import Stops
@@ -114,25 +114,19 @@ def run_turn(turn: Turn, steps: tuple[tuple[TurnStep, Action], ...], conflict: C
 
 
 class Placer:
-    """Places the jobs of all place queues; lives in the leader's loop. It owns the parts that do it, none of which knows it.
+    """Places the jobs of all place queues; lives in the leader's loop. It owns the parts that do it.
 
-    Attributes: state: the scheduler's, None while everything is read. plan: of the last pass.
+    Attributes: state: the scheduler's, None while everything is read. plan: of the last pass. known_nodes: all of the cluster. nodes: as
+    the scheduler sees them.
     """
 
-    def __init__(
-        self,
-        context: LeaderContext,
-        nodes: NodeKeeper,
-        *,
-        open_clock: OpenClock,
-        inline: bool = False,
-    ) -> None:
+    def __init__(self, context: LeaderContext, nodes: NodeKeeper, *, open_clock: OpenClock, inline: bool = False) -> None:
         self.state: ClusterState | None = None
         self.plan = Plan()
         self.passes, self.last_pass_s = 0, 0.0
-        self._context = context
+        self.context = context
         self._tree, self._term = tree, term = context.tree, context.term
-        self._known_nodes = nodes
+        self.known_nodes = nodes
         self._is_other_log = False  # another pipeline places somewhere since the log began
         self._nodes_changed = False
         self._has_amended = False
@@ -144,39 +138,28 @@ class Placer:
 
         self.faults = Faults(context, self._others_place)
         self.served = ServedPartitions(lambda: context.settings, self.faults.forgive, term.log)
-        self._updates = updates = StateUpdates(Recording(context), term.wall_us, self.wake)
+        self.updates = updates = StateUpdates(Recording(context), term.wall_us, self.wake)
         self.now_us = updates.now_us
         self.job_table = table = JobTable()
-        self._records = SubmissionRecords(context, table, self.wake)
-        self._lists = JobLists(tree, table, self.wake)
-        self._backoffs = NodeBackoffs(tree, term.log, self.nodes_changed)
-        self._nodes = ScheduledNodes(nodes, self._lists.running, self._is_shut, updates)
-        self.names = names = self._nodes.names
+        self.records = SubmissionRecords(context, table, self.wake)
+        self.lists = JobLists(tree, table, self.wake)
+        self.backoffs = NodeBackoffs(tree, term.log, self.nodes_changed)
+        self.nodes = ScheduledNodes(nodes, self.lists.running, self._is_shut, updates)
+        self.names = names = self.nodes.names
         self.gangs = GangKeeper(
             names, self.served, lambda: nodes.records,
             open_clock=open_clock, again=partial(self._look_again, Cause.NODES_CHANGED), post=tree.soon, log=term.log,
         )  # fmt: skip
-        self._next_starts = NextStarts(table, self._nodes, nodes.records, updates)
-        self._stops = Stops(context, table, self._lists, updates)
-        self._arrivals = Arrivals(
-            context, table, self.served, self._records, self._nodes, self._stops, updates,
-            mark_of=self._next_starts.mark_of, came_back=self._backoffs.came, again=self._lists.again,
-        )  # fmt: skip
-        self._building = StateBuilding(
-            table, self.served, self._nodes, self._stops,
-            submission=self._records.get, mark_of=self._next_starts.mark_of, refuse=self._arrivals.refuse,
-        )  # fmt: skip
-        self._promises = Promises(tree, table, names, self.rebuild)
-        self._holds = PlacedHolds(context, table, self._promises, nodes.records)
-        self._orders = PlanExecution(
-            context, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises, self.gangs
-        )
-        self._requests = UserRequests(
-            context, table, self._stops, self._next_starts, nodes.drains, is_placing=lambda: bool(self.served.queues), wake=self.wake
-        )
-        self._foreign = Foreign(tree, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
+        self.next_starts = NextStarts(table, self.nodes, nodes.records, updates)
+        self.stops = Stops(context, table, self.lists, updates)
+        self.arrivals = Arrivals(self)
+        self.promises = Promises(tree, table, names, self.rebuild)
+        self.holds = PlacedHolds(context, table, self.promises, nodes.records)
+        self._orders = PlanExecution(self)
+        self._requests = UserRequests(self)
+        self._foreign = Foreign(self)
         self._passes = Passes(context, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
-        self._measured = ClassMetrics(self.served, self._class_views, tree, term.metrics)
+        self._measured = ClassMetrics(self)
         self._steps = in_order(
             {
                 TurnStep.OPEN_LOG: self._open_log,
@@ -206,7 +189,7 @@ class Placer:
         self._passes.close()
         self._foreign.close()
         self.gangs.close()
-        self._updates.end_log()
+        self.updates.end_log()
 
     def resync(self) -> None:
         """Reads the lists again, watches or not; records of submissions that have left are forgotten."""
@@ -216,8 +199,8 @@ class Placer:
         kept = {task_of(job)[0] for job in (*self.job_table.waiting, *self.job_table.placed)}
         if self.state is not None:
             self.job_table.submissions = {number: record for number, record in self.job_table.submissions.items() if number in kept}
-        self._lists.resync()
-        self._stops.resync()
+        self.lists.resync()
+        self.stops.resync()
         self._requests.resync()
 
     def settings_changed(self) -> None:
@@ -225,7 +208,7 @@ class Placer:
         self.served.read()
         self._foreign.serve(self.served.foreign)
         self.served.half_life_us = self.served.half_life_us or self._foreign.half_life_us
-        self._lists.serve(self.served.queues.keys())
+        self.lists.serve(self.served.queues.keys())
         self._look_at_nodes()
         self.rebuild("the settings have changed")
 
@@ -264,20 +247,21 @@ class Placer:
         """What is shown of it. Cost: O(jobs)."""
         state, stages = self.state, self.pipeline[0]
         promised = promised_starts(state, self.plan)
-        left_alone = self._backoffs.under_way()
+        left_alone = self.backoffs.under_way()
         return PlacingView(
             partitions=partitions_view(
                 state, self.served, self.faults, self.names, left_alone, (self.passes, self.last_pass_s), self.gangs.summary(state)
             ),
             jobs=jobs_view(
-                state, self.plan, promised, self.job_table, self._stops.by_job, self.served.problems, stages, self.gangs.turns(state)
+                state, self.plan, promised, self.job_table, self.stops.by_job, self.served.problems, stages, self.gangs.turns(state)
             ),
             ledger=ledger_view(state, promised, self.job_table, self.names),
             shares=shares_view(state, stages, self.now_us()),
             classes=views_of(state, promised, self.served, self.job_table, stages),
         )
 
-    def _class_views(self) -> tuple[QueueView, ...]:
+    def class_views(self) -> tuple[QueueView, ...]:
+        """What is shown of queue classes."""
         promised = promised_starts(self.state, self.plan)
         return views_of(self.state, promised, self.served, self.job_table, self.pipeline[0])
 
@@ -307,7 +291,7 @@ class Placer:
             self._news.ring()
             self._tree.tell(self._build(), _STATE)
         else:
-            run_turn(Turn(self.state, self._lists.take_news(), self.now_us()), self._steps, self.rebuild)
+            run_turn(Turn(self.state, self.lists.take_news(), self.now_us()), self._steps, self.rebuild)
 
     def _open_log(self, turn: Turn) -> bool:
         if self._is_other_log:
@@ -315,7 +299,7 @@ class Placer:
         return True
 
     def _tell_ends(self, turn: Turn) -> bool:
-        running = self._lists.running
+        running = self.lists.running
         for node in sorted(paths.running_of(path) for path in turn.news):
             if node in running:
                 for job in self.job_table.ended(node, running[node]):
@@ -324,36 +308,36 @@ class Placer:
 
     def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
         placed = self.job_table.leave(job)
-        if job not in self._stops.by_job:  # else it was asked to
-            self._backoffs.left(job, placed)
-        self._lists.watch_head(placed.node)
-        self._holds.release(job, placed)
-        if self._stops.vacated(job, placed):
+        if job not in self.stops.by_job:  # else it was asked to
+            self.backoffs.left(job, placed)
+        self.lists.watch_head(placed.node)
+        self.holds.release(job, placed)
+        if self.stops.vacated(job, placed):
             return
-        self._updates.tell(state, "job_ended", job, placed.partition, now=now_us)
-        self._updates.because(Cause.JOB_ENDED)
+        self.updates.tell(state, "job_ended", job, placed.partition, now=now_us)
+        self.updates.because(Cause.JOB_ENDED)
 
     def _tell_stops(self, turn: Turn) -> bool:
-        self._stops.settle(turn.state, turn.now_us)
+        self.stops.settle(turn.state, turn.now_us)
         return True
 
     def _tell_nodes(self, turn: Turn) -> bool:
         if self._nodes_changed:
             self._nodes_changed = False
             self._look_at_nodes()
-            self._nodes.tell(turn.state)
-            self._next_starts.look_again(turn.state)
-            self._holds.look_for_losses()
+            self.nodes.tell(turn.state)
+            self.next_starts.look_again(turn.state)
+            self.holds.look_for_losses()
         return True
 
     def _tell_arrivals(self, turn: Turn) -> bool:
-        for queue, cache in self._lists.pending.items():
+        for queue, cache in self.lists.pending.items():
             if cache.path in turn.news and cache.is_known:
-                self._arrivals.look(turn.state, queue, cache, turn.now_us)
+                self.arrivals.look(turn.state, queue, cache, turn.now_us)
         return True
 
     def _keep_promises(self, turn: Turn) -> bool:
-        self._promises.tidy(turn.state)
+        self.promises.tidy(turn.state)
         return True
 
     def _ask_jobs(self, turn: Turn) -> bool:
@@ -363,10 +347,10 @@ class Placer:
         return asked is None
 
     def _is_shut(self, node: str) -> bool:
-        return self._backoffs.is_left_alone(node) or self.gangs.is_unfit(node)
+        return self.backoffs.is_left_alone(node) or self.gangs.is_unfit(node)
 
     def _set_clocks(self, turn: Turn) -> bool:
-        self.gangs.tell(turn.state, self._updates)
+        self.gangs.tell(turn.state, self.updates)
         due = self.gangs.due(turn.state)
         if due:
             self._carry_out(self._orders.renew(turn.state, due))
@@ -374,10 +358,10 @@ class Placer:
 
     def _pass(self, turn: Turn) -> bool:
         state = turn.state
-        if not (self._updates.causes or self._foreign.has_work) or not any(map(_has_work, state.partitions.values())):
+        if not (self.updates.causes or self._foreign.has_work) or not any(map(_has_work, state.partitions.values())):
             return True
-        causes = self._updates.take_causes()
-        self.gangs.tell(state, self._updates)
+        causes = self.updates.take_causes()
+        self.gangs.tell(state, self.updates)
         now_us, has_plan = self.now_us(), self._foreign.has_plan
         self._foreign.ask(state, causes, now_us)
         if causes or has_plan:
@@ -415,7 +399,7 @@ class Placer:
             self._timer.cancel()
         on_time = partial(self._look_again, Cause.TIMER)
         self._timer = self._tree.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), on_time) if wakes else None
-        self._updates.log.passed(now_us, causes, plan)
+        self.updates.log.passed(now_us, causes, plan)
         self._carried_out((yield from self._orders.carry_out(state, plan, now_us=now_us)))
 
     def _carry_out(self, orders: Story[str]) -> None:
@@ -424,7 +408,7 @@ class Placer:
     def _carried_out_by(self, orders: Story[str]) -> Story[None]:
         self._carried_out((yield from orders))
 
-    def _broke(self, partition: str, error: str) -> None:
+    def broke(self, partition: str, error: str) -> None:
         """What was decided there cannot be carried out."""
         bench = self.faults.benched.get(partition)
         names = self.served.stage_names(partition) if bench is None else [INSTEAD]
@@ -442,25 +426,25 @@ class Placer:
         self._is_other_log = False
         served = self.served
         placed = {partition for stage in served.every for partition in stage.partitions}
-        self._updates.log.begin(state, served.settings(), placed, half_life_us=served.half_life_us, instead=self.faults.instead)
+        self.updates.log.begin(state, served.settings(), placed, half_life_us=served.half_life_us, instead=self.faults.instead)
 
     def _others_place(self) -> None:
         self._is_other_log = True
         self._look_again(Cause.TAKE_OVER)
 
-    def _relearned(self) -> None:
+    def relearned(self) -> None:
         """A policy in a process of its own looks at use."""
         if not self.served.half_life_us:
             self.settings_changed()
 
     def _look_again(self, cause: Cause) -> None:
-        self._updates.because(cause)
+        self.updates.because(cause)
         self.wake()
 
     def _look_at_nodes(self) -> None:
         """Lists of the nodes in partitions with place queues; where they are held for others is made ready."""
-        if fresh := self._lists.look_on(self._nodes.learn(self.served.partitions)):
-            self._holds.prepare(fresh)
+        if fresh := self.lists.look_on(self.nodes.learn(self.served.partitions)):
+            self.holds.prepare(fresh)
 
     # -- everything again
 
@@ -469,7 +453,7 @@ class Placer:
         if self.state is not None:
             self._term.log.warning("placing_rebuilt", why=why)
         self.state = None
-        self._updates.end_log()
+        self.updates.end_log()
         self._tree.stories.end(_STATE)
         if pause_s:
             self._tree.after(pause_s, self.wake)
@@ -478,29 +462,27 @@ class Placer:
 
     def _build(self) -> Story[None]:
         self.job_table.forget_jobs()
-        self._stops.forget()
+        self.stops.forget()
         self._look_at_nodes()
-        rebuild = Rebuild(
-            self._context, self.job_table, self._lists, self._records, self.served, self._building, self.gangs,
-            nodes_known=self._nodes_known, news=self._news, now_us=self.now_us,
-        )  # fmt: skip
+        rebuild = Rebuild(self, self._news)
         self.state = built = yield from rebuild.build()
-        self._promises.adopt(rebuild.promised)
+        self.promises.adopt(rebuild.promised)
         self.gangs.look_over(built)
         self._begin_log(built)
         self._orders.adopt(rebuild.records)
         self._requests.rebuilt()
         for node in {placed.node for placed in self.job_table.placed.values()}:
-            self._lists.watch_head(node)
-        self._holds.look_for_holds(sorted(self._lists.running))
-        self._lists.all_are_news()
+            self.lists.watch_head(node)
+        self.holds.look_for_holds(sorted(self.lists.running))
+        self.lists.all_are_news()
         self._nodes_changed = True
         # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.
-        self._updates.causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
+        self.updates.causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
         self.wake()
 
-    def _nodes_known(self) -> bool:
-        is_known = self._known_nodes.hurry()
+    def knows_nodes(self) -> bool:
+        """They are as ZooKeeper has them, and their lists are asked for."""
+        is_known = self.known_nodes.hurry()
         if is_known:
             self._look_at_nodes()
         return is_known

@@ -9,10 +9,10 @@ between which the leader's loop does other things.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -20,14 +20,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.facts import job_of, known_of, marked, misplaced, node_mark, running_of, with_known
-from rmgr.daemons.leader.placement.arrivals import JobLists, SubmissionRecords
-from rmgr.daemons.leader.placement.gangs import GangKeeper
 from rmgr.daemons.leader.placement.holds import standing
-from rmgr.daemons.leader.placement.job_table import JobTable, PlacedJob, Records, decode_records
-from rmgr.daemons.leader.placement.pipeline import ServedPartitions
-from rmgr.daemons.leader.placement.scheduled_nodes import ScheduledNodes
-from rmgr.daemons.leader.placement.stops import PendingStop, Stops
-from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.daemons.leader.placement.job_table import PlacedJob, Records, decode_records
+from rmgr.daemons.leader.placement.stops import PendingStop
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.gang import MOST_QUANTUM_US
 from rmgr.model.tasks.block import BlockKey
@@ -41,6 +36,9 @@ from rmgr.sched.records import Gang, Suspended
 from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sched.state.partition import Partition
 
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.placer import Placer
+
 _RETRY_S, _NODES_S = 0.5, 0.01
 #: Blocks that are read by one request, and decoded in one message.
 _TOGETHER = 64
@@ -50,36 +48,26 @@ SLICE_S = 0.02
 SOME = 50
 
 
+class StandingJob(NamedTuple):
+    """The part of a placed job's block that placing needs."""
+
+    allocation: Allocation
+    answered: bool
+    moves: int
+
+
 class Rebuild:
-    """One of them.
+    """One of them. news: rings when something has come."""
 
-    Args: nodes_known: the nodes are as ZooKeeper has them, and their lists are asked for. news: rings when something has come.
-    """
-
-    def __init__(
-        self,
-        context: LeaderContext,
-        job_table: JobTable,
-        lists: JobLists,
-        submissions: SubmissionRecords,
-        served: ServedPartitions,
-        building: StateBuilding,
-        gangs: GangKeeper,
-        *,
-        nodes_known: Callable[[], bool],
-        news: Bell,
-        now_us: Callable[[], int],
-    ) -> None:
-        self._tree, self._term = context.tree, context.term
-        self._job_table = job_table
-        self._pending, self._running = lists.pending, lists.running
-        self._submissions = submissions
-        self._served = served
-        self._building = building
-        self._gangs = gangs
-        self._nodes_known = nodes_known
+    def __init__(self, placer: Placer, news: Bell) -> None:
+        self._placer = placer
         self._news = news
-        self._now_us = now_us
+        self._tree, self._term = placer.context.tree, placer.context.term
+        self._job_table = placer.job_table
+        self._pending, self._running = placer.lists.pending, placer.lists.running
+        self._submissions = placer.records
+        self._served = placer.served
+        self._nodes = placer.nodes
         self._slice_end_s = 0.0
         self._told: dict[str, tuple[bool, int]] = {}  # path under /pending of one that has run before -> answered, moves
         self.promised: dict[int, list[str]] = {}  #: waiting job -> nodes on which its promise stands
@@ -94,7 +82,7 @@ class Rebuild:
         gangs = dict(zip(partitions, (yield from self._got([paths.gangs(partition) for partition in partitions])), strict=True))
         for partition, found in zip(partitions, remembered, strict=True):
             self.records[partition] = (b"", None) if found is None else (found.data, found.version)
-        while not self._nodes_known():
+        while not self._placer.knows_nodes():
             yield Pause(_NODES_S)
         while any(cache.asked_s < began_s for cache in (*self._pending.values(), *self._running.values())):
             yield self._news.heard()
@@ -112,15 +100,8 @@ class Rebuild:
         records = self._remembered()
         self.promised = yield from standing(self._tree, records.values())
         stand = [(key, one) for key, path in placed if (one := blocks[path]) is not None]
-        adopted, half_life_us = self._gangs.adopt(gangs), self._served.half_life_us
-        making = self._building.state(waiting, stand, self._told, records, adopted, now_us=self._now_us(), half_life_us=half_life_us)
-        while True:
-            try:
-                next(making)
-            except StopIteration as made:
-                state: ClusterState = made.value
-                return state
-            yield from self._let_others()
+        adopted = self._placer.gangs.adopt(gangs)
+        return (yield from self._state(waiting, stand, records, adopted, self._placer.now_us(), self._served.half_life_us))
 
     def _named(self) -> Story[tuple[list[tuple[str, str, BlockKey]], list[tuple[str, BlockKey]], list[int]]]:
         """What waits (queue, name, key), what runs (path, key), and the submissions of both."""
@@ -148,6 +129,157 @@ class Rebuild:
         if self._tree.clock() >= self._slice_end_s:
             yield self._tree.others_first()
             self._slice_end_s = self._tree.clock() + SLICE_S
+
+    # -- making
+
+    def _state(
+        self,
+        waiting: list[tuple[str, str, BlockKey]],
+        placed: list[tuple[BlockKey, StandingJob]],
+        remembered: Mapping[str, Records],
+        gangs: Mapping[str, Gang],
+        now_us: int,
+        half_life_us: int,
+    ) -> Story[ClusterState]:
+        """The state; fills the job table.
+
+        Args:
+            waiting: (queue, name, key). placed: (key, block). remembered, gangs: by partition.
+        """
+        routes = {job: queue for records in remembered.values() for job, queue in records.routes}
+        job_table, submission_of = self._job_table, self._submissions.get
+        for records in remembered.values():
+            job_table.since |= dict(records.since)
+            job_table.marks |= dict(records.marks)
+            job_table.pins |= dict(records.pins)
+            job_table.stays |= {job: (start_us, end_us) for job, start_us, end_us in records.stays}
+        queued = {job: at_us for records in remembered.values() for job, at_us in records.queued}
+        asked = {one.job: one for records in remembered.values() for one in records.stops}
+        stood = {job: (since_us, start_us, end_us) for one in remembered.values() for job, start_us, end_us, since_us in one.suspended}
+        running: list[Running] = []
+        stopping: dict[int, Running] = {}
+        suspended: list[Suspended] = []
+        for at, (key, (allocation, answered, moves)) in enumerate(placed):
+            if at % SOME == 0:
+                yield from self._let_others()
+            record = submission_of(key.submission)
+            submission = as_started(record, allocation.changes) if record is not None else None
+            job = self._job(submission, submission.queue, key, now_us) if submission is not None else None
+            if submission is None or job is None:
+                continue
+            job = self._queued(self._routed(self._known(job, submission, answered, moves), routes), queued)
+            job_table.run(job.id, PlacedJob(submission.queue, job.partition, key, paths.block_name(key), allocation))
+            run = running_of(job, allocation, submission, self._nodes.names)
+            if job.id in asked and asked[job.id].attempt == key.attempt:
+                start_us, end_us = asked[job.id].start_us, asked[job.id].end_us
+                stopping[job.id] = run._replace(start_us=start_us, end_us=end_us)
+            elif job.id in stood:
+                since_us, start_us, end_us = stood[job.id]
+                suspended.append(Suspended(run._replace(start_us=start_us, end_us=end_us), since_us))
+            else:
+                start_us, end_us = job_table.stays.get(job.id, (run.start_us, run.end_us))
+                running.append(run._replace(start_us=start_us, end_us=end_us))
+        jobs: list[Job] = []
+        for at, (queue, name, key) in enumerate(waiting):
+            if at % SOME == 0:
+                yield from self._let_others()
+            record = submission_of(key.submission)
+            if record is not None and queue in record.queues[1:]:  # from there it is moved
+                job_table.settle(queue, name)
+                continue
+            is_placed = job_id(key.submission, key.first) in job_table.placed
+            job = self._job(record, queue, key, now_us) if record is not None and not is_placed else None
+            if job is not None and not self._is_misplaced(job, queue, name, key):
+                if job.id in asked and asked[job.id].attempt < key.attempt:
+                    queued.setdefault(job.id, now_us)  # it came back while nobody led
+                known = self._told.get(f"{paths.pending(queue)}/{name}")
+                if known is not None and record is not None:
+                    job = self._known(job, record, *known)
+                job = self._queued(self._routed(job, routes), queued)
+                for mark in (self._placer.next_starts.mark_of(job), self._nodes.mark_of(job.user)):
+                    self._nodes.mark(mark)
+                    job = marked(job, mark)
+                job_table.wait(queue, job.partition, name, key)
+                jobs.append(job)
+        for number in {key.submission for _, _, key in waiting}:
+            submission = submission_of(number)
+            if submission is not None and submission.rigid is not None:
+                self._nodes.mark(node_mark(submission.rigid))
+        machine = self._nodes.all()
+        turning = [run for run in running if job_table.placed[run.job.id].allocation.gang]
+        leaving = [run for job, run in stopping.items() if job_table.placed[job].allocation.gang]
+        others_run = [run for run in running if not job_table.placed[run.job.id].allocation.gang]
+        running, crowded = _fitting(others_run, suspended, machine, [*turning, *leaving])
+        running = sorted((*running, *turning), key=lambda run: run.job.id)
+        stopping |= {run.job.id: run for run in crowded}
+        waits, runs = frozenset(job.id for job in jobs), frozenset(run.job.id for run in running)
+        others = frozenset({*stopping, *(stopped.run.job.id for stopped in suspended)})
+        kept = [records.of_jobs(partition, self._nodes.names, waits, runs, others) for partition, records in remembered.items()]
+        for job_, run in stopping.items():
+            one = asked.get(job_)
+            guid, asked_us = (one.guid, one.asked_us) if one is not None else ("", None)
+            self._placer.stops.adopt(
+                PendingStop(job=job_, placed=job_table.placed[job_], guid=guid, run=run, asked_us=asked_us, route=routes.get(job_, ""))
+            )
+        pinned = [run.job for run in running if not job_table.may_move(run.job.id) or job_table.pins.get(run.job.id, now_us) > now_us]
+        return ClusterState.restored(
+            Snapshot(
+                nodes=tuple(machine),
+                waiting=tuple(jobs),
+                running=tuple(running),
+                suspended=tuple(suspended),
+                stopping=tuple(stopping.values()),
+                pinned=tuple((job.partition, job.id) for job in pinned),
+                reservations=tuple(one for reservations, _, _ in kept for one in reservations),
+                notes=tuple(one for _, notes, _ in kept for one in notes),
+                gangs=_gangs(gangs, [*turning, *leaving], machine),
+                holds=tuple(one for _, _, holds in kept for one in holds),
+                limits=tuple(sorted(self._served.limits.items())),
+                usage=tuple(use for records in remembered.values() for use in records.charged(runs, now_us, half_life_us)),
+            ),
+            half_life_us,
+        )
+
+    def _job(self, submission: Submission, queue: str, key: BlockKey, now_us: int) -> Job | None:
+        spec = self._served.queues.get(queue)
+        if spec is None:
+            return None
+        try:
+            return job_of(submission, key, spec.partition, now_us)
+        except Exception as error:  # noqa: BLE001 - the boundary of one job
+            self._placer.arrivals.refuse(queue, paths.block_name(key), str(error))
+            return None
+
+    def _is_misplaced(self, job: Job, queue: str, name: str, key: BlockKey) -> bool:
+        """Its user named a queue class that does not admit it: it is set aside until the class does."""
+        submission = self._submissions.get(key.submission)
+        why = misplaced(submission, job, self._served.classes.get(job.partition, ())) if submission is not None else ""
+        if why:
+            self._placer.arrivals.refuse(queue, name, why)
+        else:
+            self._job_table.refused_blocks.pop(name, None)
+        return bool(why)
+
+    def _routed(self, job: Job, routes: Mapping[int, str]) -> Job:
+        if job.id not in routes:
+            return job
+        self._job_table.routes[job.id] = routes[job.id]
+        return replace(job, queue=routes[job.id])
+
+    def _known(self, job: Job, submission: Submission, answered: bool, moves: int) -> Job:
+        """With what its block tells of it."""
+        known = known_of(submission, answered, moves)
+        found = with_known(job, known)
+        if found is not job:
+            self._job_table.learn(job.id, known)
+        return found
+
+    def _queued(self, job: Job, queued: Mapping[int, int]) -> Job:
+        """One that was given up stands in its queue since then."""
+        if job.id not in queued:
+            return job
+        self._job_table.queued[job.id] = queued[job.id]
+        return replace(job, queued_us=queued[job.id])
 
     # -- reading
 
@@ -191,195 +323,6 @@ class Rebuild:
             except msgspec.DecodeError as error:
                 self._term.log.error("placing_records_unreadable", partition=partition, error=str(error))
         return found
-
-
-class StandingJob(NamedTuple):
-    """The part of a placed job's block that placing needs."""
-
-    allocation: Allocation
-    answered: bool
-    moves: int
-
-
-class StateBuilding:
-    """Builds jobs for one leadership. In its loop.
-
-    Args:
-        submission: the record of that number, None = it is unknown.
-        mark_of: says where the next start of a job must be ("" = anywhere).
-        refuse: sets the block (queue, name) aside, and says why.
-    """
-
-    def __init__(
-        self,
-        job_table: JobTable,
-        served: ServedPartitions,
-        nodes: ScheduledNodes,
-        stops: Stops,
-        *,
-        submission: Callable[[int], Submission | None],
-        mark_of: Callable[[Job], str],
-        refuse: Callable[[str, str, str], None],
-    ) -> None:
-        self._job_table = job_table
-        self._served = served
-        self._nodes = nodes
-        self._stops = stops
-        self._submission = submission
-        self._mark_of = mark_of
-        self._refuse = refuse
-
-    def state(
-        self,
-        waiting: list[tuple[str, str, BlockKey]],
-        placed: list[tuple[BlockKey, StandingJob]],
-        told: Mapping[str, tuple[bool, int]],
-        remembered: Mapping[str, Records],
-        gangs: Mapping[str, Gang],
-        *,
-        now_us: int,
-        half_life_us: int,
-    ) -> Generator[bool, None, ClusterState]:
-        """The state. Yields True, now and then.
-
-        Args:
-            waiting: (queue, name, key). placed: (key, block). remembered, gangs: by partition.
-            told: path of a waiting block -> whether its program has answered, how often it was moved.
-        """
-        routes = {job: queue for records in remembered.values() for job, queue in records.routes}
-        job_table, submission_of = self._job_table, self._submission
-        for records in remembered.values():
-            job_table.since |= dict(records.since)
-            job_table.marks |= dict(records.marks)
-            job_table.pins |= dict(records.pins)
-            job_table.stays |= {job: (start_us, end_us) for job, start_us, end_us in records.stays}
-        queued = {job: at_us for records in remembered.values() for job, at_us in records.queued}
-        asked = {one.job: one for records in remembered.values() for one in records.stops}
-        stood = {job: (since_us, start_us, end_us) for one in remembered.values() for job, start_us, end_us, since_us in one.suspended}
-        running: list[Running] = []
-        stopping: dict[int, Running] = {}
-        suspended: list[Suspended] = []
-        for at, (key, (allocation, answered, moves)) in enumerate(placed):
-            if at % SOME == 0:
-                yield True
-            record = submission_of(key.submission)
-            submission = as_started(record, allocation.changes) if record is not None else None
-            job = self._job(submission, submission.queue, key, now_us) if submission is not None else None
-            if submission is None or job is None:
-                continue
-            job = self._queued(self._routed(self._known(job, submission, answered, moves), routes), queued)
-            job_table.run(job.id, PlacedJob(submission.queue, job.partition, key, paths.block_name(key), allocation))
-            run = running_of(job, allocation, submission, self._nodes.names)
-            if job.id in asked and asked[job.id].attempt == key.attempt:
-                start_us, end_us = asked[job.id].start_us, asked[job.id].end_us
-                stopping[job.id] = run._replace(start_us=start_us, end_us=end_us)
-            elif job.id in stood:
-                since_us, start_us, end_us = stood[job.id]
-                suspended.append(Suspended(run._replace(start_us=start_us, end_us=end_us), since_us))
-            else:
-                start_us, end_us = job_table.stays.get(job.id, (run.start_us, run.end_us))
-                running.append(run._replace(start_us=start_us, end_us=end_us))
-        jobs: list[Job] = []
-        for at, (queue, name, key) in enumerate(waiting):
-            if at % SOME == 0:
-                yield True
-            record = submission_of(key.submission)
-            if record is not None and queue in record.queues[1:]:  # from there it is moved
-                job_table.settle(queue, name)
-                continue
-            is_placed = job_id(key.submission, key.first) in job_table.placed
-            job = self._job(record, queue, key, now_us) if record is not None and not is_placed else None
-            if job is not None and not self._is_misplaced(job, queue, name, key):
-                if job.id in asked and asked[job.id].attempt < key.attempt:
-                    queued.setdefault(job.id, now_us)  # it came back while nobody led
-                known = told.get(f"{paths.pending(queue)}/{name}")
-                if known is not None and record is not None:
-                    job = self._known(job, record, *known)
-                job = self._queued(self._routed(job, routes), queued)
-                for mark in (self._mark_of(job), self._nodes.mark_of(job.user)):
-                    self._nodes.mark(mark)
-                    job = marked(job, mark)
-                job_table.wait(queue, job.partition, name, key)
-                jobs.append(job)
-        for number in {key.submission for _, _, key in waiting}:
-            submission = submission_of(number)
-            if submission is not None and submission.rigid is not None:
-                self._nodes.mark(node_mark(submission.rigid))
-        machine = self._nodes.all()
-        turning = [run for run in running if job_table.placed[run.job.id].allocation.gang]
-        leaving = [run for job, run in stopping.items() if job_table.placed[job].allocation.gang]
-        others_run = [run for run in running if not job_table.placed[run.job.id].allocation.gang]
-        running, crowded = _fitting(others_run, suspended, machine, [*turning, *leaving])
-        running = sorted((*running, *turning), key=lambda run: run.job.id)
-        stopping |= {run.job.id: run for run in crowded}
-        waits, runs = frozenset(job.id for job in jobs), frozenset(run.job.id for run in running)
-        others = frozenset({*stopping, *(stopped.run.job.id for stopped in suspended)})
-        kept = [records.of_jobs(partition, self._nodes.names, waits, runs, others) for partition, records in remembered.items()]
-        for job_, run in stopping.items():
-            one = asked.get(job_)
-            guid, asked_us = (one.guid, one.asked_us) if one is not None else ("", None)
-            self._stops.adopt(
-                PendingStop(job=job_, placed=job_table.placed[job_], guid=guid, run=run, asked_us=asked_us, route=routes.get(job_, ""))
-            )
-        pinned = [run.job for run in running if not job_table.may_move(run.job.id) or job_table.pins.get(run.job.id, now_us) > now_us]
-        return ClusterState.restored(
-            Snapshot(
-                nodes=tuple(machine),
-                waiting=tuple(jobs),
-                running=tuple(running),
-                suspended=tuple(suspended),
-                stopping=tuple(stopping.values()),
-                pinned=tuple((job.partition, job.id) for job in pinned),
-                reservations=tuple(one for reservations, _, _ in kept for one in reservations),
-                notes=tuple(one for _, notes, _ in kept for one in notes),
-                gangs=_gangs(gangs, [*turning, *leaving], machine),
-                holds=tuple(one for _, _, holds in kept for one in holds),
-                limits=tuple(sorted(self._served.limits.items())),
-                usage=tuple(use for records in remembered.values() for use in records.charged(runs, now_us, half_life_us)),
-            ),
-            half_life_us,
-        )
-
-    def _job(self, submission: Submission, queue: str, key: BlockKey, now_us: int) -> Job | None:
-        spec = self._served.queues.get(queue)
-        if spec is None:
-            return None
-        try:
-            return job_of(submission, key, spec.partition, now_us)
-        except Exception as error:  # noqa: BLE001 - the boundary of one job
-            self._refuse(queue, paths.block_name(key), str(error))
-            return None
-
-    def _is_misplaced(self, job: Job, queue: str, name: str, key: BlockKey) -> bool:
-        """Its user named a queue class that does not admit it: it is set aside until the class does."""
-        submission = self._submission(key.submission)
-        why = misplaced(submission, job, self._served.classes.get(job.partition, ())) if submission is not None else ""
-        if why:
-            self._refuse(queue, name, why)
-        else:
-            self._job_table.refused_blocks.pop(name, None)
-        return bool(why)
-
-    def _routed(self, job: Job, routes: Mapping[int, str]) -> Job:
-        if job.id not in routes:
-            return job
-        self._job_table.routes[job.id] = routes[job.id]
-        return replace(job, queue=routes[job.id])
-
-    def _known(self, job: Job, submission: Submission, answered: bool, moves: int) -> Job:
-        """With what its block tells of it."""
-        known = known_of(submission, answered, moves)
-        found = with_known(job, known)
-        if found is not job:
-            self._job_table.learn(job.id, known)
-        return found
-
-    def _queued(self, job: Job, queued: Mapping[int, int]) -> Job:
-        """One that was given up stands in its queue since then."""
-        if job.id not in queued:
-            return job
-        self._job_table.queued[job.id] = queued[job.id]
-        return replace(job, queued_us=queued[job.id])
 
 
 def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node]) -> tuple[Gang, ...]:

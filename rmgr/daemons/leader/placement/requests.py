@@ -7,11 +7,11 @@ start next, says `NextStarts`. Answers are cleared away later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rmgr.coord import validity
 from rmgr.coord.ops import leader as leader_ops
@@ -19,11 +19,11 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Stamped, Unknown
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_block, decode_record
-from rmgr.daemons.leader.placement.job_table import JobTable, PlacedJob
-from rmgr.daemons.leader.placement.scheduled_nodes import NextStarts, only
-from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, Stops, stop_order
+from rmgr.daemons.leader.placement.job_table import PlacedJob
+from rmgr.daemons.leader.placement.scheduled_nodes import only
+from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, stop_order
 from rmgr.daemons.leader.placement.view import label
-from rmgr.daemons.leader.tree import LeaderContext, WatchedCache, data_of, names_below
+from rmgr.daemons.leader.tree import WatchedCache, data_of, names_below
 from rmgr.errors import RmgrError, StateConflict, Unavailable, UsageError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
@@ -31,6 +31,9 @@ from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
 from rmgr.sched.state.cluster import ClusterState
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.placer import Placer
 
 #: How long an answer stays for who has asked.
 _KEEP_S = 60.0
@@ -73,31 +76,17 @@ class UserRequest:
 
 
 class UserRequests:
-    """All requests of one leadership.
+    """All requests of one leadership."""
 
-    Args:
-        drains: nodes that are drained. is_placing: some queue is placed in this cluster.
-        wake: asks for a turn.
-    """
-
-    def __init__(
-        self,
-        context: LeaderContext,
-        job_table: JobTable,
-        stops: Stops,
-        next_starts: NextStarts,
-        drains: Container[str],
-        *,
-        is_placing: Callable[[], bool],
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, placer: Placer) -> None:
+        context = placer.context
         self._tree, self._term, self._calls = context.tree, context.term, context.calls
-        self._job_table = job_table
-        self._stops = stops
-        self._next_starts = next_starts
-        self._drains = drains
-        self._is_placing = is_placing
-        self._wake = wake
+        self._job_table = placer.job_table
+        self._stops = placer.stops
+        self._next_starts = placer.next_starts
+        self._drains = placer.known_nodes.drains
+        self._served = placer.served
+        self._wake = placer.wake
         self._open: dict[str, UserRequest] = {}
         self._names = names_below(self._tree, paths.REQUESTS, self._on_names)
 
@@ -158,7 +147,7 @@ class UserRequests:
     def _take(self, guid: str, request: StopRequest) -> Future[StopRequest]:
         """It is open from now on. Its answer is the request with what came of it."""
         user_request = UserRequest(guid=guid, request=request, end_s=self._tree.clock() + _DRAIN_S)
-        if self._is_placing() and 0 <= request.index < MAX_INDEX:
+        if self._served.queues and 0 <= request.index < MAX_INDEX:
             self._open[guid] = user_request
             self._wake()
         else:  # nothing is placed in this cluster, or never that

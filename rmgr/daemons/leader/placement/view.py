@@ -19,12 +19,10 @@ import msgspec
 from rmgr.coord.protocol import paths
 from rmgr.coord.views.placing import STOPPING, SUSPENDED
 from rmgr.daemons.leader.facts import NOTHING_KNOWN, Names, allocation_of, allows, job_of, misplaced, node_mark
-from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.leader.placement.gangs import MemberTurn
 from rmgr.daemons.leader.placement.job_table import JobTable
 from rmgr.daemons.leader.placement.passes import Faults
 from rmgr.daemons.leader.placement.pipeline import ServedPartitions
-from rmgr.daemons.leader.tree import LeaderTree
 from rmgr.errors import Infeasible, RmgrError
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.units import utc
@@ -308,31 +306,24 @@ def _chosen(stages: Iterable[Stage], partition: str, queue: QueueClass) -> str:
 
 
 class ClassMetrics:
-    """Puts what is told of classes into a leader's metrics, a moment after something has happened. In the leader's loop.
+    """Puts what is told of classes into a leader's metrics, a moment after something has happened. In the leader's loop."""
 
-    Args: views: what is told of them now (`views_of`).
-    """
-
-    def __init__(
-        self, served: ServedPartitions, views: Callable[[], Iterable[QueueView]], loop: LeaderTree, metrics: LeaderMetrics
-    ) -> None:
-        self._served = served
-        self._views = views
-        self._loop = loop
-        self._metrics = metrics
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._metrics = placer.context.term.metrics
         self._is_due = False
 
     def soon(self) -> None:
         """Something has happened. Costs nothing where there are no classes."""
-        if not self._is_due and any(self._served.classes.values()):
+        if not self._is_due and any(self._placer.served.classes.values()):
             self._is_due = True
-            self._loop.after(MEASURED_S, self._measure)
+            self._placer.context.tree.after(MEASURED_S, self._measure)
 
     def _measure(self) -> None:
         self._is_due = False
         self.clear()
         metrics = self._metrics
-        for view in self._views():
+        for view in self._placer.class_views():
             told, where = view.of_class, (view.partition, view.id)
             assert told is not None
             metrics.class_waiting.labels(*where).set(view.pending)

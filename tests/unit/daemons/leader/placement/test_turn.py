@@ -92,7 +92,7 @@ def test_the_placer_tells_an_end_then_a_node_then_an_arrival_then_lets_policies_
     (key,) = bench.look.keys(paths.running_node("n1"))
     assert key.submission == first
     told: list[str] = []
-    log = placer._updates.log
+    log = placer.updates.log
     log.told = lambda _, fact, *arguments, **named: told.append(fact)  # type: ignore[method-assign]
     log.passed = lambda *_: told.append("a pass")  # type: ignore[method-assign]
     placer._due = True  # the turn waits until everything has been read
