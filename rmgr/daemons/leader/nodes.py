@@ -73,7 +73,8 @@ class NodeKeeper:
         self.alive: frozenset[str] = frozenset()
         self.mass: MassLoss | None = None
         self._tree, self._term = context.tree, context.term
-        self._context = context
+        self.context = context
+        self.queue_of = queue_of
         self._changed = changed
         self._versions: dict[str, int] = {}
         self._entries: frozenset[str] = frozenset()
@@ -84,7 +85,7 @@ class NodeKeeper:
         self._revoked = names_below(self._tree, paths.REVOKED, self._look_soon)
         self._starters.is_chatty = self._drained.is_chatty = self._troubled.is_chatty = True
         self._cases: dict[str, _Case] = {}
-        self._clearer = Clearer(context, queue_of, self._turn, self._fetch)
+        self._clearer = Clearer(self)
         self._window = LossWindow(context.settings.mass_loss_share, window_s)
         self._meter: Meter | None = None
         self._unread = 0  # records and entries asked for and not yet here: no case is opened before
@@ -107,7 +108,7 @@ class NodeKeeper:
         self._troubled.refresh()
         self._revoked.refresh()
         for name in self._slice(sorted(self.records)):
-            self._fetch(name, drift=True)
+            self.fetch(name, drift=True)
         self._starters.refresh()
 
     def _slice(self, names: list[str]) -> list[str]:
@@ -147,11 +148,12 @@ class NodeKeeper:
         self._names.pace_s = _PACE_S * max(0, len(names) - _SHORT)
         for name in names:
             if name not in self.records:
-                self._fetch(name)
+                self.fetch(name)
         if not self._starters.is_known:
             self._starters.refresh()  # sent after the records: answered after them
 
-    def _fetch(self, name: str, *, drift: bool = False) -> None:
+    def fetch(self, name: str, *, drift: bool = False) -> None:
+        """Reads its record again."""
         self._unread += 1
         self._tree.tell(self._read_record(name, drift=drift), paths.node(name), key=object())
 
@@ -159,7 +161,7 @@ class NodeKeeper:
         try:
             found = yield self._tree.get(paths.node(name))
         except RmgrError:
-            self._tree.after(_RETRY_S, partial(self._fetch, name))
+            self._tree.after(_RETRY_S, partial(self.fetch, name))
             return
         finally:
             self._unread -= 1
@@ -193,7 +195,7 @@ class NodeKeeper:
             gone = [record for record in self.records.values() if record.guid not in alive]
             gone.sort(key=lambda record: (record.state is NodeState.FENCED, -record.registered_us, record.node))
             for record in gone[:DOUBTS]:
-                self._fetch(record.node)
+                self.fetch(record.node)
         self._listed = True
         self._set_alive(alive)
 
@@ -213,7 +215,7 @@ class NodeKeeper:
         self._unread -= 1
         if found is not None:
             for name in decode_record(found.data, StarterEntry, entry).nodes:
-                self._fetch(name)
+                self.fetch(name)
         self._look_soon()
 
     def _on_drains(self) -> None:
@@ -299,7 +301,7 @@ class NodeKeeper:
         except RmgrError:
             case.claimed = 1
         # A Starter that ended in good order left nothing behind: there is nobody to wait for.
-        yield Pause(self._context.settings.grace_us / 1e6 if case.claimed else 0.0)
+        yield Pause(self.context.settings.grace_us / 1e6 if case.claimed else 0.0)
         yield from self._ripen(name, case)
 
     def _try_again(self, name: str, case: _Case) -> Story[None]:
@@ -307,7 +309,7 @@ class NodeKeeper:
         yield from self._ripen(name, case)
 
     def _ripen(self, name: str, case: _Case) -> Story[None]:
-        while wait_s := self._turn():
+        while wait_s := self.turn_s():
             yield Pause(wait_s)
         self._ripe[name] = case
         self._tree.tell(self._confirm_all(), "lost nodes")
@@ -371,7 +373,7 @@ class NodeKeeper:
             case Conflict():  # it has registered again: look once more
                 for name in standing:
                     del self._cases[name]
-                    self._fetch(name)
+                    self.fetch(name)
             case Unknown():
                 for name in standing:
                     self._tree.tell(self._try_again(name, cases[name]), f"lost node {name}", key=cases[name])
@@ -397,18 +399,18 @@ class NodeKeeper:
     # -- mass loss
 
     def _judge_mass(self) -> None:
-        self._window.share = self._context.settings.mass_loss_share
+        self._window.share = self.context.settings.mass_loss_share
         verdict = self._window.verdict(len(self.alive), self._tree.clock())
         if (verdict is None) != (self.mass is None):
             self._term.metrics.mass_loss.set(0 if verdict is None else 1)
             if verdict is not None:
-                self._meter = Meter(self._context.settings.mass_requeue_per_s, self._tree.clock())
+                self._meter = Meter(self.context.settings.mass_requeue_per_s, self._tree.clock())
                 self._tree.tell(self._until_it_is_over(), "the mass loss")
                 self._term.log.warning(
                     "mass_loss_began",
                     failed=verdict.lost,
                     total=verdict.known,
-                    rate=self._context.settings.mass_requeue_per_s,
+                    rate=self.context.settings.mass_requeue_per_s,
                     epoch=self._term.epoch,
                 )
             else:
@@ -421,7 +423,7 @@ class NodeKeeper:
             yield Pause(1.0)
             self._judge_mass()
 
-    def _turn(self) -> float:
+    def turn_s(self) -> float:
         """0.0: go on; else how long to wait before asking again (rule 21)."""
         if self.mass is not None:
             self._judge_mass()
@@ -429,24 +431,11 @@ class NodeKeeper:
 
 
 class Clearer:
-    """All clearings of one leadership.
+    """All clearings of one leadership."""
 
-    Args:
-        queue_of: the queue of a submission, None: there is no such submission.
-        turn: 0.0: the next block may be FAILED; else how long to wait before asking again. fetch: the node's record is another by now.
-    """
-
-    def __init__(
-        self,
-        context: LeaderContext,
-        queue_of: Callable[[int], Story[str | None]],
-        turn: Callable[[], float],
-        fetch: Callable[[str], None],
-    ) -> None:
-        self._tree, self._term = context.tree, context.term
-        self._queue_of = queue_of
-        self._turn = turn
-        self._fetch = fetch
+    def __init__(self, keeper: NodeKeeper) -> None:
+        self._keeper = keeper
+        self._tree, self._term = keeper.context.tree, keeper.context.term
         self._begun: dict[str, int] = {}  # node -> the fenced version for which its clearing was begun
 
     def clear(self, name: str, version: int) -> None:
@@ -487,12 +476,12 @@ class Clearer:
         """Marks blocks FAILED. Returns: how many."""
         queues: dict[int, str | None] = {}
         for number in dict.fromkeys(key.submission for key in keys):
-            queues[number] = yield from self._queue_of(number)
+            queues[number] = yield from self._keeper.queue_of(number)
         blocks = yield self._tree.get_all([paths.running_block(name, key) for key in keys])
         sent: list[tuple[str, Future[Outcome]]] = []
         for key, found in zip(keys, blocks, strict=True):
             if found is not None:
-                while wait_s := self._turn():
+                while wait_s := self._keeper.turn_s():
                     yield Pause(wait_s)
                 block = paths.running_block(name, key)
                 try:
@@ -510,7 +499,7 @@ class Clearer:
                     self._term.metrics.failed_blocks.inc()
                     failpoint("leader.after_fail")
                 case Conflict(path=path) if path == paths.node(name):
-                    self._fetch(name)
+                    self._keeper.fetch(name)
                 case Conflict(path=path, kind=kind):  # no place for its record: its submission was collected, as the next look tells
                     self._term.log.debug("leader_fail_conflict", node=name, block=block, path=path, kind=kind)
         return failed

@@ -11,7 +11,6 @@ say when they were drawn; those of submissions that are there stay. What time it
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
@@ -26,7 +25,6 @@ from rmgr.coord.protocol.multi import Committed, Conflict
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.views.closing import kept_outputs, removal
-from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.block import Outcome as TaskOutcome
@@ -38,6 +36,7 @@ from rmgr.runtime.story import Story, each
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.submissions.follow import Followed
+    from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 
 #: Rows deleted by one turn of the store thread; between two turns it does other things.
 ROWS_A_TURN = 200
@@ -52,23 +51,12 @@ _TOP = "\U0010ffff"
 
 
 class Collector:
-    """Collects submissions one after the other, so that thousands do not fill the pipeline; looks now and then for what else is over.
+    """Collects submissions one after the other, so that thousands do not fill the pipeline; looks now and then for what else is over."""
 
-    Args:
-        is_known: a submission of this number is in memory.
-        used: nonces of all submissions; None: not all of them were read yet.
-    """
-
-    def __init__(
-        self,
-        context: LeaderContext,
-        is_known: Callable[[int], bool],
-        used: Callable[[], set[str] | None],
-    ) -> None:
+    def __init__(self, keeper: SubmissionKeeper) -> None:
+        self._keeper = keeper
+        self._context = context = keeper.context
         self._tree, self._term, self._calls = context.tree, context.term, context.calls
-        self._context = context
-        self._is_known = is_known
-        self._used = used
         self._last: Future[None] = Future()  # the end of the collection that was begun last
         self._last.set_result(None)
         self._ahead_s: float | None = None  #: so much the clock of ZooKeeper is ahead of the loop's, at least
@@ -143,7 +131,7 @@ class Collector:
 
     def _purge_orphans(self) -> Story[None]:
         for number in (yield self._calls.store(stored_submissions)):
-            if not self._is_known(number) and (yield self._tree.stat(paths.sub(number))) is None:
+            if number not in self._keeper.followed and (yield self._tree.stat(paths.sub(number))) is None:
                 self._term.log.info("orphaned_rows_found", submission=number)
                 yield from self._purge(number)
 
@@ -177,7 +165,7 @@ class Collector:
         now_s = self._ahead_s + self._tree.clock()
         names = yield self._tree.children(paths.NONCES)
         over = [f"{paths.NONCES}/{name}" for name in names or () if nonces.is_over(name, now_s)]
-        used = self._used() if over else None
+        used = self._keeper.used_nonces() if over else None
         gone = [path for path in over if path not in used] if used is not None else []
         while gone:
             some = gone[:_TOGETHER]

@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from itertools import islice, takewhile
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.coord import validity
 from rmgr.coord.decisions.keeping import Bar, Facts, FailedSeen, ReconcileAction, SubmissionEnd
@@ -26,13 +26,16 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.daemons.leader.tree import LeaderContext, Term, data_of, names_below
+from rmgr.daemons.leader.tree import Term, data_of, names_below
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError
 from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 from rmgr.procedures.bounded import page_at
 from rmgr.runtime.mailbox import Timer
 from rmgr.runtime.story import Pause, Story
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 
 T = TypeVar("T")
 
@@ -70,19 +73,15 @@ _NEXT = {
 class Followed:
     """Knowledge of the leader about submission `number`.
 
-    Args:
-        changed: called with this after each change. gone: called when its record does not exist.
     Attributes besides the facts: doing: actions under way. retry_s: when an action that did not succeed is due again.
     held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
     no longer in memory. record_bytes: of its record.
     """
 
-    def __init__(
-        self, context: LeaderContext, number: int, changed: Callable[[Followed], None], gone: Callable[[Followed], None]
-    ) -> None:
+    def __init__(self, keeper: SubmissionKeeper, number: int) -> None:
+        self._keeper = keeper
+        context = keeper.context
         self._tree, self._term, self._calls = context.tree, context.term, context.calls
-        self._changed = changed
-        self._gone = gone
         self.stage = Stage.LISTED
         self.number = number
         self.submission: Submission | None = None
@@ -259,7 +258,7 @@ class Followed:
     def _on_record(self) -> None:
         found = self._record.value
         if found is None:
-            self._gone(self)
+            self._keeper.forget(self)
             return
         submission = self._believed(paths.sub(self.number), lambda: validity.submission(found.data, self.number))
         self.record_bytes = len(found.data)
@@ -318,7 +317,7 @@ class Followed:
 
     def _spoil(self, path: str) -> None:
         self._faults.add(path)
-        self._changed(self)
+        self._keeper.changed(self)
 
     def _touch(self) -> None:
         is_known = (self._tail.is_known or self._is_grown) and self._failed.is_known and self._caught_up
@@ -329,7 +328,7 @@ class Followed:
             self.ended_s = self.active_s if self.ended_s is None else self.ended_s
         else:
             self.ended_s = None
-        self._changed(self)
+        self._keeper.changed(self)
 
     # -- fragments
 

@@ -10,7 +10,6 @@ revocation are not looked at: with new credentials the same user works on, and w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from rmgr.coord.ops.membership import is_owner
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.tree import LeaderContext, WatchedCache, data_of, names_below
+from rmgr.daemons.leader.tree import WatchedCache, data_of, names_below
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Revocation, RevokedWork, Role
@@ -31,6 +30,7 @@ from rmgr.runtime.story import Pause, Story, each
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.submissions.follow import Followed
+    from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 
 _RETRY_S = 1.0
 #: What may still begin when a revocation is heard has begun by then: what runs is looked at again after these pauses.
@@ -38,14 +38,14 @@ _PAUSES_S = (0.0, 1.0, 4.0)
 
 
 class LivingOwners:
-    """Args: changed: called with guids whose entries have come, gone, or were read.
+    """The keeper is told of guids whose entries have come, gone, or were read.
 
     Cost: an entry is read once, when a submission names its guid first: whoever makes others makes nobody read them.
     """
 
-    def __init__(self, context: LeaderContext, changed: Callable[[Collection[str]], None]) -> None:
-        self._tree, self._log = context.tree, context.term.log
-        self._changed = changed
+    def __init__(self, keeper: SubmissionKeeper) -> None:
+        self._keeper = keeper
+        self._tree, self._log = keeper.context.tree, keeper.context.term.log
         self._names = names_below(self._tree, paths.SUBMITTERS, self._listed)
         #: guid -> name -> its record; None: not read yet; False: what stands there is no entry
         self._entries: dict[str, dict[str, SubmitterEntry | bool | None]] = {}
@@ -105,7 +105,7 @@ class LivingOwners:
                 changed.add(guid)
                 entries[name] = None
         if changed:
-            self._changed(changed)
+            self._keeper.owners_changed(changed)
 
     def _read(self, guid: str, name: str) -> Story[None]:
         path = f"{paths.SUBMITTERS}/{name}"
@@ -123,28 +123,17 @@ class LivingOwners:
             except RmgrError as error:
                 self._log.warning("entry_unreadable", target=name[:100], error=error.message)
                 entries[name] = False
-            self._changed({guid})
+            self._keeper.owners_changed({guid})
             return
 
 
 class RevokedKeeper:
-    """Revoked users' work of one leader, in its loop.
+    """Revoked users' work of one leader, in its loop."""
 
-    Args:
-        followed: all submissions by number. mark: asks soon what a submission needs. nodes: names of all nodes.
-    """
-
-    def __init__(
-        self,
-        context: LeaderContext,
-        followed: Mapping[int, Followed],
-        mark: Callable[[int], None],
-        nodes: Callable[[], list[str]],
-    ) -> None:
-        self._tree, self._log = context.tree, context.term.log
-        self._followed = followed
-        self._mark = mark
-        self._nodes = nodes
+    def __init__(self, keeper: SubmissionKeeper) -> None:
+        self._keeper = keeper
+        self._tree, self._log = keeper.context.tree, keeper.context.term.log
+        self._followed = keeper.followed
         self._names = names_below(self._tree, paths.REVOKED, self._on_names)
         self._caches: dict[str, WatchedCache[Stamped]] = {}
         self._of_user: dict[str, dict[str, tuple[int, Revocation]]] = {}  #: user -> key id -> (made by transaction, revocation)
@@ -196,7 +185,7 @@ class RevokedKeeper:
         self._of_user.setdefault(record.name, {})[name] = found.stat.czxid, record
         for number, followed in self._followed.items():
             if followed.submission is not None and followed.submission.user == record.name and followed.is_loaded:
-                self._mark(number)
+                self._keeper.mark(number)
         if record.work == RevokedWork.HOLD:
             self._tree.tell(self._order(record.name, OrderKind.SUSPEND), f"work of {record.name} that is to stand", key=object())
         elif record.work == RevokedWork.KEEP and record.before == RevokedWork.HOLD:
@@ -206,7 +195,7 @@ class RevokedKeeper:
         """To the nodes that run something of the user."""
         for pause_s in _PAUSES_S if what is OrderKind.SUSPEND else _PAUSES_S[:1]:
             yield Pause(pause_s)
-            nodes = self._nodes()
+            nodes = self._keeper.node_names()
             try:
                 lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
             except RmgrError:

@@ -79,18 +79,20 @@ class SubmissionKeeper:
         nodes: Callable[[], list[str]],
         amended: Callable[[int, int], None],
     ) -> None:
-        self._drop_link: Callable[[], None] | None = getattr(context.coordinator, "drop_link", None)
+        self.context = context
         self.followed: dict[int, Followed] = {}
-        self._context = context
+        self.node_names = nodes
+        self.amended = amended
         self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._drop_link: Callable[[], None] | None = getattr(context.coordinator, "drop_link", None)
         self._actions = ReconcileActions(context)
-        self._sweeper = Sweeper(context, nodes, self._is_known, amended)
-        self._revoked = RevokedKeeper(context, self.followed, self._mark, nodes)
-        self._collector = Collector(context, self._is_known, self._used_nonces)
+        self._sweeper = Sweeper(self)
+        self._revoked = RevokedKeeper(self)
+        self._collector = Collector(self)
         self._bucket_names = names_below(self._tree, paths.SUBS, self._on_buckets)
         self._buckets: dict[str, WatchedCache[list[str]]] = {}
         self._listed: dict[str, dict[str, int]] = {}  # bucket -> name -> number of those that are followed
-        self._owners = LivingOwners(context, self._on_owners)
+        self._owners = LivingOwners(self)
         self._waiting: deque[Followed] = deque()  # to be read, first the records, then what is open
         self._later: deque[Followed] = deque()  # closed ones: read when nothing else is
         self._loading: dict[int, Followed] = {}
@@ -120,7 +122,7 @@ class SubmissionKeeper:
             if followed.number % RESYNC_TURNS == self._turn % RESYNC_TURNS and followed.is_loaded and not followed.is_closed:
                 followed.swept = False
                 followed.refresh()
-                self._mark(followed.number)
+                self.mark(followed.number)
 
     @property
     def is_loaded(self) -> bool:
@@ -173,10 +175,10 @@ class SubmissionKeeper:
         cache, bucket, known = self._buckets.get(name), int(name), self._listed.setdefault(name, {})
         there = frozenset(cache.value or ()) if cache is not None else frozenset()
         for child in known.keys() - there:
-            self._forget(self.followed[known[child]])
+            self.forget(self.followed[known[child]])
         numbers = map(paths.parse_number, there - known.keys())
         for number in sorted(number for number in numbers if number is not None and number // 1000 == bucket):
-            followed = Followed(self._context, number, self._on_change, self._forget)
+            followed = Followed(self, number)
             self.followed[number] = followed
             known[str(number)] = number
             self._waiting.append(followed)
@@ -187,7 +189,8 @@ class SubmissionKeeper:
             self._tree.tell(self._tidy_bucket(name), f"{paths.SUBS}/{name}")
         self._load()
 
-    def _forget(self, followed: Followed) -> None:
+    def forget(self, followed: Followed) -> None:
+        """It does not exist any more."""
         followed.stop()
         self._term.aside.forget(paths.sub(followed.number))
         self._owners.forget(followed.number)
@@ -200,10 +203,7 @@ class SubmissionKeeper:
         self._wake_dependents(followed.number)
         self._load()
 
-    def _is_known(self, number: int) -> bool:
-        return number in self.followed
-
-    def _used_nonces(self) -> set[str] | None:
+    def used_nonces(self) -> set[str] | None:
         """Of all submissions that are there; None: not all were read yet."""
         known = (followed.submission for followed in self.followed.values())
         return {place_of(submission) for submission in known if submission is not None} if self.is_loaded else None
@@ -222,10 +222,11 @@ class SubmissionKeeper:
         if found is not None and int(name) < validity.decode(found.data, int, paths.IDS) // 1000:
             self._tree.commit(tidy_bucket(name))
 
-    def _on_owners(self, changed: Collection[str]) -> None:
+    def owners_changed(self, changed: Collection[str]) -> None:
+        """Entries of Submitters with these guids have come, gone, or were read."""
         for followed in self.followed.values():
             if followed.submission is not None and followed.submission.owner in changed:
-                self._mark(followed.number)
+                self.mark(followed.number)
 
     # -- loading: all records, then what is open, then what is closed
 
@@ -253,7 +254,8 @@ class SubmissionKeeper:
             self._waiting.append(followed)
             self._load()
 
-    def _on_change(self, followed: Followed) -> None:
+    def changed(self, followed: Followed) -> None:
+        """Something of it is known, or something else."""
         if followed.is_spoilt:
             if self._loading.pop(followed.number, None) is not None:
                 self._load()
@@ -271,16 +273,16 @@ class SubmissionKeeper:
         elif followed.is_loaded and self._loading.pop(followed.number, None) is not None:
             self._load()
         if followed.is_loaded:
-            self._mark(followed.number)
+            self.mark(followed.number)
 
     # -- actions
 
     def reconsider(self) -> None:
         """The settings have changed: what any submission needs, and when, may be something else now."""
         for followed in self.followed.values():
-            self._mark(followed.number)
+            self.mark(followed.number)
 
-    def _mark(self, number: int) -> None:
+    def mark(self, number: int) -> None:
         """Asks soon what it needs; often marked, once asked."""
         if not self._dirty:
             self._tree.soon(self._consider_all)
@@ -307,7 +309,7 @@ class SubmissionKeeper:
             self._wake_dependents(followed.number)
         now_s = self._tree.clock()
         facts = followed.facts(owner_alive=alive, bar=self._revoked.bar_of(followed), gone_s=gone_s)
-        plan = keeping.plan(facts, self._context.settings, now_s=now_s, now_us=self._term.wall_us())
+        plan = keeping.plan(facts, self.context.settings, now_s=now_s, now_us=self._term.wall_us())
         again = [] if plan.again_s is None else [plan.again_s]
         for action in plan.actions:
             due_s = followed.retry_s.get(action, (-math.inf, 0.0))[0]
@@ -323,7 +325,7 @@ class SubmissionKeeper:
             followed.timer = None
         if again:
             # A day at most: the wall clock, which retention is counted on, may have moved by then.
-            followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), partial(self._mark, followed.number))
+            followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), partial(self.mark, followed.number))
 
     def _act(self, followed: Followed, action: ReconcileAction) -> Story[None]:
         """One action, to its end."""
@@ -368,7 +370,7 @@ class SubmissionKeeper:
             delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(action, (-math.inf, _RETRY_S / 2))[1] * 2)
             followed.retry_s[action] = (self._tree.clock() + delay_s * machine.uniform(0.5, 1.0), delay_s)
         if self.followed.get(followed.number) is followed and not (success and isinstance(action, Weigh)):
-            self._mark(followed.number)
+            self.mark(followed.number)
 
     # -- dependencies
 
@@ -418,7 +420,7 @@ class SubmissionKeeper:
             is_there = True
         if is_there:
             yield Pause(1.0)
-        self._mark(followed.number)
+        self.mark(followed.number)
 
     def _wake_dependents(self, number: int) -> None:
         for waiting in list(self._dependents.get(number, ())):
@@ -426,7 +428,7 @@ class SubmissionKeeper:
             if followed is None or followed.submission is None or followed.submission.phase is not Phase.HELD:
                 del self._dependents[number][waiting]
             else:
-                self._mark(followed.number)
+                self.mark(followed.number)
         if not self._dependents.get(number):
             self._dependents.pop(number, None)
 

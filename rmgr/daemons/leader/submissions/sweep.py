@@ -8,7 +8,7 @@ order in the inbox of its node, under a name that makes a second order of the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -21,7 +21,6 @@ from rmgr.coord.ops.leader import discard, order
 from rmgr.coord.ops.work import bring_back, rename, set_aside
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
-from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -31,6 +30,7 @@ from rmgr.runtime.story import Pause, Story, each
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.submissions.follow import Followed
+    from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 
 #: Least time between two looks at one queue, and what each of its blocks adds: a long list is not read all the time.
 PACE_S, PACE_A_BLOCK_S = 0.02, 20e-6
@@ -59,25 +59,11 @@ class _Turn:
 
 
 class Sweeper:
-    """Looks at queues.
+    """Looks at queues."""
 
-    Args:
-        nodes: names of all nodes.
-        is_known: a submission of this number is in memory.
-        amended: told of (number, amendments) once, as nodes are.
-    """
-
-    def __init__(
-        self,
-        context: LeaderContext,
-        nodes: Callable[[], list[str]],
-        is_known: Callable[[int], bool],
-        amended: Callable[[int, int], None],
-    ) -> None:
-        self._tree, self._term = context.tree, context.term
-        self._nodes = nodes
-        self._is_known = is_known
-        self._amended = amended
+    def __init__(self, keeper: SubmissionKeeper) -> None:
+        self._keeper = keeper
+        self._tree, self._term = keeper.context.tree, keeper.context.term
         self._wanted: dict[str, dict[int, _Turn]] = {}
         self._next_s: dict[str, float] = {}  # when a queue may be looked at again
         self._again_s: dict[int, float] = {}
@@ -134,7 +120,7 @@ class Sweeper:
                         asking.strays.append((where, key, is_held))
                 elif asking is not None:
                     (asking.held if is_held else asking.pending).append(key)
-                elif where == queue and not self._is_known(key.submission):
+                elif where == queue and key.submission not in self._keeper.followed:
                     path = paths.held_block(queue, key) if is_held else paths.pending_block(queue, key)
                     strangers.setdefault(key.submission, []).append(path)
         for number, found in strangers.items():
@@ -273,19 +259,19 @@ class Sweeper:
         if submission is None or followed.told >= len(submission.changes):
             return
         since, followed.told = followed.told, len(submission.changes)
-        self._amended(submission.id, followed.told)
+        self._keeper.amended(submission.id, followed.told)
         if any(change.terms.time_limit_us is not None for change in submission.changes[since:]):
             self._tree.tell(self._order_update(submission.id, f"update-{submission.id}-{followed.told}"), "orders to update", key=object())
 
     def _order_update(self, number: int, name: str) -> Story[None]:
-        nodes = self._nodes()
+        nodes = self._keeper.node_names()
         lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
         for node, names in zip(nodes, lists, strict=True):
             if any(key.submission == number for _, key in paths.blocks_in(names)):
                 self._tree.commit(order(node, name, InboxOrder(order=OrderKind.UPDATE, submission=number)))
 
     def _order_cancels(self, wanted: dict[int, Followed]) -> Story[None]:
-        nodes = self._nodes()
+        nodes = self._keeper.node_names()
         lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
         for node, names in zip(nodes, lists, strict=True):
             for number, _ in groupby(sorted(key.submission for _, key in paths.blocks_in(names) if key.submission in wanted)):
