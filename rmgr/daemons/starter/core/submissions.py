@@ -6,7 +6,6 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -327,7 +326,6 @@ class Nonce:
     path: str
     found: Stamped | None = None
     is_known: bool = False
-    is_asking: bool = False
     has_fired: bool = False
 
     @property
@@ -346,6 +344,7 @@ class Nonces:
         self.generation = 0
         self._coordinator = coordinator
         self._post = loop.post
+        self._stories = Stories(loop)
         self._nonces: OrderedDict[str, Nonce] = OrderedDict()
 
     def look(self, path: str) -> Nonce | None:
@@ -367,18 +366,23 @@ class Nonces:
         if self.look(path) is None:
             nonce = self._nonces.setdefault(path, Nonce(path))
             self._nonces.move_to_end(path)
-            self._read(nonce)
+            self._stories.begin(self._read(nonce), key=nonce)
             while len(self._nonces) > _KEEP:
                 self._nonces.popitem(last=False)
 
     # -- inside
 
-    def _read(self, nonce: Nonce) -> None:
-        if nonce.is_asking:
-            return
-        nonce.is_asking, nonce.is_known, nonce.has_fired = True, False, False
-        asked = self._coordinator.get(nonce.path, watch=partial(self._fired, nonce))
-        asked.add_done_callback(lambda done: self._post(partial(self._arrived, nonce, done)))
+    def _read(self, nonce: Nonce) -> Story[None]:
+        nonce.is_known = nonce.has_fired = False
+        try:
+            found: Stamped | None = yield self._coordinator.get(nonce.path, watch=partial(self._fired, nonce))
+        except PermissionDenied:
+            found = None  # who has made it keeps it from nodes: it lets nothing run
+        except (RmgrError, TimeoutError):
+            return  # asked again at the next use
+        before, nonce.found, nonce.is_known = nonce.found, found, True
+        if before is not None and before != found:
+            self.generation += 1
 
     def _fired(self, nonce: Nonce) -> None:
         """On the thread of the connection: from here on nothing is believed of it but that it has ended. Most often that is what it has."""
@@ -388,15 +392,3 @@ class Nonces:
     def _changed(self) -> None:
         """Who still has something of it asks (`has_ended`): most often nobody has, and nothing is read."""
         self.generation += 1
-
-    def _arrived(self, nonce: Nonce, done: Future[Stamped | None]) -> None:
-        nonce.is_asking = False
-        try:
-            found = done.result(0)
-        except PermissionDenied:
-            found = None  # who has made it keeps it from nodes: it lets nothing run
-        except (RmgrError, TimeoutError):
-            return  # asked again at the next use
-        before, nonce.found, nonce.is_known = nonce.found, found, True
-        if before is not None and before != found:
-            self.generation += 1

@@ -21,9 +21,10 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, QuotaReached, RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.runtime import machine
+from rmgr.runtime.aside import Aside
 from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox, Timer
-from rmgr.runtime.story import Pause, Stories, Story, StoryLoop
+from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop
 
 #: How long a commit may wait for the coordination service before it is looked after from here.
 _TIMEOUT_S = 30.0
@@ -215,10 +216,6 @@ def node_of(guard: Check) -> str:
     return guard.path.removeprefix(paths.node(""))
 
 
-# -- what parts need of it -------------------------------------------------------------------------------------------------
-# Protocols through which more than one room reaches its node and ZooKeeper. A part that needs more declares its own beside itself.
-
-
 def record_of(coordinator: Coordinator, node: str) -> Story[NodeRecord | None]:
     """The record of a node. Raises: RmgrError."""
     found: Stamped | None = yield coordinator.get(paths.node(node))
@@ -234,92 +231,52 @@ class WatchedZnode(Generic[V]):
 
     Args:
         ask: reads it with a watch, e.g. `lambda watch: coordinator.get(path, watch=watch)`.
-        tell: gets what was read, in the owner's thread, also when nothing has changed.
-        post, after: into the owner's mailbox, at once and later.
+        tell: gets what was read, also when nothing has changed. What it raises is counted, and keeps nothing from being read again.
         resync_s: how often it is read without a hint; inf: never, its owner calls `look` when a change was missed.
     """
 
     def __init__(
-        self,
-        ask: Ask[V],
-        tell: Callable[[V], None],
-        *,
-        post: Callable[[Callable[[], None]], None],
-        after: Callable[[float, Callable[[], None]], Timer],
-        resync_s: float = _RESYNC_S,
+        self, ask: Ask[V], tell: Callable[[V], None], *, loop: StoryLoop, aside: Aside, resync_s: float = _RESYNC_S
     ) -> None:
         self._ask = ask
         self._tell = tell
-        self._post = post
-        self._after = after
+        self._loop = loop
+        self._aside = aside
         self._resync_s = resync_s
-        self._generation = 0
-        self._watched = False
-        self._reading = False
-        self._again = False
-        self._timer: Timer | None = None
+        self._stories = Stories(loop)
+        self._bell: Bell | None = None  #: of the watching that is under way: watches of a lost session ring one that nobody hears
 
     @property
     def is_on(self) -> bool:
         """It is being watched."""
-        return self._generation % 2 == 1
+        return self._bell is not None
 
     def start(self) -> None:
-        """Begins, or begins anew (watches of a lost session are forgotten)."""
+        """Begins, or begins anew."""
         self.stop()
-        self._generation += 1
-        self._read()
+        self._bell = Bell(self._loop)
+        self._stories.begin(self._follow(self._bell))
 
     def look(self) -> None:
-        """Reads it now: something may have changed."""
-        if self.is_on:
-            self._read()
+        """Reads it soon: something may have changed."""
+        if self._bell is not None:
+            self._bell.ring()
 
     def stop(self) -> None:
         """Looks no more."""
-        if self.is_on:
-            self._generation += 1
-        self._watched = self._reading = self._again = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._bell = None
+        self._stories.stop()
 
-    def _read(self) -> None:
-        if self._reading:
-            self._again = True
-            return
-        self._reading, self._again = True, False
-        generation = self._generation
-        fired = partial(self._post, partial(self._fired, generation))
-        self._watched = True
-        future = self._ask(fired)
-        future.add_done_callback(lambda done: self._post(partial(self._arrived, generation, done)))
-
-    def _fired(self, generation: int) -> None:
-        if generation == self._generation:
-            self._watched = False
-            self._read()
-
-    def _resync(self, generation: int) -> None:
-        if generation == self._generation:
-            self._read()
-
-    def _arrived(self, generation: int, done: Future[V]) -> None:
-        if generation != self._generation:
-            return
-        self._reading = False
-        try:
-            value = done.result()
-        except RmgrError:
-            pause_s = _FAILED_PAUSE_S
-        else:
+    def _follow(self, bell: Bell) -> Story[None]:
+        while True:
             pause_s = self._resync_s * machine.uniform(0.7, 1.3)
-            self._tell(value)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._after(pause_s, partial(self._resync, generation)) if pause_s < math.inf else None
-        if self._again:
-            self._read()
+            try:
+                value: V = yield self._ask(bell.ring)
+            except RmgrError:
+                pause_s = _FAILED_PAUSE_S
+            else:
+                self._aside.attempt(partial(self._tell, value))
+            yield bell.heard(pause_s if pause_s < math.inf else None)
 
 
 class CountedChildren:

@@ -271,8 +271,8 @@ class Gangs:
             found.watch = WatchedZnode(
                 lambda watch: self._shared.coordinator.get(paths.gangs(name), watch=watch),
                 partial(self._on_record, found),
-                post=self._shared.post,
-                after=self._shared.after,
+                loop=self._shared,
+                aside=self._shared.aside,
                 resync_s=SELDOM_S,
             )
             found.watch.start()

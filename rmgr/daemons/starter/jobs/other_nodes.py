@@ -270,13 +270,8 @@ class Lookouts:
         for node, _ in allocation.helpers if allocation is not None else ():
             self._jobs.setdefault(node, []).append(block)
             if node not in self._watches:
-                self._watches[node] = WatchedZnode(
-                    partial(self._ask, node),
-                    partial(self._seen, node),
-                    post=self._shared.post,
-                    after=self._shared.after,
-                    resync_s=SELDOM_S,
-                )
+                ask, seen = partial(self._ask, node), partial(self._seen, node)
+                self._watches[node] = WatchedZnode(ask, seen, loop=self._shared, aside=self._shared.aside, resync_s=SELDOM_S)
                 self._watches[node].start()
 
     def end(self, block: ClaimedBlock) -> None:

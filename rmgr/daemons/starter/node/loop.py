@@ -332,7 +332,7 @@ class Starter:
     # -- watches -----------------------------------------------------------------------------------------------------------
 
     def _watch(self, ask: Any, tell: Callable[[Any], None], **options: float) -> WatchedZnode[Any]:
-        return WatchedZnode(ask, tell, post=self.mailbox.put, after=self.mailbox.after, **options)
+        return WatchedZnode(ask, tell, loop=self._shared, aside=self._shared.aside, **options)
 
     def _make_watches(self) -> list[WatchedZnode[Any]]:
         get = self._coordinator.get

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from rmgr.coord.protocol.multi import Stat
 from rmgr.coord.protocol.ports import Store
@@ -27,6 +28,7 @@ from rmgr.daemons.starter.staging.task_files import expand, has_own_name, inside
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import MAX_INLINE_FUNCTION
+from rmgr.runtime.aside import Aside
 from tests.harness.memory_store import MemoryStore
 from tests.harness.waiting import eventually
 
@@ -407,7 +409,11 @@ class Source:
         self.asked: list[tuple[Callable[[], None], Future[int]]] = []
         self.told: list[int] = []
         self.later: list[Callable[[], None]] = []
-        self.watched = WatchedZnode(self.ask, self.told.append, post=lambda call: call(), after=self.after, **options)
+        aside = Aside(structlog.get_logger(), lambda: None)
+        self.watched = WatchedZnode(self.ask, self.told.append, loop=self, aside=aside, **options)
+
+    def post(self, call: Callable[[], object]) -> None:
+        call()
 
     def ask(self, watch: Callable[[], None]) -> Future[int]:
         future: Future[int] = Future()

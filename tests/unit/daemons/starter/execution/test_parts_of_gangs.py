@@ -21,6 +21,7 @@ from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.placing import NodeHold, job_id, run_label
 from rmgr.runtime import machine
+from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReading
 from rmgr.runtime.story import Stories
 
@@ -125,6 +126,7 @@ class Here:
         self.log = Mock()
         self.shared = self.jobs = self
         self.stories = Stories(self)
+        self.aside = Aside(self.log, lambda: None)
         self.holds = Holds(self)
         self.metrics = StarterMetrics()
         self.gangs = Gangs(
