@@ -14,6 +14,7 @@ from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_fragment, encode_keyed, encode_outcomes
 from rmgr.coord.views.closing import decode_summary
 from rmgr.daemons.leader.submissions import follow
+from rmgr.daemons.leader.submissions.follow import Stage
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import InboxOrder
 from rmgr.model.cluster.queue import ClusterSettings
@@ -427,3 +428,21 @@ def test_two_leaders_at_once_do_nothing_twice(bench: Bench) -> None:
     assert all(len(bench.look.outcomes(number)) == 8 for number in numbers)
     assert bench.count(bench.metrics.fenced_writes) >= 1
     assert bench.look.node("n1").guid == starter.guid
+
+
+# -- stages ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_submission_goes_through_its_stages_and_no_other_way(bench: Bench) -> None:
+    leader = bench.lead()
+    number = bench.submitter.submit(4)
+    bench.advance(1.0)
+    followed = leader.submissions.followed[number]
+    assert followed.stage is Stage.FOLLOWED
+    with pytest.raises(ValueError, match="is FOLLOWED, and cannot become YOUNG"):
+        followed.become(Stage.YOUNG)
+    followed.stop()
+    followed.stop()
+    assert followed.stage is Stage.STOPPED
+    followed.load()
+    assert list(leader.aside.told().values()) == [f"ValueError: submission {number} is STOPPED, and cannot become READING"]
