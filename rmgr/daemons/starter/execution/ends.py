@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,6 @@ from rmgr.adapters.host.workevents import (
 from rmgr.coord.protocol.paths import user_tag
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.core.uploads import GivenUpError
 from rmgr.daemons.starter.execution.holds import HeldPart
 from rmgr.daemons.starter.execution.lanes import Reopening, Task
 from rmgr.daemons.starter.staging.outputs import (
@@ -51,9 +49,7 @@ from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.wire.frames import CommandEnd, TaskEnd
 from rmgr.runner.host.kernel import DIRECTORY_GONE, DISK_WAS_FULL
 from rmgr.runtime import machine
-from rmgr.runtime.aside import place_of
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.story import Story
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
@@ -181,7 +177,7 @@ class Ends:
                 quick.append(Outcome(index, completed, end.started_us - base_us, elapsed_us, data, end.pickled, end.cpu_us, past=past))
             else:
                 counts[2] += 1
-                self._ends(block, index, Reason.BAD_OUTPUT, partial(self._of_task, event, end))
+                self._contained(block, index, Reason.BAD_OUTPUT, partial(self._task_ended, event, end, block, index, now_s), now_s)
         if quick and current is not None:
             self._settle_quick(current, quick, now_s)
         self._lanes.left(lane, now_s)
@@ -192,11 +188,15 @@ class Ends:
             if count > others:
                 self._node.ended(State.COMPLETED, count - others, busy_us / 1e6 / count)
 
-    def _of_task(self, event: TasksEnded, end: TaskEnd) -> Ending:
-        """Of one that is not quick."""
+    def _task_ended(self, event: TasksEnded, end: TaskEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
+        """Not a quick one."""
         ending = of_task(end)
         ending.home = str(event.slot.directory)
-        return self._flushed(end.seq, ending)
+        self._flushed(block, index, end.seq, ending, now_s)
+
+    def _flushed(self, block: ClaimedBlock, index: int, seq: int, ending: Ending, now_s: float) -> None:
+        ending.flushed = self._logs.take(seq)
+        self.ended(block, index, ending, now_s)
 
     def _settle_quick(self, block: ClaimedBlock, outcomes: list[Outcome], now_s: float) -> None:
         def settle() -> None:
@@ -222,13 +222,14 @@ class Ends:
         self._lanes.drop_worker(event.worker)
         if event.seq and event.seq in tasks:
             block, index = tasks.pop(event.seq)
-            self._ends(block, index, Reason.WORKER_LOST, lambda: self._flushed(event.seq, of_worker(event)))
+            do = partial(self._flushed, block, index, event.seq, of_worker(event), now_s)
+            self._contained(block, index, Reason.WORKER_LOST, do, now_s)
             block.in_vain = 0
         if refusal is None:
             self._unbegun(list(tasks.values()), event.detail or "its worker has died", now_s)
             return
         for block, index in tasks.values():
-            self._ends(block, index, Reason.START_FAILED, partial(_known, refusal))
+            self._contained(block, index, Reason.START_FAILED, partial(self.ended, block, index, refusal, now_s), now_s)
 
     # -- commands ------------------------------------------------------------------------------------------------------------
 
@@ -258,7 +259,7 @@ class Ends:
                 if end.out.size or end.err.size:
                     self._logs.remember(block.key.submission, block.key.attempt, outcome, index)
                 continue
-            self._ends(block, index, Reason.BAD_OUTPUT, partial(self._of_command, event, end, block, index))
+            self._contained(block, index, Reason.BAD_OUTPUT, partial(self._command_ended, event, end, block, index, now_s), now_s)
         for block, outcomes in plain.items():
             if outcomes:
                 self._settle_quick(block, outcomes, now_s)
@@ -275,16 +276,11 @@ class Ends:
         if not block.is_placed:
             self._shared.turns[block.queue].charge(user_tag(block.info.record.user), block.key.cores, busy_s, count, now_s)
 
-    def _of_command(self, event: CommandsEnded, end: CommandEnd, block: ClaimedBlock, index: int) -> Ending:
+    def _command_ended(self, event: CommandsEnded, end: CommandEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
         ending = of_command(end)
         ending.home = str(event.slot.directory)
         self._collect(block, index, end, ending)
-        return self._flushed(end.seq, ending)
-
-    def _flushed(self, seq: int, ending: Ending) -> Ending:
-        """With what was stored of its output while it ran."""
-        ending.flushed = self._logs.take(seq)
-        return ending
+        self._flushed(block, index, end.seq, ending, now_s)
 
     def _collect(self, block: ClaimedBlock, index: int, end: CommandEnd, ending: Ending) -> None:
         """Output files of a command, and the files that the user named for its streams."""
@@ -304,6 +300,18 @@ class Ends:
             ending.is_far = bool(command.cwd) or any(map(os.path.isabs, ending.files))
 
     # -- the boundary of one attempt -------------------------------------------------------------------------------------
+
+    def _contained(self, block: ClaimedBlock, index: int, reason: Reason, do: Callable[[], object], now_s: float) -> None:
+        """Handles the end of a live attempt. reason: why it ends should `do` raise."""
+        self._bounded(block, index, block.live - 1, block.writing, reason, do, now_s)
+
+    def _bounded(
+        self, block: ClaimedBlock, index: int, live: int, writing: int, reason: Reason, do: Callable[[], object], now_s: float
+    ) -> None:
+        """live, writing: what the block counts once the attempt has ended."""
+        if (error := self._aside.attempt(do)) is not None:
+            block.live, block.writing = live, writing
+            self._end_for_good(block, (index,), reason, error, now_s)
 
     def _end_for_good(self, block: ClaimedBlock, indices: Iterable[int], reason: Reason, error: Exception, now_s: float) -> None:
         """Those of them that have no outcome yet end: tried again they would meet the same."""
@@ -328,7 +336,8 @@ class Ends:
                 ending = Ending(
                     reason=Reason.WORKER_LOST, error=lost_words(event.why), started_us=machine.wall_us() - ran_us, elapsed_us=ran_us
                 )
-                self._ends(block, index, Reason.WORKER_LOST, partial(self._flushed, seq, ending))
+                do = partial(self._flushed, block, index, seq, ending, now_s)
+                self._contained(block, index, Reason.WORKER_LOST, do, now_s)
                 block.in_vain = 0
                 self._charge(block, 1, ran_us / 1e6, now_s)
         unbegun = [task for seq, task in tasks.items() if seq not in running]
@@ -352,18 +361,15 @@ class Ends:
         for block, index in tasks:
             if block.in_vain >= MOST_IN_VAIN:
                 error = f"what was to run it died {block.in_vain} times before it began, the last time: {why}"
-                ending = Ending(reason=Reason.WORKER_LOST, error=error, started_us=machine.wall_us())
-                self._ends(block, index, Reason.WORKER_LOST, partial(_known, ending))
+                do = partial(self.ended, block, index, Ending(reason=Reason.WORKER_LOST, error=error, started_us=machine.wall_us()), now_s)
+                self._contained(block, index, Reason.WORKER_LOST, do, now_s)
 
     # -- what becomes of an attempt --------------------------------------------------------------------------------------------
 
     def returned(self, tasks: list[Task], now_s: float) -> None:
         """These did not start: they wait again, or end CANCELLED when that was asked for."""
         for block, index in tasks:
-            live = block.live - 1
-            if (error := self._aside.attempt(partial(self._returned, block, index, now_s))) is not None:
-                block.live = live
-                self._end_for_good(block, (index,), Reason.WORKER_LOST, error, now_s)
+            self._contained(block, index, Reason.WORKER_LOST, partial(self._returned, block, index, now_s), now_s)
 
     def _returned(self, block: ClaimedBlock, index: int, now_s: float) -> None:
         block.put_back((index,))
@@ -374,10 +380,12 @@ class Ends:
 
     def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
         """Tasks (no longer in ready) that cannot be started."""
+        now_s = machine.monotonic()
         for index in indices:
             block.live += 1
-            ending = Ending(reason=failure.reason, error=failure.error, started_us=machine.wall_us(), is_final=failure.is_final)
-            self._ends(block, index, failure.reason, partial(_known, ending))
+            now_us = machine.wall_us()
+            ending = Ending(reason=failure.reason, error=failure.error, started_us=now_us, is_final=failure.is_final)
+            self._contained(block, index, failure.reason, partial(self.ended, block, index, ending, now_s), now_s)
         if failure.is_refusal and indices:
             key, user = block.key, block.info.record.user
             what = f"{key.submission}_{indices[0]}" + (f"-{indices[-1]}" if len(indices) > 1 else "")
@@ -385,33 +393,14 @@ class Ends:
         if failure.blames_node:
             self._node.strike("start_failed", f"{block.key.submission}: {failure.error}")
 
-    def _ends(self, block: ClaimedBlock, index: int, reason: Reason, how: Callable[[], Ending], *, is_certain: bool = False) -> None:
-        """A live attempt is over. reason: why it ends should something raise on the way. is_certain: nobody else is asked how it ended."""
-        self._node.jobs.stories.begin(self._over(block, index, reason, how, is_certain))
+    def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
+        """A live attempt is over."""
+        if block.is_placed and self._node.jobs.is_awaited(block, ending, lambda: self._told(block, index, ending, machine.monotonic())):
+            return
+        self._told(block, index, ending, now_s)
 
-    def _over(self, block: ClaimedBlock, index: int, reason: Reason, how: Callable[[], Ending], is_certain: bool) -> Story[None]:
-        """From what its slot has told to what stands in its block."""
-        is_live = True
-        try:
-            ending = how()
-            again = partial(self._ends, block, index, reason, partial(_known, ending), is_certain=True)
-            if block.is_placed and not is_certain and self._node.jobs.is_awaited(block, ending, again):
-                return
-            block.live, is_live = block.live - 1, False
-            self._explain(block, index, ending)
-            written: Written | None = (yield from self._store(block, index, ending)) if ending.needs_store else None
-            if ending.reason is Reason.NONE and (claim := self._stager.left.claim(block, index)) is not None:
-                written = yield from self._claimed(block, index, ending, written, claim)
-            self._end(block, index, ending, written)
-        except GivenUpError:
-            pass  # of a block that is not this node's any more
-        except Exception as error:  # noqa: BLE001 - the boundary of one attempt: a defect ends no other, and leaves none RUNNING
-            self._aside.add(place_of(error), None, error)
-            block.live -= int(is_live)
-            self._end_for_good(block, (index,), reason, error, machine.monotonic())
-
-    def _explain(self, block: ClaimedBlock, index: int, ending: Ending) -> None:
-        """What else is known of why it ended; and whether that blames the node."""
+    def _told(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
+        block.live -= 1
         if ending.reason is Reason.NODE_LOST or (ending.reason is Reason.WORKER_LOST and block.info.account is not None):
             self._node.missed()  # a user's processes never say that it was the node (`adapters/host/distrust.py`)
         elif ending.reason is Reason.DISK_LIMIT:
@@ -423,63 +412,62 @@ class Ends:
         ending.account, ending.output_cap, ending.file_cap = block.info.account, self._shared.output_cap, self._shared.file_cap
         if block.payloads is not None and crowded(block, index, ending):
             ending.log_rows = True
-
-    def _store(self, block: ClaimedBlock, index: int, ending: Ending) -> Story[Written | None]:
-        """What it left goes to the store; `ending` says why if it cannot."""
-        leaving = StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._shared.settings().log_ttl_s)
+        if not ending.needs_store:
+            self._conclude(block, index, ending, None, now_s)
+            return
         block.writing += 1
-        try:
-            self._rows.add(leaving)
-            written: Written = yield leaving.stored
-        except Exception as error:  # noqa: BLE001 - whatever it is, its task ends of it
-            self._not_stored(block, index, ending, error)
-            return None
-        finally:
-            block.writing -= 1
-        if written.bad_output:
+        done = partial(self._stored, block, index, ending)
+        self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._shared.settings().log_ttl_s, done=done))
+
+    def _stored(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
+        do = partial(self._written, block, index, ending, result)
+        self._bounded(block, index, block.live, block.writing - 1, Reason.BAD_OUTPUT, do, machine.monotonic())
+
+    def _written(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
+        block.writing -= 1
+        written = result if isinstance(result, Written) else None
+        if written is not None and written.bad_output:
             ending.reason, ending.error = Reason.BAD_OUTPUT, written.bad_output
             self._rows.delete(block, index)
+        if isinstance(result, Exception):
+            what = result.message if isinstance(result, RmgrError) else f"{type(result).__name__}: {result}"
+            his, is_gone = is_users_fault(result, ending)
+            user: str = block.info.record.user
+            if not his or BOOK.admits(f"outputs of {user}", lambda more: self._node.log.info("outputs_not_stored", user=user, count=more)):
+                self._node.log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
+            ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
+            ending.error = f"its output could not be stored: {what}"
+            if ending.values is not None or ending.files:
+                self._rows.delete(block, index)  # some of them may be there
+            ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
+            if is_gone:
+                self._node.missed()
+            elif not his:
+                self._node.strike("output_not_stored", what, ending.account)
         failpoint("starter.output_written")
-        return written
+        self._conclude(block, index, ending, written, machine.monotonic())
 
-    def _not_stored(self, block: ClaimedBlock, index: int, ending: Ending, error: Exception) -> None:
-        what = error.message if isinstance(error, RmgrError) else f"{type(error).__name__}: {error}"
-        his, is_gone = is_users_fault(error, ending)
-        user: str = block.info.record.user
-        if not his or BOOK.admits(f"outputs of {user}", lambda more: self._node.log.info("outputs_not_stored", user=user, count=more)):
-            self._node.log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
-        ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
-        ending.error = f"its output could not be stored: {what}"
-        if ending.values is not None or ending.files:
-            self._rows.delete(block, index)  # some of them may be there
-        ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
-        if is_gone:
-            self._node.missed()
-        elif not his:
-            self._node.strike("output_not_stored", what, ending.account)
+    def _conclude(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
+        if ending.reason is Reason.NONE and self._stager.left.has(block):
+            block.writing += 1
+            self._stager.left.when_claimed(block, index, partial(self._claimed, block, index, ending, written))
+        else:
+            self._end(block, index, ending, written, now_s)
 
-    def _claimed(
-        self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, claim: Future[None]
-    ) -> Story[Written | None]:
-        """It gets its output keys; or its client died before it had, and somebody else has them now."""
-        block.writing += 1
-        try:
-            yield claim
-        except GivenUpError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, its task ends of it
-            failure = FetchFailure.of(error, error.message if isinstance(error, RmgrError) else str(error))
+    def _claimed(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, refusal: Exception | None) -> None:
+        """It has its output keys; or its client died before it had, and somebody else has them now."""
+        block.writing -= 1
+        if refusal is not None:
+            failure = FetchFailure.of(refusal, refusal.message if isinstance(refusal, RmgrError) else str(refusal))
             ending.reason = Reason.NODE_LOST if failure.blames_node else failure.reason
             ending.error = failure.error
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
             self._rows.delete(block, index)
-            return None
-        finally:
-            block.writing -= 1
-        return written
+            written = None
+        self._end(block, index, ending, written, machine.monotonic())
 
-    def _end(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None) -> None:
-        key, record, now_s = block.key, block.info.record, machine.monotonic()
+    def _end(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
+        key, record = block.key, block.info.record
         ended = conclude(
             block,
             index,
@@ -502,10 +490,6 @@ class Ends:
         self._stager.done(block, index)
         if ending.directory and not self._stager.is_needed(block):  # what was staged has just gone: two at once are in each other's way
             self._shared.io.run(lambda _store: remove_directory(ending), lambda _result: None)
-
-
-def _known(ending: Ending) -> Ending:
-    return ending
 
 
 def _is_plain(block: ClaimedBlock) -> bool:

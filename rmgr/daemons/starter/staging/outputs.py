@@ -11,7 +11,6 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -535,7 +534,7 @@ def _failed(block: ClaimedBlock, index: int, ending: Ending, told: Written, back
 class StoringEnding:
     """An ending whose parts are being stored.
 
-    spool: for what is in memory, while the store is away. log_ttl_s: see `write`. stored: what is in the store, or why it is not.
+    spool: for what is in memory, while the store is away. log_ttl_s: see `write`. done: told what is in the store, or why it is not.
     """
 
     block: ClaimedBlock
@@ -543,7 +542,7 @@ class StoringEnding:
     ending: Ending
     spool: Path
     log_ttl_s: float | None
-    stored: Future[Written] = field(default_factory=Future)
+    done: Callable[[Written | Exception], None]
     charge: Charge | None = None  #: made once it is about to be written
     in_memory_bytes: int = field(init=False)
 
@@ -580,7 +579,7 @@ class OutputRows:
         return self.in_memory_bytes > self._cap_bytes
 
     def add(self, leaving: StoringEnding) -> None:
-        """It will be stored. Owner's thread."""
+        """It will be stored, and its `done` be told. Owner's thread."""
         ending = leaving.ending
         with self._lock:
             self.in_memory_bytes += leaving.in_memory_bytes
@@ -724,10 +723,7 @@ class OutputRows:
 
     def _ended(self, leaving: StoringEnding, result: Written | Exception) -> None:
         self._left_memory(leaving, 0)
-        if isinstance(result, Exception):
-            leaving.stored.set_exception(result)
-        else:
-            leaving.stored.set_result(result)
+        leaving.done(result)
 
 
 def _weight(leaving: StoringEnding) -> int:

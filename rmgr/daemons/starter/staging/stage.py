@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -53,6 +52,8 @@ _ASK_AGAIN_S = 1.0
 _LOGGED_S = 60.0
 #: Values of the keyed calls of a node that are kept in memory where nobody sets another limit ([starter] values_cap_bytes).
 VALUES_CAP_BYTES = 64 * 1024 * 1024
+#: What waits for the claim of a task: told why it cannot have its keys, or None.
+Waiting = Callable[[Exception | None], None]
 
 
 @dataclass(slots=True)
@@ -505,7 +506,7 @@ class LeftKeys:
         self._claims = claims
         self._told = told
         self._open: dict[ClaimedBlock, dict[int, Want]] = {}
-        self._waiting: dict[tuple[ClaimedBlock, int], Future[None]] = {}
+        self._waiting: dict[tuple[ClaimedBlock, int], Waiting] = {}
         self._convoy: Convoy[Want] = Convoy(io, self._carry, self._arrived, weight=_weight_of_outputs, most=ROWS_TOGETHER, is_read=True)
 
     def begin(self, want: Want) -> None:
@@ -537,23 +538,22 @@ class LeftKeys:
                 self._may_begin(want)
         return was_awaited
 
-    def claim(self, block: ClaimedBlock, index: int) -> Future[None] | None:
-        """Done once the task has its keys, or with the reason why it cannot have them. None: it has them, or none were left."""
+    def has(self, block: ClaimedBlock) -> bool:
+        """Keys of its tasks were left, and not all of them were claimed when the first task began."""
+        return block in self._open
+
+    def when_claimed(self, block: ClaimedBlock, index: int, then: Waiting) -> None:
+        """Calls `then` once the task has its keys, with None; or with the reason why it cannot have them."""
         want = self._open.get(block, {}).get(index)
-        if want is None or (want.is_claimed and want.refusal is None):
-            return None
-        claim: Future[None] = Future()
-        if want.refusal is not None:
-            claim.set_exception(want.refusal)
+        if want is None or want.is_claimed:
+            then(want.refusal if want is not None else None)
         else:
-            self._waiting[block, index] = claim
-        return claim
+            self._waiting[block, index] = then
 
     def forget(self, block: ClaimedBlock) -> None:
         """Nobody waits for it any more."""
         for want in self._open.pop(block, {}).values():
-            if (claim := self._waiting.pop((block, want.index), None)) is not None:
-                claim.set_exception(GivenUpError())
+            self._waiting.pop((block, want.index), None)
             self._may_begin(want)
 
     def _may_begin(self, want: Want) -> None:
@@ -566,11 +566,9 @@ class LeftKeys:
             return
         want.is_claimed, want.refusal = True, refusal
         self._may_begin(want)
-        claim = self._waiting.pop((want.block, want.index), None)
-        if claim is not None and refusal is not None:
-            claim.set_exception(refusal)
-        elif claim is not None:
-            claim.set_result(None)
+        waiting = self._waiting.pop((want.block, want.index), None)
+        if waiting is not None:
+            waiting(refusal)
 
     def _carry(self, store: Store, wants: list[Want]) -> dict[tuple[int, int], Exception]:
         """On an IO thread."""

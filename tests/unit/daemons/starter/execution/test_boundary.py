@@ -21,7 +21,6 @@ from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import NO_OUTPUT, CommandEnd, TaskEnd, TaskExtra
 from rmgr.runtime.aside import Aside
-from rmgr.runtime.story import Stories
 
 
 class Lane:
@@ -82,7 +81,7 @@ class Node:
         stager = SimpleNamespace(
             is_needed=lambda _block: False,
             done=lambda *_: None,
-            left=SimpleNamespace(claim=lambda _block, _index: None),
+            left=SimpleNamespace(has=lambda _block: False),
             named_outputs=lambda *_: ("", ""),
             appends=lambda _block: False,
             outputs_of=lambda *_: (),
@@ -97,7 +96,6 @@ class Node:
             file_cap=0,
             aside=Aside(structlog.get_logger(), self._failed),
         )
-        self.jobs = SimpleNamespace(stories=Stories(SimpleNamespace(post=lambda job: job())))  # type: ignore[arg-type]
         self.name, self.shared, self.stager, self.logs, self.log = "n1", shared, stager, logs, structlog.get_logger()
         me: Any = self
         self.ends = Ends(me, spool=Path())
@@ -238,7 +236,7 @@ def test_what_raises_once_it_is_stored_ends_the_task(monkeypatch: pytest.MonkeyP
     node.ends.take([CommandsEnded(node.slot, (CommandEnd(seq=1, directory="/slot/t1"),))])
     assert (block.live, block.writing) == (0, 1)
     monkeypatch.setattr("rmgr.daemons.starter.execution.ends.conclude", lambda *_, **__: 1 / 0)
-    node.stored[0].stored.set_result(Written())
+    node.stored[0].done(Written())
     assert told(block) == [(0, BAD)]
 
 
@@ -248,7 +246,7 @@ def test_files_of_commands_are_named_and_not_looked_at() -> None:
     node.ends.take([CommandsEnded(node.slot, (CommandEnd(seq=1, directory="/slot/t1"),))])
     ending = node.stored[0].ending
     assert (ending.files, ending.files_home, ending.is_far) == (("f", "/far/x"), "/slot/t1/", True)
-    node.stored[0].stored.set_result(Written(bad_output="its output file '/far/x' cannot be stored: Permission denied"))
+    node.stored[0].done(Written(bad_output="its output file '/far/x' cannot be stored: Permission denied"))
     assert told(block) == [(0, BAD)]
     assert "/far/x" in block.arrived[0].error
 

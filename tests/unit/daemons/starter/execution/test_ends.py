@@ -17,7 +17,7 @@ from rmgr.model.base.states import Reason
 
 def block() -> Any:
     info = SimpleNamespace(record=SimpleNamespace(user="ann"))
-    return SimpleNamespace(key=SimpleNamespace(submission=1), info=info)
+    return SimpleNamespace(writing=1, key=SimpleNamespace(submission=1), info=info)
 
 
 @pytest.mark.parametrize(
@@ -32,22 +32,22 @@ def block() -> Any:
 )
 def test_what_users_choose_blames_no_node(error: Exception, reason: Reason) -> None:
     strikes: list[str] = []
+    ended: list[Ending] = []
     node = SimpleNamespace(
         log=structlog.get_logger(),
         strike=lambda what, _detail, _account: strikes.append(what),
         missed=lambda: pytest.fail("nothing is missing"),
     )
-    ends: Any = SimpleNamespace(_node=node)
-    ending = Ending()
-    Ends._not_stored(ends, block(), 0, ending, error)
-    assert ending.reason is reason
+    ends: Any = SimpleNamespace(_node=node, _conclude=lambda _block, _index, ending, *_: ended.append(ending))
+    Ends._written(ends, block(), 0, Ending(), error)
+    assert [ending.reason for ending in ended] == [reason]
     assert bool(strikes) is (reason is Reason.NODE_LOST)
 
 
 def test_outputs_that_a_user_cannot_store_fill_no_log() -> None:
     lines: list[str] = []
     log = SimpleNamespace(error=lambda event, **_: lines.append(event), info=lambda event, **_: lines.append(event))
-    ends: Any = SimpleNamespace(_node=SimpleNamespace(log=log))
+    ends: Any = SimpleNamespace(_node=SimpleNamespace(log=log), _conclude=lambda *_: None)
     for _ in range(1000):
-        Ends._not_stored(ends, block(), 0, Ending(), ValueTooLarge("6 GiB"))
+        Ends._written(ends, block(), 0, Ending(), ValueTooLarge("6 GiB"))
     assert 0 < len(lines) < 200

@@ -88,9 +88,11 @@ class World:
 
     def refusal(self, want: Want) -> Exception | None:
         """What the end of the task is told; it is told once."""
-        claim = self.left.claim(want.block, want.index)
+        told: list[Exception | None] = []
+        self.left.when_claimed(want.block, want.index, told.append)
         self.run()
-        return claim.exception(0) if claim is not None else None  # type: ignore[return-value]
+        (refusal,) = told
+        return refusal
 
     def pointer(self, key: str) -> Pointer | None:
         found = self.store.get(keys.named(key))
@@ -119,15 +121,15 @@ def test_a_task_begins_when_it_is_decided_and_ends_when_its_keys_are_claimed(wor
     world.left.begin(want)
     world.left.advance(want.block, ClaimStage.DECIDED)
     assert world.begun == [0]
-    claim = world.left.claim(want.block, 0)
-    assert claim is not None
+    told: list[Exception | None] = []
+    world.left.when_claimed(want.block, 0, told.append)
     world.run()
-    assert not claim.done()
+    assert told == []
     world.left.advance(want.block, ClaimStage.MADE)
-    assert claim.result(0) is None
+    assert told == [None]
     world.left.advance(want.block, ClaimStage.HERE)
     world.run()
-    assert (world.begun, world.pointer("out")) == ([0], None), "nothing is done after the last word"
+    assert (world.begun, told, world.pointer("out")) == ([0], [None], None), "it is told once, and nothing is done after the last word"
 
 
 def test_what_a_client_has_decided_and_not_made_before_it_died_is_claimed_here(world: World) -> None:

@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,12 +70,11 @@ class Desk:
         self.block.info = Info(record, QueueSpec(name="q"), None)
 
     def add(self, index: int, ending: Ending) -> None:
-        def done(result: Future[Written]) -> None:
-            self.told[index] = result.exception() or result.result()  # type: ignore[assignment]
+        def done(result: Written | Exception) -> None:
+            assert index not in self.told
+            self.told[index] = result
 
-        leaving = StoringEnding(self.block, index, ending, spool=self.spool, log_ttl_s=None)
-        leaving.stored.add_done_callback(done)
-        self.rows.add(leaving)
+        self.rows.add(StoringEnding(self.block, index, ending, spool=self.spool, log_ttl_s=None, done=done))
 
     def add_values(self, count: int, size: int = 100) -> None:
         for index in range(count):
