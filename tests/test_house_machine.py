@@ -25,7 +25,7 @@ _REFUSED: dict[str, frozenset[str] | None] = {
     "os": frozenset({"urandom", "getrandom"}),
     "threading": frozenset({"Thread", "Timer"}),
     "concurrent.futures": frozenset({"ThreadPoolExecutor", "ProcessPoolExecutor", "thread.ThreadPoolExecutor"}),
-    "rmgr.adapters.rpc.server": None,
+    "rmgr.adapters.rpc.server": frozenset({"SteadyThreads"}),
 }  # fmt: skip
 #: "file: what" -> why it stays. It only becomes shorter.
 LISTED: dict[str, str] = {}
