@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,7 @@ from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, Command
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
+from rmgr.runtime.story import Story
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.core.submissions import Info
@@ -61,7 +61,6 @@ class HeldPart:
     lane: WorkerLane | None = None
     seq: int = 0  #: of the program that runs its processes
     place: Path | None = None  #: its private directory, with the socket of that program
-    is_reading: bool = False
     is_stale: bool = False  #: something has changed since it was asked for
     retry_s: float = -math.inf  #: of reading
     again_s: float = -math.inf  #: when it may be taken again, should what serves it have ended
@@ -182,8 +181,8 @@ class HeldParts:
             self._node.log.info("hold_gone", name=name)
             self._end(self._holds.pop(name))
         for hold in self._holds.values():
-            if hold.record is not None:
-                self._read(hold)  # one of the same name may have come after it: the attempt that was given back is placed again
+            if hold.record is not None and not self._look(hold):
+                hold.is_stale = True  # one of the same name may have come after it: the attempt that was given back is placed again
         for name in standing - self._holds.keys():
             try:
                 submission, index, attempt = paths.parse_hold(name)
@@ -219,8 +218,7 @@ class HeldParts:
         for hold in self._holds.values():
             waits = not (hold.is_ready or hold.is_too_large)
             if hold.record is None or hold.is_stale:
-                if not hold.is_reading:
-                    self._read(hold)
+                self._look(hold)
                 unsure = unsure or (waits and (hold.record is not None or not hold.error))
             elif waits and machine.monotonic() >= hold.again_s:
                 taken = self._take(hold, hold.record)
@@ -326,36 +324,33 @@ class HeldParts:
         if place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
 
-    def _read(self, hold: HeldPart) -> None:
-        if hold.is_reading or machine.monotonic() < hold.retry_s:
-            hold.is_stale = True
-            return
-        hold.is_reading, hold.is_stale = True, False
-        future = self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{hold.name}")
-        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, hold, done)))
+    def _look(self, hold: HeldPart) -> bool:
+        """What stands there is read. False: not now, or that is under way."""
+        return machine.monotonic() >= hold.retry_s and self._node.stories.begin(self._read(hold), key=("hold", hold))
 
-    def _arrived(self, hold: HeldPart, done: Future[Stamped | None]) -> None:
-        hold.is_reading = False
-        if self._holds.get(hold.name) is not hold:
-            return
+    def _read(self, hold: HeldPart) -> Story[None]:
+        hold.is_stale = False
         try:
-            found = done.result()
+            found: Stamped | None = yield self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{hold.name}")
             record = decode_record(found.data, NodeHold, hold.name) if found is not None else None
-            if record is None:
-                self._end(self._holds.pop(hold.name))
-            elif hold.record is None:
-                hold.record = record
-            elif record != hold.record:
-                self._node.log.info("hold_replaced", name=hold.name)
-                self._end(hold)
-                fresh = HeldPart(name=hold.name, submission=hold.submission, index=hold.index, attempt=hold.attempt, record=record)
-                self._holds[hold.name] = fresh
         except RmgrError as error:
             if error.message != hold.error:
                 self._node.log.warning("hold_not_readable", name=hold.name, error=error.message)
             hold.error = error.message
             hold.retry_s = machine.monotonic() + (_LONG_PAUSE_S if isinstance(error, WrongCluster) else _PAUSE_S)
             hold.is_stale = True
+            return
+        if self._holds.get(hold.name) is not hold:
+            return
+        if record is None:
+            self._end(self._holds.pop(hold.name))
+        elif hold.record is None:
+            hold.record = record
+        elif record != hold.record:
+            self._node.log.info("hold_replaced", name=hold.name)
+            self._end(hold)
+            fresh = HeldPart(name=hold.name, submission=hold.submission, index=hold.index, attempt=hold.attempt, record=record)
+            self._holds[hold.name] = fresh
 
 
 # -- cores that were promised ----------------------------------------------------------------------------------------------
@@ -376,7 +371,6 @@ class _Promise:
     record: Reserved | None = None
     met: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
-    is_reading: bool = False
     is_stale: bool = True  #: it is to be read
     is_bad: bool = False  #: what stands there is no promise: nothing is kept for it
     is_leaving: bool = False  #: its job was placed, or waits no more
@@ -418,8 +412,8 @@ class Reservations:
         here = self._runs_here()
         is_owed = False
         for promise in self._promises.values():
-            if promise.is_stale and not promise.is_reading and machine.monotonic() >= promise.retry_s:
-                self._read(promise)
+            if promise.is_stale and machine.monotonic() >= promise.retry_s:
+                self._node.stories.begin(self._read(promise), key=("promise", promise))
             if promise.record is not None and not promise.is_bad:  # of one that leaves, too: what it waits for may end only now
                 is_owed = not self._node.lanes.keep(promise.name, *self._wanted(promise, promise.record, here)) or is_owed
         self.is_owed = is_owed
@@ -482,17 +476,10 @@ class Reservations:
 
     # -- reading
 
-    def _read(self, promise: _Promise) -> None:
-        promise.is_reading, promise.is_stale = True, False
-        future = self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{promise.name}")
-        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, promise, done)))
-
-    def _arrived(self, promise: _Promise, done: Future[Stamped | None]) -> None:
-        promise.is_reading = False
-        if self._promises.get(promise.name) is not promise:
-            return
+    def _read(self, promise: _Promise) -> Story[None]:
+        promise.is_stale = False
         try:
-            found = done.result()
+            found: Stamped | None = yield self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{promise.name}")
             if found is not None:  # else the list that does not have it is on the way
                 promise.record = record = decode_record(found.data, Reserved, promise.name)
                 promise.is_bad = len(paths.holds_in(run for run, _ in record.shares if run)) < sum(bool(run) for run, _ in record.shares)

@@ -16,6 +16,7 @@ from rmgr.daemons.starter.execution.holds import HeldParts, Reservations
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.tasks.placing import NodeHold, Reserved
+from rmgr.runtime.story import Stories
 
 CORES = 4
 HOLD = "13.0.1"
@@ -64,6 +65,7 @@ class Node:
         self.refused: set[int] = set()
         self.reads.records = SimpleNamespace(get=lambda _job: None, is_refused=lambda job: job in self.refused)
         self.shared, self.accounts, self.log = self.reads, None, structlog.get_logger()
+        self.stories = Stories(self.reads)
         me: Any = self
         self.jobs = me  # none of its jobs takes turns
         self.reservations = Reservations(me)
