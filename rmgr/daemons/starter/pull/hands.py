@@ -132,7 +132,8 @@ class Hands:
                 with suppress(RmgrError):
                     found: Stamped | None = yield asked
                     if found is not None and not self._again:
-                        self._meet(expected, found)
+                        if not self._is_known(expected):  # else a hint was quicker
+                            self._meet(expected, found)
                         return
             while True:
                 self._again = False
