@@ -28,8 +28,9 @@ from rmgr.submitter.questions import Question
 from rmgr.submitter.rights import ORDERS, RIGHTS, Right, target_of
 from rmgr.submitter.wire import decode_question, encode_answer
 
-#: Questions that are answered at once, of one user; and that are asked, the waiting ones too: each holds a thread.
-_AT_ONCE, _OF_ONE, MAX_ASKED = 8, 4, 256
+#: Questions that are answered at once, of one user; and that are asked, the waiting ones too: each holds a thread. Few: the thread of gRPC
+#: that takes in the calls of all has to get the interpreter between them.
+_AT_ONCE, _OF_ONE, MAX_ASKED = 3, 2, 64
 #: Tasks in one answer.
 _MOST_TASKS = 20_000
 #: Root -> most of one user below one parent (of orders: below each node's), and bytes of their data; through one gateway.
