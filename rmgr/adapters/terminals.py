@@ -26,7 +26,7 @@ from rmgr.adapters.access.auth import Caller, caller_of, open_channel
 from rmgr.adapters.access.errors import fail, rebuild
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.ranks import RanksLink, feed
+from rmgr.adapters.rpc.ranks import RanksLink, carried
 from rmgr.adapters.rpc.server import OPTIONS, TARGET_KEY
 from rmgr.errors import RmgrError, Unavailable, VersionMismatch
 from rmgr.model.cluster.identity import Role
@@ -69,7 +69,7 @@ class Tunnels:
     def _open(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         caller = caller_of(context)
         user = caller.user
-        if not self._room.take(user, is_operator=not caller.is_open and caller.is_operator()):
+        if not self._room.take(user, is_operator=caller.is_certified_operator):
             told = f"{len(self._room)} terminals are open through this gateway already"
             fail(context, self._bounds.no_place("tunnels", user, self._room, told))
         try:
@@ -262,13 +262,8 @@ def handler_of(answers: TerminalAnswers) -> Any:
             link = answers.attach(first.submission, first.index, caller=caller_of(context))
         except errors.RmgrError as error:
             fail(context, error)
-        context.add_callback(link.close)
-        threading.Thread(target=feed, args=(requests, link, first.data), name="terminal-in", daemon=True).start()
-        try:
-            for piece in link.pieces():
-                yield terminal_pb2.TerminalChunk(data=piece)
-        finally:
-            link.close()
+        for piece in carried(link, requests, first.data, context, "terminal-in"):
+            yield terminal_pb2.TerminalChunk(data=piece)
 
     return grpc.method_handlers_generic_handler(
         "rmgr.v1.Terminal",

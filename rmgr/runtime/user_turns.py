@@ -1,4 +1,4 @@
-"""Jobs of several users that wait for few threads, taken in turns: a Starter's work with the store, a gateway's questions."""
+"""Jobs of several users that wait for few threads, taken in turns: a Starter's work with the store, a gateway's orders."""
 
 from __future__ import annotations
 

@@ -106,6 +106,11 @@ class Caller:
             return True
         return who.role in (Role.OPERATOR, Role.ADMIN) or (who.role is Role.USER and who.name in tuple(operators))
 
+    @property
+    def is_certified_operator(self) -> bool:
+        """An operator or admin by certificate: there is room for him where others wait. In an open cluster nobody is."""
+        return not self.is_open and self.is_operator()
+
 
 def caller_of(context: grpc.ServicerContext) -> Caller:
     """Who makes this call. Cost: 10 us the first time, 0.2 us then. Raises PermissionDenied when his certificate names nobody."""
@@ -134,7 +139,7 @@ def _found(context: grpc.ServicerContext) -> Caller:
 
 def speaking_for(caller: Caller) -> tuple[tuple[str, str], ...]:
     """Metadata with which a gateway passes a call of `caller` on."""
-    role = Role.OPERATOR if not caller.is_open and caller.is_operator() else Role.USER
+    role = Role.OPERATOR if caller.is_certified_operator else Role.USER
     return ((USER_KEY, quote(caller.user)), (ROLE_KEY, role.value)) if caller.user else ()
 
 

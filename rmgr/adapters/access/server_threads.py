@@ -244,7 +244,7 @@ class Turnstile(grpc.ServerInterceptor):
 
     def _place(self, context: grpc.ServicerContext) -> AbstractContextManager[None]:
         def enter(caller: Caller, stack: ExitStack) -> None:
-            if not self._streams.take(_name(caller), is_operator=_is_operator(caller)):
+            if not self._streams.take(_name(caller), is_operator=caller.is_certified_operator):
                 raise self._bounds.no_place("streams", caller.user, self._streams)
             stack.callback(self._streams.give_back, _name(caller))
 
@@ -253,7 +253,7 @@ class Turnstile(grpc.ServerInterceptor):
     def _turn(self, context: grpc.ServicerContext) -> AbstractContextManager[None]:
         def enter(caller: Caller, stack: ExitStack) -> None:
             wait_s = min(_LONGEST_S, context.time_remaining() or _LONGEST_S)
-            stack.enter_context(self._calls.turn(_name(caller), wait_s, is_operator=_is_operator(caller)))
+            stack.enter_context(self._calls.turn(_name(caller), wait_s, is_operator=caller.is_certified_operator))
 
         return self._admitted(context, enter)
 
@@ -280,10 +280,6 @@ class Turnstile(grpc.ServerInterceptor):
 def _is_person(caller: Caller) -> bool:
     who = caller.who
     return who is not None and (who.is_person or who.role in (Role.ADMIN, Role.JOIN))
-
-
-def _is_operator(caller: Caller) -> bool:
-    return not caller.is_open and caller.is_operator()
 
 
 def _name(caller: Caller) -> str:

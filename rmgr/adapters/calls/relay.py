@@ -304,7 +304,7 @@ class Relay:
         caller = caller_of(context)
         try:
             self._bounds.spend(caller.user)
-            if not self._places.take(caller.user, is_operator=not caller.is_open and caller.is_operator()):
+            if not self._places.take(caller.user, is_operator=caller.is_certified_operator):
                 raise self._bounds.no_place("remote_calls", caller.user, self._places)
         except RmgrError as error:
             self._choosing.count("refused", type(error).__name__)

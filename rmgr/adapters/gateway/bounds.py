@@ -32,14 +32,13 @@ def take_place(bounds: Bounds, places: Shares, caller: Caller, live: Callable[[]
     live: streams, in any order. Raises: QueueFull, LimitReached. May wait.
     """
     user = caller.user
-    is_operator = not caller.is_open and caller.is_operator()
-    if places.take(user, is_operator=is_operator):
+    if places.take(user, is_operator=caller.is_certified_operator):
         return
     greediest = places.greediest(user)
     his = [session for session in live() if session.user == greediest] if greediest is not None else []
     if his:
         his[-1].make_room()
-        if places.take(user, _ROOM_S, is_operator=is_operator):
+        if places.take(user, _ROOM_S, is_operator=caller.is_certified_operator):
             return
     raise bounds.no_place("sessions", user, places, f"this gateway serves {places.most} clients already")
 

@@ -135,7 +135,7 @@ class Forwarder:
         with ExitStack() as stack:
             try:
                 wait_s = max(0.1, end_s - time.monotonic())
-                stack.enter_context(self._questions.turn(caller.user, wait_s, is_operator=not caller.is_open and caller.is_operator()))
+                stack.enter_context(self._questions.turn(caller.user, wait_s, is_operator=caller.is_certified_operator))
             except RmgrError as error:
                 self._refused(context, error)
             yield
@@ -143,7 +143,7 @@ class Forwarder:
     def _enter(self, context: grpc.ServicerContext) -> Caller:
         """Who calls, with a place for a stream that is to be given back; else the call ends, by an exception."""
         caller = self._counted(context)
-        if not self._streams.take(caller.user, is_operator=not caller.is_open and caller.is_operator()):
+        if not self._streams.take(caller.user, is_operator=caller.is_certified_operator):
             self._refused(context, self._bounds.no_place("streams", caller.user, self._streams))
         return caller
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol, Self
 
 import grpc
@@ -290,6 +291,7 @@ class _Call:
         self._bounds = bounds
         self._context = context
         self._caller = caller_of(context)
+        self._held = ExitStack()
 
     @property
     def store(self) -> Store:
@@ -313,12 +315,10 @@ class _Call:
         self._gate.count(what, kind, amount)
 
     def __enter__(self) -> Self:
-        user = self._caller.user
-        is_operator = not self._caller.is_open and self._caller.is_operator()
+        user, is_operator = self._caller.user, self._caller.is_certified_operator
         try:
             self._bounds.spend(user)
-            self._turn = self._turns.turn(user, min(_LINE_S, self.left_s()), is_operator=is_operator)
-            self._turn.__enter__()
+            self._held.enter_context(self._turns.turn(user, min(_LINE_S, self.left_s()), is_operator=is_operator))
         except RmgrError as error:
             self._gate.count("refused", "StoreBusy")
             fail(self._context, error)
@@ -330,7 +330,7 @@ class _Call:
         self.count("stored_bytes", "put", size)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._turn.__exit__(None, None, None)
+        self._held.close()
         if isinstance(error, RmgrError):
             self._gate.count("refused", type(error).__name__)
             fail(self._context, error)

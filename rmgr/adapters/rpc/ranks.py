@@ -126,16 +126,21 @@ class _Servicer:
             link = self._answers.launch(first.node, first.hold)
         except errors.RmgrError as error:
             fail(context, error)
-        context.add_callback(link.close)
-        threading.Thread(target=feed, args=(requests, link, first.data), name="ranks-in", daemon=True).start()
-        try:
-            for piece in link.pieces():
-                yield node_pb2.LaunchChunk(data=piece)
-        finally:
-            link.close()
+        for piece in carried(link, requests, first.data, context, "ranks-in"):
+            yield node_pb2.LaunchChunk(data=piece)
 
 
-def feed(requests: Iterator[Any], link: RanksLink, first: bytes) -> None:
+def carried(link: RanksLink, requests: Iterator[Any], first: bytes, context: grpc.ServicerContext, thread: str) -> Iterator[bytes]:
+    """What the link says, while a thread of this name passes on to it what the asking side sends. The link ends with the call."""
+    context.add_callback(link.close)
+    threading.Thread(target=_feed, args=(requests, link, first), name=thread, daemon=True).start()
+    try:
+        yield from link.pieces()
+    finally:
+        link.close()
+
+
+def _feed(requests: Iterator[Any], link: RanksLink, first: bytes) -> None:
     """What the asking side sends, until it says no more (what runs goes on) or the call is over (the callback ends it)."""
     with suppress(grpc.RpcError):
         if first and not link.send(first):

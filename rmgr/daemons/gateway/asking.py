@@ -167,7 +167,7 @@ class Asking:
     def _answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
         end_s = machine.monotonic() + timeout_s
         self._bounds.spend(caller.user)
-        with self._turns.turn(caller.user, timeout_s, is_operator=not caller.is_open and caller.is_operator()):
+        with self._turns.turn(caller.user, timeout_s, is_operator=caller.is_certified_operator):
             question = decode_question(data)
             kind, name = type(question), type(question).__name__
             self._count("asked", name)
