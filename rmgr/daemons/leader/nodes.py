@@ -43,10 +43,11 @@ DOUBTS = 250
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """A node without Starter, which was of this guid. claimed: how much it had."""
+    """A node without Starter, which was of this guid. claimed: how much it had. alone: it is fenced by a commit of its own."""
 
     guid: str
     claimed: int = 0
+    alone: bool = False
 
 
 class NodeKeeper:
@@ -338,7 +339,7 @@ class NodeKeeper:
                     self._tree.tell(self._try_again(name, case), f"lost node {name}", key=case)
             return
         self._set_alive(liveness.guids(listed or ()))  # drops the cases whose nodes are back
-        doomed = []
+        doomed: list[str] = []
         for name, case in cases.items():
             if self._cases.get(name) is not case:
                 continue
@@ -347,8 +348,10 @@ class NodeKeeper:
                 self._look_soon()
             else:
                 doomed.append(name)
-        for start in range(0, len(doomed), _TOGETHER):
-            self._fence_soon({name: cases[name] for name in doomed[start : start + _TOGETHER]})
+        together = [name for name in doomed if not cases[name].alone]
+        groups = [together[start : start + _TOGETHER] for start in range(0, len(together), _TOGETHER)]
+        for some in [*groups, *([name] for name in doomed if cases[name].alone)]:
+            self._fence_soon({name: cases[name] for name in some})
 
     def _fence_soon(self, cases: dict[str, _Case]) -> None:
         self._tree.tell(self._fence(cases), f"lost nodes {', '.join(cases)}"[:200], key=object())
@@ -374,8 +377,9 @@ class NodeKeeper:
                 for name in standing:
                     del self._cases[name]
                     self.fetch(name)
-            case Unknown():
+            case Unknown():  # also what is too large for one commit
                 for name in standing:
+                    cases[name].alone = True
                     self._tree.tell(self._try_again(name, cases[name]), f"lost node {name}", key=cases[name])
 
     def _fenced(self, cases: dict[str, _Case], reasons: dict[str, str], outcome: Committed) -> None:

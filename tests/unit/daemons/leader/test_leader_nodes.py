@@ -13,7 +13,8 @@ from rmgr.coord.ops import membership
 from rmgr.coord.ops.leader import fence, order, take_over
 from rmgr.coord.ops.work import mark_idle
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Conflict, Delete, Gone, Multi
+from rmgr.coord.protocol.multi import Conflict, Delete, Gone, Holds, Multi, Set
+from rmgr.coord.protocol.records import encode_record
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Revocation, Role
 from rmgr.model.cluster.node import EpochRecord, InboxOrder, NodeState, OrderKind
@@ -265,6 +266,28 @@ def test_starters_lost_together_are_fenced_together_except_the_one_that_comes_ba
     assert fences[2:] == [1] * 30
     assert lists.count(paths.STARTERS) < 10, "not one for each loss"
     assert leader.nodes.alive == {starter.guid for starter in others}
+    bench.close()
+
+
+def test_records_that_are_too_large_for_one_commit_are_fenced_one_by_one() -> None:
+    # 40 lost together, each with 12 KiB of features: one FENCE of all of them is more than a multi may be
+    bench = Bench(ClusterSettings(grace_us=0, mass_loss_share=1.0))
+    bench.lead()
+    features = tuple(f"feature-{number}-{'x' * 180}" for number in range(60))
+    doomed = []
+    for i in range(40):
+        starter = bench.starter(f"n{i}")
+        found, record = bench.outside.get(paths.node(f"n{i}")).result(60), bench.look.node(f"n{i}")
+        assert found is not None
+        large = encode_record(replace(record, attributes=replace(record.attributes, features=features)))
+        path = paths.node(f"n{i}")
+        committed(bench.outside, Multi(name="LARGE", ops=(Set(path, large, found.version),), proof=Holds(path, large)))
+        doomed.append(starter)
+    bench.advance(1.0)
+    for starter in doomed:
+        starter.close()
+    bench.advance(30.0)
+    assert [f"n{i}" for i in range(40) if bench.look.node(f"n{i}").state is not NodeState.FENCED] == []
     bench.close()
 
 
