@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from rmgr.coord import validity
 from rmgr.coord.decisions.keeping import GONE_S, Bar
-from rmgr.coord.ops.leader import order
 from rmgr.coord.ops.membership import is_owner
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
@@ -26,7 +25,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Revocation, RevokedWork, Role
 from rmgr.model.cluster.node import InboxOrder, OrderKind, SubmitterEntry
 from rmgr.model.tasks.submission import Phase, Submission
-from rmgr.runtime.story import Pause, Story, each
+from rmgr.runtime.story import Pause, Story
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.submissions.follow import Followed
@@ -193,19 +192,15 @@ class RevokedKeeper:
 
     def _order(self, user: str, what: OrderKind) -> Story[None]:
         """To the nodes that run something of the user."""
+        detail = f"the credentials of {user} were revoked"
+
+        def order_of(number: int) -> tuple[str, InboxOrder] | None:
+            order = InboxOrder(order=what, submission=number, reason=Reason.REVOKED, detail=detail)
+            return (f"{what}-{number}", order) if self._is_meant(number, user, what) else None
+
         for pause_s in _PAUSES_S if what is OrderKind.SUSPEND else _PAUSES_S[:1]:
             yield Pause(pause_s)
-            nodes = self._keeper.node_names()
-            try:
-                lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
-            except RmgrError:
-                continue
-            for node, names in zip(nodes, lists, strict=True):
-                for number in sorted({key.submission for _, key in paths.blocks_in(names)}):
-                    if self._is_meant(number, user, what):
-                        detail = f"the credentials of {user} were revoked"
-                        told = InboxOrder(order=what, submission=number, reason=Reason.REVOKED, detail=detail)
-                        self._tree.commit(order(node, f"{what}-{number}", told))
+            yield from self._keeper.order_runners(order_of, insists=True)
 
     def _is_meant(self, number: int, user: str, what: OrderKind) -> bool:
         followed = self._followed.get(number)

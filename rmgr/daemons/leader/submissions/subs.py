@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from functools import partial
 
 from rmgr.coord import validity
@@ -34,9 +35,9 @@ from rmgr.coord.decisions.keeping import (
 )
 from rmgr.coord.decisions.progress import overall_state
 from rmgr.coord.nonces import place_of
-from rmgr.coord.ops.leader import tidy_bucket
+from rmgr.coord.ops.leader import order, tidy_bucket
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.multi import Committed, Outcome, Unknown
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.leader.submissions.actions import ReconcileActions
 from rmgr.daemons.leader.submissions.collect import Collector
@@ -46,11 +47,12 @@ from rmgr.daemons.leader.submissions.sweep import Sweeper
 from rmgr.daemons.leader.tree import LeaderContext, WatchedCache, names_below, version_of
 from rmgr.errors import DataLost, InvalidRecord, RmgrError
 from rmgr.model.base.states import State
+from rmgr.model.cluster.node import InboxOrder
 from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.procedures.history import ending_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.story import Pause, Story
+from rmgr.runtime.story import Pause, Story, each
 
 #: Submissions whose reading is under way at once.
 LOADS = 64
@@ -63,6 +65,8 @@ RESYNC_TURNS = 3
 #: So many watches on what will never come are left on the server before the leader connects anew.
 MOST_LEFT_WATCHES = 50_000
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
+#: After orders of which it is not known whether they lie where they should.
+_ORDER_AGAIN_S = 1.0
 
 
 class SubmissionKeeper:
@@ -221,6 +225,28 @@ class SubmissionKeeper:
         found = yield self._tree.get(paths.IDS)
         if found is not None and int(name) < validity.decode(found.data, int, paths.IDS) // 1000:
             self._tree.commit(tidy_bucket(name))
+
+    def order_runners(self, order_of: Callable[[int], tuple[str, InboxOrder] | None], *, insists: bool) -> Story[None]:
+        """Gives orders to all nodes that run something of submissions: the name and the order of each, None = none.
+
+        insists: until it is known that they have them; else once, and whoever asks says it again.
+        """
+        while True:
+            try:
+                nodes = self.node_names()
+                lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
+                sent: list[Future[Outcome]] = []
+                for node, names in zip(nodes, lists, strict=True):
+                    there = sorted({key.submission for _, key in paths.blocks_in(names)})
+                    sent += [self._tree.commit(order(node, *told)) for number in there if (told := order_of(number)) is not None]
+                if not any(isinstance(outcome, Unknown) for outcome in (yield from each(sent))):
+                    return  # a conflict: it lies there already, or that node never was
+            except RmgrError:
+                if not insists:
+                    raise
+            if not insists:
+                return
+            yield Pause(_ORDER_AGAIN_S)
 
     def owners_changed(self, changed: Collection[str]) -> None:
         """Entries of Submitters with these guids have come, gone, or were read."""

@@ -11,13 +11,12 @@ import math
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rmgr.coord import validity
 from rmgr.coord.decisions.changing import cancel_words
 from rmgr.coord.decisions.keeping import BringBack, EndBlock, Move, RenameBlock, SetBlockAside, cancel_reason, end_block, moves, room_of
-from rmgr.coord.ops.leader import discard, order
+from rmgr.coord.ops.leader import discard
 from rmgr.coord.ops.work import bring_back, rename, set_aside
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
@@ -261,25 +260,21 @@ class Sweeper:
         since, followed.told = followed.told, len(submission.changes)
         self._keeper.amended(submission.id, followed.told)
         if any(change.terms.time_limit_us is not None for change in submission.changes[since:]):
-            self._tree.tell(self._order_update(submission.id, f"update-{submission.id}-{followed.told}"), "orders to update", key=object())
-
-    def _order_update(self, number: int, name: str) -> Story[None]:
-        nodes = self._keeper.node_names()
-        lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
-        for node, names in zip(nodes, lists, strict=True):
-            if any(key.submission == number for _, key in paths.blocks_in(names)):
-                self._tree.commit(order(node, name, InboxOrder(order=OrderKind.UPDATE, submission=number)))
+            name, what = f"update-{submission.id}-{followed.told}", InboxOrder(order=OrderKind.UPDATE, submission=submission.id)
+            orders = self._keeper.order_runners(lambda number: (name, what) if number == what.submission else None, insists=True)
+            self._tree.tell(orders, "orders to update", key=name)
 
     def _order_cancels(self, wanted: dict[int, Followed]) -> Story[None]:
-        nodes = self._keeper.node_names()
-        lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
-        for node, names in zip(nodes, lists, strict=True):
-            for number, _ in groupby(sorted(key.submission for _, key in paths.blocks_in(names) if key.submission in wanted)):
-                submission = wanted[number].submission
-                if submission is not None and submission.phase is Phase.CANCELLED:
-                    reason, detail = cancel_reason(submission), cancel_words(submission)
-                    what = InboxOrder(order=OrderKind.CANCEL, submission=number, reason=reason, detail=detail)
-                    self._tree.commit(order(node, f"cancel-{number}", what))
+        """The next look says them again."""
+
+        def order_of(number: int) -> tuple[str, InboxOrder] | None:
+            submission = wanted[number].submission if number in wanted else None
+            if submission is None or submission.phase is not Phase.CANCELLED:
+                return None
+            reason, detail = cancel_reason(submission), cancel_words(submission)
+            return f"cancel-{number}", InboxOrder(order=OrderKind.CANCEL, submission=number, reason=reason, detail=detail)
+
+        return self._keeper.order_runners(order_of, insists=False)
 
 
 def _is_in(followed: Followed, phase: Phase) -> bool:

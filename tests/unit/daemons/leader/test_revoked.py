@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi
 from rmgr.coord.protocol.records import decode_record
+from rmgr.errors import PermissionDenied
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Revocation, RevokedWork, Role
 from rmgr.model.cluster.node import InboxOrder, OrderKind
@@ -164,6 +167,37 @@ def test_held_what_runs_stands_still_until_something_else_is_said(bench: Bench) 
     change(bench, RevokedWork.KEEP)
     assert orders(bench) == [(OrderKind.RESUME, number)]
     assert shown(bench, others) == (Phase.OPEN, "")
+
+
+@pytest.mark.parametrize("away", ["the lists", "the answers"])
+def test_what_stood_goes_on_although_zookeeper_did_not_answer_when_that_was_said(bench: Bench, away: str) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(8, user="eve")
+    starter.claim("n1")
+    revoke(bench, replace(EVES, work=RevokedWork.HOLD))
+    bench.advance(20.0)
+    for name in bench.look.names(paths.inbox_node("n1")):
+        committed(starter.coordinator, crossed_off(name))
+    children, commit, left = bench.leader_coordinator.children, bench.leader_coordinator.commit, [2]
+
+    def refused() -> Future[Any]:
+        left[0] -= 1
+        answer: Future[Any] = Future()
+        answer.set_exception(PermissionDenied("not now"))
+        return answer
+
+    def listing(path: str, **options: Any) -> Future[Any]:
+        return refused() if away == "the lists" and left[0] and path == paths.running_node("n1") else children(path, **options)
+
+    def committing(multi: Multi, **options: Any) -> Future[Any]:
+        return refused() if away == "the answers" and left[0] and multi.name == "ORDER" else commit(multi, **options)
+
+    bench.leader_coordinator.children, bench.leader_coordinator.commit = listing, committing  # type: ignore[method-assign]
+    change(bench, RevokedWork.KEEP)
+    bench.advance(10.0)
+    assert left == [0]
+    assert orders(bench) == [(OrderKind.RESUME, number)]
 
 
 def crossed_off(name: str) -> Multi:
