@@ -75,7 +75,7 @@ class JobTable:
     pins: dict[int, int] = field(default_factory=dict)  #: job that has refused to stop -> until when it is not asked again (us)
     known: OrderedDict[int, Known] = field(default_factory=OrderedDict)  #: of jobs whose blocks told more than their records
     refused_blocks: dict[str, str] = field(default_factory=dict)  #: names that are no jobs: told once
-    unreadable_blocks: set[str] = field(default_factory=set)  #: names of blocks that cannot be read: no jobs either
+    unreadable_blocks: dict[str, set[str]] = field(default_factory=dict)  #: queue -> names of blocks that cannot be read: no jobs either
     _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
     _there: dict[str, set[int]] = field(default_factory=dict)  # head -> its placed jobs
     _taken: dict[str, dict[str, float]] = field(default_factory=dict)  # queue -> name -> when our commit took it away
@@ -117,7 +117,8 @@ class JobTable:
     def came(self, queue: str, cache: WatchedCache[list[str]]) -> Iterator[tuple[str, BlockKey]]:
         """Names under `pending` that are not accounted for; `settle` or `wait` accounts for them."""
         taken = self._taken.setdefault(queue, {})
-        for name in sorted(set(cache.value or ()) - self._seen.setdefault(queue, set()) - self.unreadable_blocks, key=paths.claim_order):
+        names = set(cache.value or ()) - self._seen.setdefault(queue, set()) - self.unreadable_blocks.get(queue, set())
+        for name in sorted(names, key=paths.claim_order):
             taken_s = taken.get(name)
             if taken_s is not None:
                 if cache.asked_s <= taken_s:
@@ -131,6 +132,10 @@ class JobTable:
     def went(self, queue: str, cache: WatchedCache[list[str]]) -> list[int]:
         """Waiting jobs whose names are gone from the list; they are forgotten."""
         seen, names = self._seen.setdefault(queue, set()), set(cache.value or ())
+        unreadable = self.unreadable_blocks.get(queue, set())
+        for name in unreadable - names:  # held, or moved: what comes back under that name is looked at anew
+            self.refused_blocks.pop(name, None)
+        unreadable &= names
         gone = seen - names
         seen -= gone
         taken = self._taken.get(queue, {})
@@ -160,6 +165,10 @@ class JobTable:
     def settle(self, queue: str, name: str) -> None:
         """Nothing more is to be done about this name while it stands there."""
         self._seen.setdefault(queue, set()).add(name)
+
+    def cannot_read(self, waiting: Waiting) -> None:
+        """Its block is none; not looked at again while it stands there."""
+        self.unreadable_blocks.setdefault(waiting.queue, set()).add(waiting.name)
 
     # -- running ----------------------------------------------------------------------------------------------------------------
 

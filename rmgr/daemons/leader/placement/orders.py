@@ -281,14 +281,14 @@ class PlanExecution:
             return data
         except RmgrError as error:
             self._term.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=error.message)
-            self._job_table.unreadable_blocks.add(waiting.name)
+            self._job_table.cannot_read(waiting)
             return None
 
     def _spoil(self, job: int, error: Exception) -> None:
         """What is recorded of the job makes its start raise: it waits on, and is not tried again while its block stands there."""
         waiting = self._job_table.waiting[job]
         self._term.aside.add(f"{paths.pending(waiting.queue)}/{waiting.name}", None, error)
-        self._job_table.unreadable_blocks.add(waiting.name)
+        self._job_table.cannot_read(waiting)
         self._job_table.refused_blocks[waiting.name] = f"{type(error).__name__}: {error}"
         self._problem = self._problem or f"job {job} cannot be started"
 

@@ -40,6 +40,8 @@ _KEEP_S = 60.0
 #: A drain that was asked for is seen within so long.
 _DRAIN_S = 10.0
 _RETRY_S = 0.2
+#: An answer of which it is not known whether it was written.
+_ANSWER_AGAIN_S = 1.0
 #: How long the end of a checkpoint order may come behind the end of the block that it was for, and the next attempt behind a lost one.
 _ORDER_S, _BACK_S = 10.0, 2.0
 #: Texts about jobs in the answer to a request: it is one znode.
@@ -121,7 +123,11 @@ class UserRequests:
         answer = yield from self._answer_to(guid, found)
         if answer is not None:
             self._term.log.info("request_answered", submission=answer.submission, count=len(answer.done), error=answer.error)
-            yield self._tree.commit(leader_ops.answer_request(guid, answer, found.version))
+            until_s = self._tree.clock() + _KEEP_S
+            while isinstance((yield self._tree.commit(leader_ops.answer_request(guid, answer, found.version))), Unknown):
+                if self._tree.clock() > until_s:
+                    break
+                yield Pause(_ANSWER_AGAIN_S)
         yield Pause(_KEEP_S)  # without an answer, too: who has asked has long given up by then
         yield self._tree.commit(leader_ops.clear_request(guid))
 

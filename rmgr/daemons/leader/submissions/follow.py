@@ -183,8 +183,10 @@ class Followed:
         self._record.pace_s = self._tree.clock() - self._record.asked_s + _ANSWER_S
 
     def put_record(self, submission: Submission, version: int) -> None:
-        """The record is `submission` now; CLOSED is its last state."""
+        """The record is `submission` now, unless a newer one was read while the answer was on its way; CLOSED is its last state."""
         self._record.pace_s = 0.0
+        if version < self.version:
+            return
         if submission.phase is Phase.CLOSED:
             self._record.stop()
         old, self.submission, self.version = self.submission, submission, version
@@ -194,11 +196,15 @@ class Followed:
 
     def put_tail(self, tail: Tail, version: int) -> None:
         """The tail is `tail` now."""
+        if version < self.tail_version:
+            return
         self.progress.tail, self.tail_version = tail, version
         self._touch()
 
     def put_paged(self, paged: Paged, version: int) -> None:
         """/done says `paged` now."""
+        if version < self.done_version:
+            return
         self.paged, self.done_version = paged, version
         self._sizes.drop_below(self.paged.base)
         self._touch()

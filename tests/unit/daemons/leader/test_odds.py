@@ -10,11 +10,11 @@ import pytest
 
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi, Set
 from rmgr.coord.protocol.multi import Outcome as Answer
 from rmgr.coord.protocol.records import encode_fragment
 from rmgr.errors import PermissionDenied
-from rmgr.model.base.states import State
+from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
@@ -138,6 +138,53 @@ def test_a_block_that_is_none_is_no_job(bench: Bench) -> None:
     assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == numbers
     assert [key.submission for key in bench.look.pending("batch")] == [bad]
     starter.close()
+
+
+def test_a_block_that_comes_back_in_order_under_its_name_is_a_job_again(bench: Bench) -> None:
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
+    path = f"{paths.pending('batch')}/{bench.look.names(paths.pending('batch'))[0]}"
+    good = bench.outside.get(path).result(60)
+    assert good is not None
+    committed(bench.outside, Multi(name="ODD", ops=(Set(path, b"\xc1", -1),), proof=Exists(path)))
+    bench.lead()
+    bench.advance(3)
+    assert bench.look.keys(paths.running_node("n1")) == []
+    committed(bench.outside, Multi(name="HELD", ops=(Delete(path),), proof=Gone(path)))
+    bench.advance(3)
+    committed(bench.outside, Multi(name="BACK", ops=(Create(path, good.data),), proof=Exists(path)))
+    bench.advance(3)
+    assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
+    starter.close()
+
+
+def test_an_answer_to_a_commit_that_is_late_does_not_undo_what_was_read_meanwhile(bench: Bench) -> None:
+    # the leader breaks it off; before the answer comes (the link was away), its user changes it once more
+    commit, late = bench.leader_coordinator.commit, []
+
+    def slow(multi: Multi, **options: Any) -> Future[Answer]:
+        answer = commit(multi, **options)
+        if multi.name != "MAX_FAILS":
+            return answer
+        late.append((Future[Answer](), answer))
+        return late[0][0]
+
+    bench.leader_coordinator.commit = slow  # type: ignore[method-assign]
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(2, block=1, max_fails=0)
+    failing, running = starter.claim("n1"), starter.claim("n1")
+    starter.complete("n1", failing, state=State.FAILED, reason=Reason.EXIT_CODE)
+    bench.advance(1)
+    bench.submitter.change(number, gate=None, name="other")
+    bench.advance(1)
+    (held, answer), *others = late
+    assert not others
+    held.set_result(answer.result(60))
+    bench.advance(1)
+    starter.complete("n1", running, state=State.CANCELLED, reason=Reason.MAX_FAILS)
+    bench.advance(60)
+    assert bench.phase(number) is Phase.CLOSED
 
 
 def test_outcomes_of_tasks_that_cannot_be_fill_no_memory(bench: Bench) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Create, Exists, Multi
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.daemons.leader.placement.requests import UserRequest, answer_of
-from rmgr.errors import RmgrError
+from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import MAX_INDEX, Rigid
 from rmgr.model.tasks.request import StopKind, StopRequest, TaskRanges, indices_of
@@ -44,6 +46,25 @@ def test_a_task_that_cannot_be_is_refused_and_jobs_are_placed(bench: Bench, inde
     answer = decode_record(found.data, StopRequest)
     assert answer.answered
     assert answer.error
+
+
+def test_an_answer_of_which_zookeeper_does_not_say_whether_it_stands_is_written_again(bench: Bench) -> None:
+    commit, left = bench.leader_coordinator.commit, [2]
+
+    def committing(multi: Multi, **options: Any) -> Future[Any]:
+        if multi.name != "ANSWER" or not left[0]:
+            return commit(multi, **options)
+        left[0] -= 1
+        answer: Future[Any] = Future()
+        answer.set_exception(PermissionDenied("not now"))
+        return answer
+
+    bench.leader_coordinator.commit = committing  # type: ignore[method-assign]
+    committed(bench.outside, leader_ops.ask_leader("mine", StopRequest(kind=StopKind.MIGRATE, submission=7, index=0)))
+    bench.advance(5)
+    found = bench.outside.get(paths.request("mine")).result(60)
+    assert found is not None
+    assert decode_record(found.data, StopRequest).answered
 
 
 def test_ranges_become_indices() -> None:
