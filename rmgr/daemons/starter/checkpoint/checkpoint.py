@@ -133,10 +133,9 @@ class Checkpoints:
             self._node.log.warning("checkpoint_refused", block=paths.block_name(block.key), why="it is work that Starters pull")
             return
         if block.ready:
-            if is_stop and not block.is_revoked:
-                block.is_revoked = True
-                self._node.giving.return_unstarted(block)
-            elif not is_stop:
+            if is_stop:
+                self._node.giving.revoke(block)
+            else:
                 self.notes.tell(block, "checkpoint refused: its job has not started yet", orders=(guid,))
             return
         if not block.live or (case is not None and case.phase is CheckpointPhase.LEAVING):

@@ -138,7 +138,7 @@ class Restores:
 
     def _spread(self, case: _Case, manifest: Manifest, key: str) -> Story[None]:
         block = case.block
-        others: list[JobDirectory] = self._parts.parts(block, lambda: case.is_over or block.is_revoked)[1:]
+        others: list[JobDirectory] = self._parts.parts(block, lambda: case.is_over or block.goes_back)[1:]
         try:
             yield self._parts.background(lambda: each(others, lambda part: part.restore(manifest, key)))
         except DataLost as error:  # readable here, and not there: the one before it
@@ -152,9 +152,7 @@ class Restores:
             if case.is_over:
                 return
             self._node.log.error("checkpoint_not_restored", block=paths.block_name(block.key), error=sentence(error))
-            if not block.is_revoked:
-                block.is_revoked = True
-                self._node.giving.return_unstarted(block)
+            self._node.giving.revoke(block)
         else:
             case.is_everywhere = True
 

@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -42,6 +43,27 @@ FEW_S, SHORT_S = 0.05, 0.01
 _BARRED_S = 1.0
 #: What never changes while a block runs, whatever its znode says when it is read again.
 _KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial", "stopping", "story", "awaits")
+
+
+class BlockVerdict(StrEnum):
+    """Whether a block may run on this node, and what becomes of its tasks that have not begun if it may not."""
+
+    MAY_RUN = "may-run"
+    BARRED = "barred"  #: the key that signed it was revoked: it goes back to its queue, where its fate is the leader's to say
+    TURNED_AWAY = "turned-away"  #: its queue or this node does not take it: it goes back, and if it cannot, it is refused
+    REVOKED = "revoked"  #: its start has come to nothing, or its user cannot be served here: it goes back
+    REFUSED = "refused"  #: whatever anybody signed: it ends
+
+
+#: Verdict -> what it may become. What is not here changes nothing: something was decided before.
+VERDICT_CHANGES: dict[BlockVerdict, frozenset[BlockVerdict]] = {
+    BlockVerdict.MAY_RUN: frozenset(BlockVerdict) - {BlockVerdict.MAY_RUN},
+    BlockVerdict.BARRED: frozenset({BlockVerdict.TURNED_AWAY}),
+    BlockVerdict.TURNED_AWAY: frozenset({BlockVerdict.REFUSED}),
+    BlockVerdict.REVOKED: frozenset(),
+    BlockVerdict.REFUSED: frozenset(),
+}
+_GO_BACK = frozenset({BlockVerdict.BARRED, BlockVerdict.TURNED_AWAY, BlockVerdict.REVOKED})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,10 +126,9 @@ class ClaimedBlock:
     sending: CompletePart | Return | PendingNote | None = None
     info: Any = None  #: what its daemon knows of its submission
     seal: Seal | None = None  #: of `payloads`, as claimed
-    refusal: str = ""  #: why nothing of it may run, whatever anybody signed
+    verdict: BlockVerdict = BlockVerdict.MAY_RUN  #: changed by `judge` alone
+    why: str = ""  #: it was turned away, or refused
     is_verified: bool = False  #: it is what its user signed (secured clusters)
-    is_barred: bool = False  #: the key that signed it was revoked: what of it has not begun goes back to its queue
-    turned_away: str = ""  #: why its queue or this node does not take it: it goes back, and if it cannot, it ends
     return_after_s: float = -math.inf  #: not earlier (monotonic): its way back was barred a moment ago
     is_dropped: bool = False  #: over, or not the node's own any more; late ends of its tasks mean nothing
     cancel_all: str | None = None  #: the user's words: every task of it that has not ended is cancelled
@@ -119,7 +140,6 @@ class ClaimedBlock:
     claims: ClaimStage = ClaimStage.HERE  #: of output keys that its Submitter has left to this node
     in_vain: int = 0  #: workers and slots that have died in a row with tasks of it, of which none had begun
     limit_us: int = -1  #: of a job whose terms were changed while it ran (0 = none); -1: its time limit is that of its record
-    is_revoked: bool = False  #: its start was not complete in time: it goes back to its queue
 
     def cancel_words(self, index: int) -> str | None:
         """The user's words if the task is to be cancelled, else None."""
@@ -160,6 +180,18 @@ class ClaimedBlock:
         if needs and self.data.allocation is not None:
             needs = tuple((name, count * self.data.allocation.shares[0][1]) for name, count in needs)
         return self.key.cores, self.key.memory_mib, needs
+
+    def judge(self, verdict: BlockVerdict, why: str = "") -> bool:
+        """It is so from now on, unless something was decided before (`VERDICT_CHANGES`): False."""
+        if verdict not in VERDICT_CHANGES[self.verdict]:
+            return False
+        self.verdict, self.why = verdict, why
+        return True
+
+    @property
+    def goes_back(self) -> bool:
+        """What of it has not begun goes back to its queue."""
+        return self.verdict in _GO_BACK
 
     @property
     def waits(self) -> bool:
@@ -378,7 +410,8 @@ class ClaimedBlock:
         """A multi met something that should not be there. What must not run here, and cannot go back either, ends."""
         if isinstance(self.sending, Return):
             self.return_after_s = now_s + _BARRED_S
-            self.refusal, self.turned_away = self.refusal or self.turned_away, ""
+            if self.verdict is BlockVerdict.TURNED_AWAY:
+                self.judge(BlockVerdict.REFUSED, self.why)
 
     def reread(self, data: BlockData, version: int, now_s: float) -> None:
         """What the running znode really holds, after a commit of unknown fate or a new registration.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from rmgr.coord import nonces
 from rmgr.coord.seal import NotSealed, amendment_fault, block_statement, check_shape, opened, seal_fragment, spec_digest
+from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.block import Fragment
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.pki import Certified
     from rmgr.adapters.identity.trust import Trust
-    from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.submissions import Info, RecordCache
     from rmgr.model.tasks.block import Seal
     from rmgr.model.tasks.submission import Amendment, Submission
@@ -40,10 +40,10 @@ class Admission(Enum):
 
 def admission_of(block: ClaimedBlock, gate: Gate | None) -> FetchFailure | Admission:
     """As `Gate.admission`, for open clusters (no gate), too: what no block or record may hold runs nowhere."""
-    if why := block.refusal or block.info.refusal:
-        return FetchFailure(Reason.UNTRUSTED, f"refused: {why}", blames_node=False, is_refusal=True)
-    if block.turned_away:
-        return Admission.AWAITED  # it is on its way back
+    if block.verdict is BlockVerdict.REFUSED or block.info.refusal:
+        return FetchFailure(Reason.UNTRUSTED, f"refused: {block.why or block.info.refusal}", blames_node=False, is_refusal=True)
+    if block.goes_back:
+        return Admission.AWAITED
     return gate.admission(block) if gate is not None else Admission.GRANTED
 
 
@@ -85,7 +85,7 @@ class Gate:
         if block.is_verified:
             return Admission.GRANTED
         if self.is_barred(block.seal, block.info):
-            block.is_barred = True  # to be given back
+            block.judge(BlockVerdict.BARRED)
             return Admission.AWAITED
         info: Info = block.info
         try:

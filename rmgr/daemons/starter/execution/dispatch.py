@@ -118,6 +118,9 @@ class Dispatcher:
                 continue
             if is_reserved and not block.is_placed:
                 break
+            if block.goes_back:
+                is_reserved = is_reserved or block.is_placed
+                continue
             needs = block.info.needs
             if needs and lacking and any(name in lacking for name, _ in needs):
                 continue

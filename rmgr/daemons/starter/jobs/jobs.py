@@ -361,11 +361,8 @@ class Jobs:
     def may_start(self, block: ClaimedBlock) -> bool:
         """What it begins with is here, and all its nodes are ready; sees to it. Raises: OSError when no slot can be opened."""
         allocation = block.data.allocation
-        if block.is_revoked and allocation is not None and not allocation.helpers:
-            self._node.giving.return_unstarted(block)
-            return False
         part = self.gangs.label(block)
-        if part and allocation is not None and not block.is_revoked and self.gangs.seat(allocation, part, block.info) is None:
+        if part and allocation is not None and self.gangs.seat(allocation, part, block.info) is None:
             return False
         if not self.checkpoints.restores.is_here(block) or not self.barriers.may_start(block) or (part and not self.gangs.has_begun(part)):
             return False
@@ -396,8 +393,7 @@ class Jobs:
     def lose(self, block: ClaimedBlock, node: str) -> None:
         """A node of its allocation is gone: what has started ends as a loss, what has not goes back to its queue."""
         if block.ready:
-            block.is_revoked = True
-            self._node.giving.return_unstarted(block)
+            self._node.giving.revoke(block)
         elif not self.checkpoints.lose(block, node) and not self.verdicts.lose(block, node):
             self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
 

@@ -141,18 +141,15 @@ class Barriers:
             if barrier.is_seated:
                 self._shared.after(limit_s, settle_again)
         waiting = [node for node, _ in allocation.helpers if node not in barrier.ready]
-        if not waiting and block.seat is not None and not block.is_revoked:
+        if not waiting and block.seat is not None:
             if not self._node.jobs.checkpoints.restores.is_everywhere(block):
                 return False
             self._stand_up(block)
             return True
-        if block.is_revoked:
-            self._node.giving.return_unstarted(block)
-        elif now_s >= barrier.end_s:
-            block.is_revoked = True
+        if now_s >= barrier.end_s:
             why = f"not ready in time: {', '.join(waiting) or block.node}{f' ({barrier.last})' if barrier.last else ''}"
             self._node.log.warning("start_revoked", block=paths.block_name(block.key), why=why)
-            self._node.giving.return_unstarted(block)
+            self._node.giving.revoke(block)
         else:
             for helper in waiting:
                 self._node.jobs.stories.begin(self._prepare(barrier, helper), key=("prepare", block, helper))

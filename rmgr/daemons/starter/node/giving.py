@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
-from rmgr.daemons.starter.core.blocks import ClaimedBlock, Return, split_share
+from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock, Return, split_share
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
@@ -90,7 +90,7 @@ class Giving:
             self._gate_seen = gate.generation
             self._doubt(gate, blocks)
         for block in blocks:
-            if is_draining or ((block.is_barred or block.turned_away) and block.ready):
+            if is_draining or block.goes_back:
                 self.return_unstarted(block)
 
     def _doubt(self, gate: Gate, blocks: list[ClaimedBlock]) -> None:
@@ -98,7 +98,8 @@ class Giving:
         doubtful = [block for block in blocks if gate.has_ended(block) or gate.is_barred(block.seal, block.info)]
         for block in doubtful:
             self._node.dispatch.doubt(block)
-            block.is_barred = gate.is_barred(block.seal, block.info)
+            if gate.is_barred(block.seal, block.info):
+                block.judge(BlockVerdict.BARRED)
         if doubtful:
             self._node.dispatch.recall_all()
 
@@ -120,9 +121,13 @@ class Giving:
         self._node.ends.reopening.forget(refused)
         for block in list(self._node.blocks.values()):
             if block.ready and block.info.record.user in refused:
-                block.is_revoked = True
-                self.return_unstarted(block)
+                self.revoke(block)
         return again_s
+
+    def revoke(self, block: ClaimedBlock) -> None:
+        """Its start has come to nothing, or cannot be here: what of it has not begun goes back."""
+        block.judge(BlockVerdict.REVOKED)
+        self.return_unstarted(block)
 
     def return_unstarted(self, block: ClaimedBlock) -> None:
         """What of it has not started goes back to its queue."""
@@ -134,8 +139,9 @@ class Giving:
             held = (yield self._shared.coordinator.stat(paths.gate(block.key.submission))) is None
         except RmgrError:
             return
-        goes_back = self._node.is_draining or block.is_revoked or block.is_barred or block.turned_away
-        if self._node.blocks.get(block.key) is not block or block.sending is not None or not goes_back:
+        if self._node.blocks.get(block.key) is not block or block.sending is not None:
+            return
+        if not (self._node.is_draining or block.goes_back):
             return
         count = block.tail(256)
         if count and self._shared.committer.may_commit:

@@ -28,7 +28,7 @@ from rmgr.coord.ops.work import HANDED_SEQ
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Multi, Stamped, Stat
 from rmgr.coord.validity import check_block, decode
-from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock
 from rmgr.daemons.starter.core.io import Quietly
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.errors import RmgrError
@@ -262,7 +262,7 @@ class Hands:
             why = caps.why(info.record.user)
         if why:
             self._node.log.warning("block_refused", node=node.name, block=paths.block_name(key), why=why)
-            block.turned_away = why
+            block.judge(BlockVerdict.TURNED_AWAY, why)
             node.giving.give_back(block, block.tail(key.count), name="RETURN", held=False)
 
 

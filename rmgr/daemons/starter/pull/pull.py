@@ -19,7 +19,7 @@ from rmgr.coord.decisions.admitted import not_admitted
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Outcome
-from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock
 from rmgr.daemons.starter.core.shares import AGAIN_S, AHEAD_S, claim_size, owed_of, wants_more
 from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
@@ -433,7 +433,9 @@ class Puller:
         left_behind = board.take(candidate, rest)
         part = ops.cut(data, key.first, mine.first, take)
         block = ClaimedBlock.claimed(node.name, board.spec.name, mine, part)
-        block.info, block.refusal = info, candidate.refusal
+        block.info = info
+        if candidate.refusal:
+            block.judge(BlockVerdict.REFUSED, candidate.refusal)
         flying = _Flying(mine, info, board.spec.name, part, board, candidate, left_behind, clears_idle, block)
         self._flying[mine] = flying
         self._seen = None

@@ -21,7 +21,7 @@ import msgspec
 
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_keyed
-from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock
 from rmgr.daemons.starter.core.fetch import ArgumentsPiece, FetchFailure
 from rmgr.daemons.starter.core.io import Convoy, StoreIO
 from rmgr.daemons.starter.core.shares import BATCH_TASKS
@@ -132,7 +132,7 @@ class Stager:
 
     def meet(self, block: ClaimedBlock) -> None:
         """It may be the node's own soon: inputs of its first tasks are read while that is being decided. Else: `forget`."""
-        if block.data.keyed and not block.refusal and block.payloads is not None:
+        if block.data.keyed and block.verdict is not BlockVerdict.REFUSED and block.payloads is not None:
             self.read_ahead(block)
 
     def read_ahead(self, block: ClaimedBlock) -> bool:

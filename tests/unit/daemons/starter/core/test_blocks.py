@@ -16,7 +16,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Check, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block, encode_failed
 from rmgr.coord.seal import block_statement, seal_blocks
-from rmgr.daemons.starter.core.blocks import GATHER_S, ClaimedBlock, CompletePart, failed_record, split_share
+from rmgr.daemons.starter.core.blocks import GATHER_S, VERDICT_CHANGES, BlockVerdict, ClaimedBlock, CompletePart, failed_record, split_share
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, BlockData, BlockKey, Outcome
 
@@ -328,3 +328,32 @@ def test_whatever_a_node_commits_of_a_signed_block_is_recognised_again(seed: int
                 if isinstance(op, Create):
                     first, count, _ = paths.parse_failed_range(op.path.rpartition("/")[2])
                     recognised(replace(key, first=first, count=count), decode_block(decode_failed(op.data).block))
+
+
+@pytest.mark.parametrize("before", BlockVerdict)
+@pytest.mark.parametrize("after", BlockVerdict)
+def test_a_verdict_changes_as_its_table_says_and_else_stays_with_its_reason(before: BlockVerdict, after: BlockVerdict) -> None:
+    block = a_block()
+    block.verdict, block.why = before, "as before"
+    is_legal = after in VERDICT_CHANGES[before]
+    assert block.judge(after, "now") is is_legal
+    assert (block.verdict, block.why) == ((after, "now") if is_legal else (before, "as before"))
+
+
+def test_no_block_that_may_not_run_ever_may_again() -> None:
+    assert not any(BlockVerdict.MAY_RUN in changes for changes in VERDICT_CHANGES.values())
+
+
+def test_what_was_turned_away_and_cannot_go_back_is_refused_and_all_else_tries_again() -> None:
+    for verdict in (BlockVerdict.TURNED_AWAY, BlockVerdict.REVOKED, BlockVerdict.BARRED):
+        block = a_block()
+        assert block.judge(verdict, "it does not fit")
+        assert block.goes_back
+        block.give_back(4, 7, "stamp", name="RETURN")
+        block.way_back_barred(5.0)
+        block.refused(5.0)
+        assert block.goes_back is (verdict is not BlockVerdict.TURNED_AWAY)
+        assert not block.may_return(5.1)
+        assert block.may_return(7.0)
+        if verdict is BlockVerdict.TURNED_AWAY:
+            assert (block.verdict, block.why) == (BlockVerdict.REFUSED, "it does not fit")
