@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmgr.coord import validity
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.errors import NotFound, RmgrError, Unavailable
@@ -25,6 +25,8 @@ from rmgr.model.tasks.submission import Paged
 from rmgr.model.wire.line import Ahead, Told
 from rmgr.procedures.bounded import raw_page_at
 from rmgr.runtime import machine
+from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.story import Bell, Pause, Stories, Story, each
 from rmgr.submitter.port import PAGED, Read
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ _DENSE = 2
 #: How long after the watch of a fragment its news on a direct line are waited for (s). Without any news for the second time the
 #: next fragment is watched again.
 _NEWS_S, _REST_S = 0.005, 0.03
+#: The first and the longest pause after which is asked again what nobody has answered (s).
+_RETRY_S, _LONGEST_S = 0.1, 2.0
 #: Waited for each task that has not ended, to let fragments gather; in all at most, and at least: less is not worth a timer (s).
 _TASK_S, _MOST_S, _LEAST_S = 50e-6, 0.02, 0.002
 #: Outcomes of a small fragment.
@@ -84,19 +88,19 @@ class Follower:
         self._resync_s = resync_s
         self._next = 0  # the first fragment not read yet
         self._page_at = 0  # a page begins here, at or below `_next`
-        self._window = 0
         self._streak = 0
-        self._flying = False  # a look is under way, or the next one has its time
-        self._again = False
         self._stopped = False
+        self._stories = Stories(host)
+        self._bell = Bell(host)
+        self._hint: tuple[int, Future[Stamped | None] | None] | None = None  # a fragment that was announced
+        self._due: Look | None = None
+        self._is_looking = False
         self._pace = Pace(unfinished)
         self._is_paced = False  # the watched fragment will not be read at once
-        self._retry_s = 0.1
-        self._timer: Any = None
         self._watched = -1  # this fragment's watch stands
         self._ahead: tuple[Ahead, Fragment] | None = None  # what a Starter is committing, and would be believed
         self._heard_s = -math.inf
-        self._resting = False
+        self._awaits_silence = False
         self._is_resting = False  # nothing is read for the moment
 
     # -- the owner's side
@@ -104,23 +108,19 @@ class Follower:
     def start(self, *, fresh: bool, first: int = 0) -> None:
         """Begins with fragment `first`. fresh: the submission has just been made, there is nothing to catch up with."""
         self._next = first
-        if fresh:
-            self._look()
-        else:
-            self._look(check=True)
-        self._schedule()
+        self._stories.begin(self._follow(Look(check=not fresh)))
+        self._stories.begin(self._resync())
 
     def stop(self) -> None:
         """Delivers nothing more."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stories.stop()
 
     def rest(self, *, is_resting: bool) -> None:
         """Reads nothing more until it is told to go on: who hears of it has enough for now."""
         was, self._is_resting = self._is_resting, is_resting
-        if was and not is_resting and not self._flying:
-            self._look(check=True)
+        if was and not is_resting:
+            self._is_due(Look(check=True))
 
     def nudge(self) -> None:
         """Looks now, because of a hint from elsewhere (a new session, a caller that waits)."""
@@ -145,198 +145,170 @@ class Follower:
         self._hand_over()
         self._rest()
 
-    # -- reading
-
-    def _rest(self) -> None:
-        """The last fragment was not read. The next one is watched when no more news come this way."""
-        self._heard_s = machine.monotonic()
-        if not self._resting:
-            self._resting = True
-            self._host.after(_REST_S, self._rested)
-
-    def _rested(self) -> None:
-        left_s = self._heard_s + _REST_S - machine.monotonic()
-        if left_s > _REST_S / 10 and not self._stopped:
-            self._host.after(left_s, self._rested)
-            return
-        self._resting = False
-        if self._watched != self._next:
-            self._window = 0
-            self._look()
-
-    def _schedule(self) -> None:
-        self._timer = self._host.after(self._host.jitter(self._resync_s), self._resync)
-
-    def _resync(self) -> None:
-        if not self._stopped:
-            self._schedule()
-            if not self._flying:
-                self._look(check=True)
-
-    def _look(self, *, check: bool = False, asked: Future[Stamped | None] | None = None) -> None:
-        """Asks for the next `_window` fragments, and watches the one behind them.
-
-        check: also reads how many there are, and whether the next one was paged out. asked: the next one is under way.
-        """
-        if self._stopped or self._flying or self._is_resting:
-            return
-        self._flying, self._again = True, False
-        coordinator, first, window = self._host.coordinator, self._next, self._window
-        probe = done = None
-        if window != 1 or check or not self._may_end():
-            # Before what it stands behind is read: when that is still there afterwards, this one was not paged out, it is yet to come.
-            self._watched = watched = first + window
-            self._is_paced = self._pace.wait_s() > 0
-            probe = coordinator.stat(paths.fragment(self.number, watched), watch=lambda: self._on_watch(watched))
-        if asked is None:
-            gets = [coordinator.get(paths.fragment(self.number, first + i)) for i in range(window)]
-            questions: list[Future[Any]] = [probe, *gets] if probe is not None else [*gets]
-        else:
-            gets = [asked]
-            questions = [asked, probe] if probe is not None else [asked]
-            if probe is not None:  # somebody may wait for just this one
-                asked.add_done_callback(lambda _: self._host.post(lambda: self._arrived_alone(first, asked)))
-        if check:
-            done = coordinator.get(paths.done(self.number))
-            questions.append(done)
-        # Answers come in the order of the questions: when the last is there, all are.
-        questions[-1].add_done_callback(lambda _: self._host.post(lambda: self._answered(first, gets, done, probe)))
+    # -- hints
 
     def _on_watch(self, number: int) -> None:
         """Runs on the thread that brings the watch. The fragment is asked for at once, unless others are being read."""
         # A guess: the owner's thread decides.
-        may_ask = number == self._next and self._ahead is None and not (self._flying or self._stopped or self._is_paced)
+        may_ask = number == self._next and self._ahead is None and not (self._is_looking or self._stopped or self._is_paced)
         asked = self._host.coordinator.get(paths.fragment(self.number, number)) if may_ask else None
         self._host.post(lambda: self._announced(number, asked))
 
     def _announced(self, number: int, asked: Future[Stamped | None] | None) -> None:
+        """A fragment is there; -1: perhaps. asked: it is under way."""
         if number == self._watched:
             self._watched = -1
-        if 0 <= number < self._next:
-            self._rest()
-        elif self._flying:
-            self._again = True
-        elif self._ahead is not None and number == self._next:
-            self._host.after(_NEWS_S, lambda: self._overdue(number))
-        elif not self._stopped and not self._gather():
-            self._window = max(1, self._window)
-            self._look(asked=asked if number == self._next and self._window == 1 else None)
+        if number >= 0 or self._hint is None:
+            self._hint = number, asked
+        self._bell.ring_here()
 
-    def _overdue(self, number: int) -> None:
-        """Its Starter has not said which it is."""
-        if number == self._next:
-            self._ahead = None
-            self._announced(number, None)
+    def _is_due(self, look: Look) -> None:
+        if self._due is None or look.check:
+            self._due = look
+        self._bell.ring_here()
 
-    def _arrived_alone(self, number: int, asked: Future[Stamped | None]) -> None:
-        """Delivers the one fragment that was asked for. What lies behind it, and every error, comes with `_answered`."""
-        if self._stopped or self._next != number or asked.exception(0) is not None:
-            return
-        found = asked.result(0)
-        if found is not None:
-            self._take(read_fragment(found.data), found.stat.mzxid, found.data)
-            self._hand_over()
+    def _resync(self) -> Story[None]:
+        """Makes up for hints that were lost."""
+        while True:
+            yield Pause(self._host.jitter(self._resync_s))
+            self._is_due(Look(check=True))
 
-    def _answered(
-        self, first: int, gets: list[Future[Stamped | None]], done: Future[Stamped | None] | None, probe: Future[Stat | None] | None
-    ) -> None:
-        self._flying = False
-        if self._stopped:
-            return
-        try:
-            found = [get.result(0) for get in gets]
-            counted = done.result(0) if done is not None else None
-            more = probe.result(0) if probe is not None else None
-        except (Unavailable, TimeoutError):
-            self._later(lambda: self._look(check=done is not None))
-            return
-        except RmgrError as error:
-            self._fail(error)
-            return
-        self._retry_s = 0.1
-        present = self._take_run(first, found)
-        if done is not None and not self._count(counted):
-            return
-        if present < len(found):  # paged out meanwhile
-            self._window = 0
-            self._look(check=True)
-        elif probe is None:  # it was not the last, or is still being judged
-            self._window = 0
-            self._look()
-        elif more is not None and self._gather():
-            self._streak = 0
-        elif more is not None and first + len(found) >= self._next:
-            self._window = 1  # what is not there yet is not asked for: each question costs ZooKeeper as much as an answer
-            self._streak += 1
-            self._look(check=self._streak >= _STREAK)
-        else:
-            self._window = min(1, self._window)
-            self._streak = 0
-            if self._again:
-                self.nudge()
-            elif more is not None:
-                self._rest()  # the watched fragment came over a direct line meanwhile
+    def _rest(self) -> None:
+        """The last fragment was not read. The next one is watched when no more news come this way."""
+        self._heard_s = machine.monotonic()
+        if not self._awaits_silence:
+            self._awaits_silence = True
+            self._stories.begin(self._await_silence())
 
-    # -- a dense stream
+    def _await_silence(self) -> Story[None]:
+        left_s = _REST_S
+        while left_s > _REST_S / 10:
+            yield Pause(left_s)
+            left_s = self._heard_s + _REST_S - machine.monotonic()
+        self._awaits_silence = False
+        self._is_due(Look())
 
-    def _gather(self) -> bool:
-        """Lets fragments gather before they are read, if that is worth it. Until then nothing else is looked for."""
-        wait_s = self._pace.wait_s()
-        if wait_s:
-            self._flying = True
-            self._host.after(wait_s, self._read_gathered)
-        return wait_s > 0
+    # -- reading
 
-    def _read_gathered(self, *, is_more: bool = False) -> None:
-        """is_more: all that were asked for were there."""
-        if self._stopped:
-            return
+    def _follow(self, look: Look | None) -> Story[None]:
+        pauses = Backoff(_RETRY_S, _LONGEST_S)
+        while not self._stopped:
+            try:
+                self._is_looking = look is not None
+                look = (yield from self._answered(look)) if look is not None else (yield from self._due_look())
+                pauses.reset()
+            except (Unavailable, TimeoutError):
+                yield Pause(pauses.next_s())
+                look = Look(check=True)
+            except RmgrError as error:
+                self.stop()
+                self._gone(error)
+
+    def _due_look(self) -> Story[Look | None]:
+        """Waits for a hint; the look that it asks for, None: it has been followed."""
+        due, self._due = self._due, None
+        hint, self._hint = self._hint, None
         if self._is_resting:
-            self._flying = False
-            return
-        first = self._next
-        asked = self._host.coordinator.get_many([paths.fragment(self.number, first + at) for at in range(self._pace.window)])
-        asked.add_done_callback(lambda _: self._host.post(lambda: self._gathered(first, asked, is_more)))
+            yield self._bell.heard()
+        elif due is not None and (due.check or self._watched != self._next):
+            return due
+        elif hint is None:
+            yield self._bell.heard()
+        elif 0 <= (number := hint[0]) < self._next:
+            self._rest()
+        elif self._ahead is not None and number == self._next:
+            yield Pause(_NEWS_S)
+            if number == self._next:  # its Starter has not said which it is
+                self._ahead, self._hint = None, (number, None)
+        elif self._pace.wait_s():
+            return (yield from self._read_gathered())
+        else:
+            return Look(1, asked=hint[1] if number == self._next else None)
+        return None
 
-    def _gathered(self, first: int, asked: Future[list[Stamped | None]], is_more: bool) -> None:
-        if self._stopped:
-            return
-        try:
-            found = asked.result(0)
-        except (Unavailable, TimeoutError):
-            self._flying = False
-            self._later(lambda: self._look(check=True))
-            return
-        except RmgrError as error:
-            self._fail(error)
-            return
+    def _answered(self, look: Look) -> Story[Look | None]:
+        """Asks for the next fragments, and watches the one behind them. Returns what is to be looked at next, None: nothing by now."""
+        if self._is_resting:
+            return None
+        self._hint = None
+        coordinator, first = self._host.coordinator, self._next
+        probe = done = None
+        if look.window != 1 or look.check or not self._may_end():
+            # Before what it stands behind is read: when that is still there afterwards, this one was not paged out, it is yet to come.
+            self._watched = watched = first + look.window
+            self._is_paced = self._pace.wait_s() > 0
+            probe = coordinator.stat(paths.fragment(self.number, watched), watch=lambda: self._on_watch(watched))
+        if look.asked is None:
+            gets = [coordinator.get(paths.fragment(self.number, first + at)) for at in range(look.window)]
+        else:
+            gets = [look.asked]
+        if look.check:
+            done = coordinator.get(paths.done(self.number))
+        if look.asked is not None and probe is not None:  # somebody may wait for just this one
+            self._take_run(first, [(yield look.asked)])
+        asked: list[Future[Any]] = [one for one in (probe, *gets, done) if one is not None]
+        yield from each(asked)
+        found = [get.result(0) for get in gets]
         present = self._take_run(first, found)
-        self._pace.came(present)
-        if self._stopped:
-            return
-        if present == len(found):
-            self._read_gathered(is_more=True)
-        elif (present < _DENSE and not is_more) or not self._gather():  # the next one is watched
-            self._flying, self._window = False, 0
-            self._look(check=is_more or present != 1)  # the rest is not there yet, or was paged out meanwhile
+        if done is not None and (told := (yield from self._counted(look, done.result(0)))) is not None:
+            return told
+        if present < len(found):  # paged out meanwhile
+            return Look(check=True)
+        if probe is None:  # it was not the last, or is still being judged
+            return Look()
+        is_more = probe.result(0) is not None
+        if is_more and self._pace.wait_s():
+            self._streak = 0
+            return (yield from self._read_gathered())
+        if is_more and first + len(found) >= self._next:
+            # What is not there yet is not asked for: each question costs ZooKeeper as much as an answer.
+            self._streak += 1
+            return Look(1, check=self._streak >= _STREAK)
+        self._streak = 0
+        if is_more and self._hint is None:
+            self._rest()  # the watched fragment came over a direct line meanwhile
+        return None
 
-    def _count(self, counted: Stamped | None) -> bool:
-        """Acts on what `/done` says. False: another reading has begun."""
+    def _counted(self, look: Look, counted: Stamped | None) -> Story[Look | None]:
+        """What is to be read by what `/done` says: pages first, then so many fragments at once. None: nothing."""
         if counted is None:
-            self._fail(NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}"))
-            return False
+            raise NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}")
         base = validity.decode(counted.data, Paged, paths.done(self.number)).base if counted.data else 0
         if base > self._next:
-            self._flying = True
             store, at = self._host.store, self._page_at
-            reading = self._host.io(lambda: read_pages(store, self.number, at, base))
-            reading.add_done_callback(lambda _: self._host.post(lambda: self._paged(reading)))
-            return False
+            pages = yield self._host.io(lambda: read_pages(store, self.number, at, base))
+            for at, fragments in pages:
+                for data in fragments[max(0, self._next - at) :]:
+                    self._take(read_fragment(data), PAGED, data)
+                self._page_at = at + len(fragments)
+            self._hand_over()
+            return look._replace(check=True, asked=None)
         if counted.stat.creates > self._next:
-            self._window = min(MAX_WINDOW, counted.stat.creates - self._next)
-            self._look()
-            return False
-        return True
+            return Look(min(MAX_WINDOW, counted.stat.creates - self._next))
+        return None
+
+    def _read_gathered(self) -> Story[Look | None]:
+        """A dense stream: lets fragments gather, and reads them together, for as long as that is worth it. Nothing is watched meanwhile."""
+        is_more, wait_s = False, self._pace.wait_s()  # is_more: all that were asked for were there
+        while True:
+            if wait_s:
+                yield Pause(wait_s)
+            if self._is_resting:
+                return None
+            first = self._next
+            names = [paths.fragment(self.number, first + at) for at in range(self._pace.window)]
+            found = yield self._host.coordinator.get_many(names)
+            present = self._take_run(first, found)
+            self._pace.came(present)
+            if self._stopped:
+                return None
+            if present == len(found):
+                is_more, wait_s = True, 0.0
+                continue
+            wait_s = self._pace.wait_s()
+            if not wait_s or (present < _DENSE and not is_more):
+                return Look(check=is_more or present != 1)  # the rest is not there yet, or was paged out meanwhile
+            is_more = False
 
     def _take_run(self, first: int, found: Sequence[Stamped | None]) -> int:
         """Takes and hands over what was read from fragment `first` on, up to the first that is missing; returns how many there are."""
@@ -358,36 +330,16 @@ class Follower:
         if taken and not self._stopped:
             self._deliver(taken)
 
-    # -- pages
 
-    def _paged(self, reading: Future[list[tuple[int, list[bytes]]]]) -> None:
-        self._flying = False
-        if self._stopped:
-            return
-        try:
-            pages = reading.result(0)
-        except Unavailable:
-            self._later(lambda: self._look(check=True))
-            return
-        except RmgrError as error:
-            self._fail(error)
-            return
-        for at, fragments in pages:
-            for data in fragments[max(0, self._next - at) :]:
-                self._take(read_fragment(data), PAGED, data)
-            self._page_at = at + len(fragments)
-        self._hand_over()
-        self._look(check=True)
+class Look(NamedTuple):
+    """What is asked for at once: the next `window` fragments.
 
-    # -- trouble
+    check: also how many there are, and whether the next one was paged out. asked: the next one, which is under way.
+    """
 
-    def _later(self, job: Callable[[], None]) -> None:
-        self._host.after(self._host.jitter(self._retry_s), job)
-        self._retry_s = min(2.0, self._retry_s * 2)
-
-    def _fail(self, error: RmgrError) -> None:
-        self.stop()
-        self._gone(error)
+    window: int = 0
+    check: bool = False
+    asked: Future[Stamped | None] | None = None
 
 
 def read_pages(store: Store, submission: int, at: int, base: int) -> list[tuple[int, list[bytes]]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stat
@@ -45,7 +44,9 @@ class Gauge:
         level = self._levels.setdefault(queue, _Level())
         known_s = level.measured_s
         if known_s is None or machine.monotonic() - known_s > (FRESH_S if level.blocks < cap // 2 else FULL_LOOK_S):
-            measuring = self._measure(queue, level)
+            if (measuring := level.measuring) is None:
+                measuring = level.measuring = self._coordinator.stat(paths.pending(queue))
+                self._stories.begin(self._measure(level, measuring))
             if known_s is None or level.blocks >= cap // 2:
                 with suppress(RmgrError):  # the commit that waits for this finds out what is wrong
                     yield measuring
@@ -69,15 +70,8 @@ class Gauge:
         except TimeoutError:
             return False
 
-    def _measure(self, queue: str, level: _Level) -> Future[Any]:
-        if level.measuring is None:
-            level.measuring = asked = self._coordinator.stat(paths.pending(queue))
-            asked.add_done_callback(lambda _: self._loop.post(lambda: self._measured(level, asked)))
-        return level.measuring
-
-    def _measured(self, level: _Level, asked: Future[Stat | None]) -> None:
-        level.measuring = None
-        level.measured_s = machine.monotonic()
-        if asked.exception(0) is None:
-            stat = asked.result(0)
+    def _measure(self, level: _Level, asked: Future[Stat | None]) -> Story[None]:
+        with suppress(RmgrError):  # as above
+            stat = yield asked
             level.blocks = stat.children if stat else 0
+        level.measuring, level.measured_s = None, machine.monotonic()

@@ -10,24 +10,25 @@ output keys meanwhile. Where the Submitter claims these itself, the block is ann
 from __future__ import annotations
 
 import math
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Multi, Stamped
+from rmgr.coord.protocol.multi import Create, Multi
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.wire.line import Claimed, ClaimStage, Hint
 from rmgr.runtime import machine
+from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.story import Stories, Story
 from rmgr.submitter.port import Growth
 
 if TYPE_CHECKING:
     from rmgr.submitter.direct import Submitter
 
-#: After a refusal it is not tried for so long (s), doubled with each.
-_PAUSE_S, _LONGEST_S = 0.05, 5.0
+#: After a refusal it is not tried for about so long (s), and longer after each in a row, up to the second.
+_PAUSE_S, _LONGEST_S = 0.1, 5.0
 #: A direct line pays after so many in a row.
 _PAYS = 3
 
@@ -45,8 +46,9 @@ class Handing:
         self._submission = submission
         self._node = ""
         self._known: tuple[int, NodeRecord] | None = None  #: version and record of `_node`
-        self._asking = False
-        self._refusals = self._taken = 0
+        self._stories = Stories(submitter.loop)
+        self._taken = 0
+        self._pauses = Backoff(_PAUSE_S, _LONGEST_S)
         self._not_before_s = -math.inf
 
     def target(self, growth: Growth) -> tuple[str, int] | None:
@@ -79,7 +81,7 @@ class Handing:
         if self._node != self.ran_on:
             self._node, self._known = self.ran_on, None
         if self._known is None:
-            self._ask()
+            self._stories.begin(self._ask(self._node), key="record")
         return self._known is not None
 
     def announce(self, multi: Multi, *, is_early: bool = False) -> None:
@@ -99,7 +101,7 @@ class Handing:
 
     def taken(self) -> None:
         """It was committed."""
-        self._refusals = 0
+        self._pauses.reset()
         self._taken += 1
         lines = self._lines
         if self._taken >= _PAYS and lines is not None and self._known is not None:
@@ -109,22 +111,12 @@ class Handing:
         """The HAND met something else than expected at `path`."""
         if path == paths.node(self._node):
             self._known = None
-        self._refusals += 1
         self._taken = 0
-        self._not_before_s = machine.monotonic() + min(_LONGEST_S, _PAUSE_S * 2**self._refusals)
+        self._not_before_s = machine.monotonic() + self._pauses.next_s()
 
-    def _ask(self) -> None:
-        if self._asking:
-            return
-        self._asking = True
-        loop, node = self._submitter.loop, self._node
-        asked = self._submitter.coordinator.get(paths.node(node))
-        asked.add_done_callback(lambda _: loop.post(lambda: self._arrived(node, asked)))
-
-    def _arrived(self, node: str, asked: Future[Stamped | None]) -> None:
-        self._asking = False
+    def _ask(self, node: str) -> Story[None]:
         try:
-            found = asked.result(0)
+            found = yield self._submitter.coordinator.get(paths.node(node))
             if found is not None and node == self._node:
                 self._known = found.version, decode_record(found.data, NodeRecord, paths.node(node))
         except RmgrError:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.wire.line import Ahead, Message, Told
 from rmgr.runtime import machine
+from rmgr.runtime.story import Stories, Story
 from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
@@ -42,12 +41,13 @@ class Lines:
     """
 
     def __init__(self, loop: SubmitterThread, hear: Hearing, credentials: Credentials | None) -> None:
-        self._submitter = loop
+        self._loop = loop
+        self._stories = Stories(loop)
         self._hear = hear
         self._credentials = credentials
         self._lines: dict[str, DirectLine] = {}
         self._not_before_s: dict[str, float] = {}  #: also of those that are being dialled
-        self._loop: Loop | None = None
+        self._links: Loop | None = None  #: the thread of all of them
         self._closed = False
 
     def of(self, record: NodeRecord) -> DirectLine | None:
@@ -62,40 +62,41 @@ class Lines:
         if machine.monotonic() < self._not_before_s.get(address, -math.inf):
             return
         self._not_before_s[address] = machine.monotonic() + _PAUSE_S
-        if self._loop is None:
+        if self._links is None:
             from rmgr.adapters.host.channel import Loop
 
             try:
-                self._loop = Loop("rmgr-lines", on_crash=lambda error: _LOG.error("lines_ended: %r", error))
+                self._links = Loop("rmgr-lines", on_crash=lambda error: _LOG.error("lines_ended: %r", error))
             except (OSError, RuntimeError) as error:  # no descriptor, memory or thread is left for what is only faster
                 _LOG.info("no_line: %s: %s", address, error)
                 return
-        dialled = self._submitter.io(partial(self._dial, self._loop, address, record.key_id))
-        dialled.add_done_callback(lambda _: self._submitter.post(partial(self._dialled, address, dialled)))
+        self._stories.begin(self._open(self._links, address, record.key_id))
 
     def close(self) -> None:
         """Ends all of them."""
         self._closed = True
         for line in self._lines.values():
             line.close()
-        if self._loop is not None:
-            self._loop.close()
+        if self._links is not None:
+            self._links.close()
 
     # -- inside
 
-    def _dial(self, loop: Loop, address: str, key_id: str) -> DirectLine:
+    def _dial(self, links: Loop, address: str, key_id: str) -> DirectLine:
         """On a thread that may wait."""
         from rmgr.adapters.rpc.line import dial
 
-        ended = lambda _line: self._submitter.post(partial(self._ended, address))  # noqa: E731
-        line = dial(address, credentials=self._credentials, key_id=key_id, loop=loop, on_message=self._heard, on_end=ended)
+        def ended(_line: DirectLine) -> None:
+            self._loop.post(lambda: self._ended(address))
+
+        line = dial(address, credentials=self._credentials, key_id=key_id, loop=links, on_message=self._heard, on_end=ended)
         if self._closed:  # nobody will look at what was dialled
             line.close()
         return line
 
-    def _dialled(self, address: str, dialled: Future[DirectLine]) -> None:
+    def _open(self, links: Loop, address: str, key_id: str) -> Story[None]:
         try:
-            line = dialled.result(0)
+            line = yield self._loop.io(lambda: self._dial(links, address, key_id))
         except (OSError, ValueError, RmgrError) as error:
             _LOG.info("no_line: %s: %s", address, error)
             return
@@ -112,6 +113,6 @@ class Lines:
     def _heard(self, line: DirectLine, message: Message) -> None:
         """On the line's thread."""
         if isinstance(message, Ahead | Told):
-            self._submitter.post(partial(self._hear, message))
+            self._loop.post(lambda: self._hear(message))
         else:
             line.close()

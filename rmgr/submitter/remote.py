@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rmgr.adapters.rpc.gateways import WorkClient
 from rmgr.errors import CoordinationUnavailable, NotConnected, Throttled, Unavailable
 from rmgr.runtime import machine
+from rmgr.runtime.backoff import Backoff
 from rmgr.submitter.questions import Question
 from rmgr.submitter.wire import decode_answer, encode_question
 
@@ -52,7 +53,7 @@ class RemoteAnswers:
         Raises: Unavailable when none answers; NotConnected at once when this was closed, or is used after a fork.
         """
         data = encode_question(question)
-        end_s, pause_s = machine.monotonic() + timeout_s, _FIRST_PAUSE_S
+        end_s, pauses = machine.monotonic() + timeout_s, Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
         patience_s = _PATIENCE_S if question.repeats and self._client.has_others else timeout_s
         while True:
             endpoint = self._client.endpoint
@@ -71,8 +72,7 @@ class RemoteAnswers:
                 if left_s <= 0:
                     raise
                 patience_s *= 2
-                machine.sleep(min(left_s, pause_s * machine.uniform(0.7, 1.3)))
-                pause_s = min(_LAST_PAUSE_S, 2 * pause_s)
+                machine.sleep(min(left_s, pauses.next_s()))
             else:
                 return decode_answer(question, answer)
 

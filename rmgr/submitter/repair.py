@@ -8,7 +8,6 @@ Lives on the Submitter's thread.
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -113,8 +112,9 @@ class Repair:
             return False
         failpoint("submitter.after_resubmit")
         if final is not None or failed.reason in LOSSES:
+            is_final = final is not None
             submitter.loop.io(
-                partial(delete_outputs, submitter.store, submission, first, count, attempt, failed, is_final=final is not None)
+                lambda: delete_outputs(submitter.store, submission, first, count, attempt, failed, is_final=is_final)
             )
         return True
 

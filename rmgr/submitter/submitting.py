@@ -21,13 +21,14 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, SubmitUnknown, UsageError, WrongCluster
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine
+from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
 from rmgr.submitter.port import Order, Submitted
 from rmgr.submitter.records import read_stored
 
 #: Longest that one request of it may take.
 _STEP_S = 10.0
-#: How long numbers are read after another Submitter was quicker, twice as long each time in a row, up to (s).
+#: How long numbers are read after another Submitter was quicker: about so long, and longer each time in a row, up to (s).
 _MISSED_S, _MISSED_MOST_S = 0.02, 1.0
 
 
@@ -40,7 +41,7 @@ class Numbers:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._next: tuple[int, int] | None = None
-        self._pause_s = _MISSED_S
+        self._pauses = Backoff(_MISSED_S, _MISSED_MOST_S)
         self._not_before_s = -math.inf
 
     def take(self) -> tuple[int, int] | None:
@@ -54,7 +55,7 @@ class Numbers:
     def left(self, number: int, version: int) -> None:
         """A SUBMIT of ours has made them so."""
         with self.lock:
-            self._pause_s = _MISSED_S
+            self._pauses.reset()
             if self._next is None:
                 self._next = number, version
 
@@ -62,8 +63,7 @@ class Numbers:
         """Somebody else submits, too: numbers are read for a while."""
         with self.lock:
             self._next = None
-            self._not_before_s = machine.monotonic() + self._pause_s
-            self._pause_s = min(_MISSED_MOST_S, 2 * self._pause_s)
+            self._not_before_s = machine.monotonic() + self._pauses.next_s()
 
 
 def _multi(order: Order, owner: str, number: int, ids_version: int, *, make_bucket: bool | None) -> tuple[Multi, Submitted]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rmgr.errors import NotConnected, Unavailable
 from rmgr.runtime import machine
+from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.mailbox import Mailbox, Timer, run_loop
 from rmgr.runtime.story import Pause, Story
 
@@ -105,7 +106,6 @@ class SubmitterThread:
 
 
 def sure(
-    loop: SubmitterThread,
     ask: Callable[[], Future[T]],
     asked: Future[T] | None = None,
     *,
@@ -113,11 +113,11 @@ def sure(
     silence: tuple[type[Exception], ...] = (Unavailable,),
     troubled: Callable[[Exception], None] = lambda _: None,
 ) -> Story[T]:
-    """The answer, however often nobody gives one. It is asked again after pauses, the first so long, then longer up to the second.
+    """The answer, however often nobody gives one. It is asked again after longer and longer pauses.
 
-    asked: it was asked before. silence: errors that are no answer. troubled: hears why there is none.
+    asked: it was asked before. pauses_s: the first and the longest. silence: errors that are no answer. troubled: hears why there is none.
     """
-    pause_s, longest_s = pauses_s
+    pauses = Backoff(*pauses_s)
     while True:
         try:
             answer: T = yield ask() if asked is None else asked
@@ -125,5 +125,4 @@ def sure(
         except silence as error:
             troubled(error)
         asked = None
-        yield Pause(loop.jitter(pause_s))
-        pause_s = min(longest_s, 2 * pause_s)
+        yield Pause(pauses.next_s())

@@ -22,6 +22,7 @@ from rmgr.model.base.units import counted
 from rmgr.model.tasks.block import MAX_TASKS
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.model.wire.line import Ahead, ClaimStage, Told
+from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Bell, Pause, Stories, Story
 from rmgr.submitter.follower import Follower
@@ -222,7 +223,7 @@ class Upkeep:
 
     def _committed(self, growth: Growth, multi: Multi, *, announces: bool = False) -> Story[Conflict | None]:
         """Commits it, however often the answer is lost. A conflict: it was not committed, and the tail is not why."""
-        coordinator, retry_s = self.submitter.coordinator, _RETRY_S
+        coordinator, pauses = self.submitter.coordinator, Backoff(_RETRY_S, _LONGEST_S)
         while True:
             failpoint("submitter.before_enqueue")
             try:
@@ -257,8 +258,7 @@ class Upkeep:
                     case Fate.REFUSED:
                         assert isinstance(answer, Conflict)
                         return answer
-            yield Pause(self.submitter.jitter(retry_s))
-            retry_s = min(_LONGEST_S, 2 * retry_s)
+            yield Pause(pauses.next_s())
 
     def _take_tail(self, tail: Tail, version: int) -> None:
         failpoint("submitter.after_enqueue")

@@ -120,7 +120,7 @@ class ReadFragments:
                 found = yield from self._row(fragment.row)
                 arrival.outcomes, lost = (None, found) if isinstance(found, str) else (found, "")
             if lost:
-                tail = yield from sure(self._loop, self._read_tail, pauses_s=_PAUSES_S, silence=(Unavailable, TimeoutError))
+                tail = yield from sure(self._read_tail, pauses_s=_PAUSES_S, silence=(Unavailable, TimeoutError))
                 arrival.end, arrival.lost = tail.next, lost
         except RmgrError as error:
             self._fail(error)
@@ -157,7 +157,7 @@ class ReadFragments:
             return f"{LOST}: row {row} does not hold outcomes: {error}"
 
     def _io(self, job: Callable[[], T]) -> Story[T]:
-        return sure(self._loop, lambda: self._loop.io(job), pauses_s=_PAUSES_S)
+        return sure(lambda: self._loop.io(job), pauses_s=_PAUSES_S)
 
     def _is_named(self, row: str, data: bytes) -> bool:
         """The row holds what its name says; older ones have other names, which is good enough where nobody signs."""

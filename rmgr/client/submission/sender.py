@@ -217,7 +217,7 @@ class Sender:
         return current.growth
 
     def _sure(self, ask: Callable[[], Future[T]], asked: Future[T]) -> Story[T]:
-        return sure(self._loop, ask, asked, pauses_s=_PAUSES_S, troubled=self._troubled)
+        return sure(ask, asked, pauses_s=_PAUSES_S, troubled=self._troubled)
 
     def _troubled(self, error: Exception) -> None:
         self.trouble = error

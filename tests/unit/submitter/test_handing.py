@@ -121,7 +121,7 @@ def test_nothing_is_handed_to_a_starter_of_an_older_release() -> None:
 def test_output_keys_are_left_only_to_who_takes_them_and_can_be_told(cluster: Hungry, *, takes_left: bool, has_line: bool) -> None:
     record = decode_record(cluster.coordinator.get(paths.node("n1")).result(60).data, NodeRecord)
     submission = Submission(id=1, name="n", user="u", queue="default", work=Work.PYTHON)
-    submitter: Any = SimpleNamespace(lines=Lines(has_line=has_line))
+    submitter: Any = SimpleNamespace(lines=Lines(has_line=has_line), loop=None)
     handing = Handing(submitter, submission)
     handing.ran_on = handing._node = "n1"
     handing._known = (0, replace(record, takes_left=takes_left))
