@@ -63,6 +63,16 @@ def start_program(
     return process, ours
 
 
+def end_program(process: subprocess.Popen[bytes], wait_s: float) -> None:
+    """Waits for its end, or brings it about."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(wait_s)
+    if process.poll() is None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2.0)
+
+
 class Loop:
     """The selector thread: sockets, timers. Everything it calls must be quick and must not raise (`on_crash`)."""
 

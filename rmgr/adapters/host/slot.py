@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.adapters.host import distrust, leftovers
 from rmgr.adapters.host.accounts import Account, live_output
-from rmgr.adapters.host.channel import Channel, start_program
+from rmgr.adapters.host.channel import Channel, end_program, start_program
 from rmgr.adapters.host.worker import Worker, WorkerSpec
 from rmgr.adapters.host.workevents import CommandsEnded, SlotLost, SlotUp, Surprised, TasksReturned, WorkEvent
 from rmgr.model.base.states import Reason
@@ -72,21 +73,8 @@ class Slot:
         self._talk = distrust.Talk() if account is not None else None
         self._ordered_ends = distrust.OrderedEnds()
         self._gone = threading.Event()
-        self.directory.mkdir(mode=0o755 if account is None else 0o700)
-        self._home = leftovers.identity(self.directory)
-        if account is not None:
-            os.chown(self.directory, account.uid, account.gid, follow_symlinks=False)
-        self._cgroup = group = node.slot_cgroup(self.name)
-        if group is not None and account is not None:
-            group.give(account.uid, account.gid)
-        # An installed rmgr stands among packages built for this interpreter: another one has its own.
-        root = "" if python != home.PYTHON and home.ROOT.name.endswith("-packages") else str(home.ROOT)
-        cwd = str(self.directory) if account is None else "/"
-        self._process, ours = start_program(partial(self._command, python), cwd=cwd, environ=self._environ(), root=root)
-        self.pid = self._process.pid
-        leftovers.record_spawner(node.directory, self.name, pid=self.pid, marker=self.marker)
-        if group is not None and account is None:
-            group.add(self.pid)
+        ours = self._started(python)
+        group = self._cgroup
         self._channel = Channel(self.loop, ours, frames.FromSpawner, on_frames=self._on_frames, on_end=self._on_end, passes_fds=True)
         self.order(
             frames.Setup(
@@ -102,6 +90,33 @@ class Slot:
                 lease_end_ns=node.lease_end_ns,
             )
         )
+
+    def _started(self, python: str) -> socket.socket:
+        """Makes its directory and groups, and starts its spawner; our end of the socket to it. Raises: OSError, and leaves nothing."""
+        with contextlib.ExitStack() as undone:
+            account = self.account
+            self.directory.mkdir(mode=0o755 if account is None else 0o700)
+            undone.callback(remove_tree, self.directory)
+            self._home = leftovers.identity(self.directory)
+            if account is not None:
+                os.chown(self.directory, account.uid, account.gid, follow_symlinks=False)
+            self._cgroup = group = self._node.slot_cgroup(self.name)
+            if group is not None:
+                undone.callback(group.close)
+                if account is not None:
+                    group.give(account.uid, account.gid)
+            # An installed rmgr stands among packages built for this interpreter: another one has its own.
+            root = "" if python != home.PYTHON and home.ROOT.name.endswith("-packages") else str(home.ROOT)
+            cwd = str(self.directory) if account is None else "/"
+            self._process, ours = start_program(partial(self._command, python), cwd=cwd, environ=self._environ(), root=root)
+            undone.callback(end_program, self._process, 0.0)
+            undone.callback(ours.close)
+            self.pid = self._process.pid
+            leftovers.record_spawner(self._node.directory, self.name, pid=self.pid, marker=self.marker)
+            if group is not None and account is None:
+                group.add(self.pid)
+            undone.pop_all()
+        return ours
 
     def _command(self, python: str, fd: int) -> list[str]:
         """The spawner; for an account, what first becomes that account (in this interpreter, which is trusted: `python` may be his)."""
@@ -310,7 +325,9 @@ class Slot:
                 distrust.check_board(fds[1], self.account)
                 with distrust.taken(fds, 2) as given:
                     worker = self.workers[frame.worker]
-                    leftovers.record_spawner(self._node.directory, f"{self.name}.w{frame.worker}", pid=frame.pid, marker=self.marker)
+                    name = f"{self.name}.w{frame.worker}"
+                    with contextlib.suppress(OSError):  # a full disk: it is found by the mark, too, which its spawner's record names
+                        leftovers.record_spawner(self._node.directory, name, pid=frame.pid, marker=self.marker)
                     worker.attach(frame.pid, frame.directory, given)
             case frames.WorkerGone():
                 distrust.check_gone(frame, self.account)

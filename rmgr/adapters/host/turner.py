@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import threading
@@ -10,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rmgr.adapters.host import leftovers
-from rmgr.adapters.host.channel import Channel, start_program
+from rmgr.adapters.host.channel import Channel, end_program, start_program
 from rmgr.adapters.host.slot import Slot
 from rmgr.adapters.host.workevents import NodeEvent, PartBegan, PartsServed, PartStubborn, TurnerRestarted
 from rmgr.model.cluster.gang import Freezer
@@ -104,7 +103,7 @@ class Turner:
         if channel is not None:
             channel.close()
         if process is not None:
-            _bury(process, 2.0)
+            end_program(process, 2.0)
 
     # -- under the lock ----------------------------------------------------------------------------------------------------
 
@@ -115,8 +114,14 @@ class Turner:
     def _start(self) -> None:
         self._started_s = time.monotonic()
         argv = [sys.executable, "-P", "-m", "rmgr.runner.turner"]
-        self._process, ours = start_program(lambda fd: [*argv, str(fd)], cwd="/", environ=self._node.environ, root=str(home.ROOT))
-        leftovers.record_spawner(self._node.directory, "turner", pid=self._process.pid, marker="")
+        process, ours = start_program(lambda fd: [*argv, str(fd)], cwd="/", environ=self._node.environ, root=str(home.ROOT))
+        try:
+            leftovers.record_spawner(self._node.directory, "turner", pid=process.pid, marker="")
+        except OSError:  # one that is not written down would outlive a Starter that is killed
+            ours.close()
+            end_program(process, 0.0)
+            raise
+        self._process = process
         self._channel = Channel(self._node.loop, ours, turns.FromTurner, on_frames=self._on_frames, on_end=self._on_end)
         for part in self._parts.values():
             self._order(part)
@@ -158,7 +163,7 @@ class Turner:
     def _on_end(self, _why: str) -> None:
         process = self._process
         if process is not None:
-            _bury(process, 0.5)  # before another one turns what it may still turn
+            end_program(process, 0.5)  # before another one turns what it may still turn
         with self._lock:
             self._channel = None
             if not self._closed:
@@ -176,13 +181,3 @@ class Turner:
                 return
             self.restarts += 1
         self._node.on_events([TurnerRestarted()])
-
-
-def _bury(process: subprocess.Popen[bytes], wait_s: float) -> None:
-    """Waits for its end, or brings it about."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(wait_s)
-    if process.poll() is None:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(2.0)

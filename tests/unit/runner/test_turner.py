@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rmgr.adapters.host import leftovers
 from rmgr.adapters.host.process import CgroupConfig, NodeRunner, freezer_of
 from rmgr.adapters.host.slot import Slot
 from rmgr.adapters.host.workevents import CommandsEnded, NodeEvent, PartBegan, PartsServed, PartStubborn, TurnerRestarted
@@ -189,6 +191,21 @@ def test_a_turner_that_is_killed_is_followed_by_another_one(bench: Bench) -> Non
     eventually(lambda: all(len([one for one in bench.stretches(part) if one.start > since]) >= 4 for part in "ab"))
     assert not gang_ledger.overlaps(one for part in "ab" for one in bench.stretches(part) if one.start > since + SLOT_NS)
     assert bench.runner.turner.restarts == 1
+
+
+def test_parts_take_turns_after_one_could_not_be_added(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    slot = bench.runner.open_slot(0)
+    with monkeypatch.context() as disk:
+        disk.setattr(leftovers, "record_spawner", full)
+        with pytest.raises(OSError, match="No space left"):
+            bench.runner.turner.add("early", slot)
+    slot.close()
+    bench.add("a")
+    bench.turns("a")
+    eventually(bench.has_run("a", times=1))
 
 
 def test_what_ran_on_without_a_turner_stands_still_before_others_go_on(bench: Bench) -> None:
