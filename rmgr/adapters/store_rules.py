@@ -1,4 +1,4 @@
-"""Checks that every data store makes alike: keys, sizes, pieces, hashes, and the cluster to which it belongs."""
+"""Checks that every data store makes alike: keys, sizes, pieces and hashes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,15 @@ import base64
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding
-from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Note
+from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge
 from rmgr.model.base.units import format_duration
-
-if TYPE_CHECKING:
-    from rmgr.coord.protocol.ports import Note, Store
 
 #: A value is cut into chunks of this size (bytes); the last one may be shorter. Cassandra's practical blob limit is 1 MiB.
 CHUNK_BYTES = 512 * 1024
 #: Largest key (bytes of UTF-8).
 MAX_KEY_BYTES = 1024
-#: The row that says whose store this is.
-CLUSTER_ID_KEY = "meta/cluster_id"
-_MOST_ID_BYTES = 256
-
-
 #: What even a slow store takes and gives of a large value in a second (bytes).
 SLOWEST_BYTES_S = 16 * 2**20
 
@@ -195,25 +186,3 @@ def key_exists(keys: list[str]) -> KeyExists:
     """The error for keys that were to be new and are not."""
     shown = ", ".join(repr(key) for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
     return KeyExists(f"already in the store: {shown}", hint="choose another key, delete it first, or say overwrite=True")
-
-
-def remembered(store: Store, *, timeout_s: float = 30.0) -> str | None:
-    """The cluster id that a data store was bound to, None for a new one. Raises StoreUnavailable."""
-    found = store.get_noted_many([CLUSTER_ID_KEY], largest=_MOST_ID_BYTES, timeout_s=timeout_s).get(CLUSTER_ID_KEY)
-    return None if found is None else (found[0] or b"nobody").decode(errors="replace")
-
-
-def bind(store: Store, cluster_id: str, *, timeout_s: float) -> None:
-    """Makes `store` the store of cluster `cluster_id`, once and for all; the same id again is accepted.
-
-    Raises: `WrongCluster` if the store belongs to another cluster.
-    """
-    try:
-        store.put(CLUSTER_ID_KEY, cluster_id.encode(), overwrite=False, timeout_s=timeout_s)
-    except KeyExists:
-        owner = remembered(store, timeout_s=timeout_s) or "nobody"
-        if owner != cluster_id:
-            raise WrongCluster(
-                f"the store belongs to cluster {owner}, not to {cluster_id}",
-                hint="point --store at this cluster's own store, or start with an empty one",
-            ) from None

@@ -313,11 +313,10 @@ def coordination(session: Session) -> Checks:
         fix="" if sync_s < 1 else "ZooKeeper is overloaded or far",
     )
     yield from access_lists(session)
-    from rmgr.adapters.store_rules import remembered
 
     known = meta.cluster_id if meta is not None else ""
     try:
-        bound, note = remembered(session.data_store()) or "", " (the data store has not been bound to it yet)"
+        bound, note = session.data_store().cluster_id() or "", " (the data store has not been bound to it yet)"
     except WrongCluster as error:  # another cluster's, or emptied
         yield CheckResult(name="cluster id", ok=False, detail=error.message, fix=error.hint)
         return

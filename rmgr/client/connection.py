@@ -186,7 +186,6 @@ def _open(config: Config, timeout_s: float) -> Connection:
     hosts, chroot = cluster.hosts_and_chroot()
     if not cluster.store:
         raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH, RMGR_STORE, or store = in [cluster]")
-    from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.client.identity import secured_by
@@ -202,7 +201,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     try:
         data = open_store(cluster.store, **({"create": False} if cluster.store.startswith("sqlite:") else {}))
         try:
-            owner = remembered(data, timeout_s=timeout_s)
+            owner = data.cluster_id(timeout_s=timeout_s)
             meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
             check_store(meta, owner)
             asks = ConnectionAsks(config, coordinator, data, credentials)
@@ -220,7 +219,6 @@ def _open(config: Config, timeout_s: float) -> Connection:
 def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.access.auth import check_not_forked
     from rmgr.adapters.gateway.store import GatewayStore
-    from rmgr.adapters.store_rules import remembered
     from rmgr.client.identity import secured_by
     from rmgr.client.submission.engine import engine_through
     from rmgr.procedures.bootstrap import check_found
@@ -235,7 +233,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     asks = ConnectionAsks(config, None, data, credentials)
     try:
         meta = asks.ask(ReadMeta(), timeout_s=timeout_s)
-        owner = remembered(data, timeout_s=timeout_s)
+        owner = data.cluster_id(timeout_s=timeout_s)
         found = check_found(meta, cluster.cluster_id or owner)
         check_store(found, owner)
         secured = secured_by(asks, credentials, config.security, found.cluster_id)

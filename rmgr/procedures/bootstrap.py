@@ -86,10 +86,8 @@ STORE_READ_S = 8.0
 
 def require_store(store: Store, *, timeout_s: float = 5.0) -> None:
     """Raises StoreUnavailable when the data store does not answer: what is submitted then could not end. Cost: one small read."""
-    from rmgr.adapters.store_rules import CLUSTER_ID_KEY
-
     try:
-        store.head(CLUSTER_ID_KEY, timeout_s=timeout_s)
+        store.cluster_id(timeout_s=timeout_s)
     except StoreUnavailable as error:
         raise not_submitted(error) from error
 

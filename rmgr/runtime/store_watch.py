@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
-from rmgr.adapters.store_rules import remembered
 from rmgr.adapters.stores import open_store, shown
 from rmgr.coord.protocol.ports import About, Encoding, Note, Store, Writing
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
@@ -89,7 +88,7 @@ class WatchedStore(Store):
         end_s = time.monotonic() + wait_s
         while True:
             try:
-                return remembered(self._opened(), timeout_s=max(0.5, wait_s))
+                return self._opened().cluster_id(timeout_s=max(0.5, wait_s))
             except StoreUnavailable as error:
                 if time.monotonic() < end_s:
                     time.sleep(0.1)
@@ -194,14 +193,6 @@ class WatchedStore(Store):
         chunks = self._through(lambda store: store.stream(key, timeout_s=timeout_s))
         return None if chunks is None else self._streamed(chunks)
 
-    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
-        """See `Store.about_many`."""
-        return self._through(lambda store: store.about_many(keys, timeout_s=timeout_s))
-
-    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
-        """See `Store.get_noted`."""
-        return self._through(lambda store: store.get_noted(key, timeout_s=timeout_s))
-
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`."""
         return self._through(lambda store: store.get_noted_many(keys, largest=largest, timeout_s=timeout_s))
@@ -221,10 +212,6 @@ class WatchedStore(Store):
     def sweep(self, *, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`."""
         return self._through(lambda store: store.sweep(timeout_s=timeout_s))
-
-    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
-        """See `Store.bind_cluster`."""
-        self._through(lambda store: store.bind_cluster(cluster_id, timeout_s=timeout_s))
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:  # noqa: ARG002 - the port's
         """What the last look has found; never waits."""
@@ -284,7 +271,7 @@ class WatchedStore(Store):
                 return problem
             if self._trouble or not self._is_ours:  # it was away: is it still the same one?
                 self._bind(store, timeout_s=_HEALTH_S)
-            elif not remembered(store, timeout_s=_HEALTH_S):  # emptied under us: work that waits must not run without its inputs
+            elif not store.cluster_id(timeout_s=_HEALTH_S):  # emptied under us: work that waits must not run without its inputs
                 raise emptied(self._cluster_id)
         except WrongCluster as error:
             self._is_ours = False
@@ -296,7 +283,7 @@ class WatchedStore(Store):
         return ""
 
     def _bind(self, store: Store, *, timeout_s: float) -> None:
-        if self._was_bound and not remembered(store, timeout_s=timeout_s):
+        if self._was_bound and not store.cluster_id(timeout_s=timeout_s):
             raise emptied(self._cluster_id)
         store.bind_cluster(self._cluster_id, timeout_s=timeout_s)
         self._is_ours = self._was_bound = True

@@ -11,7 +11,6 @@ from hashlib import sha256
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
     CallDeadline,
-    bind,
     check_key,
     check_limit,
     check_prefix,
@@ -116,21 +115,6 @@ class MemoryStore(Store):
             return None
         return (found[0][start : start + CHUNK_BYTES] for start in range(0, len(found[0]), CHUNK_BYTES))
 
-    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
-        """See `Store.about_many`."""
-        self._begin(timeout_s, f"look at {counted(len(keys), 'value')}")
-        with self._shelf.lock:
-            rows = {key: self._alive(check_key(key)) for key in keys}
-        return {key: row.about for key, row in rows.items() if row is not None}
-
-    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
-        """See `Store.get_noted`."""
-        self._begin(timeout_s, f"read {key!r}")
-        check_key(key)
-        with self._shelf.lock:
-            row = self._alive(key)
-        return None if row is None else (verify(key, row.value, len(row.value), row.digest), row.about)
-
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`."""
         self._begin(timeout_s, f"read {counted(len(keys), 'value')}")
@@ -184,10 +168,6 @@ class MemoryStore(Store):
             for key in gone:
                 self._remove(key)
         return len(gone)
-
-    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
-        """See `Store.bind_cluster`."""
-        bind(self, cluster_id, timeout_s=timeout_s)
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
         """See `Store.health`."""

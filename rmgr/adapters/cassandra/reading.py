@@ -51,21 +51,6 @@ class Reader:
         found = zip(keys, map(manifest_of, answers), strict=True)
         return [key for key, manifest in found if manifest is not None and manifest.is_live]
 
-    def get(self, key: str, deadline: CallDeadline) -> tuple[bytes, About] | None:
-        """The value whole, and what is known of it; read again from the start when it is replaced meanwhile."""
-        doing = f"read {key!r}"
-        while True:
-            manifest = self.manifest(key, deadline, doing)
-            if manifest is None:
-                return None
-            try:
-                if not manifest.chunks:
-                    return self._noted(key, manifest, deadline, doing)
-                deadline.allow(manifest.size)
-                return self._whole(key, manifest, deadline, doing), about_of(manifest.size, manifest.encoding, manifest.digest)
-            except Replaced:
-                deadline.check(doing)
-
     def fetch(self, key: str, path: str, deadline: CallDeadline, *, largest: int) -> tuple[bytes | None, bytes] | None:
         """The value and its SHA-256; a chunked one is written to the new file `path`, and None.
 
@@ -107,34 +92,34 @@ class Reader:
             raise data_lost(key, f"{size:,} of {manifest.size:,} bytes read, the hash differs")
 
     def get_noted_many(self, keys: list[str], deadline: CallDeadline, *, largest: int) -> dict[str, tuple[bytes | None, About]]:
-        """Values of those `keys` that have one; of those above `largest` bytes only what is known of them."""
-        doing = f"read {counted(len(keys), 'value')}"
-        found: dict[str, tuple[bytes | None, About]] = {}
-        chunked: dict[str, ValueManifest] = {}
-        for key, rows in zip(keys, self._calls.each([ask("value", key) for key in keys], deadline, doing), strict=True):
-            manifest = manifest_of(rows)
-            if manifest is None or not manifest.is_live:
-                continue
-            if manifest.size > largest:
-                found[key] = None, about_of(manifest.size, manifest.encoding, manifest.digest)
-            elif manifest.chunks:
-                deadline.allow(manifest.size)
-                chunked[key] = manifest
-            else:
-                found[key] = self._noted(key, manifest, deadline, doing)
-        for key, value in self._chunked(chunked, deadline, doing):
-            manifest = chunked[key]
-            again = (value, about_of(manifest.size, manifest.encoding, manifest.digest)) if value is not None else self.get(key, deadline)
-            if again is not None:
-                found[key] = again if len(again[0]) <= largest else (None, again[1])
-        return found
+        """Values of those `keys` that have one; of those above `largest` bytes only what is known of them.
 
-    def about_many(self, keys: list[str], deadline: CallDeadline) -> dict[str, About]:
-        """What is known of those `keys` that have a value."""
-        doing = f"look at {counted(len(keys), 'value')}"
-        answers = map(manifest_of, self._calls.each([ask("value", key) for key in keys], deadline, doing))
-        found = {key: manifest for key, manifest in zip(keys, answers, strict=True) if manifest is not None and manifest.is_live}
-        return {key: about_of(manifest.size, manifest.encoding, manifest.digest) for key, manifest in found.items()}
+        One that is replaced meanwhile is read again from the start.
+        """
+        doing = f"read {keys[0]!r}" if len(keys) == 1 else f"read {counted(len(keys), 'value')}"
+        found: dict[str, tuple[bytes | None, About]] = {}
+        while keys:
+            deadline.check(doing)
+            chunked: dict[str, ValueManifest] = {}
+            for key, rows in zip(keys, self._calls.each([ask("value", key) for key in keys], deadline, doing), strict=True):
+                manifest = manifest_of(rows)
+                if manifest is None or not manifest.is_live:
+                    continue
+                if manifest.size > largest:
+                    found[key] = None, about_of(manifest.size, manifest.encoding, manifest.digest)
+                elif manifest.chunks:
+                    deadline.allow(manifest.size)
+                    chunked[key] = manifest
+                else:
+                    found[key] = self._noted(key, manifest, deadline, doing)
+            keys = []
+            for key, value in self._chunked(chunked, deadline, doing):
+                if value is None:
+                    keys.append(key)
+                else:
+                    manifest = chunked[key]
+                    found[key] = value, about_of(manifest.size, manifest.encoding, manifest.digest)
+        return found
 
     def stream(self, key: str, timeout_s: float) -> Iterator[bytes] | None:
         """Chunks of the value, four read at a time."""
@@ -147,12 +132,6 @@ class Reader:
             return self._stream(key, manifest, timeout_s)
         value = self._inline(key, manifest, deadline, doing)
         return iter((value,) if value else ())
-
-    def _whole(self, key: str, manifest: ValueManifest, deadline: CallDeadline, doing: str) -> bytes:
-        value = next(self._chunked({key: manifest}, deadline, doing))[1]
-        if value is None:
-            raise Replaced
-        return value
 
     def _chunked(self, manifests: Mapping[str, ValueManifest], deadline: CallDeadline, doing: str) -> Iterator[tuple[str, bytes | None]]:
         """Values in chunks, one after the other while chunks of the next ones are on their way; None: it was replaced meanwhile."""

@@ -65,7 +65,6 @@ from rmgr.adapters.cassandra.url import CassandraTarget
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
     CallDeadline,
-    bind,
     check_key,
     check_limit,
     check_prefix,
@@ -196,20 +195,7 @@ class CassandraStore(Store):
         answers = zip(keys, self._calls.all(entries, deadline, doing), strict=True)
         return [key for key, rows in answers if any(size >= 0 for _, (size, _) in rows)]
 
-    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
-        """See `Store.bind_cluster`."""
-        bind(self, cluster_id, timeout_s=timeout_s)
-
     # -- reading ------------------------------------------------------------------------------------------------------
-
-    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
-        """See `Store.get_noted`."""
-        check_key(key)
-        return self._reader.get(key, CallDeadline(timeout_s))
-
-    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
-        """See `Store.about_many`. One request a key, 64 at a time; small values travel with what is known of them."""
-        return self._reader.about_many(list(dict.fromkeys(map(check_key, keys))), CallDeadline(timeout_s))
 
     def fetch(
         self,

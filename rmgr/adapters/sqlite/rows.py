@@ -62,13 +62,7 @@ def select(connection: sqlite3.Connection, key: str) -> ManifestRow | None:
 def select_many(connection: sqlite3.Connection, keys: list[str], largest: int) -> list[ManifestRow]:
     """The rows of up to `KEYS_PER_STATEMENT` keys; what is larger than `largest` bytes comes without its value."""
     sql = f"SELECT {_COLUMNS_UP_TO} FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
-    return [ManifestRow(*row) for row in connection.execute(sql, (largest, *keys, now_ms()))]
-
-
-def select_heads(connection: sqlite3.Connection, keys: list[str]) -> list[tuple[str, int, str, bytes]]:
-    """(key, size, encoding, SHA-256) of up to `KEYS_PER_STATEMENT` keys; no value is read."""
-    sql = f"SELECT key, size, encoding, sha256 FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
-    return list(connection.execute(sql, (*keys, now_ms())))
+    return list(map(ManifestRow._make, connection.execute(sql, (largest, *keys, now_ms()))))
 
 
 def select_keys(connection: sqlite3.Connection, prefix: str, after: str, limit: int) -> list[str]:

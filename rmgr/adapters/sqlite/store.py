@@ -28,7 +28,6 @@ from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
     CallDeadline,
     about_of,
-    bind,
     check_key,
     check_limit,
     check_prefix,
@@ -187,36 +186,7 @@ class SqliteStore(Store):
             gone.update(self._write(partial(table.delete_many, keys=some), deadline, len(some) * _ROW_BYTES, doing))
         return [key for key in wanted if key in gone]
 
-    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
-        """See `Store.bind_cluster`."""
-        bind(self, cluster_id, timeout_s=timeout_s)
-
     # -- reading ------------------------------------------------------------------------------------------------------
-
-    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
-        """See `Store.get_noted`."""
-        check_key(key)
-        deadline = CallDeadline(timeout_s)
-        row = self._select(key, deadline)
-        if row is None:
-            return None
-        found = self._large.get(row, deadline) if row.chunks else (row, row.inline or b"")
-        if found is None:
-            return None
-        row, value = found
-        return verify(key, value, row.size, row.sha256), about_of(row.size, row.encoding, row.sha256)
-
-    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
-        """See `Store.about_many`. One statement for every 256 keys."""
-        deadline = CallDeadline(timeout_s)
-        wanted = list(dict.fromkeys(map(check_key, keys)))
-        found: dict[str, About] = {}
-        for start in range(0, len(wanted), table.KEYS_PER_STATEMENT):
-            some = wanted[start : start + table.KEYS_PER_STATEMENT]
-            with self._reading(deadline, f"look at {counted(len(wanted), 'value')} in", some[0]) as connection:
-                batch = table.select_heads(connection, some)
-            found |= {key: about_of(size, column, digest) for key, size, column, digest in batch}
-        return found
 
     def fetch(
         self, key: str, path: str, *, largest: int, is_compared: bool = True, timeout_s: float = 30.0
@@ -238,22 +208,23 @@ class SqliteStore(Store):
         deadline = CallDeadline(timeout_s)
         wanted = list(dict.fromkeys(map(check_key, keys)))
         found: dict[str, tuple[bytes | None, About]] = {}
-        chunked: list[str] = []
+        in_files: list[ManifestRow] = []
         for start in range(0, len(wanted), table.KEYS_PER_STATEMENT):
             some = wanted[start : start + table.KEYS_PER_STATEMENT]
-            with self._reading(deadline, f"read {counted(len(wanted), 'value')} from", some[0]) as connection:
+            doing = f"read {some[0]!r} from" if len(wanted) == 1 else f"read {counted(len(wanted), 'value')} from"
+            with self._reading(deadline, doing, some[0]) as connection:
                 batch = table.select_many(connection, some, largest)
             for row in batch:
-                if row.size > largest:
-                    found[row.key] = None, about_of(row.size, row.encoding, row.sha256)
-                elif row.chunks:
-                    chunked.append(row.key)
+                if row.chunks and row.size <= largest:
+                    in_files.append(row)
                 else:
-                    found[row.key] = _whole(row), about_of(row.size, row.encoding, row.sha256)
-        for key in chunked:
-            value = self.get_noted(key, timeout_s=deadline.left_s())
-            if value is not None:
-                found[key] = value if len(value[0]) <= largest else (None, value[1])
+                    found[row.key] = None if row.size > largest else _whole(row), about_of(row.size, row.encoding, row.sha256)
+        for row in in_files:
+            deadline.allow(row.size)
+            if (read := self._large.get(row, deadline)) is not None:
+                now, value = read
+                whole = verify(now.key, value, now.size, now.sha256)
+                found[now.key] = whole if now.size <= largest else None, about_of(now.size, now.encoding, now.sha256)
         return found
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:

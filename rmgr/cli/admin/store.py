@@ -80,7 +80,6 @@ def init_store(
 
 def _accept_loss(session: Session, url: str) -> None:
     """Binds an empty store to the cluster in ZooKeeper. Raises NotConnected, StoreUnavailable; WrongCluster for another cluster's store."""
-    from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
     from rmgr.procedures.bootstrap import read_meta
 
@@ -94,7 +93,7 @@ def _accept_loss(session: Session, url: str) -> None:
         raise NotConnected("there is no rmgr cluster in ZooKeeper: nothing was lost", hint="start a WatchDog: rmgr watchdog")
     store = open_store(url, create=False)
     try:
-        was_empty = remembered(store, timeout_s=wait_s) is None
+        was_empty = store.cluster_id(timeout_s=wait_s) is None
         store.bind_cluster(meta.cluster_id, timeout_s=wait_s)
     finally:
         store.close()

@@ -324,7 +324,6 @@ class Session:
 
     def open_data_store(self) -> Store:
         """The data store of the configuration, for who closes it himself. Raises StoreUnavailable, UsageError."""
-        from rmgr.adapters.store_rules import remembered
         from rmgr.adapters.stores import open_store
         from rmgr.procedures.bootstrap import STORE_READ_S
 
@@ -338,7 +337,7 @@ class Session:
         store = open_store(config.cluster.store, create=False)
         try:
             timeout_s = min(STORE_READ_S, self.left_s(STORE_READ_S) or STORE_READ_S)
-            self._belong_together(store=remembered(store, timeout_s=timeout_s) or "")
+            self._belong_together(store=store.cluster_id(timeout_s=timeout_s) or "")
         except BaseException:
             store.close()
             raise

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, Self
 import msgspec
 
 from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat
-from rmgr.errors import RmgrError, ValueTooLarge
+from rmgr.errors import KeyExists, RmgrError, ValueTooLarge, WrongCluster
 
 
 class SessionState(StrEnum):
@@ -101,6 +101,8 @@ class Encoding(StrEnum):
 
 #: The largest value that a store takes: 4 GiB with what pickle adds, and some room.
 MAX_VALUE_BYTES = 5 * 2**30
+#: The row that says whose store this is, and how long it may be.
+CLUSTER_ID_KEY, _MOST_ID_BYTES = "meta/cluster_id", 256
 #: No key may exist.
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
@@ -298,15 +300,18 @@ class Store(Protocol):
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """The same of many, without reading them; absent keys are left out."""
+        return {key: about for key, (_, about) in self.get_noted_many(keys, largest=-1, timeout_s=timeout_s).items()}
 
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """A value and what is known of exactly these bytes: `About.sha256` is theirs."""
+        value, about = self.get_noted_many([key], largest=MAX_VALUE_BYTES, timeout_s=timeout_s).get(key, (None, None))
+        return None if value is None or about is None else (value, about)
 
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """The same of many, in as few round trips as there can be; absent keys are left out.
 
-        Of a value above `largest` bytes there is None in place of the bytes: who wants that one asks for it, as a file or a stream.
-        Holds all that it returns.
+        Of a value above `largest` bytes (-1: of all) there is None in place of the bytes: who wants that one asks for it, as a file or a
+        stream. Holds all that it returns.
         """
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
@@ -326,10 +331,24 @@ class Store(Protocol):
         """Removes expired and unreferenced rows; returns how many. Called by the leader now and then."""
 
     def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
-        """Says whose store this is (row `meta/cluster_id`), once and for all; the same id again is accepted.
+        """Says whose store this is, once and for all; the same id again is accepted.
 
         Raises: `errors.WrongCluster` if it belongs to another cluster.
         """
+        try:
+            self.put(CLUSTER_ID_KEY, cluster_id.encode(), overwrite=False, timeout_s=timeout_s)
+        except KeyExists:
+            owner = self.cluster_id(timeout_s=timeout_s) or "nobody"
+            if owner != cluster_id:
+                raise WrongCluster(
+                    f"the store belongs to cluster {owner}, not to {cluster_id}",
+                    hint="point --store at this cluster's own store, or start with an empty one",
+                ) from None
+
+    def cluster_id(self, *, timeout_s: float = 30.0) -> str | None:
+        """The cluster whose store this is, None for a new one."""
+        found = self.get_noted_many([CLUSTER_ID_KEY], largest=_MOST_ID_BYTES, timeout_s=timeout_s).get(CLUSTER_ID_KEY)
+        return None if found is None else (found[0] or b"nobody").decode(errors="replace")
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
         """None when the store reads and writes, else what is wrong in one sentence."""

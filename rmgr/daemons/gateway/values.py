@@ -305,17 +305,11 @@ class OwnedStore(Store):
         rights.check_seen(look, names.user_key(row))
         return look.holder
 
-    def get_noted(self, key: str, **how: Any) -> tuple[bytes, About] | None:
-        """See `Store.get_noted`. What is sent is what was looked at, also when it is replaced meanwhile."""
-        with self._audited("GET", key):
-            if names.family(key) != _NAMED:
-                return self._store.get_noted(self._row(key), **how)
-            found = self._store.get_noted(key, **how)
-            self._readable(key, None if found is None else found[1])
-            return found
-
     def get_noted_many(self, keys: Sequence[str], **how: Any) -> dict[str, tuple[bytes | None, About]]:
-        """See `Store.get_noted_many`. What is sent is what was looked at, also when it is replaced meanwhile."""
+        """See `Store.get_noted_many`. What is sent is what was looked at, also when it is replaced meanwhile.
+
+        What he may not read he is not told of, either: its hash would tell him what it is.
+        """
         rows: dict[str, str] = {}
         for key in keys:
             rows[key] = key
@@ -332,19 +326,6 @@ class OwnedStore(Store):
         """See `Store.stream`."""
         with self._audited("GET", key):
             return self._store.stream(self._row(key), **how)
-
-    def about_many(self, keys: Sequence[str], **how: Any) -> dict[str, About]:
-        """See `Store.about_many`: the hash of what he may not read would tell him what it is."""
-        led = [key for key in keys if names.parse_led(key) is not None]
-        found = self._store.about_many([key for key in keys if names.parse_led(key) is None], **how)
-        for key, about in found.items():
-            self._check_seen(key, about)
-        for key in led:
-            with self._audited("GET", key):
-                there = self._store.about(self._row(key), **how)
-                if there is not None:
-                    found[key] = there
-        return found
 
     def _check_seen(self, key: str, about: About) -> None:
         """Raises PermissionDenied, audited, unless he may have what lies under `key`."""
@@ -399,10 +380,6 @@ class OwnedStore(Store):
     def sweep(self, **how: Any) -> int:
         """See `Store.sweep`."""
         return self._store.sweep(**how)
-
-    def bind_cluster(self, cluster_id: str, **how: Any) -> None:
-        """See `Store.bind_cluster`."""
-        self._store.bind_cluster(cluster_id, **how)
 
     def health(self, **how: Any) -> str | None:
         """See `Store.health`."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from rmgr.adapters.store_rules import remembered
 from rmgr.coord.decisions.liveness import MassLoss
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
@@ -245,7 +244,7 @@ class ReleaseKeeper:
             return
         meta, mine = decode_record(found.data, Meta, paths.META), release().protocol
         if not meta.store_bound_us:
-            owner = yield self._calls.store(remembered)
+            owner = yield self._calls.store(lambda store: store.cluster_id())
             if owner == meta.cluster_id:
                 self._tree.commit(leader_ops.mark_store(meta, found.version, self._term.wall_us()))
             return  # the protocol has its turn with the next look

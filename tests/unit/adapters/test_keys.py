@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.adapters.store_rules import CLUSTER_ID_KEY, MAX_KEY_BYTES, check_key
+from rmgr.adapters.store_rules import MAX_KEY_BYTES, check_key
 from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import CLUSTER_ID_KEY
 from rmgr.errors import DataLost, UsageError
 
 NUMBERS = st.integers(0, 9_999_999_999)

@@ -15,8 +15,6 @@ _STORES = {"store", "_store"}
 MAY = {
     "adapters/gateway/rows.py": "it has asked for the size before; what does not fit a message goes in parts",
     "client/values.py": "values of the caller's own process, as large as it has asked for",
-    "daemons/gateway/values.py": "it passes on what `adapters/gateway/rows.py` asks for",
-    "runtime/store_watch.py": "it is the port, and passes on what is asked",
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.adapters.store_rules import remembered
 from rmgr.coord.protocol import paths
 from rmgr.errors import NotConnected, WrongCluster
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
@@ -63,6 +62,6 @@ def test_the_tree_of_another_cluster_is_refused(tree: MemoryTree) -> None:
 
 def test_a_store_remembers_its_cluster() -> None:
     store = MemoryStore("bootstrap")
-    assert remembered(store) is None
+    assert store.cluster_id() is None
     store.bind_cluster("4711")
-    assert remembered(store) == "4711"
+    assert store.cluster_id() == "4711"

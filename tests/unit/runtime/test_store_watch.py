@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.store_rules import CLUSTER_ID_KEY
-from rmgr.coord.protocol.ports import Encoding, Writing
+from rmgr.coord.protocol.ports import CLUSTER_ID_KEY, Encoding, Writing
 from rmgr.errors import ConfigError, StoreUnavailable, WrongCluster
 from rmgr.runtime.store_watch import WatchedStore
 from tests.harness.memory_store import MemoryStore

@@ -243,9 +243,9 @@ def test_a_damaged_value_is_taken_from_another_node(cluster: FakeCluster, link: 
     reader = Reader(Calls(link(), request_timeout_s=2.0))
     cluster.answers = lambda _: [(tuple(bad),)]
     with pytest.raises(DataLost, match="'k'"):
-        reader.get("k", CallDeadline(60))
+        reader.get_noted_many(["k"], CallDeadline(60), largest=1000)
     cluster.others = lambda _: [[(tuple(bad),)], [], [(tuple(good),)]]
-    assert reader.get("k", CallDeadline(60)) == (b"value", About(5, Encoding.RAW, good.digest, b""))
+    assert reader.get_noted_many(["k"], CallDeadline(60), largest=1000)["k"] == (b"value", About(5, Encoding.RAW, good.digest, b""))
 
 
 def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
@@ -261,12 +261,13 @@ def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: F
         chunk["rows"] = rows
         cluster.others = lambda _: []
         with pytest.raises(DataLost, match=what):
-            reader.get("k", CallDeadline(60))
+            reader.get_noted_many(["k"], CallDeadline(60), largest=1000)
         cluster.others = lambda _: [[], [(data, sha256(data).digest())]]
-        assert reader.get("k", CallDeadline(60)) == (data, About(100, Encoding.RAW, sha256(data).digest(), b""))
+        about = About(100, Encoding.RAW, sha256(data).digest(), b"")
+        assert reader.get_noted_many(["k"], CallDeadline(60), largest=1000) == {"k": (data, about)}
         assert b"".join(reader.stream("k", 5.0) or ()) == data
     chunk["rows"] = [(b"z" * 100, sha256(b"z" * 100).digest())]  # a chunk of its own kind: only the whole tells
     with pytest.raises(DataLost):
-        reader.get("k", CallDeadline(60))
+        reader.get_noted_many(["k"], CallDeadline(60), largest=1000)
     with pytest.raises(DataLost, match="hash differs"):
         list(reader.stream("k", 5.0) or ())
