@@ -35,9 +35,9 @@ _WHERE = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib import metadata
+        from rmgr.model.base.version import VERSION
 
-        return metadata.version("rmgr-cluster")
+        return VERSION
     module = _WHERE.get(name)
     if module is None:
         raise AttributeError(f"module 'rmgr' has no attribute {name!r}")

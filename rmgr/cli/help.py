@@ -11,9 +11,8 @@ import sys
 
 import click
 
-from rmgr.cli.display.render import emit, folded, paint
 from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session, rmgr_version
+from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import nearest, one_of
 
 _WHERE = {
@@ -27,6 +26,7 @@ _WHERE = {
 @click.argument("topic", metavar="COMMAND|states|reasons|words", required=False)
 def help_topic(session: Session, topic: str | None) -> None:
     """Explains a command, or what states, reasons and other words mean."""
+    from rmgr.cli.display.render import emit, folded, paint
     from rmgr.cli.words.glossary import KINDS, TOPICS, heading
 
     if topic not in TOPICS:
@@ -48,6 +48,7 @@ def completion(session: Session, shell: str) -> None:
     """Prints the completion script of a shell."""
     from click.shell_completion import get_completion_class
 
+    from rmgr.cli.display.render import emit
     from rmgr.cli.main import cli
 
     kind = get_completion_class(shell)
@@ -63,10 +64,12 @@ def completion(session: Session, shell: str) -> None:
 @command("version", examples="rmgr version\nrmgr version --json")
 def version(session: Session) -> None:
     """Versions of rmgr, of Python, and of the protocol; processes of one cluster may differ by one protocol."""
-    from rmgr.model.base.version import PROTOCOL
+    from rmgr.model.base.version import PROTOCOL, VERSION
 
     python = platform.python_version()
     if session.json:
-        emit({"version": rmgr_version(), "python": python, "protocol": PROTOCOL})
+        from rmgr.cli.display.render import emit
+
+        emit({"version": VERSION, "python": python, "protocol": PROTOCOL})
     else:
-        sys.stdout.write(f"rmgr {rmgr_version()} (protocol {PROTOCOL}, Python {python})\n")
+        sys.stdout.write(f"rmgr {VERSION} (protocol {PROTOCOL}, Python {python})\n")

@@ -6,7 +6,6 @@ It gets counts, and draws at most ten times a second. When the cluster stops ans
 from __future__ import annotations
 
 import builtins
-import html
 import math
 import os
 import sys
@@ -244,6 +243,8 @@ def _make_bar(title: str, stream: TextIO) -> tuple[Any, Any]:
 
 def escaped(text: object) -> str:
     """`text` as it may stand in HTML: escaped, without control characters, cut."""
+    import html  # notebooks alone need it
+
     plain = "".join(char if char.isprintable() else "\ufffd" for char in str(text))
     return html.escape(plain if len(plain) <= _MOST_TEXT else f"{plain[:_MOST_TEXT]}\u2026")
 

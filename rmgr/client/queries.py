@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rmgr.client.reach import Reach
     from rmgr.coord.protocol.ports import Store
     from rmgr.model.cluster.gang import GangRecord
+    from rmgr.model.cluster.node import EpochRecord
     from rmgr.model.tasks.submission import Submission
     from rmgr.submitter.questions import GangRead, Question
 
@@ -84,7 +85,7 @@ class Query:
         from rmgr.submitter.questions import DeriveNodes
 
         nodes = self._ask(lambda leader: leader.nodes(), lambda: [*self._derived(DeriveNodes())])
-        return with_stats(nodes, self._reach.via, self._reach.credentials())
+        return with_stats(nodes, self._reach.via, self._reach.shown_credentials())
 
     def queues(self) -> list[QueueView]:
         """All queues, by name, and queue classes."""
@@ -193,19 +194,23 @@ class Query:
         """The leader by gRPC; None, with a note, when nobody leads."""
         if self.is_local:
             return None
-        if self._client is not None:
-            return self._client
+        if self._client is None and (epoch := self._leader()) is not None:
+            from rmgr.adapters.rpc.server import LeaderClient
+
+            timeout_s, mine = self._reach.left_s(_LEADER_S) or _LEADER_S, self._reach.shown_credentials()
+            self._client = LeaderClient(epoch.endpoint, timeout_s=timeout_s, via=self._reach.via, credentials=mine)
+        return self._client
+
+    def _leader(self) -> EpochRecord | None:
+        """Who leads; None, with a note, when nobody does."""
+        if self.is_local:
+            return None
         from rmgr.submitter.questions import WhoLeads
 
         epoch = self._reach.ask(WhoLeads()).leader
         if epoch is None:
             self._give_up("no WatchDog leads just now")
-            return None
-        from rmgr.adapters.rpc.server import LeaderClient
-
-        timeout_s = self._reach.left_s(_LEADER_S) or _LEADER_S
-        self._client = LeaderClient(epoch.endpoint, timeout_s=timeout_s, via=self._reach.via, credentials=self._reach.credentials())
-        return self._client
+        return epoch
 
     def _give_up(self, why: str) -> None:
         """From now on answers come from ZooKeeper; the user is notified."""
@@ -218,12 +223,12 @@ class Query:
 
     def leader_endpoint(self) -> str:
         """Where the leader answers, "" when none leads."""
-        found = self._find_client()
+        found = self._leader()
         return found.endpoint if found is not None else ""
 
     def has_leader(self) -> bool:
         """A WatchDog leads, as far as ZooKeeper knows."""
-        return self._find_client() is not None
+        return not self.is_local and (self._client is not None or self._thin is not None or self._leader() is not None)
 
     def _own_status(self) -> StatusView:
         from rmgr.submitter.questions import DeriveStatus
@@ -262,7 +267,7 @@ def read_gangs(reach: Reach) -> list[GangView]:
     """All gangs of which a job runs, by partition. Raises: CoordinationUnavailable; InvalidRecord for one that cannot be read."""
     from rmgr.submitter.questions import ReadGangs
 
-    via, credentials = reach.via, reach.credentials()
+    via, credentials = reach.via, reach.shown_credentials()
     return [
         GangView(partition=one.partition, generation=one.generation, record=one.record, slot=_present_slot(one, via, credentials))
         for one in reach.ask(ReadGangs())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
+from typing import TYPE_CHECKING
 
 from rmgr.errors import VersionMismatch, WrongCluster
 from rmgr.model.base import version
 from rmgr.model.base.version import Release
-from rmgr.model.cluster.node import Meta
+
+if TYPE_CHECKING:
+    from rmgr.model.cluster.node import Meta
 
 #: What pip calls this package; `rmgr` on the public index is somebody else's.
 DISTRIBUTION = "rmgr-cluster"
@@ -21,20 +23,9 @@ EMPTIED = (
 )
 
 
-@cache
-def package_version() -> str:
-    """Of the installed package; "" when rmgr runs from a source tree that is not installed."""
-    from importlib import metadata  # 10 ms, and most processes have no use for it
-
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def release() -> Release:
     """What this process runs."""
-    return Release(version=package_version(), protocol=version.PROTOCOL)
+    return Release(version=version.VERSION, protocol=version.PROTOCOL)
 
 
 def check_cluster(meta: Meta, expected: str | None) -> None:

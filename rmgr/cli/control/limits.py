@@ -115,7 +115,7 @@ def _ask(session: Session, user: str) -> UseAnswer:
     endpoint = via or session.query().leader_endpoint()
     problem = "no WatchDog leads just now: what is used is not known"
     if endpoint:
-        credentials = session.credentials()
+        credentials = session.shown_credentials()
         role = Role.SUBMITTER if via else Role.WATCHDOG
         own = session.me if credentials is None else ""
         client = UseClient(endpoint, role=role, credentials=credentials, timeout_s=session.left_s(5.0) or 5.0, user=own)

@@ -152,7 +152,7 @@ def forget_node(session: Session, name: str) -> None:
 
 def for_operators(session: Session, what: str) -> None:
     """Says at once in words what would be refused; a gateway knows who is one, and says so itself. Raises PermissionDenied."""
-    credentials = session.credentials()
+    credentials = session.shown_credentials()
     if credentials is not None and not session.config().cluster.uses_gateway:
         from rmgr.coord.decisions.rights import Person, check_operator
         from rmgr.model.cluster.identity import Role

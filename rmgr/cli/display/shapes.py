@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmgr.cli.display.render import elapsed, iso, printable
-from rmgr.coord.views.asked import USUAL
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted, format_size
@@ -129,16 +128,21 @@ def job(view: JobView) -> dict[str, Any]:
         "expected_start": iso(view.expected_start_us),
         "account": view.account,
         **_shares(view),
-        **USUAL,
-        **view.asked,
-        "begin": iso(int(view.asked.get("begin") or 0)),
-        "changes": [_change(one) for one in view.asked.get("changes", ())],
+        **_asked(view),
         **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
         **({"class": view.route} if view.route else {}),
         **_moving(view.moving),
         **({"by_time": iso(view.by_us)} if view.by_us else {}),
         **({"failures": [_failed(item) for item in view.failures]} if view.failures else {}),
     }
+
+
+def _asked(view: JobView) -> dict[str, Any]:
+    """What it asks for beside cores and memory, and who has changed that."""
+    from rmgr.coord.views.asked import USUAL  # with all records of work, which tables do without
+
+    changes = [_change(one) for one in view.asked.get("changes", ())]
+    return {**USUAL, **view.asked, "begin": iso(int(view.asked.get("begin") or 0)), "changes": changes}
 
 
 def _change(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,10 +221,7 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
         "priority": of.priority,
         "after": list(of.after),
         "account": of.account,
-        **USUAL,
-        **of.asked,
-        "begin": iso(int(of.asked.get("begin") or 0)),
-        "changes": [_change(one) for one in of.asked.get("changes", ())],
+        **_asked(of),
         **({"resources": dict(sorted(of.resources.items()))} if of.resources else {}),
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,

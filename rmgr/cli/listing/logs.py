@@ -153,7 +153,7 @@ def _from_node(session: Session, task: TaskView, streams: Sequence[str]) -> Iter
         return
     only = streams[0] if len(streams) == 1 else ""
     try:
-        with NodeClient(endpoint, via=session.via, credentials=session.credentials()) as client:
+        with NodeClient(endpoint, via=session.via, credentials=session.shown_credentials()) as client:
             for piece in client.logs(task.submission, task.position, attempt=task.attempt, stream=only):
                 if piece.data:
                     yield _piece(task, piece.attempt, piece.stream, piece.data, piece.time_us)

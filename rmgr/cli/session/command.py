@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -138,6 +137,8 @@ class _Help:
 def near(typed: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Names that `typed` is a slip of the pen of, or the beginning of: a wrong guess is worse than none."""
     names = [name for name in known if name.lstrip("-")[:1] == typed.lstrip("-")[:1]]
+    import difflib  # slips of the pen are rare
+
     whole = [name for name in names if len(typed.lstrip("-")) > 2 and name.startswith(typed)]
     return (whole or difflib.get_close_matches(typed, names, most, _LIKE))[:most]
 

@@ -70,8 +70,10 @@ class Session:
     def config(self, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
         """The configuration with the global options on top. Raises ConfigError, UsageError (the URL of a store)."""
         from rmgr import config
+        from rmgr.runtime.interpreter import defer
 
         if self._config is None or overrides:
+            defer()  # from here on libraries are loaded that have halves which no command uses
             cluster = {"zk": self.zk, "store": self.store, "gateway": self.gateway}
             merged = {section: dict(values) for section, values in (overrides or {}).items()}
             merged["cluster"] = {**merged.get("cluster", {}), **{key: value for key, value in cluster.items() if value}}
@@ -248,7 +250,7 @@ class Session:
         cluster = self.config().cluster
         wait_s = self.left_s() or cluster.connect_timeout_s
         end = time.monotonic() + wait_s
-        credentials = self.credentials()
+        credentials = self.shown_credentials()
         user = self.me if credentials is None else ""
         asks = RemoteAnswers(cluster.gateway, credentials=credentials, user=user, session_timeout_s=cluster.session_timeout_s)
         try:
@@ -331,7 +333,7 @@ class Session:
         if config.cluster.uses_gateway:
             from rmgr.adapters.gateway.store import GatewayStore
 
-            return GatewayStore(config.cluster.gateway, credentials=self.credentials())
+            return GatewayStore(config.cluster.gateway, credentials=self.shown_credentials())
         if not config.cluster.store:
             raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
         store = open_store(config.cluster.store, create=False)
@@ -439,10 +441,3 @@ def _no_gateway(hosts: str, wait_s: float, error: Unavailable) -> Unavailable:
     if "does not talk to us" in error.message:
         hint = "a secured one hangs up on who has no credentials: set RMGR_SECURITY_DIR to your bundle (rmgr admin add-user)"
     return NotConnected(f"no gateway answers at {hosts} within {format_duration(wait_s)}: {error.message}", hint=hint)
-
-
-def rmgr_version() -> str:
-    """Version of the installed package; "unknown" when it runs from a plain directory."""
-    from rmgr.runtime.release import package_version
-
-    return package_version() or "unknown"

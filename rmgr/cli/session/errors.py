@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
-import traceback
 from contextlib import suppress
-from pathlib import Path
 
 import click
 
@@ -79,6 +76,8 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
     message, hint = _clipped(message), _clipped(hint)
     token = error.token if isinstance(error, SubmitUnknown) else ""
     if as_json:
+        import json
+
         told = {"code": code, "message": message, "hint": hint}
         try:
             sys.stdout.write(json.dumps({"schema": "rmgr/1", "error": told | ({"token": token} if token else {})}) + "\n")
@@ -87,6 +86,8 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
     else:
         _tell(message, hint or (f"send it again, safely: --token {token}" if token else ""), verbose=verbose)
     if verbose and not isinstance(error, click.ClickException):
+        import traceback
+
         traceback.print_exception(error, file=sys.stderr)
     return exit_code
 
@@ -155,7 +156,7 @@ def _clipped(text: str) -> str:
 def _is_directory_gone() -> bool:
     """No relative name leads anywhere; the error itself names no file then."""
     try:
-        Path.cwd()
+        os.getcwd()
     except FileNotFoundError:
         return True
     return False

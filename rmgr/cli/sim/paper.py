@@ -19,6 +19,7 @@ from rmgr.cli.sim.sweep import parse_names, parse_seeds
 from rmgr.cli.words.params import Parsed, parse_pair
 from rmgr.errors import UsageError
 from rmgr.model.base.units import counted, format_duration
+from rmgr.model.base.version import VERSION
 
 if TYPE_CHECKING:
     from rmgr.sim.calls.runs import Summary
@@ -241,13 +242,12 @@ def _verdicts(report: PaperReport) -> str:
 
 def _write(session: Session, out: Path, found: _Found, checks: tuple[str, ...] | None) -> None:
     """All files, or none."""
-    from rmgr.cli.session.context import rmgr_version
     from rmgr.sim.runs.output import whole_directory, write_json
 
     report = found.report
     manifest = {
         "schema": "rmgr/1",
-        "versions": {"rmgr": rmgr_version(), "python": platform.python_version()},
+        "versions": {"rmgr": VERSION, "python": platform.python_version()},
         "paper": report.paper,
         "seeds": list(found.seeds),
         "checks": None if checks is None else list(checks),
@@ -324,7 +324,6 @@ def calls(
     predictions are off, of the actual time.
     """
     from rmgr.adapters import policy_files
-    from rmgr.cli.session.context import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sched.catalogue import CALL_POLICIES
     from rmgr.sim.calls.runs import calls_document, replications, summed, write_calls
@@ -354,7 +353,7 @@ def calls(
         )
     summaries = {key: summed(ones) for key, ones in found.items()}
     if out is not None:
-        versions = {"rmgr": rmgr_version(), "python": platform.python_version()}
+        versions = {"rmgr": VERSION, "python": platform.python_version()}
         manifest = {"schema": "rmgr/1", "versions": versions, "scenario": source, "params": dict(params), "seeds": list(seeds)}
         write_calls(out, found, summaries, seeds, manifest)
     if session.json:

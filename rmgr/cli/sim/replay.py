@@ -17,6 +17,7 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import Parsed, parse_pair
 from rmgr.errors import UsageError
 from rmgr.model.base.units import counted
+from rmgr.model.base.version import VERSION
 
 if TYPE_CHECKING:
     from rmgr.sim.replay import History
@@ -193,14 +194,13 @@ def _compare(
 
 def _manifest(log: Path, history: History, policy: str, params: dict[str, str], configuration: Any) -> dict[str, Any]:
     """What decides the files, as of `rmgr sim run`."""
-    from rmgr.cli.session.context import rmgr_version
     from rmgr.sim.runs.experiment import digest_of
 
     recorded = {"policy": history.opening.policy, "params": dict(sorted(history.opening.parameters.items()))}
     replayed = {"policy": policy, "params": dict(sorted(params.items())), "seed": history.opening.seed}
     return {
         "schema": "rmgr/1",
-        "versions": {"rmgr": rmgr_version(), "python": platform.python_version()},
+        "versions": {"rmgr": VERSION, "python": platform.python_version()},
         "inputs": {source: digest_of(source) for source in sorted({str(log), *configuration.files})},
         "experiment": {"source": str(log), "recorded": recorded, **replayed},
     }

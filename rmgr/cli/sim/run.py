@@ -20,6 +20,7 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import DURATION_US, Parsed, parse_pair
 from rmgr.errors import UsageError
 from rmgr.model.base.units import counted, format_duration
+from rmgr.model.base.version import VERSION
 
 if TYPE_CHECKING:
     from rmgr.sim.engine.outcome import Result
@@ -267,14 +268,13 @@ def _told(
 
 def _manifest(experiment: Experiment, result: Result, workload_name: str) -> dict[str, Any]:
     """What decides the files: versions, digests of what was read, the experiment."""
-    from rmgr.cli.session.context import rmgr_version
     from rmgr.sim.runs.experiment import inputs_of
 
     slots = experiment.slots()
     shared = {"slots": slots} if slots else {}
     return {
         "schema": "rmgr/1",
-        "versions": {"rmgr": rmgr_version(), "python": platform.python_version()},
+        "versions": {"rmgr": VERSION, "python": platform.python_version()},
         "inputs": inputs_of([experiment]),
         "experiment": experiment.described() | {"workload": workload_name, "processors": result.processors} | shared,
     }

@@ -20,6 +20,7 @@ from rmgr.cli.sim import run as sim_options
 from rmgr.cli.sim.run import parse_factor
 from rmgr.cli.words.params import DURATION_US, Parsed
 from rmgr.errors import UsageError
+from rmgr.model.base.version import VERSION
 
 _MOST_SEEDS = 10_000
 
@@ -109,7 +110,6 @@ def sweep(
     DIR gets manifest.json, a directory a run below runs/, and results.csv when all are there.
     """
     from rmgr.adapters.policy_files import load as configure
-    from rmgr.cli.session.context import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.models.catalogue import is_model
     from rmgr.sim.runs.experiment import Experiment, Sweep, carry_out_sweep
@@ -140,7 +140,7 @@ def sweep(
         experiment.check()  # a wrong name, and a wrong event, is refused before anything runs
     if not is_model(source):
         experiments[0].workload()  # a trace that cannot be used, too
-    versions = (("rmgr", rmgr_version()), ("python", platform.python_version()))
+    versions = (("rmgr", VERSION), ("python", platform.python_version()))
     plan = Sweep(experiments=experiments, validate=validate, versions=versions)
     done = 0
     with ProgressDisplay(f"sweep {out.name}", enabled=not session.json) as display:

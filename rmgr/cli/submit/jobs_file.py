@@ -30,7 +30,6 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.submit.options import checked_options, with_directives
 from rmgr.cli.submit.submit import told_dry, write_dry
-from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
 from rmgr.cli.words.script import Script, read_script, refused, unset_slurm
 from rmgr.client.commands.job_lists import ListedJob, in_order, prepare_all, send_all
 from rmgr.client.commands.request import CommandRequest
@@ -391,6 +390,8 @@ def _value(ctx: click.Context, raw: _Raw, key: str, known: _Key, value: Any) -> 
 
 def _after(raw: _Raw, value: Any, places: Mapping[str, Sequence[int]]) -> tuple[tuple[Dependency, ...], tuple[tuple[Condition, int], ...]]:
     """(of submissions that are there, of others in the list)."""
+    from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
+
     ids: dict[Dependency, None] = {}
     needs: dict[tuple[Condition, int], None] = {}
     for text in _texts(raw, "after", value):

@@ -16,7 +16,6 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import hint_of
 from rmgr.cli.words.params import DURATION_US, RESOURCE, TIME_LIMIT_US, Parsed, listed, one_of, parse_pair
 from rmgr.cli.words.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
-from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
 from rmgr.cli.words.script import Script, ignoring, looks_like_script, read_script, refused, translation, unset_slurm
 from rmgr.client.commands.request import CommandOptions, CommandRequest
 from rmgr.errors import RmgrError, UsageError
@@ -56,6 +55,8 @@ class WorkRequest(CommandRequest):
 
 def parse_after(text: str) -> tuple[Dependency, ...]:
     """`ok:12,any:13,fail:14`; Slurm's `afterok:12:13` is understood; a bare `12` means ok. Raises UsageError."""
+    from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES  # with all that Slurm's options mean
+
     if "?" in text:
         raise UsageError(f"{text!r} is not a dependency: one of several is not enough here", hint="all must be met: ok:12,any:13")
     found = []

@@ -13,8 +13,7 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.submit.options import SECTIONS, WorkRequest, read_work, work_options
 from rmgr.cli.words.params import WORK_EXITS
-from rmgr.cli.words.sbatch import MARK as SBATCH
-from rmgr.cli.words.script import PBS
+from rmgr.cli.words.script import PBS, SBATCH
 from rmgr.client.commands.sending import CheckedRequest, Sent, as_tried, prepare, send
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.tasks.placing import Rigid

@@ -102,7 +102,7 @@ def _attach(session: Session, follow: Follow, item: AwaitedSubmission) -> int | 
         trouble = ""
         with contextlib.suppress(Unavailable, NotFound):
             for node, endpoint in nodes_of(session, item.number):
-                seat = _Seat(endpoint, item.number, via=session.via, credentials=session.credentials())
+                seat = _Seat(endpoint, item.number, via=session.via, credentials=session.shown_credentials())
                 try:
                     if seat.sit():
                         return seat.code

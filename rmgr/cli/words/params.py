@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -68,6 +67,8 @@ SIZE = Parsed("size", parse_size)
 
 def nearest(kind: str, given: str, known: Iterable[str], *, listed_by: str = "") -> UsageError:
     """The error for a name that does not exist: suggests the nearest one, else lists them all."""
+    import difflib  # slips of the pen are rare
+
     names = sorted(known)
     close = difflib.get_close_matches(given, names, 1, 0.5) or [name for name in names if name.lower() == given.lower()]
     told = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rmgr.cli.words.placed_options import parse_nodes
+from rmgr.cli.words.script import SBATCH
 from rmgr.errors import UsageError
 from rmgr.model.base.units import parse_duration_us
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import PRIORITY_RANGE
-
-MARK = "#SBATCH"
 
 
 class Unlike(Exception):
@@ -86,7 +85,7 @@ def translated(lines: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, s
     read: list[list[_Given]] = []
     for line in lines:
         try:
-            read.append(list(_options(shlex.split(line.removeprefix(MARK), comments=True))))
+            read.append(list(_options(shlex.split(line.removeprefix(SBATCH), comments=True))))
         except ValueError as error:
             read.append([])
             without.append((line, f"it cannot be read: {error}"))

@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from rmgr.cli.words.sbatch import MARK as SBATCH
 from rmgr.client.commands.request import ScriptText
 from rmgr.errors import UsageError
 from rmgr.model.tasks.submission import MAX_SCRIPT_BYTES
 
 _MARK = "#RMGR"
 _SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd"}
-PBS = "#PBS"
+SBATCH, PBS = "#SBATCH", "#PBS"
 #: A variable of Slurm that is read: $SLURM_X, ${SLURM_X}, environ["SLURM_X"], getenv("SLURM_X").
 _SLURMS = re.compile(r"""(?:\$\{?[#!]?|environ\W{1,3}|environ\.get\W{1,3}|getenv\W{1,3})(SLURMD?_[A-Z_]+)""")
 #: srun where a shell takes it for a command.

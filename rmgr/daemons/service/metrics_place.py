@@ -23,10 +23,9 @@ from prometheus_client.registry import CollectorRegistry
 from rmgr.adapters.access.limits import Rates
 from rmgr.adapters.rpc.server import check_place
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable
-from rmgr.model.base.version import PROTOCOL
+from rmgr.model.base.version import PROTOCOL, VERSION
 from rmgr.model.cluster.identity import Role
 from rmgr.runtime import machine
-from rmgr.runtime.release import package_version
 from rmgr.runtime.secured import is_loopback
 
 if TYPE_CHECKING:
@@ -234,7 +233,7 @@ class CommonMetrics:
 
     def __init__(self, registry: CollectorRegistry, credentials: Credentials | None) -> None:
         build = Gauge("rmgr_build_info", "1; what this daemon runs", _RELEASE, registry=registry)
-        build.labels(package_version() or "unknown", str(PROTOCOL), platform.python_version()).set(1)
+        build.labels(VERSION, str(PROTOCOL), platform.python_version()).set(1)
         if credentials is not None:
             days = Gauge("rmgr_certificate_days_left", "days until the first certificate of this daemon ends", registry=registry)
             days.set_function(credentials.days_left)

@@ -1,4 +1,4 @@
-"""Ids and their grammar: submission `42` (`taskq-0000000042`); node and queue names. And the numbers that records may hold.
+"""Ids and their grammar: submission `42` (`taskq-0000000042`); node and queue names. And what fields of records may hold.
 
 Spans and moments in records are microseconds that fit every codec, alone and added up. JSON has integers of any size, MessagePack and
 protobuf have 64 bits: a record with a longer one is not read by anybody (a gateway refuses it, leader and Starters pass it by), or one
@@ -8,7 +8,8 @@ submission could stop the pass and the Starter that come to it.
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeAlias
+from dataclasses import field
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -52,3 +53,10 @@ BetweenUs: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 57), le=1 << 57)]
 Attempt: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=99_999)]
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=9_999_999_999)]
 NodeName: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]
+
+Newer = dict[str, Any] | msgspec.UnsetType
+
+
+def newer() -> Any:
+    """The field of a record for what a newer release wrote into it; see `coord/protocol/records.py`."""
+    return field(default=msgspec.UNSET, hash=False, repr=False)

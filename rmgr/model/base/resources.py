@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rmgr.errors import UsageError
-from rmgr.model.base.ids import SpanUs
-from rmgr.model.base.version import Newer, newer
+from rmgr.model.base.ids import Newer, SpanUs, newer
 
 MIB = 1024 * 1024
 #: The resource that also becomes CUDA_VISIBLE_DEVICES.

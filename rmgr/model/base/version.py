@@ -5,7 +5,7 @@ release before does not know. A cluster is upgraded one process at a time, so re
 work together; everything else is refused. The rules for whoever changes a record:
 
 - fields are only added, with a default; their type and meaning never change; none is used again;
-- JSON records keep fields that they do not know (`Newer`) when an older release rewrites them;
+- JSON records keep fields that they do not know (`Newer` in `model/base/ids.py`) when an older release rewrites them;
 - MessagePack structs get new fields at the end only; blocks keep trailing elements that they do not know;
 - a reason of an end may be new at any time: who does not know it reads `Reason.OTHER`;
 - another new value of an enum is written only when `Meta.oldest` has reached the release that knows it;
@@ -20,22 +20,14 @@ this release may still be joined by the one before, and begins to write such val
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from msgspec import UNSET, UnsetType
-
+#: Of the package, for people.
+VERSION = "0.2.0"
 #: What this release speaks, and the oldest that it works with.
 PROTOCOL = 1
 #: Releases side by side: protocols that may differ by this much.
 SKEW = 1
-
-Newer = dict[str, Any] | UnsetType
-
-
-def newer() -> Any:
-    """The field of a record for what a newer release wrote into it; see `coord/protocol/records.py`."""
-    return field(default=UNSET, hash=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

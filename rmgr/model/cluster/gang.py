@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rmgr.model.base.version import Newer, newer
+from rmgr.model.base.ids import Newer, newer
 
 #: Between the pass that sets a record and its first slot (us): so long its readers have to learn of it.
 LEAD_US = 200_000

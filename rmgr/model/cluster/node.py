@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rmgr.model.base.ids import Newer, newer
 from rmgr.model.base.resources import Capacity, NodeAttributes
-from rmgr.model.base.version import Newer, newer
 
 
 class NodeState(StrEnum):

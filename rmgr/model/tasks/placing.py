@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rmgr.model.base.ids import SpanUs
-from rmgr.model.base.version import Newer, newer
+from rmgr.model.base.ids import Newer, SpanUs, newer
 
 #: Tasks of one submission that a scheduler's job id has room for.
 MAX_INDEX = 1 << 20

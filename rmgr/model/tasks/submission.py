@@ -8,9 +8,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any
 
-from rmgr.model.base.ids import SpanUs
+from rmgr.model.base.ids import Newer, SpanUs, newer
 from rmgr.model.base.resources import MIB, Request
-from rmgr.model.base.version import Newer, newer
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Rigid
 

@@ -6,7 +6,8 @@ import re
 import tomllib
 from importlib import metadata
 
-from rmgr.runtime.release import DISTRIBUTION, package_version
+import rmgr
+from rmgr.runtime.release import DISTRIBUTION
 from tests.places import ROOT
 
 _TEXTS = ("*.md", "*.py", "*.sh", "*.yml", "*.toml", "Dockerfile")
@@ -33,4 +34,4 @@ def test_the_distribution_is_what_the_code_asks_for() -> None:
     assert project["project"]["name"] == DISTRIBUTION != "rmgr"
     assert project["tool"]["flit"]["module"]["name"] == "rmgr"
     assert list(project["project"]["scripts"]) == ["rmgr"]
-    assert package_version() == metadata.version(DISTRIBUTION) == project["project"]["version"]
+    assert rmgr.__version__ == metadata.version(DISTRIBUTION) == project["project"]["version"]
