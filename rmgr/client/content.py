@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from rmgr.coord import contents
 from rmgr.coord.protocol.records import encode_payloads
-from rmgr.errors import KeyExists
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.coord.protocol.ports import Store
@@ -55,13 +55,27 @@ class Scattered:
 Payload = bytes | Scattered
 
 
-def put_once(store: Store, key: str, data: bytes, *, timeout_s: float) -> None:
-    """Writes `data` under a key that names its hash, unless it is there: then it holds the same, and may be somebody else's.
+def put_content(store: Store, key: str, data: bytes, *, timeout_s: float) -> None:
+    """Makes sure of `data` under a key that names its hash: it is written unless it is there, and was made sure of not long ago.
 
-    Raises: StoreUnavailable, PermissionDenied, ValueTooLarge.
+    Raises: StoreUnavailable, PermissionDenied, ValueTooLarge. Cost: a look; the writing once in 30 days.
     """
-    with suppress(KeyExists):
-        store.put(key, data, overwrite=False, timeout_s=timeout_s)
+    now_s, about = machine.wall_s(), store.about(key, timeout_s=timeout_s)
+    if about is None or not contents.is_fresh(about.note, now_s):
+        store.put(key, data, note=contents.mark(now_s), timeout_s=timeout_s)
+
+
+def renew_content(store: Store, key: str, *, timeout_s: float) -> bool:
+    """Makes sure of what is there already, under a key that names its hash; False: nothing is. Raises, and costs, as `put_content`."""
+    now_s, about = machine.wall_s(), store.about(key, timeout_s=timeout_s)
+    if about is None:
+        return False
+    if contents.is_fresh(about.note, now_s):
+        return True
+    value = store.stream(key, timeout_s=timeout_s)
+    if value is not None:
+        store.put(key, value, note=contents.mark(now_s), timeout_s=timeout_s)
+    return value is not None
 
 
 def whole(payloads: Iterable[Payload]) -> list[bytes]:

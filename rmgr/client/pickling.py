@@ -23,13 +23,15 @@ from concurrent.futures import Future
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rmgr.client.content import Payload, is_large, put_once, scattered
+from rmgr.client.content import Payload, is_large, put_content, renew_content, scattered
+from rmgr.coord.contents import TRUSTED_S
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding, Store
 from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
 from rmgr.model.tasks.submission import MAX_FUNCTION_BYTES, MAX_INITIALIZER_BYTES, MAX_MODULE_BYTES
 from rmgr.runner import program
 from rmgr.runner.program import Snapshot
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     import zipfile
@@ -176,7 +178,7 @@ class Functions:
         self._store = store
         self._lock = threading.Lock()
         self._pickled: OrderedDict[int, tuple[weakref.ref[Any], tuple[Any, ...], Snapshot, str]] = OrderedDict()
-        self._stored: OrderedDict[str, None] = OrderedDict()
+        self._stored: OrderedDict[str, float] = OrderedDict()  #: id -> when it was made sure of
 
     def register(self, function: Callable[..., Any], *, timeout_s: float = 30.0) -> str:
         """Uploads `function` if the store lacks it; returns its id (sha256 of its pickle).
@@ -190,7 +192,8 @@ class Functions:
         refers = _refers(function)
         with self._lock:
             known = self._pickled.get(id(function))
-            if known is not None and known[0]() is function and _same(known[1], refers) and known[2].holds():
+            is_known = known is not None and known[0]() is function and _same(known[1], refers) and known[2].holds()
+            if known is not None and is_known and self._is_stored(known[3]):
                 return known[3]
         data, snapshot = dump_function(function)
         digest = self._upload(data, function, timeout_s)
@@ -204,9 +207,9 @@ class Functions:
     def check(self, digest: str, *, timeout_s: float = 30.0) -> str:
         """`digest` if a function of that id is in the store. Raises NotFound, UsageError."""
         with self._lock:
-            if digest in self._stored:
+            if self._is_stored(digest):
                 return digest
-        if self._store.head(keys.function(digest), timeout_s=timeout_s) is None:
+        if not renew_content(self._store, keys.function(digest), timeout_s=timeout_s):
             raise NotFound(f"there is no function {digest}", hint="its id is what connect().register(f) returned")
         self._remember(digest)
         return digest
@@ -223,10 +226,9 @@ class Functions:
     def _put(self, data: bytes, timeout_s: float) -> str:
         digest = hashlib.sha256(data).hexdigest()
         with self._lock:
-            if digest in self._stored:
+            if self._is_stored(digest):
                 return digest
-        if self._store.head(keys.function(digest), timeout_s=timeout_s) is None:
-            put_once(self._store, keys.function(digest), data, timeout_s=timeout_s)
+        put_content(self._store, keys.function(digest), data, timeout_s=timeout_s)
         self._remember(digest)
         return digest
 
@@ -238,9 +240,14 @@ class Functions:
             )
         return self._put(data, timeout_s)
 
+    def _is_stored(self, digest: str) -> bool:
+        """It was, not long ago. Under the lock."""
+        known_s = self._stored.get(digest)
+        return known_s is not None and machine.monotonic() - known_s < TRUSTED_S
+
     def _remember(self, digest: str) -> None:
         with self._lock:
-            self._stored[digest] = None
+            self._stored[digest] = machine.monotonic()
             while len(self._stored) > _MAX_KNOWN:
                 self._stored.popitem(last=False)
 
@@ -282,8 +289,7 @@ def ship(store: Store, modules: Iterable[ModuleType | str], *, timeout_s: float 
     for module in modules:
         data = pack(module)
         digest = hashlib.sha256(data).hexdigest()
-        if store.head(keys.module(digest), timeout_s=timeout_s) is None:
-            put_once(store, keys.module(digest), data, timeout_s=timeout_s)
+        put_content(store, keys.module(digest), data, timeout_s=timeout_s)
         digests.append(digest)
     return tuple(digests)
 

@@ -548,7 +548,8 @@ class TaskQueue:
         made = TaskQueue.__new__(TaskQueue)
         made._begin(self.connection, tasks, draft, overwrite=True, attached=True)  # noqa: SLF001 - a constructor of this class
         for call in calls:
-            spec = TaskSpec(function=call.function, resubmit=draft.resubmit, retries=draft.retries, keyed=call.keyed)
+            digest = self.connection.functions.check(call.function, timeout_s=deadline.left() or 30.0)
+            spec = TaskSpec(function=digest, resubmit=draft.resubmit, retries=draft.retries, keyed=call.keyed)
             outputs = decode_keyed(call.payload).outputs if call.keyed else ()
             tasks.wait_room(block=True, timeout_s=deadline.left())
             tasks.add(spec, [call.payload], outputs=outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -17,9 +18,10 @@ from rmgr.adapters.access.turns import Turns
 from rmgr.adapters.gateway.parts import MESSAGE_BYTES
 from rmgr.adapters.gateway.store import PAGE_KEYS
 from rmgr.adapters.rpc.server import fail
+from rmgr.coord.contents import mark
 from rmgr.coord.protocol.keys import is_by_content
 from rmgr.coord.protocol.ports import About, Encoding, Store
-from rmgr.errors import RmgrError, StoreUnavailable, UsageError
+from rmgr.errors import PermissionDenied, RmgrError, StoreUnavailable, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 
 #: Rows that `PutRows` gathers before they are written (bytes): the store makes one commit of so many itself.
@@ -128,9 +130,11 @@ class Rows:
     def _put_rows(self, told: list[Any], request: Any, call: _Call) -> None:
         rows = [(row.key, row.data) for row in told]
         call.permit("PUT", [key for key, _ in rows])
-        for key, value in rows:
+        notes = [row.note for row in told]
+        for at, (key, value) in enumerate(rows):
             if is_by_content(key):
                 call.permit_content(key, hashlib.sha256(value).hexdigest())
+                notes[at] = _mark_of(key, request)
         call.wrote(sum(len(value) for _, value in rows))
         options: dict[str, Any] = {
             "encoding": _encoding(request.encoding),
@@ -140,11 +144,11 @@ class Rows:
         }
         replaces = {row.key: row.sha256 for row in told if row.sha256}
         if replaces:
-            call.store.put_many(rows, notes=[row.note for row in told], replaces=replaces, **options)
+            call.store.put_many(rows, notes=notes, replaces=replaces, **options)
         elif len(rows) == 1:
-            call.store.put(*rows[0], note=told[0].note, **options)
+            call.store.put(*rows[0], note=notes[0], **options)
         else:
-            call.store.put_many(rows, notes=[row.note for row in told], **options)
+            call.store.put_many(rows, notes=notes, **options)
 
     def _write(self, parts: Iterator[Any], call: _Call) -> Any:
         first = next(parts, None)
@@ -167,6 +171,7 @@ class Rows:
                     raise StoreUnavailable("the value was broken off by the client")
             note = part.note
             if is_by_content(first.key):
+                note = _mark_of(first.key, first)
                 call.permit_content(first.key, digest.hexdigest())  # raises: then nothing is stored
 
         call.store.put(
@@ -358,6 +363,13 @@ def _row_message(found: dict[str, tuple[bytes | None, About]]) -> Any:
         message.rows.add(key=key, data=value or b"", large=value is None, **told)
         size += weight
     return message
+
+
+def _mark_of(key: str, request: Any) -> bytes:
+    """The note of a row that is named by its content: others may count on the row, so what its mark says is not the client's to choose."""
+    if request.HasField("ttl_s"):
+        raise PermissionDenied(f"{key!r} may be somebody else's too: it does not expire", hint="put it without a lifetime")
+    return mark(time.time())
 
 
 def _encoding(text: str) -> Encoding:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmgr.client.commands.request import CommandOptions, CommandRequest, ScriptText, command_of, output_key, payloads_of
-from rmgr.client.content import put_once
+from rmgr.client.content import put_content
 from rmgr.coord.protocol import keys
 from rmgr.errors import (
     KeyExists,
@@ -562,8 +562,5 @@ def _too_large(name: str, size: int) -> ValueTooLarge:
 
 def _store(reach: Reach, data: bytes) -> str:
     digest = hashlib.sha256(data).hexdigest()
-    store, key = reach.data_store(), keys.upload(digest)
-    timeout_s = reach.left_s(30.0) or 30.0
-    if store.head(key, timeout_s=timeout_s) is None:
-        put_once(store, key, data, timeout_s=timeout_s)
+    put_content(reach.data_store(), keys.upload(digest), data, timeout_s=reach.left_s(30.0) or 30.0)
     return digest

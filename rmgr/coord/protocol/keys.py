@@ -23,6 +23,8 @@
 | `picks/<epoch>/<log>/<piece>` | the same of calls: facts of servers, and picks | leader |
 | `meta/<name>` | the store's own facts: `meta/cluster_id` | `rmgr admin init-store`, `rmgr dev` |
 
+What is named by its content is kept by who needs it (`coord/contents.py`); other families go by the submission, or by age.
+
 All but `name/`, `share/`, `use/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
 that keys sort as their numbers do; inverted ones (10^10 - 1 - n) sort newest first. A user's key stands whole behind
 `name/`, so it never meets an internal one.
@@ -59,7 +61,8 @@ STREAMS = ("stdout", "stderr")
 # -- content by hash ----------------------------------------------------------------------------------------------------
 
 #: Families whose rows are named by the SHA-256 of what they hold.
-BY_CONTENT = frozenset({"fn", "mod", "file"})
+FUNCTIONS = "fn"
+BY_CONTENT = frozenset({FUNCTIONS, "mod", "file"})
 
 
 #: Families of the outputs of tasks.

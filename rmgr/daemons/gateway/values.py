@@ -104,7 +104,7 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) 
             raise PermissionDenied(f"{row!r} is the history of {_user_of(row)}", hint="ask an operator")
     elif family in names.BY_CONTENT:
         if verb == "DELETE":
-            hint = "functions, modules and uploads stay in the store; rmgr store du --all shows their size"
+            hint = "functions, modules and uploads go by themselves, when nobody has needed them for 60 days"
             raise PermissionDenied(f"{row!r} may be somebody else's too: it stays", hint=hint)
         if not _SHA256.fullmatch(row.partition("/")[2]):
             raise PermissionDenied(f"the row {row!r} is not named by a hash")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 from rmgr.client import pickling
 from rmgr.client.pickling import Functions, dump_call, dump_value, name_of
+from rmgr.coord.contents import TRUSTED_S
 from rmgr.coord.protocol import keys
 from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
 from tests.harness.memory_store import MemoryStore
@@ -204,3 +206,18 @@ def test_a_module_that_cannot_be_shipped_is_refused() -> None:
 
     with pytest.raises(UsageError, match="is compiled"):
         pickling.pack(msgspec)
+
+
+def test_a_process_makes_sure_once_a_day_of_what_it_has_stored(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = Functions(store)
+    digest = functions.register(scale)
+    store.delete(keys.function(digest))
+    assert functions.register(scale) == digest
+    assert functions.check(digest) == digest
+    assert store.keys("fn/") == [], "it was there a moment ago"
+    now_s = time.monotonic()
+    monkeypatch.setattr("rmgr.client.pickling.machine.monotonic", lambda: now_s + TRUSTED_S + 1)
+    with pytest.raises(NotFound):
+        functions.check(digest)
+    assert functions.register(scale) == digest
+    assert store.keys("fn/") == [keys.function(digest)]

@@ -2,7 +2,8 @@
 
 Order: values of named outputs are copied to their final rows, then the znodes go (children first, the record last), then the rows. Rows
 whose submission is gone although its collector died in between, or that a zombie wrote afterwards, are found by a scan that skips from
-submission to submission. Logs and single values expire by themselves. Summaries in the history have a retention of their own.
+submission to submission. Logs and single values expire by themselves. Summaries in the history have a retention of their own. Functions,
+modules and files belong to whoever needs them: `coord/contents.py` says when one goes.
 
 The znode of a nonce stays until nothing can be submitted under it any more (`coord/nonces.py`). Nonces are told by their names, which
 say when they were drawn; those of submissions that are there stay. What time it is says ZooKeeper, whose clock Starters go by, too: that of
@@ -16,7 +17,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rmgr.coord import nonces, validity
+from rmgr.coord import contents, nonces, validity
 from rmgr.coord.decisions.progress import EndFold
 from rmgr.coord.ops.leader import forget_nonces
 from rmgr.coord.ops.work import token_digest
@@ -43,6 +44,8 @@ ROWS_A_TURN = 200
 #: How often orphaned rows are looked for, and expired ones are swept out of the store.
 ORPHANS_S = 3600.0
 SWEEP_S = 600.0
+#: How often functions, modules and files are looked through that nobody may need any more.
+CONTENTS_S = 6 * 3600.0
 #: How often old summaries are looked for, and nonces are looked through.
 LOOK_S, NONCES_S = 3600.0, 600.0
 #: Fragments read at once, summaries removed by one turn of the store thread, nonces deleted together.
@@ -65,6 +68,7 @@ class Collector:
         """Begins to look."""
         self._tree.every(ORPHANS_S, self._purge_orphans, "orphaned rows")
         self._tree.every(SWEEP_S, self._sweep_store, "expired rows")
+        self._tree.every(CONTENTS_S, self._forget_contents, "functions, modules and files")
         self._tree.every(LOOK_S, self._forget_history, "the history")
         self._tree.every(NONCES_S, self._forget_nonces, paths.NONCES)
         self._tree.tell(self._read_clock(), "the clock of ZooKeeper")
@@ -140,6 +144,25 @@ class Collector:
         if removed:
             self._term.log.info("store_swept", total=removed)
 
+    def _forget_contents(self) -> Story[None]:
+        """Rows that are named by their content, and that no submission needs. Cost: a look at each; 3 us a submission where one may go."""
+        now_s = self._term.wall_us() / 1e6
+        old: dict[str, bytes] = {}
+        for family in sorted(keys.BY_CONTENT):
+            after = ""
+            while some := (yield self._calls.store(partial(_marks, prefix=f"{family}/", after=after, now_s=now_s))):
+                after = max(some)
+                old |= {key: note for key, note in some.items() if contents.is_old(note, now_s)}
+        needs = self._keeper.needs() if old else None
+        if needs is None:
+            return
+        over, removed = [key for key, note in old.items() if not needs.may_name(key, note)], 0
+        for at in range(0, len(over), _A_TURN):
+            marks = {key: old[key] for key in over[at : at + _A_TURN]}
+            removed += yield self._calls.store(partial(_remove_contents, marks=marks))
+        if removed:
+            self._term.log.info("contents_removed", total=removed)
+
     def _forget_history(self) -> Story[None]:
         """Summaries of submissions that ended longer ago than the settings say; what fails is tried again at the next look."""
         retention_us = self._context.settings.history_retention_us
@@ -195,6 +218,23 @@ def _delete_some(store: Store, *, number: int) -> bool:
         if left <= 0:
             return True
     return False
+
+
+def _marks(store: Store, *, prefix: str, after: str, now_s: float) -> dict[str, bytes]:
+    """The next rows with this prefix, and their marks; who has none, from an older release, gets one. On a thread that may wait."""
+    found = {}
+    for key, about in store.about_many(store.keys(prefix, after=after, limit=_A_TURN)).items():
+        found[key] = about.note
+        if not contents.is_marked(about.note, now_s) and (value := store.stream(key)) is not None:
+            found[key] = contents.mark(now_s)
+            store.put(key, value, encoding=about.encoding, note=found[key])
+    return found
+
+
+def _remove_contents(store: Store, *, marks: dict[str, bytes]) -> int:
+    """Removes rows that nobody has made sure of since these were their marks; returns how many. On a thread that may wait."""
+    there = store.about_many(list(marks))
+    return len(store.delete_many([key for key, about in there.items() if about.note == marks[key]]))
 
 
 def stored_submissions(store: Store) -> list[int]:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from rmgr.coord import validity
+from rmgr.coord.contents import Needs
 from rmgr.coord.decisions import keeping
 from rmgr.coord.decisions.keeping import (
     Abandon,
@@ -211,6 +212,14 @@ class SubmissionKeeper:
         """Of all submissions that are there; None: not all were read yet."""
         known = (followed.submission for followed in self.followed.values())
         return {place_of(submission) for submission in known if submission is not None} if self.is_loaded else None
+
+    def needs(self) -> Needs | None:
+        """What submissions that are there need of the data store; None: not all were read yet, or one cannot be read."""
+        known = [followed.submission for followed in self.followed.values() if followed.number not in self._young]
+        records = [submission for submission in known if submission is not None]
+        if not self.is_loaded or len(records) < len(known):
+            return None
+        return Needs.of(records, self._term.wall_us() / 1e6)
 
     def _shed_watches(self) -> None:
         """Every submission leaves one watch behind, on the fragment that never came; only a new connection is without them."""
