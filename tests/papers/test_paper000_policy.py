@@ -23,30 +23,29 @@ from rmgr.sim.engine.driver import Setting, simulate
 from rmgr.sim.engine.validate import check
 from rmgr.sim.models.hpc2500 import hpc2500
 from rmgr.sim.papers import paper000
-from rmgr.sim.papers.paper000 import future as paper000_future
-from rmgr.sim.papers.paper000 import unit as paper000_unit
-from rmgr.sim.papers.paper000.runs import PROPOSAL_2, Paper000Run, measured
-from rmgr.sim.papers.paper000.unit import Scene, promised_to
+from rmgr.sim.papers.paper000.checks import CHECKS, Scene, promised_to
+from rmgr.sim.papers.paper000.runs import PROPOSAL_2, Paper000Run, Paper000Runs, measure
+from rmgr.sim.papers.report import PaperCheck
 from rmgr.sim.workload.jobs import SECOND
 
-EXACT = [paper000_unit.selection(), *paper000_unit.constants(), *paper000_unit.choices()]
+EXACT = [check for name in ("C0.1", "C0.2", "C0.3", "C0.4", "C0.5") for check in CHECKS[name](Paper000Runs(()))]
 
 
 @pytest.mark.parametrize("exact", EXACT, ids=attrgetter("id"))
-def test_c0_1_to_c0_5(exact: paper000_unit.PaperCheck) -> None:
+def test_c0_1_to_c0_5(exact: PaperCheck) -> None:
     assert exact.required
     assert exact.holds, f"{exact.what}: {exact.ours}, not {exact.paper}"
 
 
 def test_c0_7_with_a_limit_every_job_starts_in_the_stream_and_without_one_after_it() -> None:
-    finite, without, *reported = paper000_unit.starvation()
+    finite, without, *reported = CHECKS["C0.7"](Paper000Runs(()))
     assert (finite.required, finite.holds) == (True, True), finite.ours
     assert (without.required, without.holds) == (True, True), without.ours
     assert {one.verdict for one in reported} == {"reported"}
 
 
 def test_c0_6_no_queue_ever_holds_more_reservations_than_its_limit_and_the_small_ones_none() -> None:
-    run = measured(lambda: None, Paper000Run(system=PROPOSAL_2, load=Fraction("1.1"), seed=1, jobs=1500))
+    run = measure(Paper000Run(system=PROPOSAL_2, load=Fraction("1.1"), seed=1, jobs=1500))
     assert run.faults == 0
     limits = {queue.name: queue.max_reservations for queue in HPC2500}
     assert all(most <= limits[queue] for queue, most in run.held.items()), run.held
@@ -198,13 +197,16 @@ def test_the_report_of_named_checks_runs_what_they_need_only() -> None:
 
 
 def test_the_sweep_covers_thresholds_5_to_40_limits_0_to_4_and_small_queues() -> None:
-    settings = paper000_future.settings()
+    settings = paper000.swept()
     assert {limit for _, limit, _ in settings} == {0, 1, 2, 3, 4}
     assert {threshold for threshold, limit, _ in settings if limit} == {5, 10, 20, 30, 40}
     assert len(settings) == 41
-    cells = paper000_future.cells([1])
-    assert len({cell.queues for cell in cells}) == 41 + 2, "and the paper's settings, scanned from both ends"
-    assert len(set(cells)) == len(cells)
-    without, small = (paper000_future.classes((10, 2, with_small)) for with_small in (False, True))
+    runs = Paper000Runs((1, 2, 3))
+    list(paper000.tables(runs)), list(paper000.figures(runs))
+    swept = [run for run in runs.asked if run.load == paper000.SWEEP_LOAD and run.jobs == paper000.FEWER_JOBS]
+    assert {run.seed for run in swept} == {1, 2}
+    assert len({run.queues for run in swept}) == 41 + 2, "and the paper's settings, scanned from both ends"
+    assert len(swept) == 2 * (41 + 3 * 2)
+    without, small = (paper000.classes((10, 2, with_small)) for with_small in (False, True))
     assert [queue.max_reservations for queue in without] == [0, 0, 2, 2, 2, 2]
     assert [queue.max_reservations for queue in small] == [2] * 6

@@ -16,7 +16,6 @@ from rmgr.sim.papers.paper001 import figures, tables
 from rmgr.sim.papers.paper001.checks import CHECKS
 from rmgr.sim.papers.paper001.runs import ALGORITHMS, Paper001Measures, Paper001Run, Paper001Runs, measure
 from rmgr.sim.papers.report import mean
-from rmgr.sim.runs.parallel import measured
 from rmgr.sim.workload.jobs import WorkloadJob
 
 
@@ -40,8 +39,8 @@ def test_a_check_asks_for_its_own_runs_only_and_all_algorithms_share_the_workloa
 def test_tables_and_figures_can_be_asked_before_they_are_known() -> None:
     runs = Paper001Runs((1,))
     asked = tables(runs), figures(runs)
-    again = Paper001Runs((1, 2, 3), dict.fromkeys(runs.asked, measure(Paper001Run(algorithm="FCFS", interval=500, seed=1, jobs=60))))
-    known = tables(again), figures(again)
+    runs.found = dict.fromkeys(runs.asked, measure(Paper001Run(algorithm="FCFS", interval=500, seed=1, jobs=60)))
+    known = tables(runs), figures(runs)
     assert [len(part) for part in asked] == [len(part) for part in known]
     assert len({table.file_name for table in known[0]}) == len(known[0])
 
@@ -141,10 +140,8 @@ def _all_that_passed(_self: Migration, draft: Draft, _head: Job) -> list[Running
 def test_c1_7c_finds_another_charge(monkeypatch: pytest.MonkeyPatch, charge: Callable[[WorkloadJob, int], int]) -> None:
     """A penalty for each migration, not for each of its nodes; and one that is charged twice."""
     monkeypatch.setattr(Grid, "after_migration", lambda self, job, left: (left[0] + charge(job, self.penalty_us), left[1]))
-    asked = Paper001Runs((1, 2, 3), jobs=3000, quick=True)
-    list(CHECKS["C1.7"](asked))
-    checks = {check.id: check for check in CHECKS["C1.7"](Paper001Runs((1, 2, 3), measured(asked.asked, measure), 3000, quick=True))}
-    assert checks["C1.7c"].verdict == "fail"
+    found = paper001.report((1, 2, 3), ("C1.7",), jobs=3000, quick=True)
+    assert {check.id: check.verdict for check in found.checks}["C1.7c"] == "fail"
 
 
 def test_what_is_listed_as_not_holding_are_checks() -> None:

@@ -13,8 +13,8 @@ from rmgr.sched.tree.shape import Tree
 from rmgr.sim.gangs import Sharing, Spec, Task, drawn, run, run_batch, stepped, turns
 from rmgr.sim.papers import paper002
 from rmgr.sim.papers.paper002 import figures, tables
-from rmgr.sim.papers.paper002.cells import EXACT, Paper002Run, Paper002Runs, measure, random_tasks
 from rmgr.sim.papers.paper002.checks import CHECKS
+from rmgr.sim.papers.paper002.runs import EXACT, Paper002Run, Paper002Runs, measure, random_tasks
 
 
 @pytest.mark.parametrize("newcomers", list(Newcomers))
@@ -98,8 +98,8 @@ def test_a_check_asks_for_its_own_runs_and_tall_trees_get_two_seeds() -> None:
 def test_tables_and_figures_can_be_asked_before_they_are_known() -> None:
     runs = Paper002Runs((1,), heights=(7,))
     asked = tables(runs), figures(runs)
-    again = Paper002Runs((1,), dict.fromkeys(runs.asked, measure(Paper002Run(load=0.4, slots=20_000, weights=(1, 2, 4)))), heights=(7,))
-    known = tables(again), figures(again)
+    runs.found = dict.fromkeys(runs.asked, measure(Paper002Run(load=0.4, slots=20_000, weights=(1, 2, 4))))
+    known = tables(runs), figures(runs)
     assert [len(part) for part in asked] == [len(part) for part in known]
     assert len({table.file_name for table in known[0]}) == len(known[0])
 

@@ -1,6 +1,6 @@
 """Replications over processes, their sums, and the files of both: calls.csv (a row a call), summary.json, manifest.json.
 
-One cell is a policy in a case with some seeds. Sums are means with 90 % confidence, by policy and case; and by client, server and
+A group is a policy in a case, with all seeds. Sums are means with 90 % confidence, by policy and case; and by client, server and
 prediction.
 """
 
@@ -11,9 +11,10 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rmgr.errors import RmgrError, UsageError
 from rmgr.sched.catalogue import call_policy_named
@@ -43,41 +44,58 @@ def replications(
     """(policy, case) -> its replications, in order of seeds.
 
     Args:
-        policies: (name, parameters); a name stands once. make: as in `Cell`. processes: at a time.
+        policies: (name, parameters); a name stands once. make: as in `Group`. processes: at a time.
     Raises: RmgrError for a policy that fails.
     """
-    chunks = [tuple(seeds[at : at + CHUNK]) for at in range(0, len(seeds), CHUNK)]
-    wanted = [(name, params, case.name) for name, params in policies for case in scenario.cases]
-    cells = [Cell(scenario, case, name, params, chunk, make) for name, params, case in wanted for chunk in chunks]
-    found = measured(cells, run_cell, processes=processes, on_progress=on_progress)
-    return {
-        (name, case): tuple(one for chunk in chunks for one in found[Cell(scenario, case, name, params, chunk, make)])
-        for name, params, case in wanted
-    }
+    groups = {(name, case.name): Group(scenario, case.name, name, params, make) for name, params in policies for case in scenario.cases}
+    found = played(groups.values(), seeds, processes=processes, on_progress=on_progress)
+    return {key: found[group] for key, group in groups.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Group:
     """One policy, by name and parameters, in one case. make: the policy of a name; a function of a module, for other processes."""
 
     scenario: Scenario
     case: str
     policy: str
     params: tuple[tuple[str, str], ...]
-    seeds: tuple[int, ...]
     make: MakePolicy = call_policy_named
 
     def __str__(self) -> str:
         return f"{self.policy} in case {self.case} of {self.scenario.name}"
 
 
-def run_cell(cell: Cell) -> tuple[Replication, ...]:
-    """Its replications, in order of seeds. Raises: RmgrError for a policy that fails."""
-    case = cell.scenario.case(cell.case)
+def played(
+    groups: Iterable[Group],
+    seeds: Sequence[int],
+    *,
+    processes: int = 1,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> dict[Group, tuple[Replication, ...]]:
+    """The replications of each group, in order of seeds. Raises: RmgrError for a policy that fails."""
+    chunks = [tuple(seeds[at : at + CHUNK]) for at in range(0, len(seeds), CHUNK)]
+    wanted = {group: [_Chunk(group, some) for some in chunks] for group in groups}
+    found = measured(chain.from_iterable(wanted.values()), _replicated, processes=processes, on_progress=on_progress)
+    return {group: tuple(one for chunk in its for one in found[chunk]) for group, its in wanted.items()}
+
+
+class _Chunk(NamedTuple):
+    """What one process takes at a time."""
+
+    group: Group
+    seeds: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return str(self.group)
+
+
+def _replicated(chunk: _Chunk) -> tuple[Replication, ...]:
+    group, case = chunk.group, chunk.group.scenario.case(chunk.group.case)
     try:
-        return tuple(replicate(cell.scenario, case, cell.make(cell.policy, dict(cell.params)), seed=seed) for seed in cell.seeds)
+        return tuple(replicate(group.scenario, case, group.make(group.policy, dict(group.params)), seed=seed) for seed in chunk.seeds)
     except RuntimeError as error:
-        raise RmgrError(f"{cell}: {error}") from error
+        raise RmgrError(f"{group}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

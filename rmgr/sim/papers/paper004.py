@@ -1,24 +1,21 @@
 """Runs paper 004 again: job scheduling in Ninf (Takefusa, Nakada, Aida, Ogawa, Matsuoka, Nagashima; papers.md section 4).
 
-The report runs what is asked, then reads checks and tables from it: the same functions first say which runs they need, then read what was
-measured (`Runs`). What the paper prints stands here in the names of the scenarios; checks have their names in papers.md 4.5.
+What the paper prints stands here in the names of the scenarios; checks have their names in papers.md 4.5.
 May touch: `rmgr.sim.calls` and the report. Must not: know how calls are simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from rmgr.sched.predictors.forecast import Forecast, Last
 from rmgr.sched.records import Call, Server
-from rmgr.sim.calls.runs import CHUNK, Summary, run_cell, summed
-from rmgr.sim.calls.runs import Cell as CallsCell
-from rmgr.sim.calls.scenario import Scenario, scenario_named
-from rmgr.sim.calls.world import Replication
-from rmgr.sim.papers.report import Cell, PaperCheck, PaperReport, Table, Within, WithinBounds
-from rmgr.sim.runs.parallel import measured
+from rmgr.sim.calls.runs import Group, Summary, played, summed
+from rmgr.sim.calls.scenario import scenario_named
+from rmgr.sim.papers.report import Cell, PaperCheck, PaperReport, Runs, Study, Table, Within, WithinBounds
 
 #: Replications, as in the paper.
 SEEDS = 50
@@ -81,69 +78,33 @@ def report(
         seeds: of the replications. processes: at a time. quick: no tables.
     Raises: RmgrError for a run that failed.
     """
-    asking = Runs(seeds)
-    _written(asking, checks, quick)
-    found = run(tuple(asking.asked), seeds, processes=processes, on_progress=on_progress)
-    written, shown = _written(Runs(seeds, found), checks, quick)
-    return PaperReport(paper="004", checks=written, tables=shown, notes=NOTES if checks is None else ())
+
+    def run(asked: Iterable[Group]) -> Mapping[Group, Summary]:
+        return {group: summed(its) for group, its in played(asked, seeds, processes=processes, on_progress=on_progress).items()}
+
+    return _STUDY.report(Paper004Runs(seeds, quick=quick), checks, run)
 
 
-def _written(runs: Runs, checks: Sequence[str] | None, quick: bool) -> tuple[tuple[PaperCheck, ...], tuple[Table, ...]]:
-    found = tuple(check for name in (CHECKS if checks is None else checks) for check in _CHECKS[name](runs))
-    return found, tuple(tables(runs)) if checks is None and not quick else ()
+class Paper004Runs(Runs[Group, Summary]):
+    """Sums over all seeds, by scenario, policy and case."""
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One policy in one case, over all seeds."""
-
-    scenario: Scenario
-    case: str
-    policy: str
-    params: tuple[tuple[str, str], ...]
-
-
-class Runs:
-    """Summaries of groups. Before anything was run (`found` None) it takes down what is asked, and answers `UNKNOWN`."""
-
-    def __init__(self, seeds: Sequence[int], found: Mapping[Group, Summary] | None = None) -> None:
-        self.seeds = tuple(seeds)
-        self.asked: dict[Group, None] = {}
-        self._found = found
-        self._scenarios: dict[str, Scenario] = {}
+    def __init__(self, seeds: Sequence[int], *, quick: bool = False) -> None:
+        super().__init__(seeds, UNKNOWN, quick=quick)
+        self._scenario = cache(scenario_named)
 
     def of(self, scenario: str, policy: str, case: str, *, change: Mapping[str, Any] | None = None, **params: str) -> Summary:
         """change: fields of the scenario that are replaced."""
-        known = self._scenarios.setdefault(scenario, scenario_named(scenario))
-        group = Group(replace(known, **change) if change else known, case, policy, tuple(sorted(params.items())))
-        if self._found is None:
-            self.asked[group] = None
-            return UNKNOWN
-        return self._found[group]
+        known = self._scenario(scenario)
+        return self[Group(replace(known, **change) if change else known, case, policy, tuple(sorted(params.items())))]
 
     def windowed(self, window: str) -> Summary:
         """`call_many` with this window."""
-        clients = self._scenarios.setdefault("ninf_many", scenario_named("ninf_many")).clients
+        clients = self._scenario("ninf_many").clients
         change = {"clients": tuple(replace(client, window=window) for client in clients)}  # type: ignore[arg-type]  # one of its words
         return self.of("ninf_many", "loth+lt", "at once", change=change)
 
 
-def run(
-    asked: Sequence[Group], seeds: Sequence[int], *, processes: int, on_progress: Callable[[int, int], None]
-) -> Mapping[Group, Summary]:
-    """Runs every group once, in chunks of seeds. Raises: RmgrError for a run that failed."""
-    chunks = [tuple(seeds[at : at + CHUNK]) for at in range(0, len(seeds), CHUNK)]
-    cells = {
-        (group, chunk): CallsCell(group.scenario, group.case, group.policy, group.params, chunk) for group in asked for chunk in chunks
-    }
-    found = measured(cells.values(), run_cell, processes=processes, on_progress=on_progress)
-    together: dict[Group, list[Replication]] = {group: [] for group in asked}
-    for (group, _), cell in cells.items():
-        together[group] += found[cell]
-    return {group: summed(replications) for group, replications in together.items()}
-
-
-def c4_1(_runs: Runs) -> Iterator[PaperCheck]:
+def c4_1(_runs: Paper004Runs) -> Iterator[PaperCheck]:
     scenario = scenario_named("ninf_text")
     client, n = scenario.clients[0], _LINPACK_N
     paper: dict[str, float] = {"operations": (2 * n**3 + 6 * n**2) // 3, "bytes": 8 * n**2 + 20 * n}
@@ -167,7 +128,7 @@ def idle(name: str) -> Forecast:
     return Last().forecast(Call(1, 0, client.operations, client.bytes, "client1"), (server,), plan.speed)
 
 
-def c4_2(runs: Runs) -> Iterator[PaperCheck]:
+def c4_2(runs: Paper004Runs) -> Iterator[PaperCheck]:
     for policy, letters, limits in (("rr", ("", "b"), (0.10, 0.08)), ("loth", ("c", "d"), (0.05, 0.05))):
         for case, letter, limit in zip(CASES, letters, limits, strict=True):
             found, paper = runs.of(DECODED, policy, case), TABLE_4[policy, case]
@@ -192,7 +153,7 @@ def _printed_busy(policy: str, case: str) -> Mapping[str, float]:
     return {"fast": row.busy_fast, "slow": row.busy_slow}
 
 
-def c4_3(runs: Runs) -> Iterator[PaperCheck]:
+def c4_3(runs: Paper004Runs) -> Iterator[PaperCheck]:
     yield _ratio(runs, "C4.3", "LOTH is no slower than LOTH+L (1 % for chance)", "loth", "loth+l", WithinBounds(at_most=1.01))
     yield _ratio(runs, "C4.3b", "LOTH+L is within 10 % of LOTH", "loth+l", "loth", WithinBounds(at_least=0.9, at_most=1.1))
     for letter, policy in (("c", "loth+t"), ("d", "loth+lt")):
@@ -201,11 +162,11 @@ def c4_3(runs: Runs) -> Iterator[PaperCheck]:
         yield _ratio(runs, f"C4.3{letter}", f"{policy.upper()} is faster than RR", policy, "rr", WithinBounds(below=1))
 
 
-def c4_4(runs: Runs) -> Iterator[PaperCheck]:
+def c4_4(runs: Paper004Runs) -> Iterator[PaperCheck]:
     yield _ratio(runs, "C4.4", "LOTH beats RR by a factor above 3", "rr", "loth", WithinBounds(above=3))
 
 
-def c4_5(runs: Runs) -> Iterator[PaperCheck]:
+def c4_5(runs: Paper004Runs) -> Iterator[PaperCheck]:
     for letter, policy in (("", "load"), ("b", "load+l")):
         what = f"{policy.upper()} lies between LOTH and RR: its way from LOTH to RR"
         ours, paper = {}, {}
@@ -217,14 +178,14 @@ def c4_5(runs: Runs) -> Iterator[PaperCheck]:
         yield PaperCheck(id=f"C4.5{letter}", what=what, paper=paper, ours=ours, rule=WithinBounds(at_least=0, at_most=1), required=False)
 
 
-def c4_6(runs: Runs) -> Iterator[PaperCheck]:
+def c4_6(runs: Paper004Runs) -> Iterator[PaperCheck]:
     for letter, policy in (("", "loth+t"), ("b", "loth+lt")):
         yield _ratio(
             runs, f"C4.6{letter}", f"{policy.upper()} is at least 15 % slower than LOTH", policy, "loth", WithinBounds(at_least=1.15)
         )
 
 
-def c4_7(runs: Runs) -> Iterator[PaperCheck]:
+def c4_7(runs: Paper004Runs) -> Iterator[PaperCheck]:
     for case, letter in zip(CASES, ("", "b"), strict=True):
         found = runs.of(REAL, "rr", case)
         what = f"table 3, mean total of RR in case {case}, s"
@@ -242,7 +203,7 @@ def c4_7(runs: Runs) -> Iterator[PaperCheck]:
     yield PaperCheck(id="C4.7e", what=what, paper=paper_a, ours=case_a, rule=WithinBounds(below=1), required=False)
 
 
-def c4_8(runs: Runs) -> Iterator[PaperCheck]:
+def c4_8(runs: Paper004Runs) -> Iterator[PaperCheck]:
     fresh = {"refresh_us": 0}
     for letter, policy, base in (("", "loth+l", "loth"), ("b", "load+l", "load"), ("c", "loth+lt", "loth+t")):
         pairs = {case: (runs.of(DECODED, policy, case, change=fresh), runs.of(DECODED, base, case, change=fresh)) for case in CASES}
@@ -251,7 +212,7 @@ def c4_8(runs: Runs) -> Iterator[PaperCheck]:
         yield PaperCheck(id=f"C4.8{letter}", what=what, paper=dict.fromkeys(CASES, 0.0), ours=ours, rule=Within())
 
 
-def tnet(runs: Runs) -> Iterator[PaperCheck]:
+def tnet(runs: Paper004Runs) -> Iterator[PaperCheck]:
     ours = {case: runs.of("ninf_tnet", "loth", case).transfer_s for case in CASES}
     paper = {case: TABLE_4["loth", case].transfer_s for case in CASES}
     what = "links of 1.5 MB/s filled by other traffic: transfer of LOTH, s (18 % low as M/M/1)"
@@ -263,7 +224,7 @@ def tnet(runs: Runs) -> Iterator[PaperCheck]:
     )
 
 
-def adaptive(runs: Runs) -> Iterator[PaperCheck]:
+def adaptive(runs: Paper004Runs) -> Iterator[PaperCheck]:
     for letter, scenario in (("", DECODED), ("b", REAL)):
         ours = {}
         for case in CASES:
@@ -273,7 +234,7 @@ def adaptive(runs: Runs) -> Iterator[PaperCheck]:
         yield PaperCheck(id=f"adaptive{letter}", what=what, ours=ours, rule=WithinBounds(at_most=1.05), required=False)
 
 
-def queueing(runs: Runs) -> Iterator[PaperCheck]:
+def queueing(runs: Paper004Runs) -> Iterator[PaperCheck]:
     ours = {}
     for case in CASES:
         with_queues, plain = runs.of(DECODED, "loth", case, predictor="queueing"), runs.of(DECODED, "loth", case)
@@ -282,7 +243,7 @@ def queueing(runs: Runs) -> Iterator[PaperCheck]:
     yield PaperCheck(id="queueing", what=what, ours=ours, rule=WithinBounds(below=1), required=False)
 
 
-def _ratio(runs: Runs, check_id: str, what: str, above: str, below: str, rule: WithinBounds, scenario: str = DECODED) -> PaperCheck:
+def _ratio(runs: Paper004Runs, check_id: str, what: str, above: str, below: str, rule: WithinBounds, scenario: str = DECODED) -> PaperCheck:
     def totals(name: str) -> dict[str, Summary]:
         return {case: runs.of(scenario, name, case) for case in CASES}
 
@@ -294,7 +255,7 @@ def _ratio(runs: Runs, check_id: str, what: str, above: str, below: str, rule: W
 
 
 #: Every id without the letters of its parts.
-_CHECKS: Mapping[str, Callable[[Runs], Iterator[PaperCheck]]] = {
+_CHECKS: Mapping[str, Callable[[Paper004Runs], Iterator[PaperCheck]]] = {
     "C4.1": c4_1,
     "C4.2": c4_2,
     "C4.3": c4_3,
@@ -310,7 +271,9 @@ _CHECKS: Mapping[str, Callable[[Runs], Iterator[PaperCheck]]] = {
 CHECKS = tuple(_CHECKS)
 
 
-def tables(runs: Runs) -> Iterator[Table]:
+def tables(runs: Paper004Runs) -> Iterator[Table]:
+    if runs.quick:
+        return
     yield table_3(runs)
     yield table_4(runs)
     yield network(runs)
@@ -320,7 +283,7 @@ def tables(runs: Runs) -> Iterator[Table]:
     yield windows(runs)
 
 
-def table_3(runs: Runs) -> Table:
+def table_3(runs: Paper004Runs) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for case in CASES:
         for policy in POLICIES:
@@ -334,7 +297,7 @@ def table_3(runs: Runs) -> Table:
     return Table(title="Table 3: real environment (ninf_shared)", columns=columns, rows=tuple(rows))
 
 
-def table_4(runs: Runs) -> Table:
+def table_4(runs: Paper004Runs) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for case in CASES:
         for policy in POLICIES:
@@ -346,7 +309,7 @@ def table_4(runs: Runs) -> Table:
     return Table(title="Table 4: performance model (ninf_table4)", columns=columns, rows=tuple(rows))
 
 
-def network(runs: Runs) -> Table:
+def network(runs: Paper004Runs) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for case in CASES:
         for policy in ("rr", "loth"):
@@ -356,7 +319,7 @@ def network(runs: Runs) -> Table:
     return Table(title="The paper's own network (ninf_tnet)", columns=columns, rows=tuple(rows))
 
 
-def balance(runs: Runs) -> Table:
+def balance(runs: Paper004Runs) -> Table:
     """The paper's thesis: the response of one client and the throughput of all, by policy."""
     rows: list[tuple[Cell, ...]] = []
     for scenario in (DECODED, REAL):
@@ -369,7 +332,7 @@ def balance(runs: Runs) -> Table:
     return Table(title="Response of a client and throughput of all", columns=columns, rows=tuple(rows))
 
 
-def predictions(runs: Runs) -> Table:
+def predictions(runs: Paper004Runs) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for scenario in (DECODED, REAL):
         for case in CASES:
@@ -384,7 +347,7 @@ def predictions(runs: Runs) -> Table:
     return Table(title="Errors of predictions by policy and predictor", columns=columns, rows=tuple(rows))
 
 
-def performances(runs: Runs) -> Table:
+def performances(runs: Paper004Runs) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for case in CASES:
         for source in _SOURCES:
@@ -394,7 +357,7 @@ def performances(runs: Runs) -> Table:
     return Table(title="Performance declared, calibrated and learnt (ninf_functions)", columns=columns, rows=tuple(rows))
 
 
-def windows(runs: Runs) -> Table:
+def windows(runs: Paper004Runs) -> Table:
     rows = []
     for window in ("predicted", "one", "all"):
         found = runs.windowed(window)
@@ -465,3 +428,5 @@ TABLE_4: Mapping[tuple[str, str], Modelled] = {
     ("loth+t", "B"): Modelled(0.612, 4.701, 5.313, 0.272, 0.132),
     ("loth+lt", "B"): Modelled(0.636, 4.816, 5.452, 0.275, 0.132),
 }
+
+_STUDY = Study(paper="004", checks=_CHECKS, tables=tables, figures=lambda _runs: (), notes=NOTES)

@@ -1,6 +1,6 @@
-"""A reproduction as data: checks (the paper's value, ours, spread, tolerance, verdict), tables and figures; its JSON is cli.md section 9.
+"""How every paper is repeated (`Study`), and its report: checks (the paper's value, ours, spread, tolerance, verdict), tables, figures.
 
-A verdict is computed from the numbers, never typed: a check names its rule, and whether it is required.
+A verdict is computed from the numbers, never typed: a check names its rule, and whether it is required. The JSON is cli.md section 9.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 Number: TypeAlias = int | float
 #: A number, or numbers by the name of their row; None: the paper (or nobody) gives one.
@@ -133,11 +133,6 @@ def rows_of(value: Value) -> Mapping[str, Number]:
     return value if isinstance(value, Mapping) else {_ONLY: value}
 
 
-def is_selected(check_id: str, wanted: Iterable[str] | None) -> bool:
-    """`C1.4` selects C1.4 and its parts C1.4b, C1.4c; None selects everything."""
-    return wanted is None or any(re.fullmatch(f"{re.escape(one)}[a-z]?", check_id) for one in wanted)
-
-
 # -- tables and figures ---------------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +243,67 @@ class PaperReport:
             "tables": [table.document() for table in self.tables],
             "notes": list(self.notes),
         }
+
+
+# -- asked, run, reported -------------------------------------------------------------------------------------------------------
+
+
+Run = TypeVar("Run", bound=Hashable)
+Found = TypeVar("Found")
+
+
+class Runs(Generic[Run, Found]):
+    """What was measured, by what was run; a paper adds how its checks and tables ask.
+
+    Before anything was run (`found` None) each run that somebody asks for is taken down in `asked`, and answered by `unknown`.
+    """
+
+    def __init__(self, seeds: Sequence[int], unknown: Found, *, quick: bool = False) -> None:
+        self.seeds, self.quick = tuple(seeds), quick
+        self.asked: dict[Run, None] = {}
+        self.found: Mapping[Run, Found] | None = None
+        self._unknown = unknown
+
+    def __getitem__(self, run: Run) -> Found:
+        if self.found is None:
+            self.asked[run] = None
+            return self._unknown
+        return self.found[run]
+
+
+Of = TypeVar("Of", bound=Runs[Any, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study(Generic[Of]):
+    """A paper that can be repeated: its statements, and what is shown beside them. All of it is written from `Runs`.
+
+    checks: by id, without the letters of parts. notes: errata and readings. expected: of required checks that are known not to hold, the
+    experiment that shows why.
+    """
+
+    paper: str
+    checks: Mapping[str, Callable[[Of], Iterator[PaperCheck]]]
+    tables: Callable[[Of], Iterable[Table]]
+    figures: Callable[[Of], Iterable[Figure | Boxes]]
+    notes: tuple[str, ...]
+    expected: Mapping[str, str] = field(default_factory=dict)
+
+    def report(self, runs: Of, wanted: Sequence[str] | None, run: Callable[[Iterable[Any]], Mapping[Any, Any]]) -> PaperReport:
+        """Writes the checks that are wanted twice: to learn which runs they need, and from what was measured. None: all of them, with
+        tables, figures and notes.
+        """
+        self._written(runs, wanted)
+        runs.found = run(runs.asked)
+        return self._written(runs, wanted)
+
+    def _written(self, runs: Of, wanted: Sequence[str] | None) -> PaperReport:
+        names = self.checks if wanted is None else wanted
+        checks = tuple(replace(one, expected=self.expected.get(one.id, "")) for name in names for one in self.checks[name](runs))
+        if wanted is not None:
+            return PaperReport(paper=self.paper, checks=checks)
+        tables, figures = tuple(self.tables(runs)), tuple(self.figures(runs))
+        return PaperReport(paper=self.paper, checks=checks, tables=tables, notes=self.notes, figures=figures)
 
 
 # -- over the seeds -------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""Paper 000: the four systems that figures 2 and 3 compare, and one run of one of them."""
+"""Paper 000, its runs: the four systems that figures 2 and 3 compare, one run of one of them, and how checks and tables ask for them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from statistics import fmean, median
@@ -18,6 +18,7 @@ from rmgr.sched.queue_class import HPC2500, Ladder
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import JobOutcome, Setting
 from rmgr.sim.models.hpc2500 import CPUS_PER_NODE, NODES, hpc2500
+from rmgr.sim.papers.report import Runs
 from rmgr.sim.workload.jobs import SECOND
 
 QUEUES = tuple(queue.name for queue in HPC2500)
@@ -63,12 +64,27 @@ class Waits:
 class Measured:
     """Measures of a run. waits: by queue, and of `all`. held: by queue the most reservations at one instant. made: reservations in all."""
 
-    cell: Paper000Run
     waits: Mapping[str, Waits]
     utilisation: float
     held: Mapping[str, int]
     made: Mapping[str, int]
     faults: int
+
+    def wait_s(self, queue: str, statistic: str) -> float:
+        """statistic: `median`, `mean` or `max`. 0 for a queue in which nobody was."""
+        waits = self.waits.get(queue)
+        return 0.0 if waits is None else float(getattr(waits, f"{statistic}_s"))
+
+
+class Paper000Runs(Runs[Paper000Run, Measured]):
+    """The runs of figures 2 and 3 by system and load, a value a seed; those of other sizes by `Paper000Run`."""
+
+    def __init__(self, seeds: Sequence[int], *, quick: bool = False) -> None:
+        super().__init__(seeds, Measured(waits={}, utilisation=1.0, held={}, made={}, faults=0), quick=quick)
+        self.loads = LOADS[-1:] if quick else LOADS
+
+    def of(self, system: str, load: Fraction) -> list[Measured]:
+        return [self[Paper000Run(system=system, load=load, seed=seed)] for seed in self.seeds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +124,7 @@ def policy_of(system: str, queues: Ladder = HPC2500, firstfit_nodes: int = 0) ->
             return QueueFirstFit(queues=queues, firstfit_nodes=firstfit_nodes)
 
 
-def measured(still_wanted: Callable[[], None], cell: Paper000Run) -> Measured:
+def measure(cell: Paper000Run) -> Measured:
     """Runs it. Cost: some seconds for 20,000 jobs."""
     users = cell.system in {CONVENTIONAL, PARTITIONED}
     workload = hpc2500(cell.jobs, seed=cell.seed, kind="user" if users else "", small=cell.small).at_load(cell.load)
@@ -124,11 +140,10 @@ def measured(still_wanted: Callable[[], None], cell: Paper000Run) -> Measured:
         seed=cell.seed,
         partitions={queue: _name(queues) for queues, _ in PARTITIONS for queue in queues} if cell.system == PARTITIONED else {},
     )
-    result = simulate(workload, setting, on_progress=lambda _: still_wanted())
+    result = simulate(workload, setting)
     outcomes = [outcome for outcome in result.outcomes if outcome.job.number > cell.jobs * WARM_UP]
     work = sum(job.processors * job.run_us for job in workload.jobs)
     return Measured(
-        cell=cell,
         waits=waits_of(outcomes, cell.queues),
         utilisation=work / (result.processors * max(outcome.end_us for outcome in result.outcomes)),
         held=dict(watch.most),

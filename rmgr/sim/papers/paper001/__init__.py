@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rmgr.sim.papers.paper001.checks import (
     BUSY,
@@ -22,7 +23,7 @@ from rmgr.sim.papers.paper001.checks import (
 )
 from rmgr.sim.papers.paper001.checks import CHECKS as _CHECKS
 from rmgr.sim.papers.paper001.runs import ALGORITHMS, CALIBRATIONS, JOBS, LEAST_SEEDS, PENALTIES, Paper001Runs, measure
-from rmgr.sim.papers.report import Cell, Figure, PaperCheck, PaperReport, Point, Table, mean
+from rmgr.sim.papers.report import Cell, Figure, PaperReport, Point, Study, Table, mean
 from rmgr.sim.runs.parallel import measured
 
 CHECKS = tuple(_CHECKS)
@@ -77,25 +78,12 @@ def report(
         processes: at a time. quick: three inter-arrival times and two penalties, our reading alone. jobs: fewer give a look, not a result.
     Raises: RmgrError for a run that failed.
     """
-    asking = Paper001Runs(seeds, jobs=jobs, quick=quick)
-    _written(asking, checks)
-    measures = measured(asking.asked, measure, processes=processes, on_progress=on_progress)
-    found, shown, drawn = _written(Paper001Runs(seeds, measures, jobs, quick=quick), checks)
-    notes = NOTES if checks is None else ()
-    if len(seeds) < LEAST_SEEDS:
-        notes = (*notes, f"{LEAST_SEEDS} seeds were run, not {len(seeds)}: fewer say nothing (papers.md 2.5).")
-    return PaperReport(paper="001", checks=found, tables=shown, notes=notes, figures=drawn)
-
-
-def _written(runs: Paper001Runs, checks: Sequence[str] | None) -> tuple[tuple[PaperCheck, ...], tuple[Table, ...], tuple[Figure, ...]]:
-    found = tuple(_all_of(runs, CHECKS if checks is None else checks))
-    return (found, tables(runs), figures(runs)) if checks is None else (found, (), ())
-
-
-def _all_of(runs: Paper001Runs, names: Sequence[str]) -> Iterator[PaperCheck]:
-    for name in names:
-        for check in _CHECKS[name](runs):
-            yield replace(check, expected=EXPECTED.get(check.id, ""))
+    runs = Paper001Runs(seeds, jobs=jobs, quick=quick)
+    found = _STUDY.report(runs, checks, partial(measured, measure=measure, processes=processes, on_progress=on_progress))
+    if len(seeds) >= LEAST_SEEDS:
+        return found
+    few = f"{LEAST_SEEDS} seeds were run, not {len(seeds)}: fewer say nothing (papers.md 2.5)."
+    return replace(found, notes=(*found.notes, few))
 
 
 # -- tables and figures: calibrations side by side, figures 2 to 5 of two of them, readings, ageing ----------------------------
@@ -242,3 +230,6 @@ def _ageing(runs: Paper001Runs) -> Table:
                 rows.append((f"{name} at {interval}", told, *measures))
     columns = ("queue", "max_wait", "starved (6)", "SR", "mean wait [min]", "longest wait [min]")
     return Table(title="Future work: ageing against starvation by sorting", columns=columns, rows=tuple(rows))
+
+
+_STUDY = Study(paper="001", checks=_CHECKS, tables=tables, figures=figures, notes=NOTES, expected=EXPECTED)

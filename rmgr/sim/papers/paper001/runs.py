@@ -1,12 +1,9 @@
-"""Paper 001, its runs: one algorithm of its table 1 on the grid, with the measures of its section 4; and which ones checks and tables need.
-
-The same functions first say which runs they need, then read what was measured (`Paper001Runs`).
-"""
+"""Paper 001, its runs: one algorithm of its table 1 on the grid, with the measures of its section 4; how checks and tables ask for them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,7 +23,7 @@ from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import FASTEST, MINUTE_US, SLOWEST, UNIT, Grid, drawn
 from rmgr.sim.engine.outcome import JobOutcome, Parting, Setting
 from rmgr.sim.models.feitelson96 import Constants, feitelson96
-from rmgr.sim.papers.report import mean, spread
+from rmgr.sim.papers.report import Runs, mean, spread
 from rmgr.sim.workload.jobs import Workload
 
 TICK_US = 10 * MINUTE_US
@@ -220,24 +217,14 @@ def _stretched(grid: Grid, outcome: JobOutcome) -> float:
     return grid.total_spec / len(grid.specs) / grid.slowest(placement)
 
 
-class Paper001Runs:
-    """Measures of runs by what was run. Before anything was measured (`measures` None) it takes down what is asked, and answers 1."""
+class Paper001Runs(Runs[Paper001Run, Paper001Measures]):
+    """Measures by algorithm and inter-arrival time, a value a seed."""
 
-    def __init__(
-        self,
-        seeds: Sequence[int],
-        measures: Mapping[Paper001Run, Paper001Measures] | None = None,
-        jobs: int = JOBS,
-        *,
-        quick: bool = False,
-    ) -> None:
-        self.seeds = tuple(seeds)
-        self.quick = quick
+    def __init__(self, seeds: Sequence[int], *, jobs: int = JOBS, quick: bool = False) -> None:
+        super().__init__(seeds, Paper001Measures(*[1] * len(Paper001Measures._fields)), quick=quick)
         self.intervals = QUICK_INTERVALS if quick else INTERVALS
         self.penalties = (PENALTIES[0], PENALTIES[-1]) if quick else PENALTIES
         self.fields: dict[str, Any] = {}
-        self.asked: dict[Paper001Run, None] = {}
-        self._measures = measures
         self._jobs = jobs
 
     def having(self, **fields: Any) -> Paper001Runs:
@@ -261,10 +248,7 @@ class Paper001Runs:
         if not ALGORITHMS[algorithm].migrates:
             fields = {name: value for name, value in fields.items() if name not in READINGS}
         cells = [Paper001Run(algorithm=algorithm, interval=interval, seed=seed, jobs=self._jobs, **fields) for seed in seeds]
-        if self._measures is None:
-            self.asked.update(dict.fromkeys(cells))
-            return [1.0] * len(cells)
-        return [float(getattr(self._measures[cell], measure)) for cell in cells]
+        return [float(getattr(self[cell], measure)) for cell in cells]
 
     def mean(self, measure: str, algorithm: str, interval: int, **other: Any) -> float:
         return mean(self.of(measure, algorithm, interval, **other))

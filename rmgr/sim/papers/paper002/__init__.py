@@ -1,20 +1,21 @@
 """Paper 002 again: gang time-sharing with the distributed queue tree (Hori, Ishikawa, Konaka, Maeda, Tomokiyo; papers.md section 3).
 
-This room holds what is run and asked for, and what holds exactly (`cells.py`), the statements (`checks.py`), and here the tables
-and figures. It measures with `rmgr.sim.gangs` and decides nothing itself: every verdict is computed from the numbers.
+`runs` measures with `rmgr.sim.gangs`, `checks` holds the statements; tables and figures are drawn here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sim.gangs import SLOTS
-from rmgr.sim.papers.paper002.cells import FIGURE_1, HEIGHTS, LARGEST, TABLE_1, Measures, Paper002Runs, measure, table_1
 from rmgr.sim.papers.paper002.checks import BUSY, LOADS, NAMES, PAPER, PAPER_BATCH, QUIET
 from rmgr.sim.papers.paper002.checks import CHECKS as _CHECKS
-from rmgr.sim.papers.report import Cell, Figure, PaperCheck, PaperReport, Point, Table, mean
+from rmgr.sim.papers.paper002.runs import FIGURE_1, HEIGHTS, LARGEST, TABLE_1, Measures, Paper002Runs, measure, table_1
+from rmgr.sim.papers.report import Cell, Figure, PaperReport, Point, Study, Table, mean
 from rmgr.sim.runs.parallel import measured
 
 CHECKS = tuple(_CHECKS)
@@ -67,40 +68,25 @@ def report(
         heights: of figures 8 to 10. slots: of each run; fewer give a look, not a result.
     Raises: RmgrError for a run that failed.
     """
-    if quick:
-        heights = QUICK_HEIGHTS
-    asking = Paper002Runs(seeds, heights=heights, slots=slots)
-    _written(asking, checks, quick)
-    measures = measured(asking.asked, measure, processes=processes, on_progress=on_progress)
-    found, shown, drawn = _written(Paper002Runs(seeds, measures, heights=heights, slots=slots), checks, quick)
-    notes = NOTES if checks is None else ()
-    if slots != SLOTS:
-        notes = (*notes, f"{slots:,} slots were run, not {SLOTS:,}: a look, not a result.")
-    return PaperReport(paper="002", checks=found, tables=shown, notes=notes, figures=drawn)
-
-
-def _written(
-    runs: Paper002Runs, checks: Sequence[str] | None, quick: bool
-) -> tuple[tuple[PaperCheck, ...], tuple[Table, ...], tuple[Figure, ...]]:
-    found = tuple(_all_of(runs, CHECKS if checks is None else checks))
-    return (found, of_figures(runs) if quick else tables(runs), figures(runs)) if checks is None else (found, (), ())
-
-
-def _all_of(runs: Paper002Runs, names: Sequence[str]) -> Iterator[PaperCheck]:
-    for name in names:
-        yield from _CHECKS[name](runs)
+    runs = Paper002Runs(seeds, heights=QUICK_HEIGHTS if quick else heights, slots=slots, quick=quick)
+    found = _STUDY.report(runs, checks, partial(measured, measure=measure, processes=processes, on_progress=on_progress))
+    if slots == SLOTS:
+        return found
+    return replace(found, notes=(*found.notes, f"{slots:,} slots were run, not {SLOTS:,}: a look, not a result."))
 
 
 # -- tables 1 to 4, figures 8 to 10 beside the paper's, and what the paper leaves open -----------------------------------------
 
 
 def tables(runs: Paper002Runs) -> tuple[Table, ...]:
+    if runs.quick:
+        return _of_figures(runs)
     return (
         _first(),
         _policies(runs, "Table 2: task allocation policies at load .368", QUIET, 0),
         _policies(runs, "Table 3: task allocation policies at load .793", BUSY, 2),
         _batch(runs),
-        *of_figures(runs),
+        *_of_figures(runs),
         _largest(runs),
         _newcomers(runs),
         _weights(runs),
@@ -111,7 +97,7 @@ def tables(runs: Paper002Runs) -> tuple[Table, ...]:
     )
 
 
-def of_figures(runs: Paper002Runs) -> tuple[Table, ...]:
+def _of_figures(runs: Paper002Runs) -> tuple[Table, ...]:
     return (
         _by_load(runs, "Figure 8: utilisation of DQT", "utilisation", 4),
         _by_load(runs, "Figure 9: mean RETR of DQT", "retr", 3),
@@ -284,3 +270,6 @@ def _lines(runs: Paper002Runs, title: str, label: str, what: str, **fields: Any)
             points.append(Point(load, mean(values), min(values), max(values)))
         lines.append((f"2^{height}", tuple(points)))
     return Figure(title=title, x_label="load (workload ratio)", y_label=label, lines=tuple(lines))
+
+
+_STUDY = Study(paper="002", checks=_CHECKS, tables=tables, figures=figures, notes=NOTES)

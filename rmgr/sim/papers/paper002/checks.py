@@ -7,7 +7,7 @@ from typing import Any
 
 from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sched.tree.rotation import Newcomers
-from rmgr.sim.papers.paper002.cells import WEIGHTS, Paper002Runs
+from rmgr.sim.papers.paper002.runs import WEIGHTS, Paper002Runs
 from rmgr.sim.papers.report import PaperCheck, Within, WithinBounds, spread
 
 #: Loads of tables 2 to 4, as measured by the paper, and of figures 8 to 10.

@@ -1,7 +1,4 @@
-"""Paper 002, its runs: one run as a value, what is measured of it, and which ones checks and tables need.
-
-The same functions first say which runs they need, then read what was measured (`Paper002Runs`).
-"""
+"""Paper 002, its runs: one run as a value, what is measured of it, how checks and tables ask for it; and what holds exactly."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from rmgr.sched.tree.rotation import Newcomers, Rotation
 from rmgr.sched.tree.shape import Tree, is_balanced, is_fulfilled
 from rmgr.sched.tree.stepped import Stepped
 from rmgr.sim.gangs import SLOTS, Sharing, SlotsOutcome, Spec, Task, drawn, run, run_batch, stepped
-from rmgr.sim.papers.report import mean, spread
+from rmgr.sim.papers.report import Runs, mean, spread
 from rmgr.sim.workload.jobs import stream
 
 #: Sizes of tasks go up to half of the machine and no further than this (why: `NOTES` of the report).
 LARGEST = 256
-#: dqt and batch are runs of a workload; the others are counts of violations (`cells.py`).
+#: dqt and batch are runs of a workload; the others are counts of violations (`EXACT`).
 Kind: TypeAlias = Literal["dqt", "batch", "schedule", "guarantees", "skipping", "weights"]
 #: Of the tree in figures 8 to 10; 2^7 is that of tables 2 to 4.
 HEIGHTS = (7, 8, 9, 10, 11)
@@ -166,30 +163,19 @@ _UNKNOWN = Measures(
 )
 
 
-class Paper002Runs:
-    """Measures of runs by what was run. Before anything was measured (`measures` None) it takes down what is asked, and answers ones."""
+class Paper002Runs(Runs[Paper002Run, Measures]):
+    """Measures by load, height of the tree and policy, a value a seed."""
 
-    def __init__(
-        self,
-        seeds: Sequence[int],
-        measures: Mapping[Paper002Run, Measures] | None = None,
-        *,
-        heights: Sequence[int] = HEIGHTS,
-        slots: int = SLOTS,
-    ) -> None:
-        self.seeds, self.heights = tuple(seeds), tuple(heights)
-        self.asked: dict[Paper002Run, None] = {}
-        self._measures, self._slots = measures, slots
+    def __init__(self, seeds: Sequence[int], *, heights: Sequence[int] = HEIGHTS, slots: int = SLOTS, quick: bool = False) -> None:
+        super().__init__(seeds, _UNKNOWN, quick=quick)
+        self.heights = tuple(heights)
+        self._slots = slots
 
     def all(self, *, height: int = TABLES_HEIGHT, **fields: Any) -> list[Measures]:
         """Of each seed. fields: of `Paper002Run`."""
         seeds = self.seeds if height <= _LOW or fields.get("kind") == "batch" else self.seeds[:_FEW]
         fields = {"leaves": 1 << height, **fields}
-        cells = [Paper002Run(seed=seed, slots=self._slots, **fields) for seed in seeds]
-        if self._measures is None:
-            self.asked.update(dict.fromkeys(cells))
-            return [_UNKNOWN] * len(cells)
-        return [self._measures[cell] for cell in cells]
+        return [self[Paper002Run(seed=seed, slots=self._slots, **fields)] for seed in seeds]
 
     def of(self, what: str | Callable[[Measures], float], **fields: Any) -> list[float]:
         """One value a seed."""
