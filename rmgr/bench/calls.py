@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,9 +29,9 @@ from rmgr.bench.load import solver
 from rmgr.bench.load.bare_hops import Hops
 from rmgr.bench.load.children import Child
 from rmgr.bench.load.live_workload import WorkloadStage
-from rmgr.bench.load.process_cost import MIB, cpu_s
+from rmgr.bench.load.process_cost import MIB, cpu_s, sampled
 from rmgr.bench.load.shaped_link import ShapedLink
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row, took_s, zookeeper_counts
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, took_s, zookeeper_counts
 from rmgr.bench.tasks import no_op
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.client.connection import connect
@@ -45,6 +44,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import NotConnected, RmgrError, Unavailable, UsageError
+from rmgr.model.base.units import percentile
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import CALLS, Candidate, PickRequest
@@ -109,7 +109,7 @@ class _Bench:
     def of(plan: MeasuringPlan) -> Iterator[_Bench]:
         """Started and warm; gone afterwards."""
         with ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True)))
+            directory = stack.enter_context(scratch())
             plan.progress("starting a cluster")
             cluster = stack.enter_context(CallsCluster(directory, nodes=1))
             gateway_pid = cluster.start_gateway("g1", refresh_s=1.0)
@@ -176,7 +176,7 @@ class _Bench:
         finally:
             leader.close()
             health.close()
-        return _compared(what, "ms", times, shares=(0.5, 0.99))
+        return _compared(what, "ms", times, percents=(50, 99))
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class _Bench:
             time.sleep(lasted_s)
             idle = zookeeper_counts(self.calls.cluster)[1] - between
             written.append((between - before - idle) / count)
-        rows = _compared("echo of 8 bytes", "ms", times, shares=(0.5, 0.99))
+        rows = _compared("echo of 8 bytes", "ms", times, percents=(50, 99))
         return [
             *rows,
             *self._parts(data),
@@ -254,7 +254,7 @@ class _Bench:
         process = psutil.Process(self.gateway_pid)
         before = process.memory_info().rss / MIB
         for _ in self.plan.rounds(f"{size / MIB:.0f} MiB both ways"):
-            with _watched(process) as seen:
+            with sampled(lambda: float(process.memory_info().rss), 0.01) as seen:
                 self.caller.call("echo", data, timeout=_PATIENCE_S)
             most.append(max(seen) / MIB - before)
             kept.append(process.memory_info().rss / MIB - before)
@@ -286,7 +286,7 @@ class _Bench:
                     child.told("ready")
                     times["rmgr"].append(tasks())
                 self.calls.settle()
-        return _compared(f"one task through the gateway (rmgr: during transfers of {size // MIB} MiB)", "ms", times, shares=(0.5,))
+        return _compared(f"one task through the gateway (rmgr: during transfers of {size // MIB} MiB)", "ms", times, percents=(50,))
 
     # -- predictions -------------------------------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class _Bench:
                 found = self._arrivals(count, slots * _MODEL_LOAD / _MODEL_S, Random(number))
                 medians.append(statistics.median(found))
                 every += found
-            spread = {"p10": percentile(every, 0.1), "p90": percentile(every, 0.9)}
+            spread = {"p10": percentile(every, 10), "p90": percentile(every, 90)}
             what = f"predicted / measured, model of {_MODEL_S:g} s at a load of {_MODEL_LOAD:g}, {predictor}"
             rows.append(row("rmgr", _SETUP, what, "", medians, **spread))
         self.calls.use("loth+l", {"stage": [{"policy": "loth+l"}]})
@@ -331,16 +331,16 @@ def fifty(plan: MeasuringPlan) -> list[Row]:
     """What a gateway and a leader use for 50 servers, beside the same without servers."""
     rows: list[Row] = []
     count = min(_MANY, plan.count(_MANY))
-    with tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where:
+    with scratch() as where:
         for refresh_s, window_s in _REFRESHES:
             plan.progress(f"{count} servers, looked at every {refresh_s:g} s: {2 * window_s:g} s")
-            with CallsCluster(Path(where) / f"{refresh_s:g}", nodes=0) as cluster:
+            with CallsCluster(where / f"{refresh_s:g}", nodes=0) as cluster:
                 gateway = cluster.start_gateway("g1", refresh_s=refresh_s)
                 leader = cluster.cluster.process("w1").pid
                 cluster.until(lambda cluster=cluster: _is_there(cluster), "the gateway answers")  # type: ignore[misc]
                 idle = _used(cluster, (gateway, leader), window_s)
                 command = f"servers {cluster.gateways()[0]} {count}"
-                with Child("rmgr.bench.load.call_load", command, log=Path(where) / "servers.log") as child:
+                with Child("rmgr.bench.load.call_load", command, log=where / "servers.log") as child:
                     ready = child.told("ready")
                     cluster.wait_for_servers(ready)
                     busy = _used(cluster, (gateway, leader), window_s)
@@ -373,36 +373,17 @@ def _hop(directory: Path, target: str) -> Child:
     return Child("rmgr.bench.load.bare_hops", target, log=directory / f"hop-{'between' if target else 'end'}.log")
 
 
-@contextmanager
-def _watched(process: psutil.Process) -> Iterator[list[float]]:
-    """Bytes of its RSS, every 10 ms."""
-    seen = [float(process.memory_info().rss)]
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.01):
-            seen.append(float(process.memory_info().rss))
-
-    watch = threading.Thread(target=look, daemon=True)
-    watch.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        watch.join(10.0)
-
-
-def _compared(what: str, unit: str, times: dict[str, list[list[float]]], *, shares: tuple[float, ...]) -> list[Row]:
-    """Rows of each system, by share; rmgr's ratio is to the first. times: system -> its values, a list a repetition."""
+def _compared(what: str, unit: str, times: dict[str, list[list[float]]], *, percents: tuple[int, ...]) -> list[Row]:
+    """Rows of each system, by percentile; rmgr's ratio is to the first. times: system -> its values, a list a repetition."""
     first, *_ = times
     rows: list[Row] = []
-    for share in shares:
-        base = [percentile(one, share) for one in times[first]]
+    for percent in percents:
+        base = [percentile(one, percent) for one in times[first]]
         for system, runs in times.items():
-            values = [percentile(one, share) for one in runs]
+            values = [percentile(one, percent) for one in runs]
             ratio = statistics.median(mine / other for mine, other in zip(values, base, strict=True))
             setup = _SETUP if system == "rmgr" else "the same run"
-            rows.append(row(system, setup, f"{what}, p{round(share * 100)}", unit, values, ratio=ratio))
+            rows.append(row(system, setup, f"{what}, p{percent}", unit, values, ratio=ratio))
     return rows
 
 
@@ -501,7 +482,7 @@ class _Stage:
         clients = sum(client.count for client in scenario.clients)
         (kind,) = scenario.clients
         with ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True)))
+            directory = stack.enter_context(scratch())
             functions = directory / "functions.toml"
             functions.write_text(
                 f'[[function]]\nname = "solve"\ncall = "{solver.__name__}:solve"\noperations = "operations"\nbytes = "{kind.bytes}"\n'

@@ -11,9 +11,10 @@ import time
 from dataclasses import dataclass
 
 from rmgr.adapters.zookeeper.wire import four_letter
-from rmgr.bench.measuring import SETUP, Bench, MeasuringPlan, Row, percentile, row, two_slots
+from rmgr.bench.measuring import SETUP, Bench, MeasuringPlan, Row, row, two_slots
 from rmgr.bench.tasks import no_op
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.model.base.units import percentile
 
 #: What stands in the queue meanwhile.
 _TASKS, _SUBMISSIONS = 100_000, 100
@@ -78,7 +79,7 @@ def _row(name: str, what: str, medians: dict[str, list[float]], runs: dict[str, 
         "ms",
         medians[name],
         ratio=statistics.median(ratios),
-        p95_ms=percentile([one.wall_ms for one in of_it], 0.95),
+        p95_ms=percentile([one.wall_ms for one in of_it], 95),
         cpu_ms=statistics.median(one.cpu_ms for one in of_it),
         zookeeper_transactions=statistics.median(one.transactions for one in of_it),
     )

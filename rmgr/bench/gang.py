@@ -19,7 +19,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.load import turns
 from rmgr.bench.load.live_workload import PARTITION, Played, WorkloadStage, pipeline_with, send
 from rmgr.bench.load.process_cost import children_of, cpu_s
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row, zookeeper_counts
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, zookeeper_counts
 from rmgr.bench.reality import compare, simulated
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
@@ -45,6 +44,7 @@ from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
 from rmgr.model.base.resources import Request
+from rmgr.model.base.units import percentile
 from rmgr.model.cluster.gang import Freezer, GangClock, GangRecord
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.placing import Rigid, job_id
@@ -86,11 +86,11 @@ class Switches(NamedTuple):
 def gang(plan: MeasuringPlan) -> list[Row]:
     """One cluster, the record of a large tree in process."""
     with (
-        tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where,
-        DevCluster(Path(where) / "cluster", nodes=_NODES, cores=1) as cluster,
+        scratch() as where,
+        DevCluster(where / "cluster", nodes=_NODES, cores=1) as cluster,
         connected(cluster) as connection,
     ):
-        bench = _Bench(plan, cluster, connection, Path(where))
+        bench = _Bench(plan, cluster, connection, where)
         rows = [*bench.switches(), *bench.work(), *bench.talk(), *bench.starts(), *bench.model()]
     return rows + reading(plan)
 
@@ -195,15 +195,15 @@ class _Bench:
 
     def _compared(self, what: str, ours: Switches, theirs: Switches) -> list[Row]:
         rows = []
-        for share, name in ((0.5, "p50"), (0.99, "p99")):
+        for percent in (50, 99):
             found = []
             for one in (theirs, ours):
                 offsets = [abs(offset) for offset in one.offsets]
                 parts = _parts(offsets, self._plan.repetitions)
-                detail = {"spread_of_nodes": percentile(one.spreads, share), "boundaries": len(one.spreads), "earliest": min(one.offsets)}
-                found.append((percentile(offsets, share), [percentile(part, share) for part in parts], detail))
+                detail = {"spread_of_nodes": percentile(one.spreads, percent), "boundaries": len(one.spreads), "earliest": min(one.offsets)}
+                found.append((percentile(offsets, percent), [percentile(part, percent) for part in parts], detail))
             (bare, their_parts, their_detail), (mine, our_parts, our_detail) = found
-            told = f"{what}: first stamp beside the boundary, {name}"
+            told = f"{what}: first stamp beside the boundary, p{percent}"
             rows.append(replace(row("a bare loop a node", "the same run", told, "ms", their_parts, ratio=1.0, **their_detail), rate=bare))
             rows.append(replace(row("rmgr", self._setup, told, "ms", our_parts, ratio=mine / bare, **our_detail), rate=mine))
         return rows

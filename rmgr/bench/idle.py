@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from rmgr.bench.load.process_cost import MIB, Cost, children_of, cost_of, pss_bytes
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
@@ -50,9 +48,9 @@ def idle(plan: MeasuringPlan) -> list[Row]:
     """A fresh cluster whose workers have run something, and a `ProcessPoolExecutor` of as many workers, left alone side by side."""
     window_s = max(0.5, _WINDOW_S * min(1.0, plan.scale))
     with (
-        tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where,
+        scratch() as where,
         _pool(_NODES * _CORES) as pool,
-        DevCluster(Path(where) / "cluster", nodes=_NODES, cores=_CORES, watchdogs=_WATCHDOGS) as cluster,
+        DevCluster(where / "cluster", nodes=_NODES, cores=_CORES, watchdogs=_WATCHDOGS) as cluster,
     ):
         plan.progress("making all workers warm")
         _warm(cluster)

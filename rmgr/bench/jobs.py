@@ -20,7 +20,6 @@ what these jobs have, and they end. The gap is from the last of them that says i
 from __future__ import annotations
 
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ import psutil
 
 from rmgr.bench.load.live_workload import WorkloadStage, pipeline_with, send
 from rmgr.bench.load.process_cost import children_of, cpu_s
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row, zookeeper_counts
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, zookeeper_counts
 from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
 from rmgr.client.ports import FirstTasks, TaskSpec
@@ -44,6 +43,7 @@ from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.base.states import State
+from rmgr.model.base.units import percentile
 from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Submission, Work
@@ -73,11 +73,11 @@ def jobs(plan: MeasuringPlan) -> list[Row]:
     rows = []
     for cores in _CORES:
         with (
-            tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where,
-            DevCluster(Path(where) / "cluster", nodes=_NODES, cores=cores) as cluster,
+            scratch() as where,
+            DevCluster(where / "cluster", nodes=_NODES, cores=cores) as cluster,
             connected(cluster) as connection,
         ):
-            bench = _Bench(plan, cluster, connection, Path(where), cores)
+            bench = _Bench(plan, cluster, connection, where, cores)
             rows += bench.rates()
             if cores == _CORES[0]:
                 rows += bench.latencies()
@@ -206,9 +206,9 @@ class _Bench:
             ranks.append([one[1] for one in times])
         rows = []
         for what, values in (("submit to first instruction", script), ("submit to the last rank's first instruction", ranks)):
-            for share, name in ((0.5, "p50"), (0.99, "p99")):
-                found = [percentile(one, share) for one in values]
-                rows.append(row("rmgr", self._setup, f"a job of {_RANKS} ranks on 2 nodes, {what}, {name}", "ms", found))
+            for percent in (50, 99):
+                found = [percentile(one, percent) for one in values]
+                rows.append(row("rmgr", self._setup, f"a job of {_RANKS} ranks on 2 nodes, {what}, p{percent}", "ms", found))
         return rows
 
     def _parallel(self, name: str) -> tuple[float, float]:
@@ -322,8 +322,8 @@ class Gaps:
             (self._directory / "stop").touch()
         what = f"a job of {self._cores} cores beside pulled work: end of the last job whose cores it was promised to its first instruction"
         return [
-            row("rmgr", self._setup, f"{what}, {name}", "ms", [percentile(one, share) for one in found])
-            for share, name in ((0.5, "p50"), (0.95, "p95"))
+            row("rmgr", self._setup, f"{what}, p{percent}", "ms", [percentile(one, percent) for one in found])
+            for percent in (50, 95)
         ]
 
     def _command(self, script: str, where: Path) -> Command:

@@ -7,6 +7,7 @@ of the standard library does the same work without a store. All three in turn, i
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -18,7 +19,7 @@ from itertools import count as counter
 from rmgr.adapters.stores import open_store
 from rmgr.bench.idle import parts_of
 from rmgr.bench.load.process_cost import MIB, cpu_s
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, percentile, row, took_s, two_slots
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, row, took_s, two_slots
 from rmgr.bench.store import memory_of_starter, over
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol.ports import Store
@@ -215,12 +216,12 @@ class _Field:
                         queue.submit([name], [f"keyed/out/{run}/{at}"]).result(timeout=_PATIENCE_S)
                         samples["ours"].append(time.perf_counter() - begun)
                     for into, name in ((calls, "call"), (bare, "bare"), (ours, "ours")):
-                        into.append(percentile(samples[name], 0.5) * 1e3)
+                        into.append(statistics.median(samples[name]) * 1e3)
         what = f"one keyed task alone, in and out, {format_size(_SINGLE_BYTES)}, p50"
         floors = [call + store for call, store in zip(calls, bare, strict=True)]
-        over = percentile([mine - floor for mine, floor in zip(ours, floors, strict=True)], 0.5)
+        over = statistics.median(mine - floor for mine, floor in zip(ours, floors, strict=True))
         return [
-            row("a call, and a bare read and write", "the same run", what, "ms", floors, call=percentile(calls, 0.5)),
+            row("a call, and a bare read and write", "the same run", what, "ms", floors, call=statistics.median(calls)),
             row(_OURS, self._setup, what, "ms", ours, above_it_ms=over),
         ]
 

@@ -76,10 +76,17 @@ class Bench:
 
 
 @contextlib.contextmanager
+def scratch(where: Path | None = None) -> Iterator[Path]:
+    """A directory that goes afterwards, in `where` or with the system's temporary files."""
+    with tempfile.TemporaryDirectory(prefix="rmgr-bench-", dir=where, ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+@contextlib.contextmanager
 def two_slots(plan: MeasuringPlan, *, directory: Path | None = None, store: str = "", zookeepers: int = 1) -> Iterator[Bench]:
     """One Starter with two cores, two WatchDogs, ZooKeeper, SQLite (or `store`), in a directory that goes afterwards."""
-    with tempfile.TemporaryDirectory(prefix="rmgr-bench-", dir=directory, ignore_cleanup_errors=True) as where:
-        cluster = DevCluster(Path(where) / "cluster", nodes=1, cores=SLOTS, store=store, zookeepers=zookeepers)
+    with scratch(directory) as where:
+        cluster = DevCluster(where / "cluster", nodes=1, cores=SLOTS, store=store, zookeepers=zookeepers)
         plan.progress("starting a cluster")
         try:
             cluster.start(deadline_s=180.0 if store else 60.0)
@@ -145,12 +152,6 @@ def took_s(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of `values` lie (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def zookeeper_counts(cluster: DevCluster) -> tuple[float, float]:

@@ -9,17 +9,15 @@ loop, which keeps nodes alive and answers, was not there. All processes share th
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.load.process_cost import cpu_s
-from rmgr.bench.losses import silent
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch
+from rmgr.bench.scale import silent
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
@@ -46,8 +44,7 @@ def published(plan: MeasuringPlan) -> list[Row]:
     """For each policy the pass after an event, the longest turn of the loop meanwhile, and the leader's processor time an event."""
     nodes, pending = plan.count(_NODES), plan.count(_PENDING)
     setup = f"1 ZooKeeper, a leader, {nodes:,} nodes of {_CORES} cores published, full; {pending:,} jobs wait"
-    with tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where:
-        directory = Path(where)
+    with scratch() as directory:
         plan.progress(f"starting {nodes} silent Starters")
         with (
             DevCluster(directory / "cluster", nodes=0, watchdogs=1, session_timeout_s=_SESSION_S, secured=False) as cluster,

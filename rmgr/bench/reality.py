@@ -1,27 +1,34 @@
-"""Simulator against reality: one workload on a live cluster and in the simulator, under the same policies.
+"""Simulator against reality: a workload on a live cluster and in the simulator, under the same policies.
 
-60 jobs of 1 to 8 processes (one core each) that sleep 0.5 to 4 seconds arrive over some 25 s at eight Starters of one core. The simulator
-is given the same jobs, the same policy and nodes, and no costs at all: starts, stops and moves take no time in it. Told are both
-makespans, and by how much the jobs started earlier or later than it says.
+The simulator is given the same jobs, the same policy and nodes, and no costs at all: starts, stops and moves take no time in it.
+
+`reality`: 60 jobs of 1 to 8 processes (one core each) that sleep 0.5 to 4 seconds arrive over some 25 s at eight Starters of one core. Told
+are both makespans, and by how much the jobs started earlier or later than it says.
+
+`classes`: paper 000 on live nodes, under the conventional system and both proposals. The classes, the sizes and the machine of HPC2500
+divided by 16: six classes on eight nodes of eight cores. 200 jobs of the model `hpc2500`, one of them over half of the machine, at load
+1.1, whose hours become seconds (the fifth root of their time). Under `conventional` each names the class that its user chose; under
+the proposals none does.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from rmgr.bench.load.live_workload import Played, WorkloadStage, pipeline_with
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import State
+from rmgr.model.base.units import percentile
 from rmgr.sched.pipeline import pipeline_from
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Setting
+from rmgr.sim.models.hpc2500 import hpc2500
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 NODES, JOBS, SEED = 8, 60, 7
@@ -39,6 +46,34 @@ POLICIES: dict[str, Mapping[str, object]] = {
     "connection_reservation": {"stage": [{"policy": "connection_reservation"}], "queue": list(_CLASSES)},
     "migration": {"stage": [{"policy": "migration"}]},
 }
+#: Of `classes`.
+CLASS_NODES, CLASS_CORES, CLASS_JOBS, CLASS_SEED = 8, 8, 200, 2
+CLASS_SETUP = f"1 ZooKeeper (fsync), SQLite, {CLASS_NODES} Starters of {CLASS_CORES} cores"
+_SCALE = 16
+#: A job of five seconds at Kyoto runs so long here; its requested time is longer by `_SLACK_US`: what a start costs is not in it.
+_SHORTEST_US = 1_500_000
+_SLACK_US = 60 * SECOND
+#: The requested time of ss8 must be below two hours of Kyoto.
+_HOURS_2 = 7200
+HPC2500_CLASSES: tuple[Mapping[str, object], ...] = (
+    {"name": "ss8", "max_cpus": 1, "max_processes": 1, "max_threads": 1},
+    {"name": "s8", "max_cpus": 1, "max_processes": 1, "max_threads": 1},
+    {"name": "s128", "max_cpus": 8, "max_processes": 1, "max_threads": 8, "reservation_threshold": 30, "max_reservations": 1},
+    {"name": "d32", "max_cpus": 2, "max_processes": 2, "max_threads": 2, "reservation_threshold": 20, "max_reservations": 3},
+    {"name": "d128", "max_cpus": 8, "max_processes": 8, "max_threads": 2, "reservation_threshold": 20, "max_reservations": 2},
+    {
+        "name": "d512",
+        "max_cpus": 32,
+        "max_processes": 32,
+        "max_threads": 2,
+        "reservation_threshold": 20,
+        "max_reservations": 1,
+        "head_trigger": True,
+    },
+)
+CONVENTIONAL = "conventional"
+#: System -> its policy.
+SYSTEMS = {CONVENTIONAL: "queue_first_fit", "proposal 1": "queue_select", "proposal 2": "connection_reservation"}
 
 
 def workload(jobs: int = JOBS, seed: int = SEED) -> Workload:
@@ -106,18 +141,34 @@ def reality(plan: MeasuringPlan) -> list[Row]:
     """All policies on one cluster, one after the other."""
     jobs = workload(plan.count(JOBS))
     rows: list[Row] = []
+    for name, virtual, lives in _played(plan, POLICIES, dict.fromkeys(POLICIES, jobs), nodes=NODES, cores=1, moving=("migration",)):
+        rows += _rows(name, [compare(live, virtual) for live in lives])
+    return rows
+
+
+def _played(
+    plan: MeasuringPlan,
+    tables: Mapping[str, Mapping[str, object]],
+    jobs: Mapping[str, Workload],
+    *,
+    nodes: int,
+    cores: int,
+    moving: Collection[str] = (),
+) -> Iterator[tuple[str, list[Played], list[list[Played]]]]:
+    """One cluster for all policies, one after the other: (name, what the simulator says, what happened in each repetition).
+
+    moving: whose jobs can move.
+    """
     with (
-        tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where,
-        DevCluster(Path(where) / "cluster", nodes=NODES, cores=1) as cluster,
+        scratch() as directory,
+        DevCluster(directory / "cluster", nodes=nodes, cores=cores) as cluster,
         connected(cluster) as connection,
     ):
         stage = WorkloadStage(connection)
-        for name, document in POLICIES.items():
-            virtual = simulated(jobs, document)
+        for name, document in tables.items():
+            virtual = simulated(jobs[name], document, nodes=nodes, cores=cores)
             stage.use(pipeline_with(name, document))
-            found = [compare(stage.play(jobs, checkpoints=name == "migration"), virtual) for _ in plan.rounds(name)]
-            rows += _rows(name, found)
-    return rows
+            yield name, virtual, [stage.play(jobs[name], checkpoints=name in moving) for _ in plan.rounds(name)]
 
 
 def _rows(name: str, found: Sequence[Compared]) -> list[Row]:
@@ -142,7 +193,76 @@ def _rows(name: str, found: Sequence[Compared]) -> list[Row]:
             "s",
             [statistics.median(one) for one in apart],
             mean=statistics.fmean(value for one in apart for value in one),
-            p90=statistics.median(sorted(one)[int(0.9 * len(one))] for one in apart),
+            p90=statistics.median(percentile(one, 90) for one in apart),
             most=max(max(one) for one in apart),
         ),
     ]
+
+
+# -- paper 000 in small --------------------------------------------------------------------------------------------------------
+
+
+def system_document(system: str, pace: float = 1.0) -> Mapping[str, object]:
+    """The pipeline of a system; pace: as for `system_workload`.
+
+    The conventional one has no limits: its users chose by those of the machine 16 times as large, and some shapes cannot be scaled down
+    into them (4 processes of 16 threads in s128 are 4 of one here, and s128 has room for one process).
+    """
+    if system == CONVENTIONAL:
+        return {"stage": [{"policy": SYSTEMS[system]}], "queue": [{"name": queue["name"]} for queue in HPC2500_CLASSES]}
+    below_us = _run_us(_HOURS_2, pace) + _SLACK_US
+    queues = [{**queue, "max_time": f"{below_us / 1e6:.6f}s"} if queue["name"] == "ss8" else dict(queue) for queue in HPC2500_CLASSES]
+    return {"stage": [{"policy": SYSTEMS[system]}], "queue": queues}
+
+
+def system_workload(system: str, *, jobs: int = CLASS_JOBS, seed: int = CLASS_SEED, pace: float = 1.0) -> Workload:
+    """The jobs as that system gets them; pace: 0.5 makes all times half as long."""
+    drawn = hpc2500(jobs, seed=seed, kind="user" if system == CONVENTIONAL else "")
+    small = [_small(job, pace) for job in drawn.jobs]
+    work_us = sum(job.processors * job.run_us for job in small)
+    spread = Fraction(work_us, CLASS_NODES * CLASS_CORES) / Fraction("1.1") / max(1, drawn.span_us)
+    placed = tuple(replace(job, submit_us=int(job.submit_us * spread) // 1000 * 1000) for job in small)
+    return Workload(name=f"hpc2500/{_SCALE}", jobs=placed, processors=CLASS_NODES * CLASS_CORES)
+
+
+def _small(job: WorkloadJob, pace: float) -> WorkloadJob:
+    cpus = max(1, job.processors // _SCALE)
+    threads = cpus if job.processes == 1 else 2 if job.threads > _SCALE and cpus % 2 == 0 else 1
+    run_us = _run_us(job.run_us / SECOND, pace)
+    estimate_us = run_us + _SLACK_US
+    return replace(job, processors=cpus, processes=cpus // threads, threads=threads, run_us=run_us, estimate_us=estimate_us)
+
+
+def _run_us(seconds: float, pace: float) -> int:
+    longer: float = (seconds / 5) ** 0.2
+    return round(_SHORTEST_US * pace * longer) // 1000 * 1000
+
+
+def classes(plan: MeasuringPlan) -> list[Row]:
+    """All three on one cluster, one after the other."""
+    count = plan.count(CLASS_JOBS)
+    rows: list[Row] = []
+    tables = {system: system_document(system) for system in SYSTEMS}
+    jobs = {system: system_workload(system, jobs=count) for system in SYSTEMS}
+    for system, virtual, lives in _played(plan, tables, jobs, nodes=CLASS_NODES, cores=CLASS_CORES):
+        found = [compare(live, virtual) for live in lives]
+        rows.append(
+            row(
+                "rmgr",
+                CLASS_SETUP,
+                f"{count} jobs, {system}: makespan",
+                "s",
+                [one.makespan_s for one in found],
+                ratio=statistics.median(one.makespan_s / one.simulated_s for one in found),
+                simulated=found[0].simulated_s,
+                large_wait=statistics.median(_waits(jobs[system], live) for live in lives),
+                large_wait_simulated=_waits(jobs[system], virtual),
+            )
+        )
+    return rows
+
+
+def _waits(jobs: Workload, played: Sequence[Played]) -> float:
+    """Mean wait (s) of the jobs of at least a whole node."""
+    waits = [one.start_us - job.submit_us for job, one in zip(jobs.jobs, played, strict=True) if job.processors >= CLASS_CORES]
+    return statistics.fmean(waits) / 1e6 if waits else 0.0

@@ -1,24 +1,30 @@
-"""From one Starter to two hundred: what a task costs the leader, ZooKeeper and the Starters themselves."""
+"""From one Starter to two hundred: what a task costs the leader, ZooKeeper and the Starters themselves; and what a loss of many costs.
+
+Losses: two thousand Starters that only live, five hundred killed at once. Told are when all are fenced, what that costs the leader, and
+whether the rest notices.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from rmgr.bench.load.children import Child
 from rmgr.bench.load.process_cost import cpu_s
+from rmgr.bench.load.silent_starters import SilentStartersSpec
 from rmgr.bench.load.virtual_starters import VirtualStartersSpec
-from rmgr.bench.losses import losses
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, zookeeper_counts
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, zookeeper_counts
 from rmgr.bench.tasks import no_op
+from rmgr.client.connection import Connection
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 
@@ -34,54 +40,25 @@ _SESSION_S = 30.0
 _PATIENCE_S = 900.0
 _SETTLE_S = 1.0
 SETUP = "1 ZooKeeper (fsync), SQLite, virtual Starters of 2 slots with a session each, tasks of 5 ms, no credentials"
-
-
-@dataclass(frozen=True, slots=True)
-class _Used:
-    """Of one run, all of it: seconds of the processor by part, requests that ZooKeeper got, transactions it made, seconds."""
-
-    leader_s: float
-    zookeeper_s: float
-    starters_s: float
-    client_s: float
-    requests: float
-    transactions: float
-    lists: float  #: readings of the queue by Starters
-    claims: float
-    refused: float  #: claims that somebody else made first
-    lasted_s: float
-    tasks: int
-
-    def __sub__(self, other: _Used) -> _Used:
-        return _Used(
-            self.leader_s - other.leader_s,
-            self.zookeeper_s - other.zookeeper_s,
-            self.starters_s - other.starters_s,
-            self.client_s - other.client_s,
-            self.requests - other.requests,
-            self.transactions - other.transactions,
-            self.lists - other.lists,
-            self.claims - other.claims,
-            self.refused - other.refused,
-            self.lasted_s - other.lasted_s,
-            self.tasks - other.tasks,
-        )
-
-    def per_task(self) -> dict[str, tuple[str, float]]:
-        """(unit, value) of what a task costs, by what it is."""
-        all_s = self.leader_s + self.zookeeper_s + self.starters_s + self.client_s
-        return {
-            "processor, in all": ("us/task", all_s / self.tasks * 1e6),
-            "processor of the leader": ("us/task", self.leader_s / self.tasks * 1e6),
-            "processor of ZooKeeper": ("us/task", self.zookeeper_s / self.tasks * 1e6),
-            "processor of the Starters": ("us/task", self.starters_s / self.tasks * 1e6),
-            "processor of the client": ("us/task", self.client_s / self.tasks * 1e6),
-            "requests to ZooKeeper": ("per task", self.requests / self.tasks),
-            "transactions of ZooKeeper": ("per task", self.transactions / self.tasks),
-            "claims that were made": ("per task", self.claims / self.tasks),
-            "claims that were refused": ("per task", self.refused / self.tasks),
-            "readings of the queue": ("per task", self.lists / self.tasks),
-        }
+#: What a task costs: (unit, factor, the counters that are added up).
+_COSTS: dict[str, tuple[str, float, tuple[str, ...]]] = {
+    "processor, in all": ("us/task", 1e6, ("leader", "zookeeper", "starters", "client")),
+    "processor of the leader": ("us/task", 1e6, ("leader",)),
+    "processor of ZooKeeper": ("us/task", 1e6, ("zookeeper",)),
+    "processor of the Starters": ("us/task", 1e6, ("starters",)),
+    "processor of the client": ("us/task", 1e6, ("client",)),
+    "requests to ZooKeeper": ("per task", 1, ("requests",)),
+    "transactions of ZooKeeper": ("per task", 1, ("transactions",)),
+    "claims that were made": ("per task", 1, ("claims",)),
+    "claims that were refused": ("per task", 1, ("refused",)),  # somebody else was first
+    "readings of the queue": ("per task", 1, ("lists",)),  # by Starters
+}
+#: Of the losses.
+_SESSIONS, _KILLED = 2000, 500
+LOSS_SESSION_S = 10.0
+_LOSS_PATIENCE_S, _READ_S, _LOOK_S = 120.0, 30.0, 5.0
+_QUIET = 300
+LOSS_SETUP = f"1 ZooKeeper (fsync), SQLite, sessions of {LOSS_SESSION_S:.0f} s on bare sockets, a leader, one Starter that works"
 
 
 def scale(plan: MeasuringPlan) -> list[Row]:
@@ -89,23 +66,25 @@ def scale(plan: MeasuringPlan) -> list[Row]:
     many = max(2, round(_STARTERS * min(1.0, plan.scale)))
     runs = {1: _measured(plan, 1, plan.count(_TASKS // _ALONE)), many: _measured(plan, many, plan.count(_TASKS))}
     rows = []
-    for what in runs[1][0].per_task():
-        unit, _ = runs[1][0].per_task()[what]
-        values = {count: [used.per_task()[what][1] for used in found] for count, found in runs.items()}
+    for what, (unit, factor, parts) in _COSTS.items():
+        values = {
+            count: [sum(used[part] for part in parts) / used["tasks"] * factor for used in found] for count, found in runs.items()
+        }
         alone = row("1 Starter", "the same run", what, unit, values[1], ratio=1.0)
         grown = row(f"{many} Starters", SETUP, what, unit, values[many])
         growth = grown.rate / alone.rate if alone.rate else None
         rows += [alone, row(f"{many} Starters", SETUP, what, unit, values[many], ratio=growth)]
     for count, found in runs.items():
         system = f"{count} Starter{'s' if count > 1 else ''}"
-        rows.append(row(system, SETUP, "tasks run, submit to last result", "tasks/s", [used.tasks / used.lasted_s for used in found]))
+        rows.append(row(system, SETUP, "tasks run, submit to last result", "tasks/s", [used["tasks"] / used["lasted_s"] for used in found]))
     return rows + losses(plan)
 
 
-def _measured(plan: MeasuringPlan, starters: int, tasks: int) -> list[_Used]:
-    """One cluster with so many Starters; the same tasks again and again. Raises: RmgrError when a task did not run exactly once."""
-    with tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where:
-        directory = Path(where)
+def _measured(plan: MeasuringPlan, starters: int, tasks: int) -> list[dict[str, float]]:
+    """One cluster with so many Starters; the same tasks again and again: what each run used. Raises: RmgrError when a task did not run
+    exactly once.
+    """
+    with scratch() as directory:
         plan.progress(f"starting {starters} virtual Starters")
         with (
             DevCluster(directory / "cluster", nodes=0, watchdogs=1, session_timeout_s=_SESSION_S, secured=False) as cluster,
@@ -117,12 +96,11 @@ def _measured(plan: MeasuringPlan, starters: int, tasks: int) -> list[_Used]:
                 _run(queue, max(50, tasks // 10))
             ran = max(50, tasks // 10)
             for _ in plan.rounds(f"{tasks} tasks on {starters} Starters"):
-                before = _used(cluster, processes, 0)
+                before = _used(cluster, processes)
                 with TaskQueue(no_op, connection=connection) as queue:
                     _run(queue, tasks)
                 time.sleep(_SETTLE_S)  # the leader closes the submission: its cost too
-                used = _used(cluster, processes, tasks) - before
-                found.append(used)
+                found.append({what: count - before[what] for what, count in _used(cluster, processes).items()} | {"tasks": tasks})
                 ran += tasks
             for process in processes:
                 process.finish()
@@ -139,26 +117,24 @@ def _run(queue: TaskQueue, tasks: int) -> None:
         raise RmgrError(f"{tasks} tasks have {len(results)} results")
 
 
-def _used(cluster: DevCluster, processes: Sequence[Child], tasks: int) -> _Used:
-    """All counters up to now."""
+def _used(cluster: DevCluster, processes: Sequence[Child]) -> dict[str, float]:
+    """All counters up to now: seconds of the processor by part, requests that ZooKeeper got, transactions it made, seconds."""
     asked: Counter[str] = Counter()
     for process in processes:
         asked.update(process.asked("asked"))
     requests, transactions = zookeeper_counts(cluster)
-    client = time.process_time()
-    return _Used(
-        cpu_s([cluster.process("w1").pid]),
-        cpu_s([cluster.process("zk1").pid]),
-        cpu_s([process.pid for process in processes]),
-        client,
-        requests,
-        transactions,
-        asked["children queues/pending"],
-        asked["CLAIM Committed"],
-        asked["CLAIM Conflict"],
-        time.monotonic(),
-        tasks,
-    )
+    return {
+        "leader": cpu_s([cluster.process("w1").pid]),
+        "zookeeper": cpu_s([cluster.process("zk1").pid]),
+        "starters": cpu_s([process.pid for process in processes]),
+        "client": time.process_time(),
+        "requests": requests,
+        "transactions": transactions,
+        "claims": asked["CLAIM Committed"],
+        "refused": asked["CLAIM Conflict"],
+        "lists": asked["children queues/pending"],
+        "lasted_s": time.monotonic(),
+    }
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------------------
@@ -183,3 +159,104 @@ def _spawn(cluster: DevCluster, directory: Path, first: int, count: int) -> Chil
         first=first, count=count, slots=_SLOTS, task_s=_TASK_S,
     )  # fmt: skip
     return Child("rmgr.bench.load.virtual_starters", msgspec.json.encode(spec).decode(), log=directory / f"virtual-{first}.log")
+
+
+# -- losses ---------------------------------------------------------------------------------------------------------------------
+
+
+def losses(plan: MeasuringPlan) -> list[Row]:
+    """The rows. Raises: RmgrError when a session of the rest ended, or a loss was not noticed at all."""
+    sessions = max(40, round(_SESSIONS * min(1.0, plan.scale)))
+    killed = sessions * _KILLED // _SESSIONS
+    with scratch() as directory:
+        plan.progress(f"starting {sessions} silent Starters")
+        with (
+            DevCluster(directory / "cluster", nodes=1, watchdogs=1, session_timeout_s=LOSS_SESSION_S, secured=False) as cluster,
+            silent(cluster, directory, "doomed", killed) as doomed,
+            silent(cluster, directory, "rest", sessions - killed) as rest,
+            connected(cluster) as connection,
+        ):
+            doomed.told("ready")
+            rest.told("ready")
+            plan.progress(f"{sessions} sessions stand; killing {killed}")
+            return _kill(cluster, connection, doomed, rest, sessions, killed)
+
+
+def _kill(cluster: DevCluster, connection: Connection, doomed: Child, rest: Child, sessions: int, killed: int) -> list[Row]:
+    fences = Fences(cluster, [f"doomed{number}" for number in range(killed)])
+    with TaskQueue(no_op, connection=connection) as queue:
+        leader = cluster.process("w1").pid
+        start_s = cpu_s([leader])
+        quiet = sorted(_one_task(queue, number) for number in range(_QUIET))
+        before_s = cpu_s([leader])
+        doomed.kill()
+        killed_s = time.monotonic()
+        meanwhile: list[float] = []
+        while not fences.are_complete:
+            if time.monotonic() - killed_s > _LOSS_PATIENCE_S:
+                raise RmgrError(f"only {len(fences.seen_s)} of {killed} losses were noticed within {_LOSS_PATIENCE_S:.0f} s")
+            meanwhile.append(_one_task(queue, len(meanwhile)))
+        usual_s = (before_s - start_s) * len(meanwhile) / _QUIET  # what the leader does for tasks, it did before
+        leader_s = max(0.0, cpu_s([leader]) - before_s - usual_s)
+    alive = rest.asked("alive")
+    entries = len(cluster.coordinator.children(paths.STARTERS).result(_READ_S) or ())
+    if (alive, entries) != (sessions - killed, sessions - killed + 1):
+        raise RmgrError(f"{sessions - killed} silent Starters were to live on: {alive} sessions stand, {entries - 1} entries")
+    system, seen_s = f"{killed} of {sessions} killed", sorted(fences.seen_s.values())
+    meanwhile.sort()
+    return [
+        row(system, LOSS_SETUP, "first loss fenced after the kill", "s", [seen_s[0] - killed_s]),
+        row(system, LOSS_SETUP, "last loss fenced after the kill", "s", [seen_s[-1] - killed_s], asked_for=LOSS_SESSION_S + 4.0),
+        row(system, LOSS_SETUP, "processor of the leader until then", "ms/loss", [leader_s / killed * 1e3]),
+        row(system, LOSS_SETUP, "sessions of the others that stand", "sessions", [float(alive)]),
+        row(system, LOSS_SETUP, "one task at a time, before", "ms", [quiet[len(quiet) // 2] * 1e3], most=quiet[-1] * 1e3),
+        row(system, LOSS_SETUP, "one task at a time, meanwhile", "ms", [meanwhile[len(meanwhile) // 2] * 1e3], most=meanwhile[-1] * 1e3),
+    ]
+
+
+class Fences:
+    """Times at which nodes were fenced (monotonic): their records are watched, and nobody registers again."""
+
+    def __init__(self, cluster: DevCluster, nodes: list[str]) -> None:
+        self.seen_s: dict[str, float] = {}
+        self._cluster = cluster
+        self._nodes = nodes
+        self._looked_s = -math.inf
+        self._look()
+
+    @property
+    def are_complete(self) -> bool:
+        """All are. A watch is a hint: now and then all that are missing are read."""
+        if len(self.seen_s) < len(self._nodes) and time.monotonic() > self._looked_s + _LOOK_S:
+            self._look()
+        return len(self.seen_s) == len(self._nodes)
+
+    def _look(self) -> None:
+        coordinator = self._cluster.coordinator
+        missing = [name for name in self._nodes if name not in self.seen_s]
+        asked = [(name, coordinator.stat(paths.node(name), watch=partial(self._fired, name))) for name in missing]
+        for name, future in asked:
+            stat = future.result(_READ_S)
+            if stat is not None and stat.version > 0:
+                self._fired(name)
+        self._looked_s = time.monotonic()
+
+    def _fired(self, name: str) -> None:
+        self.seen_s.setdefault(name, time.monotonic())
+
+
+def _one_task(queue: TaskQueue, number: int) -> float:
+    """Seconds from submit to result."""
+    start_s = time.monotonic()
+    queue.submit_call(number).result(_LOSS_PATIENCE_S)
+    return time.monotonic() - start_s
+
+
+def silent(cluster: DevCluster, directory: Path, prefix: str, count: int, *, cores: int = 1, session_s: float = LOSS_SESSION_S) -> Child:
+    """So many Starters that do nothing but live; it says `ready`."""
+    server, _, root = cluster.state.zookeeper.partition("/")
+    host, _, port = server.partition(":")
+    spec = SilentStartersSpec(
+        host=host, port=int(port), root=f"/{root}", session_timeout_s=session_s, prefix=prefix, first=0, count=count, cores=cores
+    )
+    return Child("rmgr.bench.load.silent_starters", msgspec.json.encode(spec).decode(), log=directory / f"{prefix}.log")

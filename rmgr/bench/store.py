@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import statistics
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future as PoolFuture
@@ -14,10 +12,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from hashlib import sha256
 from itertools import islice
-from pathlib import Path
 
-from rmgr.bench.load.process_cost import MIB, children_of, pss_bytes
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, row, took_s, two_slots
+from rmgr.bench.load.process_cost import MIB, children_of, pss_bytes, sampled
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, row, scratch, took_s, two_slots
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import OWN_CASSANDRA
 from rmgr.errors import RmgrError
@@ -111,11 +108,11 @@ def _put(bench: Bench, count: int, name: str) -> float:
 
 def _to_files(count: int) -> float:
     """What the disk itself takes: one file each, durable."""
-    with tempfile.TemporaryDirectory(prefix="rmgr-bench-") as where:
+    with scratch() as where:
 
         def work() -> None:
             for number, value in enumerate(_values(count)):
-                with (Path(where) / str(number)).open("wb") as file:
+                with (where / str(number)).open("wb") as file:
                     file.write(value)
                     file.flush()
                     os.fsync(file.fileno())
@@ -125,14 +122,14 @@ def _to_files(count: int) -> float:
 
 def _one_thread(count: int) -> float:
     """The work itself with nothing around it: pickled, hashed, made durable four together, read, hashed, unpickled."""
-    with tempfile.TemporaryDirectory(prefix="rmgr-bench-") as where:
+    with scratch() as where:
 
         def work() -> None:
             values = _values(count)
             for number in range(-(-count // 4)):
                 some = [pickle.dumps(((value,), {}), 5) for value in islice(values, 4)]
                 digest = sha256()
-                path = Path(where) / str(number)
+                path = where / str(number)
                 with path.open("wb", buffering=0) as file:
                     for data in some:
                         digest.update(data)
@@ -192,21 +189,8 @@ def peak_of_starter(bench: Bench) -> Iterator[list[float]]:
 def memory_of_starter(bench: Bench) -> Iterator[list[float]]:
     """The same memory all the while, one sample after the other."""
     pid = bench.cluster.process("n1").pid
-    samples, over = list[float](), threading.Event()
-
-    def look() -> None:
-        while True:
-            samples.append(sum(pss_bytes(one) for one in (pid, *children_of(pid))) / MIB)
-            if over.wait(_LOOK_S):
-                return
-
-    thread = threading.Thread(target=look, name="rmgr-bench-memory")
-    thread.start()
-    try:
+    with sampled(lambda: sum(pss_bytes(one) for one in (pid, *children_of(pid))) / MIB, _LOOK_S) as samples:
         yield samples
-    finally:
-        over.set()
-        thread.join()
 
 
 # -- results -------------------------------------------------------------------------------------------------------------------

@@ -1,27 +1,49 @@
-"""Small tasks against the standard library's pool, one task at a time, and shell commands against `xargs`."""
+"""Small tasks against the standard library's pool, one task at a time, and shell commands against `xargs`; tasks through a gateway.
+
+What a gateway costs is measured in turns: the same tasks directly and through it, with the Starter, ZooKeeper and store of both.
+"""
 
 from __future__ import annotations
 
+import json
 import operator
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, percentile, row, took_s, two_slots, zookeeper_counts
+from rmgr.bench.load.children import Child
+from rmgr.bench.measuring import (
+    SETUP,
+    SLOTS,
+    Bench,
+    MeasuringPlan,
+    Row,
+    connected,
+    paired,
+    row,
+    took_s,
+    two_slots,
+    zookeeper_counts,
+)
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import OWN_CASSANDRA
+from rmgr.model.base.units import percentile
 
 _REPLICATED = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"
 _TASKS = 5_000
 _SINGLES = 300
 #: Many, for the rate; and few, of whose time the start of `rmgr submit` is a good part.
 _COMMANDS = (5_000, 1_000)
-
+#: Beside one client, so many at once; the two ways to the cluster.
+_CLIENTS = 8
+_DIRECT, _THROUGH = "directly", "through a gateway"
 
 #: The task: returns its argument, and its module is no load for a worker.
 no_op = operator.index
@@ -33,9 +55,7 @@ def tasks(plan: MeasuringPlan) -> list[Row]:
     With `plan.cassandra` on three ZooKeepers and one Cassandra of this machine as well.
     """
     if plan.gateway:
-        from rmgr.bench import gateway
-
-        return gateway.tasks(plan)
+        return _tasks_both_ways(plan)
     with two_slots(plan) as bench:
         rows = _tasks(plan, bench, SETUP)
     if plan.cassandra:
@@ -119,9 +139,7 @@ def by_submit(connection: Connection, count: int) -> None:
 def latency(plan: MeasuringPlan) -> list[Row]:
     """One task at a time, from submit to result: the next one begins when the last one's result is there."""
     if plan.gateway:
-        from rmgr.bench import gateway
-
-        return gateway.latency(plan)
+        return _latency_both_ways(plan)
     count = plan.count(_SINGLES)
     rows = []
     with two_slots(plan) as bench, ProcessPoolExecutor(SLOTS) as pool, TaskQueue(no_op, connection=bench.connection) as queue:
@@ -133,9 +151,9 @@ def latency(plan: MeasuringPlan) -> list[Row]:
             samples["ProcessPoolExecutor(2)"].append([took_s(lambda: pool.submit(no_op, 1).result()) for _ in range(count)])
             samples["rmgr"].append([took_s(lambda: queue.submit_call(1).result(timeout=60)) for _ in range(count)])
     for system, runs in samples.items():
-        for share, name in ((0.5, "p50"), (0.99, "p99")):
-            values = [percentile(one, share) * 1e3 for one in runs]
-            rows.append(row(system, SETUP if system == "rmgr" else "the same run", f"one task at a time, {name}", "ms", values))
+        for percent in (50, 99):
+            values = [percentile(one, percent) * 1e3 for one in runs]
+            rows.append(row(system, SETUP if system == "rmgr" else "the same run", f"one task at a time, p{percent}", "ms", values))
     return rows
 
 
@@ -169,3 +187,104 @@ def _submit_array(bench: Bench, count: int) -> None:
     done = subprocess.run(command, env={**os.environ, **bench.environment()}, capture_output=True, check=False, timeout=600)
     if done.returncode:
         raise AssertionError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+
+
+# -- directly and through a gateway --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _both(plan: MeasuringPlan) -> Iterator[tuple[Bench, Connection]]:
+    """A cluster with a gateway, and a connection through that."""
+    with two_slots(plan) as bench:
+        bench.cluster.start_gateway("g1")
+        with connected(bench.cluster, through=bench.cluster.state.gateway) as connection:
+            yield bench, connection
+
+
+def _tasks_both_ways(plan: MeasuringPlan) -> list[Row]:
+    """No-op tasks by `map` and one future a call, directly and through a gateway; and of eight clients at once."""
+    count = plan.count(_TASKS)
+    rows: list[Row] = []
+    with _both(plan) as (bench, through):
+        ways: tuple[tuple[str, Callable[[Connection, int], None]], ...] = (
+            ("no-op tasks by map", by_map),
+            ("no-op tasks, one future a call", by_submit_call),
+        )
+        for what, work in ways:
+            rates: dict[str, list[float]] = {_DIRECT: [], _THROUGH: []}
+            for connection in (bench.connection, through):
+                work(connection, 500)
+            for _ in plan.rounds(f"{what}, {_THROUGH}"):
+                rates[_DIRECT].append(count / took_s(partial(work, bench.connection, count)))
+                rates[_THROUGH].append(count / took_s(partial(work, through, count)))
+            rows += _compared(what, "tasks/s", rates)
+        rows += _crowd(plan, bench, count)
+    return rows
+
+
+def _latency_both_ways(plan: MeasuringPlan) -> list[Row]:
+    """One task at a time, directly and through a gateway."""
+    count = plan.count(_SINGLES)
+    with _both(plan) as (bench, through), ExitStack() as stack:
+        queues = {
+            name: stack.enter_context(TaskQueue(no_op, connection=connection))
+            for name, connection in ((_DIRECT, bench.connection), (_THROUGH, through))
+        }
+        samples: dict[str, list[list[float]]] = {name: [] for name in queues}
+        for _ in plan.rounds(f"latency, {_THROUGH}"):
+            for name, queue in queues.items():
+                for _ in range(20):
+                    queue.submit_call(1).result(timeout=60)
+                samples[name].append([took_s(partial(_alone, queue)) for _ in range(count)])
+    rows: list[Row] = []
+    for percent in (50, 99):
+        values = {name: [percentile(one, percent) * 1e3 for one in runs] for name, runs in samples.items()}
+        rows += _compared(f"one task at a time, p{percent}", "ms", values)
+    return rows
+
+
+def _alone(queue: TaskQueue) -> None:
+    queue.submit_call(1).result(timeout=60)
+
+
+def _crowd(plan: MeasuringPlan, bench: Bench, count: int) -> list[Row]:
+    """As many tasks by one direct client, and by eight at once, each a process: directly, and through the gateway."""
+    alone: list[float] = []
+    rates: dict[str, list[float]] = {_DIRECT: [], _THROUGH: []}
+    state = bench.cluster.state
+    ways: dict[str, dict[str, str | float]] = {
+        _DIRECT: {"zk": state.zookeeper, "store": state.store, "session_timeout_s": state.session_timeout_s},
+        _THROUGH: {"gateway": state.gateway},
+    }
+    with ExitStack() as stack:
+        crowds: dict[str, list[Child]] = {}
+        for name, cluster in ways.items():
+            asked = json.dumps({"cluster": cluster, "security": state.security, "tasks": count})
+            crowds[name] = [
+                stack.enter_context(Child("rmgr.bench.load.mapper", asked, log=bench.cluster.directory / f"map{len(crowds)}{at}.log"))
+                for at in range(_CLIENTS)
+            ]
+            for child in crowds[name]:
+                child.told("ready")
+        for _ in plan.rounds(f"{_CLIENTS} clients at once"):
+            alone.append(count / took_s(partial(by_map, bench.connection, count)))
+            for name, crowd in crowds.items():
+                for child in crowd:
+                    child.ask()
+                spans = [child.told("span") for child in crowd]
+                rates[name].append(count * _CLIENTS / (max(end for _, end in spans) - min(begin for begin, _ in spans)))
+    what = f"no-op tasks by map, {_CLIENTS} clients at once, each a process"
+    one = statistics.median(alone)
+    return [
+        row(f"rmgr {_DIRECT}", SETUP, "no-op tasks by map, one client", "tasks/s", alone, ratio=1.0),
+        *(row(f"rmgr {name}", SETUP, what, "tasks/s", values, ratio=statistics.median(values) / one) for name, values in rates.items()),
+    ]
+
+
+def _compared(what: str, unit: str, values: dict[str, list[float]]) -> list[Row]:
+    direct, through = values[_DIRECT], values[_THROUGH]
+    ratio = statistics.median(b / a for a, b in zip(direct, through, strict=True))
+    return [
+        row(f"rmgr {_DIRECT}", SETUP, what, unit, direct, ratio=1.0),
+        row(f"rmgr {_THROUGH}", SETUP, what, unit, through, ratio=ratio),
+    ]

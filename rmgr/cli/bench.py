@@ -32,7 +32,7 @@ _MEASUREMENTS = {
     "idle": "idle:idle",
     "scale": "scale:scale",
     "jobs": "jobs:jobs",
-    "classes": "classes:classes",
+    "classes": "reality:classes",
     "gang": "gang:gang",
     "calls": "calls:calls",
     "reality": "reality:reality",

@@ -41,6 +41,7 @@ from rmgr.coord.protocol import keys
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
+from rmgr.model.base.units import percentile
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
@@ -179,9 +180,8 @@ class Honest:
 
 
 def told(name: str, found: list[float]) -> float:
-    ranked = sorted(found)
-    p99 = ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]
-    ms = [seconds * 1e3 for seconds in (statistics.median(found), p99, ranked[-1])]
+    p99 = percentile(found, 99)
+    ms = [seconds * 1e3 for seconds in (statistics.median(found), p99, max(found))]
     print(f"{name:<10}{len(found):>5} submissions   p50 {ms[0]:7.0f} ms   p99 {ms[1]:7.0f} ms   most {ms[2]:7.0f} ms", flush=True)
     return p99
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.adapters.stores import open_store
+from rmgr.model.base.units import percentile
 
 ROW = b"x" * 100
 LARGE = os.urandom(1 << 20) * 16
@@ -198,13 +199,12 @@ def main() -> None:
     rows: list[dict[str, object]] = []
 
     def report(bench: str, latencies: list[float], rows_each: int, seconds: float = options.seconds) -> None:
-        latencies.sort()
         row = {
             "bench": bench,
             "rows_per_s": round(len(latencies) * rows_each / seconds),
-            "p50_ms": round(latencies[len(latencies) // 2] * 1e3, 2),
-            "p99_ms": round(latencies[len(latencies) * 99 // 100] * 1e3, 2),
-            "max_ms": round(latencies[-1] * 1e3, 1),
+            "p50_ms": round(percentile(latencies, 50) * 1e3, 2),
+            "p99_ms": round(percentile(latencies, 99) * 1e3, 2),
+            "max_ms": round(max(latencies) * 1e3, 1),
         }
         rows.append(row)
         if not options.json:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from rmgr.bench.classes import CONVENTIONAL, CORES, NODES, SYSTEMS, document, workload
 from rmgr.bench.load.live_workload import Played, WorkloadStage, pipeline_with
 from rmgr.bench.measuring import connected
-from rmgr.bench.reality import compare, simulated
+from rmgr.bench.reality import CLASS_CORES, CLASS_NODES, CONVENTIONAL, SYSTEMS, compare, simulated, system_document, system_workload
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.tasks.placing import job_id
 from rmgr.sched.job import Job as Request
@@ -33,14 +32,14 @@ SLACK_US = 2_000_000
 @pytest.mark.long
 def test_two_hundred_jobs_under_three_systems_as_in_the_simulator(zookeeper_parts: None, tmp_path: Path) -> None:
     decided: dict[str, list[Mapping[str, Any]]] = {}
-    with DevCluster(tmp_path / "cluster", nodes=NODES, cores=CORES) as cluster, connected(cluster) as connection:
+    with DevCluster(tmp_path / "cluster", nodes=CLASS_NODES, cores=CLASS_CORES) as cluster, connected(cluster) as connection:
         stage = WorkloadStage(connection)
         for system in SYSTEMS:
-            jobs, tables, known = workload(system, pace=PACE), document(system, PACE), logs_of(cluster)
+            jobs, tables, known = system_workload(system, pace=PACE), system_document(system, PACE), logs_of(cluster)
             stage.use(pipeline_with(system, tables))
             with FairTimer() as timer:
                 live = stage.play(jobs)
-            found = compare(live, simulated(jobs, tables, nodes=NODES, cores=CORES))  # every job COMPLETED in both
+            found = compare(live, simulated(jobs, tables, nodes=CLASS_NODES, cores=CLASS_CORES))  # every job COMPLETED in both
             assert_never_over_committed(jobs, live)
             assert 0.9 * found.simulated_s < found.makespan_s < 2 * found.simulated_s + 10 + timer.withheld_s, found
             decided[system], has_gaps = decisions(cluster, tmp_path / f"{SYSTEMS[system]}.jsonl", live, known)
@@ -70,7 +69,7 @@ def assert_never_over_committed(jobs: Workload, live: Sequence[Played]) -> None:
     busy = 0
     for at_us, _, cores in changes:
         busy += cores
-        assert busy <= NODES * CORES, f"{busy} cores in use after {at_us} us"
+        assert busy <= CLASS_NODES * CLASS_CORES, f"{busy} cores in use after {at_us} us"
 
 
 def logs_of(cluster: DevCluster) -> list[str]:

@@ -10,8 +10,9 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,26 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.cpu_s + other.cpu_s, self.wakeups + other.wakeups)
+
+
+@contextlib.contextmanager
+def sampled(look: Callable[[], float], every_s: float) -> Iterator[list[float]]:
+    """What `look` finds all the while, one sample after the other."""
+    samples, over = list[float](), threading.Event()
+
+    def watch() -> None:
+        while True:
+            samples.append(look())
+            if over.wait(every_s):
+                return
+
+    thread = threading.Thread(target=watch, name="rmgr-bench-samples")
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
 
 
 def children_of(pid: int) -> list[int]:

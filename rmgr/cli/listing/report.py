@@ -20,7 +20,7 @@ from rmgr.cli.words.moments import midnight_s, parse_since
 from rmgr.cli.words.params import Parsed, listed, nearest
 from rmgr.client.queries import list_past
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.base.units import counted, format_duration, format_size
+from rmgr.model.base.units import counted, format_duration, format_size, percentile
 from rmgr.model.views import JobView
 
 _HOUR_US = 3_600_000_000
@@ -317,13 +317,6 @@ def core_us(job: JobView) -> int:
     """Core time. A summary of an older release has no run time: then from its first start to its end, once."""
     width = job.cores * max(1, job.processes)
     return width * (job.run_us or max(0, job.ended_us - job.started_us if job.started_us else 0))
-
-
-def percentile(ascending: Sequence[int], percent: int) -> int:
-    """The smallest value that `percent` of all do not exceed (nearest rank). Raises ValueError when there is none."""
-    if not ascending:
-        raise ValueError("a percentile of nothing")
-    return ascending[max(0, -(-len(ascending) * percent // 100) - 1)]
 
 
 class Days:

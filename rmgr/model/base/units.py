@@ -1,13 +1,15 @@
-"""Durations and sizes as people write them: `90`, `15m`, `1h30m`, `HH:MM:SS`; `512M`, `2G`."""
+"""Durations and sizes as people write them: `90`, `15m`, `1h30m`, `HH:MM:SS`; `512M`, `2G`; and percentiles of them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from rmgr.errors import UsageError
 
+Number = TypeVar("Number", int, float)
 #: The longest duration that can be asked for, 100 years: sums of a few of them fit every codec.
 MAX_DURATION_US = 36_525 * 86_400_000_000
 #: The largest size that can be asked for.
@@ -145,3 +147,10 @@ def spanned(names: Sequence[str]) -> str:
             stem = stems.pop()
             return f"{stem}{min(numbers)}-{stem}{max(numbers)}"
     return ",".join(names)
+
+
+def percentile(values: Sequence[Number], percent: int) -> Number:
+    """The smallest value that `percent` of all do not exceed (nearest rank). Raises ValueError when there is none. Cost: a sort."""
+    if not values:
+        raise ValueError("a percentile of nothing")
+    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]

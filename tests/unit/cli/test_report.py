@@ -18,11 +18,12 @@ import pytest
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main
 from rmgr.cli.listing import report as command
-from rmgr.cli.listing.report import Days, Report, Wanted, core_us, percentile
+from rmgr.cli.listing.report import Days, Report, Wanted, core_us
 from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.views.closing import history_rows, summary
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import percentile
 from rmgr.model.tasks.block import Fragment, Outcome, PastAttempt
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Submission, Tail, Work
