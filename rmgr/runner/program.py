@@ -23,7 +23,6 @@ import os
 import pickle
 import random
 import re
-import secrets
 import struct
 import sys
 import threading
@@ -650,7 +649,7 @@ def mine() -> Program:
     if _mine is None:
         with _lock:
             if _mine is None:
-                _mine = Program(secrets.token_hex(8), is_here=True, is_own=True)
+                _mine = Program(os.urandom(8).hex(), is_here=True, is_own=True)
                 _programs[_mine.number] = _mine
     return _mine
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import tempfile
 
 from rmgr.model.base.states import Reason
 
@@ -44,6 +43,8 @@ def create_board() -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("rmgr-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
+        import tempfile  # it loads compressors, which every worker would have
+
         fd, path = tempfile.mkstemp(prefix="rmgr-board-")
         os.unlink(path)
     os.ftruncate(fd, SIZE)

@@ -10,10 +10,7 @@ import contextlib
 import itertools
 import os
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-
-from rmgr.runner.host import home
 
 #: Work that has this variable finds those of Slurm, and `srun`.
 FLAG = "RMGR_SLURM_ENV"
@@ -130,6 +127,10 @@ def add(environ: dict[str, str], memory_bytes: int, own: Mapping[str, str]) -> N
 
 def furnish(directory: str) -> str:
     """Makes `srun` and `scontrol` in a directory below `directory`; returns its name. Raises: OSError."""
+    import shlex  # with paths, too: what every spawner would load for the few that furnish something
+
+    from rmgr.runner.host import home
+
     place = os.path.join(directory, "slurm")
     os.makedirs(place, exist_ok=True)
     for name, main in _PROGRAMS.items():
