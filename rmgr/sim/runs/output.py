@@ -368,6 +368,7 @@ def read_log(path: str | Path, *, whole: bool = True) -> Generator[Entry, None, 
     if whole:
         raise UsageError(f"{path} has no end: it was cut off after line {number}, or is still being written", hint=_CUT)
 
+
 _WRITERS = "rmgr sim run --record and rmgr admin export-events write such logs"
 _CUT = "--partial replays what is there"
 

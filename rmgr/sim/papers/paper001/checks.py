@@ -313,6 +313,7 @@ def joined(*checks: Callable[[Paper001Runs], Iterator[PaperCheck]]) -> Callable[
     """All of them under one id."""
     return lambda runs: (found for check in checks for found in check(runs))
 
+
 CHECKS: Mapping[str, Callable[[Paper001Runs], Iterator[PaperCheck]]] = {
     "C1.1": at_both(c1_1),
     "C1.2": c1_2,

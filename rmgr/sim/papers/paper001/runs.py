@@ -56,6 +56,7 @@ class Algorithm(NamedTuple):
     order: str
     migrates: bool = False
 
+
 ALGORITHMS: dict[str, Algorithm] = {
     "FCFS": Algorithm("fcfs", "fcfs"),
     "SJF": Algorithm("sjf", "sjf"),
@@ -72,6 +73,7 @@ class Calibration(NamedTuple):
 
     constants: Constants = Constants()
     speeds: tuple[int, int] = (SLOWEST, FASTEST)
+
 
 CALIBRATIONS: dict[str, Calibration] = {
     ANCHORED: Calibration(),  # one factor on CalcTime, 0.475, so that (2) and (3) included it is 3,072 min

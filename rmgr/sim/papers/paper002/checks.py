@@ -274,6 +274,7 @@ def _half(runs: Paper002Runs) -> Iterator[PaperCheck]:
         id="C2.15c", what=f"{what} saturation of FCFS batch", ours=batch, rule=WithinBounds(at_least=0.60, at_most=0.70), required=False
     )
 
+
 CHECKS: Mapping[str, Callable[[Paper002Runs], Iterator[PaperCheck]]] = {
     "C2.1": _c1,
     "C2.2": _c2,

@@ -150,6 +150,7 @@ def _spread(lasting: Counter[int]) -> tuple[float, int, int, int]:
             del marks[0]
     return sum(value * slots for value, slots in lasting.items()) / whole, found[0], found[1], found[2]
 
+
 _UNKNOWN = Measures(
     utilisation=1.0,
     useful=1.0,
@@ -298,6 +299,7 @@ def _weights(seed: int, _slots: int) -> Found:
     for weight in WEIGHTS:
         shares[weight] = whole - rest[-weight]
     return 0, tuple((weight, shares[weight] / shares[1]) for weight in WEIGHTS)
+
 
 EXACT: Mapping[str, Callable[[int, int], Found]] = {
     "schedule": _schedule,
