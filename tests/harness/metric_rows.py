@@ -13,7 +13,7 @@ from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.leader.metrics import LeaderMetrics, families
 from rmgr.daemons.server.owner import ServerMetrics
 from rmgr.daemons.service.metrics_place import CommonMetrics
-from rmgr.daemons.starter.core.metrics import StarterMetrics
+from rmgr.daemons.starter.node.service import StarterMetrics
 
 #: Daemon, as the table calls it -> what makes its metrics.
 KINDS = {"WatchDog": LeaderMetrics, "Starter": StarterMetrics, "gateway": GatewayMetrics, "server": ServerMetrics}

@@ -22,9 +22,8 @@ from rmgr.adapters.host.process import CgroupConfig, NodeRunner
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.gateways import parse
 from rmgr.config import Config, ServerConfig
-from rmgr.daemons.server.load import LoadMeter, machine_busy_s
 from rmgr.daemons.server.owner import Message, Server, ServerLimits, ServerMetrics, Stop, Worked
-from rmgr.daemons.server.work import Work
+from rmgr.daemons.server.work import LoadMeter, Work, machine_busy_s
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.errors import ConfigError, NotConnected, StateConflict
 from rmgr.model.base.ids import check_name

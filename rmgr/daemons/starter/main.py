@@ -30,23 +30,21 @@ from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.service.self_check import VoiceCheck, Working, check_key, check_voice, telling
 from rmgr.daemons.service.serving import LimitsKeeper, open_server, opened
 from rmgr.daemons.service.written import WrittenKeeper
-from rmgr.daemons.starter.checkpoint.rows import seals_of
+from rmgr.daemons.starter.checkpoint.files import seals_of
 from rmgr.daemons.starter.core.fetch import Fetcher
 from rmgr.daemons.starter.core.home import DiskWatch, Home
 from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.metrics import StarterMetrics
 from rmgr.daemons.starter.core.shares import TaskTimes
-from rmgr.daemons.starter.core.submissions import Nonces, RecordCache
+from rmgr.daemons.starter.core.submissions import Gate, Nonces, RecordCache
 from rmgr.daemons.starter.core.tree import Committer, Loop, settle_again
-from rmgr.daemons.starter.core.trust import Gate
 from rmgr.daemons.starter.core.uploads import StagingRoom
 from rmgr.daemons.starter.execution.lanes import processors_of
 from rmgr.daemons.starter.jobs.ranks import RanksAnswering, TerminalAnswering
 from rmgr.daemons.starter.node.loop import Call, Starter
 from rmgr.daemons.starter.node.node import NodeAgent, Shared
 from rmgr.daemons.starter.node.registry import Registrant, Registry
-from rmgr.daemons.starter.node.service import NodeAnswering
-from rmgr.daemons.starter.node.use import DiskCaps, WorkLimits
+from rmgr.daemons.starter.node.service import NodeAnswering, StarterMetrics
+from rmgr.daemons.starter.node.trouble import DiskCaps, WorkLimits
 from rmgr.daemons.starter.pull.hands import Switchboard
 from rmgr.daemons.starter.staging.accounts import Reach, open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter.staging.inputs import Inputs

@@ -18,7 +18,7 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.host.process import Slot
 from rmgr.adapters.host.workevents import Surprised
 from rmgr.coord.protocol import keys
-from rmgr.daemons.starter.execution.logs import LiveLogs
+from rmgr.daemons.starter.execution.ends import LiveLogs
 from rmgr.daemons.starter.node.service import NodeAnswering
 from rmgr.daemons.starter.staging.outputs import Charge, of_command, write
 from rmgr.model.wire.frames import BatchShape, CommandEnd

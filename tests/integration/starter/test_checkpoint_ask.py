@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.daemons.starter.checkpoint import parts as asking
+from rmgr.daemons.starter.checkpoint import directories as asking
 from tests.harness.waiting import eventually
 
 #: Writes what it is told; ready once its handler stands.

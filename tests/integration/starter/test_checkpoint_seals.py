@@ -14,8 +14,8 @@ from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter import main as starter
-from rmgr.daemons.starter.checkpoint import rows
-from rmgr.daemons.starter.checkpoint.rows import StarterSeals
+from rmgr.daemons.starter.checkpoint import files
+from rmgr.daemons.starter.checkpoint.files import StarterSeals
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import Role
@@ -50,14 +50,14 @@ def test_a_forged_checkpoint_is_refused_and_the_job_goes_on_from_the_sealed_one(
     stop(rig, number)
     back(rig, number, 2)
     kept = steps(ledger)[-1]
-    true = rows.read(rig.store, next(rows.listed(rig.store, number, 0)), seals)
+    true = files.read_checkpoint(rig.store, next(files.checkpoints_of(rig.store, number, 0)), seals)
     evil = pickle.dumps(100_000)
     digest = hashlib.sha256(evil).hexdigest()
     rig.store.put(keys.checkpoint_piece(number, 0, 1, digest), evil)
     entry = msgspec.structs.replace(true.files[0], size=len(evil), sha256=digest, rows=((digest, 0, len(evil)),))
     forged = msgspec.structs.replace(true, n=2, files=(entry,), size_bytes=len(evil))
-    rows.write(rig.store, forged)
-    rows.write(rig.store, StarterSeals(mallory, trust, cluster_id="c").seal(msgspec.structs.replace(forged, n=3)))
+    files.write_checkpoint(rig.store, forged)
+    files.write_checkpoint(rig.store, StarterSeals(mallory, trust, cluster_id="c").seal(msgspec.structs.replace(forged, n=3)))
     put(rig, number)
     grows(ledger)
     *refused, restored = story(rig, number)[-3:]

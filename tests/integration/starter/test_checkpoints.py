@@ -20,7 +20,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.starter import main as starter
-from rmgr.daemons.starter.checkpoint import rows
+from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.checkpoint.files import decode_manifest
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
@@ -120,7 +120,7 @@ def back(rig: Rig, number: int, attempt: int) -> BlockData:
 
 
 def saved(rig: Rig, number: int) -> list[str]:
-    return [str(one) for one in rows.listed(rig.store, number, 0)]
+    return [str(one) for one in files.checkpoints_of(rig.store, number, 0)]
 
 
 def goes_on(rig: Rig, ledger: Path, number: int) -> None:
@@ -328,7 +328,7 @@ def test_a_newest_one_that_is_damaged_is_told_and_the_one_before_is_taken(rig: R
         kept.append(steps(ledger)[-1])
         if attempt == 1:
             put(rig, number)
-    manifest = rows.read(rig.store, next(rows.listed(rig.store, number, 0)))
+    manifest = files.read_checkpoint(rig.store, next(files.checkpoints_of(rig.store, number, 0)))
     rig.store.put(keys.checkpoint_piece(number, 0, 2, manifest.files[0].rows[0][0]), b"something else")
     put(rig, number)
     grows(ledger)

@@ -15,7 +15,7 @@ from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter import main as starter
-from rmgr.daemons.starter.node import use as starter_use
+from rmgr.daemons.starter.node import trouble as starter_use
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State

@@ -12,7 +12,7 @@ from prometheus_client.registry import CollectorRegistry
 from rmgr.daemons.leader.metrics import FRESH_S, MOST_PAIRS, OTHERS, ClusterMetrics, LeaderMetrics, families
 from rmgr.daemons.service import metrics_http  # noqa: F401 - importing it leaves the second rows out, as in every daemon that answers
 from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.starter.core.metrics import StarterMetrics
+from rmgr.daemons.starter.node.service import StarterMetrics
 from rmgr.errors import Unavailable
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import Role

@@ -1,14 +1,16 @@
-"""Checkpoints of the jobs whose script one node runs: who asks for one, what becomes of it, and how an attempt is given up.
+"""Checkpoints of the jobs whose script one node runs: who asks for one, what becomes of it, how an attempt is given up, how one begins.
 
 `way.py` is the table of its steps; `Checkpoints.happened` runs it, and has a method for each effect: one that takes time is a story.
 Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a message. A checkpoint that is
 refused, too large or not stored stands in the job's story (NOTE), in the log and in a metric. The job goes on, unless it has ended.
+A later attempt begins with the newest one that can be read (`Restores`).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +21,21 @@ from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.starter.checkpoint import rows
-from rmgr.daemons.starter.checkpoint.directories import JobDirectories
-from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest, check_size, size_text, united
-from rmgr.daemons.starter.checkpoint.notes import Notes
-from rmgr.daemons.starter.checkpoint.parts import JobDirectory, SaveRequest, answered, each, sentence
-from rmgr.daemons.starter.checkpoint.restore import Restores
-from rmgr.daemons.starter.checkpoint.rows import OPEN, Seals
+from rmgr.daemons.starter.checkpoint.directories import JobDirectories, JobDirectory, LocalPart, SaveRequest, answered, each, sentence
+from rmgr.daemons.starter.checkpoint.files import (
+    OPEN,
+    FileEntry,
+    Manifest,
+    Seals,
+    check_size,
+    checkpoints_of,
+    clear,
+    prune_checkpoints,
+    read_checkpoint,
+    size_text,
+    united,
+    write_checkpoint,
+)
 from rmgr.daemons.starter.checkpoint.way import (
     CheckpointEffect,
     CheckpointEvent,
@@ -37,9 +47,11 @@ from rmgr.daemons.starter.checkpoint.way import (
     was_stopped,
 )
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.staging.outputs import Ending, Flushed, discard, remove_directory, write
-from rmgr.errors import RmgrError, StateConflict, StoreUnavailable, ValueTooLarge
+from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, RmgrError, StateConflict, StoreUnavailable, ValueTooLarge
+from rmgr.log import audit
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_duration, utc
 from rmgr.model.cluster.node import InboxOrder
@@ -56,7 +68,7 @@ if TYPE_CHECKING:
 _LONG_COPY_S = 1.0
 #: Copies that are begun again because files changed meanwhile, and the pause.
 _COPIES, _COPY_PAUSE_S = 4, 0.3
-#: Pause before a store that is away is tried again, once the job has ended.
+#: Pause before a store that is away is tried again, once the job has ended, or before it begins.
 _STORE_PAUSE_S = 1.0
 _LONGEST_WHY = 250
 #: How often the turner says for how long jobs were served.
@@ -81,8 +93,7 @@ class Checkpoints:
         self._numbers: dict[ClaimedBlock, int] = {}
         self._timed: set[ClaimedBlock] = set()
         self._asked: set[ClaimedBlock] = set()  #: whose program has been asked
-        self.notes = Notes(node, self._gone)
-        self.restores = Restores(node, self.directories, self.notes)
+        self.restores = Restores(node, self.directories)
         self._effects: dict[CheckpointEffect, Callable[[OpenCheckpoint, str | Exception], Story[None] | None]] = {
             CheckpointEffect.NOTHING: lambda _case, _detail: None,
             CheckpointEffect.MEASURE: self._measure,
@@ -136,12 +147,12 @@ class Checkpoints:
             if is_stop:
                 self._node.giving.revoke(block)
             else:
-                self.notes.tell(block, "checkpoint refused: its job has not started yet", orders=(guid,))
+                self._node.notes.tell(block, "checkpoint refused: its job has not started yet", orders=(guid,))
             return
         if not block.live or (case is not None and case.phase is CheckpointPhase.LEAVING):
             return
         if extra.get("unbegun") == "1":
-            self.notes.tell(block, "", orders=(guid,))  # it has begun, and goes on
+            self._node.notes.tell(block, "", orders=(guid,))  # it has begun, and goes on
             return
         why = order.detail or extra.get("why", "")
         given_us = int(extra.get("grace_us", "0"))  # a number, as `coord/validity.py` says
@@ -161,7 +172,7 @@ class Checkpoints:
 
     def is_obeying(self, guid: str) -> bool:
         """The order is crossed off with a commit of ours."""
-        return any(guid in case.orders for case in self._open.values()) or self.notes.carries(guid)
+        return any(guid in case.orders for case in self._open.values()) or self._node.notes.carries(guid)
 
     def started(self, block: ClaimedBlock) -> None:
         """Its script starts now: from now on the clock of periodic checkpoints runs."""
@@ -238,7 +249,7 @@ class Checkpoints:
         if lane is not None:
             own.marker, own.spare = lane.slot.marker, (lane.slot.pid,)
         saving = f"asked at {utc(now_us)} ({case.why or 'stop'}), has until {utc(asked.deadline_us)}"
-        self.notes.tell(block, "", stopping=(case.why or "stop") if case.is_stop else None, saving=saving)
+        self._node.notes.tell(block, "", stopping=(case.why or "stop") if case.is_stop else None, saving=saving)
         if case.is_stop:
             self._node.jobs.let_go(block, case.grace_us + KILL_US)
         if case.is_stop and lane is not None:  # a job that stands still could not answer
@@ -289,7 +300,7 @@ class Checkpoints:
         self.happened(case, CheckpointEvent.WITHDRAWN, why)
 
     def _preempt(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
-        self.notes.tell(case.block, "", stopping=case.why or "preempted")
+        self._node.notes.tell(case.block, "", stopping=case.why or "preempted")
         self._end(case, case.grace_us)
 
     def _end_silent(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
@@ -358,7 +369,7 @@ class Checkpoints:
     def _tell_copy(self, case: OpenCheckpoint) -> None:
         if not case.is_over and case.phase is CheckpointPhase.COPYING:
             how = "it has answered" if case.answered else "without an answer"
-            self.notes.tell(case.block, "", saving=f"{how}: its files are being stored")
+            self._node.notes.tell(case.block, "", saving=f"{how}: its files are being stored")
 
     def _learn(self, case: OpenCheckpoint) -> None:
         """That its program answers goes with the next commit of the block."""
@@ -393,7 +404,7 @@ class Checkpoints:
             yield from self._copy(case)
 
     def _tell_stored(self, case: OpenCheckpoint, words: str | Exception) -> None:
-        self.notes.tell(case.block, str(words), orders=case.orders, saving="")
+        self._node.notes.tell(case.block, str(words), orders=case.orders, saving="")
 
     def _leave_unstored(self, case: OpenCheckpoint, error: str | Exception) -> None:
         why = sentence(error) if isinstance(error, Exception) else error
@@ -426,7 +437,7 @@ class Checkpoints:
             cpu_us=ending.cpu_us,
             max_rss_kib=ending.max_rss_kib,
         )
-        self.notes.give_up(block, past, str(words), case.orders, moved=case.by_policy)
+        self._node.notes.give_up(block, past, str(words), case.orders, moved=case.by_policy)
 
     def lose(self, block: ClaimedBlock, node: str) -> bool:
         """A node of the job is lost, the cluster says. True: its attempt had been stopped, and ends as a loss; its files there are gone."""
@@ -441,11 +452,11 @@ class Checkpoints:
         words = f"{what}{f' ({case.why})' if case.why else ''} refused: {why}"
         self._node.log.warning("checkpoint_refused", block=paths.block_name(case.block.key), kind=what, why=why)
         self._shared.metrics.checkpoints.labels("too_large" if large else outcome).inc()
-        self.notes.tell(case.block, words, orders=case.orders, stopping="", saving="")
+        self._node.notes.tell(case.block, words, orders=case.orders, stopping="", saving="")
 
     # -- the end of the block ----------------------------------------------------------------------------------------------------
 
-    def _gone(self, block: ClaimedBlock) -> None:
+    def given_up(self, block: ClaimedBlock) -> None:
         """STOP is committed."""
         case = self._open.get(block)
         if case is not None and case.ending is not None:
@@ -461,12 +472,8 @@ class Checkpoints:
         self._asked.discard(block)
         self._numbers.pop(block, None)
         self.directories.forget(block)
-        self.notes.forget(block)
+        self._node.notes.forget(block)
         self.restores.forget(block)
-
-    def reset(self) -> None:
-        """A new registration."""
-        self.notes.reset()
 
 
 # -- taking one ------------------------------------------------------------------------------------------------------------
@@ -503,7 +510,7 @@ def take(
         return NOTHING + lacks
     if is_over():
         raise StateConflict("the job has ended meanwhile")
-    rows.write(
+    write_checkpoint(
         store,
         seals.seal(
             Manifest(
@@ -519,7 +526,7 @@ def take(
         ),
     )
     with contextlib.suppress(RmgrError):  # else they go with the next one, or with the submission
-        rows.prune(store, saved.sub, saved.index, saved.attempt, seals)
+        prune_checkpoints(store, saved.sub, saved.index, saved.attempt, seals)
     return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}{lacks}"
 
 
@@ -534,3 +541,163 @@ def put_away(store: Store, saved: Checkpoint, ending: Ending, *, log_ttl_s: floa
     ending.flushed = Flushed(parts=list(written.log_parts))
     if ending.directory:
         remove_directory(ending)
+
+
+# -- beginning with one ----------------------------------------------------------------------------------------------------
+# Puts a job's newest readable checkpoint into its directory on every node before it starts. The head chooses one by restoring it (every
+# byte is compared with its hash), then has its helpers restore the same. One that cannot be read is told in the job's story (DATA_LOST, or
+# UNTRUSTED where no Starter has sealed it), and the one before it is taken, else the job begins from the start.
+
+
+@dataclass(slots=True, kw_only=True)
+class RestoredCheckpoint:
+    """Result of a restore here. manifest: None = nothing, it begins from the start. lost: sentences about those that cannot be read."""
+
+    manifest: Manifest | None = None
+    key: str = ""
+    lost: list[str] = field(default_factory=list)
+    bad: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Case:
+    block: ClaimedBlock
+    found: RestoredCheckpoint = field(default_factory=RestoredCheckpoint)
+    is_here: bool = False  #: in the directory of this node
+    is_everywhere: bool = False
+    is_over: bool = False
+
+
+class Restores:
+    """Restores the jobs of one node."""
+
+    def __init__(self, node: NodeAgent, parts: JobDirectories) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._parts = parts
+        self._cases: dict[ClaimedBlock, _Case] = {}
+
+    def base(self, block: ClaimedBlock) -> Sequence[FileEntry]:
+        """The files that its nodes began with."""
+        case = self._cases.get(block)
+        return case.found.manifest.files if case is not None and case.found.manifest is not None else ()
+
+    def is_here(self, block: ClaimedBlock) -> bool:
+        """What it begins with is in the directory of this node; sees to it that it gets there. Raises: OSError."""
+        if block.key.attempt == 1 or _starts_anew(block):
+            return True
+        case = self._cases.get(block)
+        if case is None:
+            case = self._cases[block] = _Case(block=block)
+        if not case.is_here:
+            self._node.jobs.stories.begin(self._restore(case, self._parts.own_part(block)), key=("restore", case))
+        return case.is_here
+
+    def is_everywhere(self, block: ClaimedBlock) -> bool:
+        """... and on its other nodes, which are ready; sees to it that it gets there."""
+        case = self._cases.get(block)
+        if case is None or case.found.manifest is None or case.is_everywhere:
+            return True
+        if case.is_here:
+            self._node.jobs.stories.begin(self._spread(case, case.found.manifest, case.found.key), key=("restore", case))
+        return False
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is over."""
+        case = self._cases.pop(block, None)
+        if case is not None:
+            case.is_over = True
+
+    # -- here --------------------------------------------------------------------------------------------------------------------
+
+    def _restore(self, case: _Case, part: LocalPart) -> Story[None]:
+        block, found = case.block, case.found
+        store, key = self._shared.io.store, block.key
+        while True:
+            try:
+                result: RestoredCheckpoint = yield self._parts.background(
+                    lambda: newest(store, part, key.submission, key.first, found), copies=True
+                )
+                break
+            except (StoreUnavailable, CoordinationUnavailable) as error:
+                if case.is_over:
+                    return
+                self._node.log.warning("checkpoint_waits_for_the_store", block=paths.block_name(key), error=error.message)
+                yield Pause(_STORE_PAUSE_S)
+                if case.is_over:
+                    return
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this node's trouble
+                if not case.is_over:
+                    words = f"its checkpoint cannot be restored on {self._node.name}: {sentence(error)}"
+                    self._node.unstartable(block, block.take_ready(), FetchFailure(Reason.NODE_LOST, words))
+                return
+        if case.is_over:
+            return
+        case.is_here = True
+        for words in result.lost:
+            reason = Reason.UNTRUSTED if "(UNTRUSTED)" in words else Reason.DATA_LOST
+            self._node.log.error("checkpoint_lost", block=paths.block_name(block.key), reason=reason.value, detail=words)
+            if reason is Reason.UNTRUSTED:
+                what = f"checkpoint of {block.key.submission}_{block.key.first}"
+                audit(self._node.log, who="the data store", role="", what="restore", target=what, allowed=False, why=words)
+            self._shared.metrics.checkpoints.labels("lost").inc()
+            self._node.notes.tell(block, words)
+        result.lost.clear()
+        if result.manifest is not None:
+            words = f"attempt {block.key.attempt} begins with checkpoint {result.manifest.attempt}.{result.manifest.n}"
+            self._node.log.info("checkpoint_restored", block=paths.block_name(block.key), detail=words)
+            self._shared.metrics.checkpoints.labels("restored").inc()
+            self._node.notes.tell(block, words)
+
+    # -- on the other nodes --------------------------------------------------------------------------------------------------------
+
+    def _spread(self, case: _Case, manifest: Manifest, key: str) -> Story[None]:
+        block = case.block
+        others: list[JobDirectory] = self._parts.parts(block, lambda: case.is_over or block.goes_back)[1:]
+        try:
+            yield self._parts.background(lambda: each(others, lambda part: part.restore(manifest, key)))
+        except DataLost as error:  # readable here, and not there: the one before it
+            if case.is_over:
+                return
+            case.found.bad.add(key)
+            case.found.lost.append(f"checkpoint {key.rpartition('/')[2]} cannot be read (DATA_LOST): {error.message}")
+            case.found.manifest, case.is_here = None, False
+            yield from self._restore(case, self._parts.own_part(block))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job begins elsewhere
+            if case.is_over:
+                return
+            self._node.log.error("checkpoint_not_restored", block=paths.block_name(block.key), error=sentence(error))
+            self._node.giving.revoke(block)
+        else:
+            case.is_everywhere = True
+
+
+def newest(store: Store, part: LocalPart, sub: int, index: int, found: RestoredCheckpoint) -> RestoredCheckpoint:
+    """Restores the newest checkpoint of a task that can be read, was sealed and is not in `found.bad`.
+
+    Raises: StoreUnavailable, CoordinationUnavailable, OSError.
+    """
+    for checkpoint in checkpoints_of(store, sub, index):
+        if checkpoint.key in found.bad:
+            continue
+        try:
+            manifest = read_checkpoint(store, checkpoint, part.seals)
+            part.restore(manifest, checkpoint.key)
+        except PermissionDenied as error:
+            found.bad.add(checkpoint.key)
+            found.lost.append(f"checkpoint {checkpoint} is refused (UNTRUSTED): {error.message}")
+            continue
+        except DataLost as error:
+            found.bad.add(checkpoint.key)
+            found.lost.append(f"checkpoint {checkpoint} cannot be read (DATA_LOST): {error.message}")
+            continue
+        found.manifest, found.key = manifest, checkpoint.key
+        return found
+    clear(part.directory, part.account)
+    found.manifest, found.key = None, ""
+    return found
+
+
+def _starts_anew(block: ClaimedBlock) -> bool:
+    rigid = block.info.record.rigid
+    return rigid is not None and rigid.restart == FROM_START

@@ -1,22 +1,59 @@
-"""Directories of jobs for their checkpoints, made, lent again and removed; and the threads on which their files are moved."""
+"""The directories of a job for its checkpoints: made, lent again and removed here, reached on its other nodes through their Starters.
+
+What is said to the program lies in them, too. A helper stores the files of its directory itself and answers with the key of their list; the
+head makes one checkpoint of all lists.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
+import json
 import math
 import os
+import signal
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from rmgr.daemons.starter.checkpoint.parts import JobDirectory, LocalPart, RemotePart
+from rmgr.adapters.host.accounts import Account, acting, open_regular, uid_of
+from rmgr.adapters.rpc.ranks import Peers, Step
+from rmgr.checkpoint import CONTROL, NUMBER, REQUEST, SAVED, STOP
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.coord.protocol.records import decode_record
+from rmgr.daemons.starter.checkpoint.files import (
+    MOST_LIST_BYTES,
+    OPEN,
+    FileEntry,
+    Manifest,
+    Seals,
+    clear,
+    decode_files,
+    encode_files,
+    missing,
+    pack,
+    piece_reader,
+    piece_writer,
+    read_checkpoint,
+    scan,
+    unpack,
+)
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.execution.holds import CHECKPOINTS, HeldParts
 from rmgr.daemons.starter.staging.outputs import charged
+from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
+from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.placing import run_label
+from rmgr.procedures.bounded import row_of
 from rmgr.runner.host.files import blind_ns, marks_of, remove_tree
+from rmgr.runner.ranks import ranks
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
@@ -24,9 +61,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 #: Checkpoints that are copied at once by one process.
-_AT_ONCE = threading.BoundedSemaphore(3)
+_COPIES_AT_ONCE = threading.BoundedSemaphore(3)
 #: What nobody has wanted for so long goes; so many of a kind are kept.
 IDLE_S, MOST = 1.0, 64
+#: How long another Starter may take for what is quick, and for files.
+_QUICK_S, _LONG_S = 20.0, 1800.0
+#: How long a node that does not answer is asked again, and the pause.
+_PATIENCE_S, _PAUSE_S = 20.0, 0.5
+#: Directories of one job that are used at once.
+_NODES_AT_ONCE = 8
+#: Programs that forward SIGUSR1 to what they have started, by the names that the kernel shows.
+_LAUNCHERS = frozenset(
+    {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "srun"}
+)
+#: The same of rmgr: `rmgr run` and `rmgr agent` of jobs.
+_RANK_CLIENT = b"rmgr.runner.ranks.client"
+_KILL_ROUNDS, _KILL_PAUSE_S = 200, 0.01
 
 
 class JobDirectories:
@@ -85,7 +135,7 @@ class JobDirectories:
 
         def run() -> None:
             try:
-                with _AT_ONCE if copies else nullcontext():
+                with _COPIES_AT_ONCE if copies else nullcontext():
                     result = job()
             except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the owner gets it
                 answer.set_exception(error)
@@ -145,6 +195,356 @@ class JobDirectories:
 def _uid(block: ClaimedBlock) -> int:
     """Whose its directory is."""
     return block.info.account.uid if block.info.account is not None else os.getuid()
+
+
+# -- on one node -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """A request to save. number: as the program sees it."""
+
+    number: int
+    stop: bool
+    deadline_us: int
+
+
+class JobDirectory(Protocol):
+    """The directory of a job on one node. Everything may raise OSError and errors of `rmgr.errors`."""
+
+    node: str
+    lacks: str  #: what of it the last `collect` could not keep, as far as it is known here; for people
+
+    def measure(self) -> int:
+        """Bytes of its files. Raises: PermissionError for one that may not be read."""
+
+    def ask(self, asked: SaveRequest) -> None:
+        """Tells the processes there, each once, however often this is called."""
+
+    def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
+        """Stores its content. stop: whatever runs there is ended first; else it must not change meanwhile (StateConflict)."""
+
+    def restore(self, manifest: Manifest, key: str) -> None:
+        """Fills it with a checkpoint, nothing else is in it then. Raises: DataLost."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LocalPart:
+    """On a node of this Starter.
+
+    marker: of the slot that runs the job here ("" = none yet). spare: processes with it that are not the job's.
+    ends: `collect` ends what is left of the job (on the head its spawner has done so). written: pieces of this attempt in the store.
+    number: of the last request. told: processes that have had its signal. lacks: what the last `collect` could not keep, for people.
+    """
+
+    node: str
+    directory: Path
+    account: Account | None
+    store: Store
+    sub: int
+    index: int
+    attempt: int
+    marker: str = ""
+    spare: Sequence[int] = ()
+    ends: bool = False
+    written: set[str] = field(default_factory=set)
+    number: int = 0
+    told: set[int] = field(default_factory=set)
+    lacks: str = ""
+    copying: threading.Lock = field(default_factory=threading.Lock)
+    seals: Seals = OPEN
+
+    def measure(self) -> int:
+        listing = scan(self.directory, self.account)
+        if listing.closed:  # better now than when the job has ended
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), listing.closed[0])
+        return listing.size_bytes
+
+    def ask(self, asked: SaveRequest) -> None:
+        if asked.number != self.number:
+            write_request(self.directory, self.account, number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us)
+            self.number = asked.number
+            self.told.clear()
+        if self.marker:
+            self.told.update(notify(self.marker, self.account, (*self.spare, *self.told)))
+
+    def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
+        if stop and self.ends and self.marker and not end_all(self.marker, self.account, self.spare):
+            raise StateConflict(f"processes of the job on node {self.node} do not end")
+        before = scan(self.directory, self.account)
+        put = piece_writer(self.store, self.sub, self.index, self.attempt, self.written)
+        try:
+            files = pack(self.directory, self.account, before, put, max_bytes=max_bytes)
+        except FileNotFoundError as error:
+            raise StateConflict(f"{error.filename} went while the files were copied") from None
+        if not stop and scan(self.directory, self.account).entries != before.entries:
+            raise StateConflict("the files changed while they were copied")
+        self.lacks = missing(before)
+        return files
+
+    def restore(self, manifest: Manifest, key: str) -> None:
+        del key
+        clear(self.directory, self.account)
+        try:
+            unpack(manifest.files, self.directory, self.account, piece_reader(self.store, manifest))
+        except DataLost:
+            clear(self.directory, self.account)
+            raise
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RemotePart:
+    """On another node. hold: the job's name below /holds. is_over: nobody waits for it any more."""
+
+    node: str
+    hold: str
+    peers: Peers
+    coordinator: Coordinator
+    store: Store
+    is_over: Callable[[], bool] = lambda: False
+    lacks: str = ""
+
+    def measure(self) -> int:
+        return self._step(Step(step="measure"))[0]
+
+    def ask(self, asked: SaveRequest) -> None:
+        self._step(Step(step="ask", number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us))
+
+    def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
+        _, row = self._step(Step(step="collect", stop=stop, max_bytes=max_bytes), timeout_s=_LONG_S)
+        data = row_of(self.store, row, MOST_LIST_BYTES)
+        if data is None or hashlib.sha256(data).hexdigest() != row.rpartition("/")[2]:
+            raise DataLost(f"the list of files of node {self.node} is not in the data store, or not what that node has stored")
+        return decode_files(data)
+
+    def restore(self, manifest: Manifest, key: str) -> None:
+        del manifest
+        self._step(Step(step="restore", row=key), timeout_s=_LONG_S)
+
+    def _step(self, step: Step, *, timeout_s: float = _QUICK_S) -> tuple[int, str]:
+        end_s = machine.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self.peers.checkpoint(self._endpoint(), self.node, self.hold, step, timeout_s=timeout_s)
+            except Unavailable:
+                if machine.monotonic() > end_s or self.is_over():
+                    raise
+                machine.sleep(_PAUSE_S)
+
+    def _endpoint(self) -> str:
+        found = self.coordinator.get(paths.node(self.node)).result(_QUICK_S)
+        if found is None:
+            raise NotFound(f"there is no node {self.node} any more")
+        return decode_record(found.data, NodeRecord, self.node).endpoint
+
+
+def answer(part: LocalPart, step: Step) -> tuple[int, str]:
+    """What a helper's Starter does when the head asks. Raises: as `JobDirectory`; NotFound for a step that this release does not know."""
+    match step.step:
+        case "measure":
+            return part.measure(), ""
+        case "ask":
+            part.ask(SaveRequest(number=step.number, stop=step.stop, deadline_us=step.deadline_us))
+        case "collect":
+            listed = encode_files(part.collect(stop=step.stop, max_bytes=step.max_bytes))
+            digest = hashlib.sha256(listed).hexdigest()
+            part.store.put(keys.checkpoint_piece(part.sub, part.index, part.attempt, digest), listed)
+            return len(listed), keys.checkpoint_piece(part.sub, part.index, part.attempt, digest)
+        case "restore":
+            saved = keys.parse_checkpoint(step.row)
+            if saved is None or (saved.sub, saved.index) != (part.sub, part.index):
+                raise NotFound(f"{step.row!r} is no checkpoint of this job")
+            try:
+                part.restore(read_checkpoint(part.store, saved, part.seals), step.row)
+            except PermissionDenied as error:
+                raise DataLost(error.message) from None
+        case _:
+            raise NotFound(f"this Starter does not know the step {step.step!r}")
+    return 0, ""
+
+
+def each(parts: Sequence[JobDirectory], call: Callable[[JobDirectory], T]) -> list[T]:
+    """The same of every part, several at once; the first error is raised when all have ended."""
+    if len(parts) == 1:
+        return [call(parts[0])]
+    with machine.pool(min(_NODES_AT_ONCE, len(parts)), "checkpoint") as pool:
+        futures = [pool.submit(call, part) for part in parts]
+        return [future.result() for future in futures]
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong, for people."""
+    if isinstance(error, RmgrError):
+        return error.message
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {os.path.basename(str(error.filename))}' if error.filename else ''}"
+    return f"{type(error).__name__}: {error}"
+
+
+# -- the program: asked, and heard -----------------------------------------------------------------------------------------
+# Asks a job on one node to save its state, and reads its answer: files in `.rmgr`, and SIGUSR1 to those who catch it. Processes of a job
+# are found by the mark of its slot in their environment, as leftovers are; nothing is sent to one that is not its user's. Launchers are
+# passed over: they would pass the signal on to ranks that do not know it, and die of it.
+
+
+def write_request(directory: Path, account: Account | None, *, number: int, stop: bool, deadline_us: int) -> None:
+    """Writes the request, whole or not at all. Raises: OSError."""
+    told = json.dumps({"deadline": deadline_us / 1e6, "number": number, "stop": stop}, separators=(",", ":"))
+    control = directory / CONTROL
+    with acting(account):
+        control.mkdir(mode=0o700, exist_ok=True)
+        _write_whole(control / NUMBER, f"{number}\n")
+        if stop:
+            _write_whole(control / STOP, "")
+        else:
+            (control / STOP).unlink(missing_ok=True)  # of one that was withdrawn
+        _write_whole(control / REQUEST, told)
+
+
+def answered(directory: Path, account: Account | None) -> int:
+    """The request that was answered last, 0 = none. Never waits. Cost: opening a small file with the user's rights, 30 us."""
+    try:
+        with open(open_regular(str(directory / CONTROL / SAVED), account), "rb", buffering=0) as file:
+            return int((file.read(32) or b"").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(part)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="ascii") as file:
+        file.write(text)
+    part.replace(path)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------------
+
+
+def members(marker: str, account: Account | None, spare: Iterable[int] = ()) -> list[int]:
+    """Processes with the mark of a slot, of its user, but for `spare`. Cost: 15 us a process of the machine. Empty without /proc."""
+    wanted = f"RMGR_SLOT={marker}".encode()
+    kept = {os.getpid(), *spare}
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) in kept:
+                continue
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if wanted in file.read().split(b"\0") and (account is None or uid_of(int(name)) == account.uid):
+                    found.append(int(name))
+    return found
+
+
+def notify(marker: str, account: Account | None, spare: Iterable[int] = ()) -> list[int]:
+    """SIGUSR1 to the processes of the job that catch it; which."""
+    told = []
+    for pid in members(marker, account, spare):
+        if catches(pid, signal.SIGUSR1) and not _is_launcher(pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGUSR1)
+                told.append(pid)
+    return told
+
+
+def end_all(marker: str, account: Account | None, spare: Iterable[int] = ()) -> bool:
+    """SIGKILL to the processes of the job until there are none; False: some do not die (yet)."""
+    kept = tuple(spare)
+    for _ in range(_KILL_ROUNDS):
+        left = [pid for pid in members(marker, account, kept) if not _is_dead(pid)]
+        if not left:
+            return True
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        machine.sleep(_KILL_PAUSE_S)
+    return False
+
+
+def catches(pid: int, signum: int) -> bool:
+    """The process has a handler for the signal."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def children_of(pid: int) -> list[int]:
+    """Its direct children."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+        return [int(child) for child in file.read().split()]
+    return []
+
+
+def _is_launcher(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() in _LAUNCHERS:
+            return True
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        runs = any(os.path.basename(word) == b"rmgr" and after in {b"run", b"agent"} for word, after in pairwise(words))
+        return runs or any(_RANK_CLIENT in word for word in words)
+    return False
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in {b"Z", b"X"}
+    except OSError:
+        return True
+
+
+# -- for a script that runs elsewhere --------------------------------------------------------------------------------------
+# The part of a checkpoint that lies on this node while the job's script runs on another one: asked for by its Starter, by steps.
+
+
+class HelperParts:
+    """Parts of checkpoints that one node helps with. Owner's thread only."""
+
+    def __init__(self, node: NodeAgent, holds: HeldParts) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._holds = holds
+        self._parts: dict[Path, LocalPart] = {}
+
+    def get(self, name: str, *, resume: bool) -> LocalPart | None:
+        """That of a hold, None when it has no cores here (any more). resume: its processes go on, should they stand still."""
+        hold = self._holds.get(name)
+        if hold is None or hold.place is None or hold.lane is None:
+            return None
+        if resume:
+            self._holds.suspend(name, resume=True)
+        places = {other.place for other in self._holds if other.place is not None}
+        self._parts = {place: part for place, part in self._parts.items() if place in places}
+        part = self._parts.get(hold.place)
+        if part is None:
+            part = self._parts[hold.place] = LocalPart(
+                node=self._node.name,
+                directory=hold.place / CHECKPOINTS,
+                account=hold.info.account if hold.info is not None else None,
+                store=charged(self._shared.io.store, self._shared.charge_of(hold.info.record.user if hold.info is not None else "")),
+                sub=hold.submission,
+                index=hold.index,
+                attempt=hold.attempt,
+                ends=True,
+                seals=self._shared.seals,
+            )
+        slot = hold.lane.slot
+        part.marker, part.spare = slot.marker, (slot.pid, *_servers(slot.pid, hold.place))
+        return part
+
+
+def _servers(spawner: int, place: Path) -> list[int]:
+    """The program that starts the ranks of a hold."""
+    found = []
+    wanted = [ranks.__file__.encode(), str(place).encode()]
+    for pid in children_of(spawner):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-3:-1] == wanted:
+                found.append(pid)
+    return found
 
 
 # -- directories that are used again ---------------------------------------------------------------------------------------

@@ -28,10 +28,9 @@ from rmgr.daemons.starter.core.fetch import (
     where,
 )
 from rmgr.daemons.starter.core.shares import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, batch_size
-from rmgr.daemons.starter.core.submissions import Info
-from rmgr.daemons.starter.core.trust import Admission, admission_of
+from rmgr.daemons.starter.core.submissions import Admission, Info, admission_of
 from rmgr.daemons.starter.execution.lanes import WorkerLane
-from rmgr.daemons.starter.staging.task_files import Staged
+from rmgr.daemons.starter.staging.stage import Staged
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.gang import Freezer
 from rmgr.model.tasks.block import BlockKey

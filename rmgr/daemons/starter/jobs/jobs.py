@@ -23,8 +23,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import UNREADABLE, cut, decode_block
 from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
-from rmgr.daemons.starter.checkpoint.directories import DirectoryPool
-from rmgr.daemons.starter.checkpoint.parts import HelperParts
+from rmgr.daemons.starter.checkpoint.directories import DirectoryPool, HelperParts
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.tree import record_of
 from rmgr.daemons.starter.execution.gangs import OVERRAN, Gangs
@@ -116,7 +115,6 @@ class Jobs:
     def reset(self) -> None:
         """A new registration: the inbox is read again."""
         self._coming.clear()
-        self.checkpoints.reset()
         self.gangs.reset()
 
     # -- START -------------------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ class Barriers:
         parts = [f"{', '.join(waiting)} to say that its cores are free for it"] if waiting else []
         parts += [f"cores of {block.node}"] if block.seat is None else []
         last = f" ({' '.join(barrier.last.split())})" if barrier.last and waiting else ""
-        self._node.jobs.checkpoints.notes.tell(block, "", awaits=f"{' and '.join(parts) or 'its files'}{last}"[:STORY_CHARS])
+        self._node.notes.tell(block, "", awaits=f"{' and '.join(parts) or 'its files'}{last}"[:STORY_CHARS])
 
     def promise_of(self, block: ClaimedBlock, helper: str) -> Promise | None:
         """What that node said when it was ready."""

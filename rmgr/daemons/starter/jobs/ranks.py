@@ -25,7 +25,7 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.rpc.ranks import Peers, RanksLink, Step
 from rmgr.coord.decisions.rights import denied
 from rmgr.daemons.service.serving import audited, person_of
-from rmgr.daemons.starter.checkpoint.parts import answer, sentence
+from rmgr.daemons.starter.checkpoint.directories import answer, sentence
 from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.base.units import counted
 from rmgr.runner.ranks import ranks, terminal

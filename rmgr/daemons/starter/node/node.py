@@ -20,24 +20,21 @@ from rmgr.adapters.host.workevents import TurnEvent
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.ranks import Peers
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.daemons.starter.checkpoint.rows import OPEN, Seals
+from rmgr.daemons.starter.checkpoint.files import OPEN, Seals
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
 from rmgr.daemons.starter.core.home import Home
 from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.metrics import StarterMetrics
 from rmgr.daemons.starter.core.shares import Caps, TaskTimes, Turns
-from rmgr.daemons.starter.core.submissions import RecordCache
+from rmgr.daemons.starter.core.submissions import Gate, RecordCache
 from rmgr.daemons.starter.core.tree import Committer, IdleMark, Loop
-from rmgr.daemons.starter.core.trust import Gate
 from rmgr.daemons.starter.execution.dispatch import Dispatcher, words_of
-from rmgr.daemons.starter.execution.ends import Ends, cancelled
+from rmgr.daemons.starter.execution.ends import Ends, LiveLogs, cancelled
 from rmgr.daemons.starter.execution.lanes import Lanes
-from rmgr.daemons.starter.execution.logs import LiveLogs
 from rmgr.daemons.starter.jobs.jobs import Jobs
-from rmgr.daemons.starter.node.completing import Completing, DeletedClaims
-from rmgr.daemons.starter.node.giving import Giving
+from rmgr.daemons.starter.node.commits import Completing, DeletedClaims, Giving, Notes
 from rmgr.daemons.starter.node.orders import Amendments, Inbox
+from rmgr.daemons.starter.node.service import StarterMetrics
 from rmgr.daemons.starter.node.trouble import OUT_S, Strikes, TroubleMark
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.daemons.starter.pull.hands import Hands
@@ -105,6 +102,7 @@ class NodeAgent:
         self.stager = Stager(self, files)
         self.hands = Hands(self)
         self.completing = Completing(self)
+        self.notes = Notes(self)
         self.jobs = Jobs(self, files.with_name("jobs"))
         self.ends = Ends(self, spool=files)
         self.dispatch = Dispatcher(self)
@@ -156,6 +154,7 @@ class NodeAgent:
         self.hands.reset()
         self.orders.reset()
         self.jobs.reset()
+        self.notes.reset()
 
     def drop_block(self, block: ClaimedBlock) -> None:
         """The block is not the node's own any more: what runs of it is killed, and its ends are dropped."""

@@ -16,8 +16,7 @@ from rmgr.coord.protocol.multi import Conflict, Outcome, Stamped
 from rmgr.coord.validity import decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import Quietly
-from rmgr.daemons.starter.core.submissions import Info
-from rmgr.daemons.starter.core.trust import Admission
+from rmgr.daemons.starter.core.submissions import Admission, Info
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
@@ -161,7 +160,7 @@ class Inbox:
                 found.append(active.guid)
         return tuple(found)
 
-    def settled(self, _block: ClaimedBlock, _indices: Sequence[int], orders: Sequence[str]) -> None:
+    def settled(self, orders: Sequence[str]) -> None:
         """The commit was made."""
         for guid in orders:
             self.gone(guid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.daemons.server.load import LoadMeter, machine_busy_s
+from rmgr.daemons.server.work import LoadMeter, machine_busy_s
 
 
 class Clocks:

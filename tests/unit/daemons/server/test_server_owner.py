@@ -22,9 +22,8 @@ from rmgr.adapters.calls.serving import (
     Taken,
 )
 from rmgr.coord.calls.ledger import ABSENT_US, KEPT_US, CallId
-from rmgr.daemons.server.load import LoadMeter
 from rmgr.daemons.server.owner import Server, ServerLimits, ServerMetrics, Stop, Worked
-from rmgr.daemons.server.work import Ended, Run
+from rmgr.daemons.server.work import Ended, LoadMeter, Run
 from rmgr.model.calls.interface import read_functions
 from rmgr.runtime import machine
 from rmgr.runtime.mailbox import Mailbox

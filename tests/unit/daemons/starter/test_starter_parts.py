@@ -24,7 +24,7 @@ from rmgr.daemons.starter.core.home import DiskWatch
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.tree import CountedChildren, WatchedZnode
 from rmgr.daemons.starter.node.trouble import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
-from rmgr.daemons.starter.staging.task_files import expand, has_own_name, inside
+from rmgr.daemons.starter.staging.stage import expand, has_own_name, inside
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import MAX_INLINE_FUNCTION

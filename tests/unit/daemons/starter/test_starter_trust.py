@@ -16,10 +16,10 @@ from rmgr.coord.decisions.changing import Change, Doer, amended, signed
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import decode_block, encode_block, encode_record
-from rmgr.daemons.starter.core import trust as starter_trust
+from rmgr.daemons.starter.core import submissions as starter_trust
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.core.trust import Admission, Gate
+from rmgr.daemons.starter.core.submissions import Admission, Gate
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Submission, Terms, Work
@@ -157,7 +157,7 @@ def test_what_was_verified_with_one_key_is_not_believed_of_another(count: int) -
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter_trust, "_KEEP", 3)
+    monkeypatch.setattr(starter_trust, "_KEEP_VERIFIED", 3)
     ann = Key("a" * 32)
     cluster = Cluster(ann)
     records = [replace(RECORD, id=number, nonce=f"{number:032x}") for number in range(1, 6)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom
-from rmgr.daemons.starter.node.use import MAX_DEPTH, MAX_THINGS, DiskCaps, Use, count, excess, given
+from rmgr.daemons.starter.node.trouble import MAX_DEPTH, MAX_THINGS, DiskCaps, Use, count, excess, given
 from rmgr.errors import ValueTooLarge
 
 MIB = 1024 * 1024

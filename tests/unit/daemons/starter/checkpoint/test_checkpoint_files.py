@@ -11,10 +11,10 @@ import pytest
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
-from rmgr.daemons.starter.checkpoint import files, rows
+from rmgr.daemons.starter.checkpoint import files
+from rmgr.daemons.starter.checkpoint.checkpoint import RestoredCheckpoint, newest
+from rmgr.daemons.starter.checkpoint.directories import LocalPart
 from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest, united
-from rmgr.daemons.starter.checkpoint.parts import LocalPart
-from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from rmgr.runner.host.files import remove_tree
 from tests.harness.memory_store import MemoryStore
@@ -44,7 +44,7 @@ def part(home: Path, store: MemoryStore, attempt: int = 1) -> LocalPart:
 
 
 def save(store: MemoryStore, entries: tuple[FileEntry, ...], attempt: int, n: int) -> str:
-    rows.write(store, Manifest(sub=42, index=0, attempt=attempt, n=n, made_us=1, nodes=("n1",), size_bytes=0, files=entries))
+    files.write_checkpoint(store, Manifest(sub=42, index=0, attempt=attempt, n=n, made_us=1, nodes=("n1",), size_bytes=0, files=entries))
     return Checkpoint(sub=42, index=0, attempt=attempt, n=n).key
 
 
@@ -73,7 +73,7 @@ def test_what_is_packed_comes_back_as_it_was_without_what_leads_out(tmp_path: Pa
     assert mine.lacks.startswith("left out: out, pipe, up (")
     assert mine.measure() == listing.size_bytes
     assert len({row[0] for entry in entries for row in entry.rows}) == 3, "small files share a piece, a large one has its own"
-    manifest = rows.read(store, Checkpoint(sub=42, index=0, attempt=1, n=1)) if save(store, entries, 1, 1) else None
+    manifest = files.read_checkpoint(store, Checkpoint(sub=42, index=0, attempt=1, n=1)) if save(store, entries, 1, 1) else None
     assert manifest is not None
     there = tmp_path / "b"
     there.mkdir()
@@ -112,14 +112,14 @@ def test_two_are_kept_with_what_they_need_and_nothing_of_a_later_attempt_is_touc
     for n in range(1, 5):
         (home / "file").write_text(f"{n}")
         save(store, mine.collect(stop=True, max_bytes=100), 1, n)
-        rows.prune(store, 42, 0, 1)
-    assert [str(one) for one in rows.listed(store, 42, 0)] == ["1.4", "1.3"]
+        files.prune_checkpoints(store, 42, 0, 1)
+    assert [str(one) for one in files.checkpoints_of(store, 42, 0)] == ["1.4", "1.3"]
     assert store.usage(keys.checkpoints_of(42, 0, 1))[0] == 2
     (home / "file").write_text("of the next attempt")
     later.collect(stop=True, max_bytes=100)  # its list is not written yet
     (home / "file").write_text("3")
     save(store, mine.collect(stop=True, max_bytes=100), 1, 5)  # a piece that was removed comes back
-    rows.prune(store, 42, 0, 1)
+    files.prune_checkpoints(store, 42, 0, 1)
     assert store.usage(keys.checkpoints_of(42, 0, 2))[0] == 1
     found = RestoredCheckpoint()
     there = tmp_path / "b"
@@ -176,7 +176,7 @@ def test_one_that_cannot_be_read_is_told_and_the_one_before_is_taken(tmp_path: P
 
 
 def test_what_nobody_can_read_pushes_out_nothing_and_keys_of_nothing_stop_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_PAGE", 2)
+    monkeypatch.setattr(files, "_PAGE", 2)
     home, store = tmp_path / "a", SparingStore()
     home.mkdir()
     for n in range(1, 4):
@@ -185,8 +185,8 @@ def test_what_nobody_can_read_pushes_out_nothing_and_keys_of_nothing_stop_nobody
     for n in range(7, 12):
         grow(store, Checkpoint(sub=42, index=0, attempt=1, n=n).key, files.MOST_LIST_BYTES)
     store.put(keys.checkpoints_of(42, 0) + "nonsense", b"")
-    rows.prune(store, 42, 0, 1)
-    assert [str(one) for one in rows.listed(store, 42, 0)] == ["1.11", "1.10", "1.9", "1.8", "1.7", "1.3", "1.2"]
+    files.prune_checkpoints(store, 42, 0, 1)
+    assert [str(one) for one in files.checkpoints_of(store, 42, 0)] == ["1.11", "1.10", "1.9", "1.8", "1.7", "1.3", "1.2"]
     found = RestoredCheckpoint()
     newest(store, part(home, store, attempt=2), 42, 0, found)
     assert (home / "file").read_text() == "3"
@@ -204,7 +204,7 @@ def test_no_piece_and_no_list_is_stored_that_nobody_would_read(tmp_path: Path, m
     listing = files.scan(home, None)
     with (home / "grows").open("ab") as file:
         file.write(os.urandom(2 * files.PIECE_BYTES))
-    put = rows.piece_writer(store, 42, 0, 1, set())
+    put = files.piece_writer(store, 42, 0, 1, set())
     entries = files.pack(home, None, listing, put, max_bytes=1 << 30)
     assert max(store.about_many(store.keys("ckpt/")).values()).size <= files.PIECE_BYTES + files.SMALL_BYTES
     save(store, entries, 1, 1)
@@ -229,7 +229,7 @@ def test_too_much_and_what_changes_is_refused(tmp_path: Path, monkeypatch: pytes
         (home / "file").write_text(f"{len(found.entries)} more")
         return found
 
-    monkeypatch.setattr("rmgr.daemons.starter.checkpoint.parts.scan", slow)
+    monkeypatch.setattr("rmgr.daemons.starter.checkpoint.directories.scan", slow)
     with pytest.raises(StateConflict, match="changed while"):
         part(home, store).collect(stop=False, max_bytes=100)
     monkeypatch.setattr(files, "MAX_FILES", 0)

@@ -14,12 +14,10 @@ import pytest
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.seal import CheckpointSeal
-from rmgr.daemons.starter.checkpoint import parts, rows
-from rmgr.daemons.starter.checkpoint.checkpoint import take
-from rmgr.daemons.starter.checkpoint.files import Manifest, decode_manifest, encode_manifest
-from rmgr.daemons.starter.checkpoint.parts import LocalPart, RemotePart, answer
-from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
-from rmgr.daemons.starter.checkpoint.rows import OPEN, Seals, StarterSeals, seals_of
+from rmgr.daemons.starter.checkpoint import directories, files
+from rmgr.daemons.starter.checkpoint.checkpoint import RestoredCheckpoint, newest, take
+from rmgr.daemons.starter.checkpoint.directories import LocalPart, RemotePart, answer
+from rmgr.daemons.starter.checkpoint.files import OPEN, Manifest, Seals, StarterSeals, decode_manifest, encode_manifest, seals_of
 from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
@@ -170,7 +168,7 @@ def test_a_piece_or_a_list_of_a_node_that_was_exchanged_is_not_used(tmp_path: Pa
         patch.setattr(RemotePart, "_step", lambda *_args, **_options: (0, row))
         with pytest.raises(DataLost, match="not what that node has stored"):
             remote.collect(stop=True, max_bytes=100)
-        patch.setattr(parts, "MOST_LIST_BYTES", 2)
+        patch.setattr(directories, "MOST_LIST_BYTES", 2)
         with pytest.raises(DataLost, match="3 bytes, more than rmgr ever writes there"):
             remote.collect(stop=True, max_bytes=100)
 
@@ -183,7 +181,7 @@ def test_forged_ones_push_out_no_sealed_one(tmp_path: Path, known: Known) -> Non
         job.store.put(Checkpoint(sub=42, index=0, attempt=attempt, n=99).key, forged)
     job.take(2, "second")
     assert job.restored()[0] == "second"
-    assert [str(one) for one in rows.listed(job.store, 42, 0)] == ["9.99", "8.99", "1.2", "1.1"]
+    assert [str(one) for one in files.checkpoints_of(job.store, 42, 0)] == ["9.99", "8.99", "1.2", "1.1"]
 
 
 def test_a_revoked_starters_are_refused(tmp_path: Path, known: Known) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.adapters.access.limits import Bounds
 from rmgr.client.logs import read_ended, read_flushed
-from rmgr.daemons.starter.execution.logs import FIRST_FLUSH_S, LiveLogs
+from rmgr.daemons.starter.execution.ends import FIRST_FLUSH_S, LiveLogs
 from rmgr.daemons.starter.staging.outputs import Charge
 from rmgr.model.tasks.gap import place
 from rmgr.runtime import machine

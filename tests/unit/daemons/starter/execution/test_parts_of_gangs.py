@@ -14,8 +14,8 @@ from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.starter.core.metrics import StarterMetrics
 from rmgr.daemons.starter.execution.gangs import AHEAD_US, Gangs
+from rmgr.daemons.starter.node.service import StarterMetrics
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.cluster.node import NodeRecord, NodeState

@@ -13,7 +13,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Create, Delete, Multi
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.node.completing import GATHER_S, MOST_BYTES, SHORT_S, Joint
+from rmgr.daemons.starter.node.commits import GATHER_S, MOST_BYTES, SHORT_S, Joint
 from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
 from rmgr.model.tasks.placing import Allocation
 
@@ -28,14 +28,14 @@ class Bench:
         self.crossed: Counter[str] = Counter()
         orders = SimpleNamespace(
             obeyed_by=lambda block, _: (f"start-{block.key.first}",),
-            settled=lambda _block, _indices, guids: self.crossed.update(guids),
+            settled=self.crossed.update,
             released=lambda _guids: None,
             gone=lambda guid: self.crossed.update([guid]),
         )
         idle = SimpleNamespace(present=False, changing=False)
         self.node = SimpleNamespace(
             name="n1", blocks={}, orders=orders, idle=idle, puller=SimpleNamespace(is_hungry=True), log=structlog.get_logger(),
-            over=self.over.append, completing=SimpleNamespace(reread=self.read.append),
+            over=self.over.append, completing=SimpleNamespace(reread=lambda block, _: self.read.append(block)),
         )  # fmt: skip
         committer = SimpleNamespace(fence=lambda _: 7, commit=lambda multi, done: self.sent.append((multi, done)))
         metrics = SimpleNamespace(committed=lambda _outcomes, _failed: None, resyncs=SimpleNamespace(inc=lambda: None))

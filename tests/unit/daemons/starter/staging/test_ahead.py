@@ -24,8 +24,7 @@ from rmgr.daemons.starter.core.io import StoreIO, was_quiet
 from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.daemons.starter.staging.inputs import Inputs
-from rmgr.daemons.starter.staging.stage import INLINE_INPUT, Stager
-from rmgr.daemons.starter.staging.task_files import Staged
+from rmgr.daemons.starter.staging.stage import INLINE_INPUT, Staged, Stager
 from rmgr.errors import DataLost
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec

@@ -26,8 +26,7 @@ from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom, StagingShare, Uploads, Wish, disk_bytes
 from rmgr.daemons.starter.staging import stage as starter_stage
 from rmgr.daemons.starter.staging.inputs import Input, Inputs
-from rmgr.daemons.starter.staging.stage import VALUES_CAP_BYTES, FoundInputs, Stager, Want
-from rmgr.daemons.starter.staging.task_files import TaskFiles, to_file
+from rmgr.daemons.starter.staging.stage import VALUES_CAP_BYTES, FoundInputs, Stager, TaskFiles, Want, to_file
 from rmgr.errors import PermissionDenied, ValueTooLarge
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec

@@ -1,0 +1,690 @@
+"""What a node commits of its blocks: COMPLETE when tasks have ended, SPLIT and RETURN of what it gives back, NOTE and STOP of placed jobs.
+
+Ends of placed jobs go together (`Joint`); those of other blocks each with its own commit, long ones through a row of the store. A block
+whose commit has met something else than expected is read again (`Completing.reread`). What somebody else has deleted of a node's claims is
+put back (`DeletedClaims`).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rmgr.coord import validity
+from rmgr.coord.decisions import keeping
+from rmgr.coord.ops import place as place_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stamped
+from rmgr.coord.protocol.records import brief
+from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock, CompletePart, PendingNote, Return, split_share
+from rmgr.daemons.starter.execution.dispatch import words_of
+from rmgr.daemons.starter.pull.hands import News
+from rmgr.errors import RmgrError
+from rmgr.model.base.units import utc
+from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, MAX_STORY, STORY_CHARS, BlockData, Fragment, PastAttempt, has_begun
+from rmgr.model.tasks.block import Outcome as Ended
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.story import Pause, Story
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.core.submissions import Gate
+    from rmgr.daemons.starter.node.node import NodeAgent
+
+#: Jobs of one commit, and bytes of their outcomes.
+MOST, MOST_BYTES = 40, MAX_INLINE_OUTCOMES * 2 // 3
+#: Jobs that take less than `SHORT_S` let their ends gather for so long while others run.
+SHORT_S, GATHER_S = 0.02, 0.01
+#: What the fields of an outcome take beside its bytes.
+_FIELDS_BYTES = 100
+#: Pause before a block is read again that could not be read.
+_REREAD_S = 0.5
+#: Between two looks for deleted claims: the leader ends what is nowhere after 8 s at the soonest (`leader/submissions/census.py`).
+_LOOK_S = 3.0
+#: Work that is left must last this long for a tail of it to be worth giving to a hungry node.
+_SPLIT_WORTH_S = 0.03
+#: Nodes with work to give wait up to this long, each its own time, so that not all answer one hungry node.
+_STAGGER_S = 0.02
+#: Pause before a NOTE or STOP that could not be made now is tried again.
+_NOTE_PAUSE_S = 0.1
+
+
+class Completing:
+    """The commits of one node's ends."""
+
+    def __init__(self, node: NodeAgent) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._joint = Joint(node)
+
+    def settle(self, now_s: float) -> float:
+        """Commits what is due. Returns when it is needed again without a new fact (monotonic), inf = never. Cost: O(blocks)."""
+        raised: Exception | None = None
+        try:
+            rest = self._joint.flush(now_s)
+        except Exception as error:  # noqa: BLE001 - the boundary of jobs: all others are committed
+            rest, raised = [block for block in self._node.blocks.values() if block.sending is None], error
+        next_s = self._joint.due_s
+        for block in rest:
+            try:
+                next_s = min(next_s, self._settle(block, now_s))
+            except Exception as error:  # noqa: BLE001 - the boundary of one block: all others are committed
+                self._shared.aside.add(paths.running_block(self._node.name, block.key), None, error)
+                if not block.mend(f"its end cannot be written down: {words_of(error)}", now_s):
+                    raised = error
+        if raised is not None:
+            raise raised
+        return next_s
+
+    def _settle(self, block: ClaimedBlock, now_s: float) -> float:
+        due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self._node.lanes.cores // block.key.cores))
+        if due_s is None:
+            return math.inf
+        if due_s > now_s:
+            return due_s
+        part = block.take_part()
+        if part.row:
+            put, written = (lambda store: store.put(part.row, part.row_bytes)), partial(self._row_written, block, part)
+            self._shared.io.run(put, written, size=len(part.row_bytes))
+        else:
+            self._complete(block, part)
+        return math.inf
+
+    def _row_written(self, block: ClaimedBlock, part: CompletePart, result: Exception | None) -> None:
+        if self._node.blocks.get(block.key) is not block or block.sending is not part:
+            return
+        if isinstance(result, Exception):
+            self._node.strike("fragment_not_stored", str(result))
+            block.refused(machine.monotonic())
+            return
+        if self._shared.committer.may_commit:
+            self._complete(block, part)
+        else:
+            block.refused(machine.monotonic())
+
+    def _complete(self, block: ClaimedBlock, part: CompletePart) -> None:
+        part.orders = self._node.orders.obeyed_by(block, part.indices)
+        part.go_idle = self._node.puller.is_hungry and not self._node.idle.present and not self._node.idle.changing
+        if part.go_idle:
+            self._node.idle.changing = True
+        gate = self._shared.gate
+        seal = partial(gate.sign, block.key.submission) if gate is not None else lambda bare: bare
+        multi = block.complete(part, self._shared.committer.fence(self._node.name), machine.guid()[:12], sign=seal)
+        failpoint("starter.before_complete")
+        news = News.of(block, multi)
+        done = partial(self._completed, block, part)
+        self._shared.committer.commit(multi, done, early=news.told if news is not None else None)
+        if news is not None:
+            news.ahead()
+        self._node.hands.watch_ahead(sets_mark=part.go_idle, is_hinted=news is not None)
+
+    def _completed(self, block: ClaimedBlock, part: CompletePart, outcome: Outcome) -> None:
+        if part.go_idle:
+            self._node.idle.changing = False
+        if isinstance(outcome, Committed):
+            failpoint("starter.after_complete")
+            if part.go_idle:
+                self._node.idle.present = True
+            block.committed()
+            self._node.orders.settled(part.orders)
+            self._shared.metrics.committed(len(part.outcomes), len(part.failed))
+            if block.is_over:
+                self._node.over(block)
+            return
+        assert isinstance(outcome, Conflict)
+        self.refused(block, outcome, part.orders)
+
+    def refused(self, block: ClaimedBlock, conflict: Conflict, orders: Sequence[str] = ()) -> None:
+        """A COMPLETE or SPLIT met something: the mark, an order that is gone, or a block that is not what it should be."""
+        now_s = machine.monotonic()
+        self._node.orders.released(orders)
+        if conflict.path == paths.idle(self._node.name):
+            self._node.idle.present = True
+            block.refused(now_s)
+        elif any(conflict.path == paths.inbox(self._node.name, guid) for guid in orders):
+            self._node.orders.gone(conflict.path.rpartition("/")[2])
+            block.refused(now_s)
+        elif conflict.path.startswith(f"{paths.sub(block.key.submission)}/"):
+            discard(self._node, block, conflict)
+        else:
+            block.way_back_barred(now_s)
+            self.reread(block, conflict)
+
+    def reread(self, block: ClaimedBlock, conflict: Conflict) -> None:
+        """It is not what it should be: takes it from what its znode says; gone means: decided without us."""
+        self._node.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
+        self._node.stories.begin(self._reread(block), key=("reread", block))
+
+    def _reread(self, block: ClaimedBlock) -> Story[None]:
+        name = paths.block_name(block.key)
+        while True:
+            self._shared.metrics.resyncs.inc()
+            try:
+                found: Stamped | None = yield self._shared.coordinator.get(paths.running_block(self._node.name, block.key))
+                break
+            except RmgrError:
+                yield Pause(_REREAD_S)
+            if not self._is_ours(block):
+                return
+        if not self._is_ours(block):
+            return
+        try:
+            data = validity.decode(found.data, BlockData, name) if found is not None else None
+        except RmgrError as error:  # as at a registration: nobody would believe what is committed of it
+            self._node.log.error("block_unreadable", block=name, error=error.message)
+            data = None
+        if found is None or data is None:
+            self._node.drop_block(block)
+            return
+        block.reread(data, found.version, machine.monotonic())
+        if block.is_over:
+            self._node.over(block)
+
+    def _is_ours(self, block: ClaimedBlock) -> bool:
+        return self._node.blocks.get(block.key) is block and self._shared.committer.is_registered
+
+
+# -- ends of placed jobs ---------------------------------------------------------------------------------------------------
+# Ends of placed jobs committed together: what ends of one submission while a COMPLETE of it is in flight goes with the next. A placed job
+# is a block of its own, so each would have its own commit, fragment and signature, and everybody who follows the submission its own read. A
+# job alone waits for nobody; where others of its submission run, and such jobs are over in a moment, their ends gather.
+
+
+class Joint:
+    """The joint commits of one node. due_s: when `flush` is needed again without a new fact (monotonic), inf = never."""
+
+    def __init__(self, node: NodeAgent) -> None:
+        self._node = node
+        self._shared = node.shared
+        self.due_s = math.inf
+
+    def flush(self, now_s: float) -> list[ClaimedBlock]:
+        """Commits the ends of jobs; returns the blocks whose ends are committed each by itself. Cost: O(blocks)."""
+        rest: list[ClaimedBlock] = []
+        ready: dict[tuple[int, int], list[ClaimedBlock]] = {}
+        flying: set[tuple[int, int]] = set()
+        running: set[tuple[int, int]] = set()
+        for block in self._node.blocks.values():
+            sending = block.sending
+            if sending is None and not (block.arrived or block.failed):
+                if block.live and block.is_placed:
+                    running.add((block.key.submission, block.key.attempt))
+                continue  # it has nothing to tell
+            if not block.is_placed:
+                rest.append(block)
+            elif isinstance(sending, CompletePart):
+                if not sending.row:
+                    flying.add((block.key.submission, block.key.attempt))
+            elif _is_plain(block):
+                ready.setdefault((block.key.submission, block.key.attempt), []).append(block)
+            else:
+                rest.append(block)
+        self.due_s = math.inf
+        for group, blocks in ready.items():
+            if group in flying:
+                continue
+            due_s = self._due_s(blocks) if group in running and len(blocks) < MOST else -math.inf
+            if due_s <= now_s:
+                self._commit(blocks)
+            else:
+                self.due_s = min(self.due_s, due_s)
+        return rest
+
+    def _due_s(self, blocks: Sequence[ClaimedBlock]) -> float:
+        """When they go at the latest."""
+        task_s = self._shared.times.of(blocks[0].kind)
+        return min(block.arrived_s for block in blocks) + GATHER_S if task_s is not None and task_s < SHORT_S else -math.inf
+
+    def _commit(self, blocks: Sequence[ClaimedBlock]) -> None:
+        some: list[tuple[ClaimedBlock, CompletePart]] = []
+        size = 0
+        for block in blocks[:MOST]:
+            size += _size(block.arrived[0])
+            if some and size > MOST_BYTES:
+                break
+            some.append((block, block.take_whole()))
+        base_us = min(block.base_us for block, _ in some)
+        outcomes = tuple(_since(base_us, block, outcome) for block, part in some for outcome in part.outcomes)
+        first = some[0][0].key
+        began = any(has_begun(outcome) for _, part in some for outcome in part.outcomes)
+        fragment = Fragment(node=self._node.name, attempt=first.attempt, base_us=base_us if began else 0, outcomes=brief(outcomes))
+        if self._shared.gate is not None:
+            fragment = self._shared.gate.sign(first.submission, fragment)
+        for block, part in some:
+            part.orders = self._node.orders.obeyed_by(block, part.indices)
+        idle = self._node.idle
+        go_idle = self._node.puller.is_hungry and not idle.present and not idle.changing
+        idle.changing = idle.changing or go_idle
+        multi = place_ops.complete(
+            self._node.name,
+            self._shared.committer.fence(self._node.name),
+            [(block.key, block.version) for block, _ in some],
+            fragment,
+            orders=[guid for _, part in some for guid in part.orders],
+            go_idle=go_idle,
+        )
+        failpoint("starter.before_complete")
+        self._shared.committer.commit(multi, partial(self._completed, some, go_idle))
+
+    def _completed(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], go_idle: bool, outcome: Outcome) -> None:
+        idle = self._node.idle
+        if go_idle:
+            idle.changing = False
+        if not isinstance(outcome, Committed):
+            assert isinstance(outcome, Conflict)
+            self._refused(some, outcome)
+            return
+        failpoint("starter.after_complete")
+        idle.present = idle.present or go_idle
+        self._shared.metrics.committed(len(some), 0)
+        for block, part in some:
+            block.committed()
+            self._node.orders.settled(part.orders)
+            self._node.over(block)
+
+    def _refused(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], conflict: Conflict) -> None:
+        """The mark, an order that is gone, or a block that is not what it should be: the others go with the next commit."""
+        node = self._node
+        gone = {paths.inbox(node.name, guid): guid for _, part in some for guid in part.orders}.get(conflict.path)
+        odd = [block for block, _ in some if paths.running_block(node.name, block.key) == conflict.path]
+        if conflict.path.startswith(f"{paths.sub(some[0][0].key.submission)}/"):
+            for block, part in some:
+                node.orders.released(part.orders)
+                discard(node, block, conflict)
+            return
+        if conflict.path == paths.idle(node.name):
+            node.idle.present = True
+        elif gone is None and not odd:
+            odd = [block for block, _ in some]
+        for block, part in some:
+            node.orders.released(part.orders)
+            if block in odd:
+                node.completing.reread(block, conflict)
+            else:
+                block.refused(0.0)
+        if gone is not None:
+            node.orders.gone(gone)
+
+
+def discard(node: NodeAgent, block: ClaimedBlock, conflict: Conflict) -> None:
+    """Its submission has no place for what became of it (it was collected, or no SUBMIT made it): it goes, and nobody is told."""
+    node.log.warning("block_discarded", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
+    commits = node.shared.committer
+    commits.commit(ops.discard(node.name, commits.fence(node.name), block.key), lambda _: None)
+    node.drop_block(block)
+
+
+def _is_plain(block: ClaimedBlock) -> bool:
+    """A job that has ended, with little to tell."""
+    one = block.sending is None and len(block.arrived) == block.key.count == 1
+    return one and not (block.failed or block.unfinished or block.arrived[0].past) and _size(block.arrived[0]) <= MOST_BYTES
+
+
+def _size(ended: Ended) -> int:
+    text = len(ended.value) + len(ended.log[0]) + len(ended.log[1]) + len(ended.error) + sum(map(len, (*ended.helpers, *ended.story)))
+    return _FIELDS_BYTES + text
+
+
+def _since(base_us: int, block: ClaimedBlock, ended: Ended) -> Ended:
+    """With its start counted from `base_us`."""
+    if block.base_us == base_us:
+        return ended
+    return msgspec.structs.replace(ended, started_us=ended.started_us + block.base_us - base_us)
+
+
+# -- what is given back ----------------------------------------------------------------------------------------------------
+# What has not begun goes back to its queue: half of a long tail for hungry nodes (SPLIT), and what this node may not or cannot run
+# (RETURN). It may not run: anything while the node drains; work whose submission has ended, which is refused as if it came now; work that
+# was signed with a key which was revoked, whose fate is the leader's to say (`leader/submissions/owners.py`); work of users whom the node
+# cannot serve.
+
+
+class Giving:
+    """Gives back what one node does not need, or may not run. given_s: when it gave something to the hungry, -inf = never."""
+
+    def __init__(self, node: NodeAgent) -> None:
+        self._node = node
+        self._shared = node.shared
+        self.given_s = -math.inf
+        self._split_s: float | None = None
+        self._gate_seen = 0
+
+    # -- to the hungry ---------------------------------------------------------------------------------------------------
+
+    def has_tail(self) -> bool:
+        """Another node could be given something."""
+        waiting = [block for block in self._node.blocks.values() if block.ready and not block.is_placed]
+        if self._node.is_draining or not waiting:
+            return False
+        stalled = self._node.dispatch.is_stalled(machine.monotonic())
+        return any(self._worth(block, stalled=stalled) for block in waiting)
+
+    def _worth(self, block: ClaimedBlock, *, stalled: bool) -> bool:
+        """Its waiting tasks would take long enough here."""
+        if not block.ready or block.data.serial or block.is_placed or block.info.needs:
+            return False  # the hungry need not have what it needs
+        pace_s = self._node.pace(block)
+        is_long = stalled or pace_s is None or len(block.ready) * pace_s > _SPLIT_WORTH_S
+        return is_long and len(block.ready) > self._node.dispatch.kept(block)
+
+    def split(self, hungry: frozenset[str], now_s: float) -> None:
+        """Half of the largest tail goes back to the queue, where the hungry find it."""
+        others = len(hungry) - (self._node.name in hungry)
+        if not others or self._node.is_draining:
+            self._split_s = None
+            return
+        stalled = self._node.dispatch.is_stalled(now_s)
+        free = [block for block in self._node.blocks.values() if block.sending is None and block.tail(1)]
+        long_waiting = [block for block in free if self._worth(block, stalled=stalled)]
+        if not long_waiting:
+            return
+        if self._split_s is None:
+            self._split_s = now_s + _STAGGER_S * (zlib.crc32(f"{self._node.name}{min(hungry)}".encode()) % 100) / 100
+        if now_s < self._split_s:
+            self._node.at(self._split_s)
+            return
+        self._split_s = now_s + _STAGGER_S
+        self.given_s = now_s
+        block = max(long_waiting, key=lambda one: (one.tail(256), one.key.sort_key()))
+        count = split_share(min(block.tail(256), len(block.ready) - self._node.dispatch.kept(block)), others)
+        self.give_back(block, count, name="SPLIT", held=False)
+
+    # -- what may not run here -------------------------------------------------------------------------------------------
+
+    def return_barred(self, *, is_draining: bool) -> None:
+        """Gives back what may not begin. is_draining: all that has not begun. Cost: 1 us a block."""
+        gate, blocks = self._shared.gate, list(self._node.blocks.values())
+        if is_draining:
+            self._node.dispatch.recall_all()
+        if gate is not None and gate.generation != self._gate_seen:
+            self._gate_seen = gate.generation
+            self._doubt(gate, blocks)
+        for block in blocks:
+            if is_draining or block.goes_back:
+                self.return_unstarted(block)
+
+    def _doubt(self, gate: Gate, blocks: list[ClaimedBlock]) -> None:
+        """Something has ended or was revoked: what of it has not begun is looked at again."""
+        doubtful = [block for block in blocks if gate.has_ended(block) or gate.is_barred(block.seal, block.info)]
+        for block in doubtful:
+            self._node.dispatch.doubt(block)
+            if gate.is_barred(block.seal, block.info):
+                block.judge(BlockVerdict.BARRED)
+        if doubtful:
+            self._node.dispatch.recall_all()
+
+    def return_refused(self) -> float:
+        """Gives back what has not begun of users whom the node cannot serve; no slot of theirs has to prove itself.
+
+        Of those who must be looked at again nothing starts before that: else what waits would open slot after slot that cannot come up,
+        and never be seen waiting long enough to be given back.
+        Returns: seconds until the next call that is needed, inf = when something changes.
+        """
+        users = self._node.accounts
+        if users is None:
+            return math.inf
+        again_s, refused = users.settle(), users.refused
+        if uncertain := users.uncertain:
+            self._node.dispatch.withhold(uncertain)
+        if not refused:
+            return again_s
+        self._node.ends.reopening.forget(refused)
+        for block in list(self._node.blocks.values()):
+            if block.ready and block.info.record.user in refused:
+                self.revoke(block)
+        return again_s
+
+    def revoke(self, block: ClaimedBlock) -> None:
+        """Its start has come to nothing, or cannot be here: what of it has not begun goes back."""
+        block.judge(BlockVerdict.REVOKED)
+        self.return_unstarted(block)
+
+    def return_unstarted(self, block: ClaimedBlock) -> None:
+        """What of it has not started goes back to its queue."""
+        if block.may_return(machine.monotonic()):
+            self._node.stories.begin(self._return(block), key=("return", block))
+
+    def _return(self, block: ClaimedBlock) -> Story[None]:
+        try:
+            held = (yield self._shared.coordinator.stat(paths.gate(block.key.submission))) is None
+        except RmgrError:
+            return
+        if self._node.blocks.get(block.key) is not block or block.sending is not None:
+            return
+        if not (self._node.is_draining or block.goes_back):
+            return
+        count = block.tail(256)
+        if count and self._shared.committer.may_commit:
+            self.give_back(block, count, name="RETURN", held=held)
+
+    # -- the commit of both ----------------------------------------------------------------------------------------------
+
+    def give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
+        """Its last `count` waiting tasks become a block of their own. name: of the multi. held: the submission's gate is away."""
+        for index in list(block.ready)[-count:]:
+            self._node.stager.done(block, index)
+        multi = block.give_back(count, self._shared.committer.fence(self._node.name), machine.guid()[:12], name=name, held=held)
+        failpoint("starter.before_split")
+        self._shared.committer.commit(multi, partial(self._gave_back, block))
+
+    def _gave_back(self, block: ClaimedBlock, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            failpoint("starter.after_split")
+            sent = block.committed()
+            assert isinstance(sent, Return)
+            self._shared.metrics.given_back.inc(sent.end - sent.first)
+            if block.is_over:
+                self._node.over(block)
+            return
+        assert isinstance(outcome, Conflict)
+        self._node.completing.refused(block, outcome)
+
+
+# -- placed jobs while they run --------------------------------------------------------------------------------------------
+# What is written into the block of a placed job (NOTE), and the end of an attempt that is given up (STOP): one at a time for a block.
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Wish:
+    """Something to commit; its words are in the block already. past: of a STOP, None: a NOTE. moved: by a policy."""
+
+    block: ClaimedBlock
+    orders: list[str]
+    past: PastAttempt | None = None
+    moved: bool = False
+
+
+class Notes:
+    """The notes of one node."""
+
+    def __init__(self, node: NodeAgent) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._waiting: dict[ClaimedBlock, deque[_Wish]] = {}  #: the first of each may be on its way
+
+    def tell(
+        self,
+        block: ClaimedBlock,
+        words: str,
+        *,
+        orders: Sequence[str] = (),
+        stopping: str | None = None,
+        awaits: str | None = None,
+        saving: str | None = None,
+    ) -> None:
+        """Adds to the story of a job; orders are crossed off with it. stopping, awaits, saving: from now on, None = as it is."""
+        data = block.data
+        story = (*data.story, words[:STORY_CHARS])[-MAX_STORY:] if words else data.story
+        stopping, awaits = data.stopping if stopping is None else stopping, data.awaits if awaits is None else awaits
+        saving = data.saving if saving is None else saving
+        block.data = msgspec.structs.replace(data, story=story, stopping=stopping, awaits=awaits, saving=saving)
+        self._put(_Wish(block=block, orders=list(orders)))
+
+    def give_up(self, block: ClaimedBlock, past: PastAttempt, words: str, orders: Sequence[str], *, moved: bool = False) -> None:
+        """STOP: the job waits again. Its processes are dead, and what it has saved lies in the store. moved: by a policy."""
+        data = block.data
+        block.data = msgspec.structs.replace(data, story=(*data.story, words[:STORY_CHARS])[-MAX_STORY:])
+        self._put(_Wish(block=block, orders=list(orders), past=past, moved=moved))
+
+    def carries(self, guid: str) -> bool:
+        """The order is crossed off with something that is not committed yet."""
+        return any(guid in wish.orders for wishes in self._waiting.values() for wish in wishes)
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is not the node's own any more."""
+        self._waiting.pop(block, None)
+
+    def reset(self) -> None:
+        """A new registration: what was sent is answered to nobody, and sent again."""
+        for block in list(self._waiting):
+            self._begin(block)
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _put(self, wish: _Wish) -> None:
+        self._waiting.setdefault(wish.block, deque()).append(wish)
+        self._begin(wish.block)
+
+    def _begin(self, block: ClaimedBlock) -> None:
+        self._node.stories.begin(self._write(block, self._waiting[block]), key=("notes", block))
+
+    def _write(self, block: ClaimedBlock, waiting: deque[_Wish]) -> Story[None]:
+        """Commits what is to be written of a block, one after another."""
+        while waiting:
+            if block.sending is not None or not self._shared.committer.may_commit:
+                yield Pause(_NOTE_PAUSE_S)
+                if self._waiting.get(block) is not waiting:
+                    return
+                continue
+            wish = waiting[0]
+            outcome = yield from (self._note(wish) if wish.past is None else self._stop(wish, wish.past))
+            if self._waiting.get(block) is not waiting:
+                return
+            if isinstance(outcome, Committed):
+                waiting.popleft()
+                self._committed(wish)
+                if self._waiting.get(block) is not waiting:  # a STOP was the last of it
+                    return
+                continue
+            if outcome is not None:
+                self._refused(wish, outcome)
+            if isinstance(block.sending, PendingNote):
+                block.sending = None
+            yield Pause(_NOTE_PAUSE_S)
+            if self._waiting.get(block) is not waiting:
+                return
+        self._waiting.pop(block, None)
+
+    def _note(self, wish: _Wish) -> Story[Committed | Conflict | None]:
+        block = wish.block
+        data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12])
+        block.sending = PendingNote(data=data)
+        fence = self._shared.committer.fence(self._node.name)
+        multi = place_ops.note(self._node.name, fence, block.key, data, block.version, orders=wish.orders)
+        outcome: Committed | Conflict = yield self._shared.committer.outcome_of(multi)
+        return outcome
+
+    def _stop(self, wish: _Wish, past: PastAttempt) -> Story[Committed | Conflict | None]:
+        """None: it cannot be committed now."""
+        block = wish.block
+        block.sending = PendingNote(data=block.data)
+        try:
+            held = (yield self._shared.coordinator.stat(paths.gate(block.key.submission))) is None
+        except RmgrError:
+            return None
+        if self._node.blocks.get(block.key) is not block or not self._shared.committer.may_commit:
+            return None
+        multi, _ = place_ops.stop(
+            self._node.name,
+            self._shared.committer.fence(self._node.name),
+            block.queue,
+            block.key,
+            block.data,
+            block.version,
+            past=past,
+            stamp=machine.guid()[:12],
+            held=held,
+            moved=wish.moved,
+            orders=wish.orders,
+        )
+        failpoint("starter.before_stop")
+        outcome: Committed | Conflict = yield self._shared.committer.outcome_of(multi)
+        return outcome
+
+    def _committed(self, wish: _Wish) -> None:
+        block = wish.block
+        failpoint("starter.after_stop" if wish.past is not None else "starter.after_note")
+        for guid in wish.orders:
+            self._node.orders.gone(guid)
+        if wish.past is None:
+            block.committed()
+        else:
+            self._node.jobs.checkpoints.given_up(block)
+
+    def _refused(self, wish: _Wish, conflict: Conflict) -> None:
+        gone = next((guid for guid in wish.orders if conflict.path == paths.inbox(self._node.name, guid)), None)
+        if gone is not None:
+            wish.orders.remove(gone)
+            self._node.orders.gone(gone)
+            return
+        self._node.completing.reread(wish.block, conflict)
+
+
+# -- claims that somebody has deleted --------------------------------------------------------------------------------------
+# Notices that a claim of this node was deleted from ZooKeeper by somebody else, and puts it back while its work goes on. Only this node
+# deletes its claims while its fence stands: by its own commits, whose answers come before that of a later look. When a claim is missing and
+# none of them is in flight, it was deleted by hand, or lost when ZooKeeper was restored from an older state.
+
+
+class DeletedClaims:
+    """Compares the claims of one node with ZooKeeper. Cost: one request every `_LOOK_S` while something is claimed."""
+
+    def __init__(self, node: NodeAgent) -> None:
+        self._node = node
+        self._shared = node.shared
+        self._next_s = -math.inf
+
+    def settle(self, now_s: float) -> None:
+        """Looks when it is time."""
+        if now_s >= self._next_s and self._node.blocks and self._node.stories.begin(self._look(), key="claims"):
+            self._next_s = now_s + _LOOK_S
+
+    def _look(self) -> Story[None]:
+        known = [block for block in self._node.blocks.values() if block.sending is None]
+        try:
+            standing = frozenset((yield self._shared.coordinator.children(paths.running_node(self._node.name))) or ())
+        except RmgrError:
+            return
+        for block in known:
+            is_here = self._node.blocks.get(block.key) is block and block.sending is None and self._shared.committer.may_commit
+            if is_here and paths.block_name(block.key) not in standing:
+                self._node.stories.begin(self._put_back(block))
+
+    def _put_back(self, block: ClaimedBlock) -> Story[None]:
+        node, name = self._node.name, paths.block_name(block.key)
+        what = f"{keeping.CLAIM_WAS_GONE} at {utc(machine.wall_us())}, and node {node} put it back"
+        data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12], story=(*block.data.story, what)[-MAX_STORY:])
+        block.sending = PendingNote(data=data)
+        self._node.log.error("claim_was_gone", block=name)
+        commits = self._shared.committer
+        outcome: Outcome = yield commits.outcome_of(keeping.put_back(node, commits.fence(node), block.key, data))
+        if self._node.blocks.get(block.key) is not block:
+            return
+        if isinstance(outcome, Committed):
+            block.version = -1  # a new znode: its first version is 0
+            block.committed()
+            self._node.log.warning("claim_put_back", block=name)
+        elif isinstance(outcome, Conflict) and outcome.path == paths.running_block(node, block.key):
+            block.refused(machine.monotonic())
+            self._node.completing.reread(block, outcome)  # it stands after all
+        else:  # the leader was faster, or its submission is gone
+            self._node.log.warning("block_dropped", block=name, why="it was decided without us")
+            self._node.drop_block(block)
