@@ -10,6 +10,8 @@ Which ids run, and how often, decides the ledger of this life (`coord/calls/ledg
 from __future__ import annotations
 
 import math
+import os
+import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -458,7 +460,7 @@ class Server:
         if call is None:
             return
         self._load.served(ended.ran_us / 1e6)
-        if ended.kind == "OK" and (not call.answer.is_file() or call.answer.stat().st_size != ended.bytes):
+        if ended.kind == "OK" and _size_of(call.answer) != ended.bytes:
             ended = replace(ended, kind="FAILED", error=f"{call.function.interface.key} has spoilt the file of its answer")
         own = Ending(_OUTCOMES[ended.kind], ended.error)
         size_bytes = ended.bytes if ended.kind == "OK" else 0
@@ -491,9 +493,9 @@ class Server:
         call.stage, call.end, call.coming = Stage.ENDED, end, b""
         if call.line is not None:
             self._give(call)
-        call.arguments.unlink(missing_ok=True)
+        remove_tree(call.arguments)
         if end.kind != "OK":
-            call.answer.unlink(missing_ok=True)
+            remove_tree(call.answer)
 
     def _give(self, call: _Call) -> None:
         assert call.line is not None
@@ -514,8 +516,7 @@ class Server:
         self._log.warning("answer_lost", what=str(call.id), why=why)
         self._used_bytes -= end.bytes
         call.end = replace(end, kind="LOST", error=f"it ran, and its answer cannot be read: {why}"[:_MOST_TEXT], bytes=0)
-        with suppress(OSError):
-            call.answer.unlink(missing_ok=True)
+        remove_tree(call.answer)
         if call.line is not None:
             self._give(call)
 
@@ -564,6 +565,15 @@ class Server:
     def _is_done(self) -> bool:
         """Nothing runs or waits, and no answer is on its way to who waits for it."""
         return not self._giving and not self.running and not self.waiting
+
+
+def _size_of(path: Path) -> int:
+    """Bytes of a file, -1 where none is: a function may have put anything there, or taken it away."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
 
 
 def _us(seconds: float) -> int:

@@ -251,16 +251,17 @@ class RecordCache:
         self._read.pop(submission, None)
 
     def renewed(self, submission: int) -> Story[Info | None]:
-        """The record of what runs, read again; None where that cannot be done now."""
+        """The record of what runs, read again; None: none stands there, or none that may be read. Raises: CoordinationUnavailable."""
         session = self._coordinator.session_id
         try:
             found: Stamped | None = yield self._coordinator.get(paths.sub(submission))
             if found is None:
                 return None
             record = checked_record(found.data, submission)
+        except CoordinationUnavailable:
+            raise
         except RmgrError as error:
-            if not isinstance(error, CoordinationUnavailable):
-                self._log.warning("submission_not_readable", submission=submission, why=error.message)
+            self._log.warning("submission_not_readable", submission=submission, why=error.message)
             return None
         old = self._here.get(submission)
         self._read[submission] = record, found.stat.czxid, machine.monotonic(), session

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 _SUSPEND_S = 10.0
 #: Shapes of jobs that are kept.
 _SHAPES = 64
-#: Pause after a block could not be read.
-_PAUSE_S = 0.5
+#: Pause after a block could not be read, and after the record of its submission could not be.
+_PAUSE_S, _REFUSED_S = 0.5, 5.0
 #: How a spawner tells the end of what the turner has killed.
 _KILLED = frozenset({Reason.SIGNAL, Reason.WORKER_LOST})
 #: Ends that want of memory on another node of a job is the cause of, where there was such.
@@ -159,6 +159,8 @@ class Jobs:
                 failpoint("starter.job_taken")
                 self._node.claimed(block)
                 taken.append(block)
+            elif self._shared.records.is_refused(coming.key.submission):  # by the time that its record can be read it may be gone itself
+                coming.data, coming.retry_s = None, machine.monotonic() + _REFUSED_S
         if again:
             self._node.stories.begin(self._read(again))
         if taken:

@@ -232,16 +232,21 @@ class Inbox:
         return False
 
     def _read(self, guid: str) -> Story[None]:
+        path = paths.inbox(self._node.name, guid)
         self._reading.add(guid)
         try:
-            found: Stamped | None = yield self._shared.coordinator.get(paths.inbox(self._node.name, guid))
+            while True:
+                try:
+                    found: Stamped | None = yield self._shared.coordinator.get(path)
+                    break
+                except CoordinationUnavailable:
+                    yield Pause(_FAILED_PAUSE_S)
             if found is None:
                 return
-            order = decode(found.data, InboxOrder, paths.inbox(self._node.name, guid))
-        except RmgrError as error:
+            order = decode(found.data, InboxOrder, path)
+        except RmgrError as error:  # what stands there is no order: not read again while it stands there
             self._node.log.warning("order_not_readable", guid=guid[:100], error=error.message)
-            if not isinstance(error, CoordinationUnavailable):  # what stands there is no order: not read again while it stands there
-                self._unreadable.add(guid)
+            self._unreadable.add(guid)
             return
         finally:
             self._reading.discard(guid)
@@ -356,20 +361,25 @@ class Amendments:
 
     def _amend(self, submission: int) -> Story[None]:
         gate, done = self._shared.gate, 0
-        while done != self._ordered[submission]:  # another order may have come meanwhile
-            done = self._ordered[submission]
-            info: Info | None = yield from self._shared.records.renewed(submission)
-            if info is None:
-                done = 0
-                yield Pause(_PAUSE_S)
-                continue
-            while (belief := gate.belief(info.record) if gate is not None else Admission.GRANTED) is Admission.AWAITED:
-                yield Pause(_BELIEF_S)
-            if isinstance(belief, str):
-                self._node.log.warning("amendment_refused", submission=submission, why=belief)
-            else:
-                self._carry_out(info)
-        del self._ordered[submission]
+        try:
+            while done != self._ordered[submission]:  # another order may have come meanwhile
+                done = self._ordered[submission]
+                try:
+                    info: Info | None = yield from self._shared.records.renewed(submission)
+                except CoordinationUnavailable:
+                    done = 0
+                    yield Pause(_PAUSE_S)
+                    continue
+                if info is None:
+                    continue
+                while (belief := gate.belief(info.record) if gate is not None else Admission.GRANTED) is Admission.AWAITED:
+                    yield Pause(_BELIEF_S)
+                if isinstance(belief, str):
+                    self._node.log.warning("amendment_refused", submission=submission, why=belief)
+                else:
+                    self._carry_out(info)
+        finally:
+            del self._ordered[submission]
 
     def _carry_out(self, info: Info) -> None:
         running = {lane.running_seq for lane in self._node.lanes}

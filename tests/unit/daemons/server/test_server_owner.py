@@ -368,6 +368,21 @@ def test_a_spoilt_answer_fails_the_call(bench: Bench) -> None:
     assert "spoilt" in bench.line.given[-1][1].error
 
 
+@pytest.mark.parametrize("kind", ["OK", "FAILED"])
+def test_a_function_that_leaves_a_directory_in_place_of_its_answer_ends_its_own_call_alone(bench: Bench, kind: str) -> None:
+    bench.offer(1)
+    (number, run), *_ = bench.slots.runs.items()
+    (Path(str(run.order[3])) / "deep").mkdir(parents=True)
+    Path(str(run.order[2])).unlink()
+    Path(str(run.order[2])).mkdir()
+    bench.turn(Worked((Ended(number=number, kind=kind, bytes=5),)))
+    assert bench.line.given[-1][1].kind == "FAILED"
+    assert not Path(str(run.order[3])).exists()
+    bench.offer(2)
+    bench.end()
+    assert bench.line.given[-1][1].kind == "OK"
+
+
 def test_its_load_is_told_to_who_asks(bench: Bench) -> None:
     bench.offer(1)
     bench.offer(2)

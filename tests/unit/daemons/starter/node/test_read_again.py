@@ -1,0 +1,214 @@
+"""What a node reads once more when it could not be read, or met something else than expected: blocks, orders, records, starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Conflict, ConflictKind, Stamped
+from rmgr.coord.protocol.records import encode_block, encode_record
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.jobs.jobs import Jobs
+from rmgr.daemons.starter.node.commits import Completing
+from rmgr.daemons.starter.node.orders import Amendments, Inbox
+from rmgr.errors import CoordinationUnavailable, PermissionDenied
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.placing import Allocation
+from rmgr.runtime.story import Stories
+
+KEY = BlockKey(priority=0, seq=5, submission=42, first=0, count=2, attempt=1, cores=1, memory_mib=0)
+AWAY = CoordinationUnavailable("ZooKeeper does not answer")
+
+
+class Logged:
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def __getattr__(self, _level: str) -> Any:
+        return lambda event, **_: self.words.append(event)
+
+
+class Node:
+    """A node whose reads and pauses the test ends."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Future[Any]]] = []
+        self.paused: list[Callable[[], object]] = []
+        self.name, self.incarnation = "n1", 1
+        self.log = Logged()
+        self.dropped: list[ClaimedBlock] = []
+        self.blocks = {KEY: ClaimedBlock.claimed("n1", "default", KEY, BlockData(), 3)}
+        self.left: list[BlockKey] = []
+        self.stories = Stories(self)
+        self.committer = SimpleNamespace(is_registered=True, may_commit=True)
+        get: Any = self._ask
+        self.coordinator = SimpleNamespace(get=get, children=lambda path, **_: get(path), get_many=lambda some: get(some[0]))
+        self.shared: Any = SimpleNamespace(
+            coordinator=self.coordinator,
+            committer=self.committer,
+            metrics=SimpleNamespace(resyncs=SimpleNamespace(inc=lambda: None)),
+            gate=None,
+            post=self.post,
+        )
+
+    def post(self, job: Callable[[], object]) -> None:
+        job()
+
+    def after(self, _delay_s: float, job: Callable[[], object]) -> None:
+        self.paused.append(job)
+
+    def drop_block(self, block: ClaimedBlock) -> None:
+        self.dropped.append(block)
+
+    def over(self, block: ClaimedBlock) -> None:
+        self.dropped.append(block)
+
+    def go_on(self) -> None:
+        """The pause is over."""
+        self.paused.pop()()
+
+    def _ask(self, path: str) -> Future[Any]:
+        self.asked.append((path, Future()))
+        return self.asked[-1][1]
+
+    def answer(self, what: object) -> None:
+        """To the last question."""
+        answer = self.asked[-1][1]
+        if isinstance(what, Exception):
+            answer.set_exception(what)
+        else:
+            answer.set_result(what)
+
+
+def stamped(data: bytes, version: int = 9) -> Stamped:
+    stat: Any = SimpleNamespace(version=version, czxid=1, mzxid=1, creates=0, children=0)
+    return Stamped(data, stat)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+# -- a block that is not what it should be -----------------------------------------------------------------------------------------
+
+
+def reread(node: Any) -> ClaimedBlock:
+    """A commit of a block has met something."""
+    block: ClaimedBlock = node.blocks[KEY]
+    block.hand_out(1)
+    block.give_back(1, 7, "stamp")
+    Completing(node).reread(block, Conflict(2, paths.running_block("n1", KEY), ConflictKind.BAD_VERSION))
+    return block
+
+
+@pytest.mark.parametrize("trouble", [AWAY, PermissionDenied("not you")])
+def test_a_block_that_cannot_be_read_is_read_again_after_a_pause(node: Node, trouble: Exception) -> None:
+    block = reread(node)
+    node.answer(trouble)
+    assert (len(node.asked), len(node.paused)) == (1, 1), "not at once, again and again"
+    node.go_on()
+    node.answer(stamped(encode_block(block.data)))
+    assert (block.version, block.sending, node.dropped) == (9, None, [])
+
+
+def test_a_block_is_not_read_again_once_the_registration_is_over(node: Node) -> None:
+    reread(node)
+    node.answer(AWAY)
+    node.committer.is_registered = False
+    node.go_on()
+    assert (len(node.asked), len(node.stories)) == (1, 0)
+
+
+@pytest.mark.parametrize("stands", [None, stamped(b"no block")])
+def test_where_no_block_stands_any_more_its_work_ends(node: Node, stands: Stamped | None) -> None:
+    block = reread(node)
+    node.answer(stands)
+    assert node.dropped == [block]
+
+
+# -- orders ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_that_could_not_be_read_is_read_again_soon_and_nothing_is_crossed_off_before(node: Any) -> None:
+    cancelled: list[int | None] = []
+    node.cancel = lambda _block, index, *_, **__: cancelled.append(index)
+    node.blocks[KEY].info = SimpleNamespace(record=SimpleNamespace(grace_us=0))
+    node.jobs = SimpleNamespace(verdicts=SimpleNamespace(cancelled=lambda _: None))
+    inbox = Inbox(node)
+    inbox.settle()
+    node.answer(["guid"])
+    node.answer(AWAY)
+    assert not inbox.is_settled
+    node.go_on()
+    node.answer(stamped(encode_record(InboxOrder(order=OrderKind.CANCEL, submission=42, index=1))))
+    assert (cancelled, inbox.is_settled) == ([1], True)
+
+
+def test_what_is_no_order_is_read_once(node: Any) -> None:
+    inbox = Inbox(node)
+    inbox.settle()
+    node.answer(["guid"])
+    node.answer(stamped(b"no order"))
+    assert (node.paused, node.log.words) == ([], ["order_not_readable"])
+
+
+# -- terms that were changed -----------------------------------------------------------------------------------------------------------
+
+
+def amended(node: Any, *records: object) -> Amendments:
+    """An order to read the record of 42, which is found so, one time after another."""
+    left = list(records)
+
+    def renewed(_submission: int) -> Any:
+        yield from ()
+        found = left.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    node.shared.records = SimpleNamespace(renewed=renewed)
+    amendments = Amendments(node)
+    amendments.order(42)
+    return amendments
+
+
+def test_a_record_that_cannot_be_read_now_is_read_again(node: Node) -> None:
+    amendments = amended(node, AWAY, None)
+    assert amendments.is_under_way(42)
+    node.go_on()
+    assert not amendments.is_under_way(42)
+
+
+def test_an_order_about_a_record_that_is_gone_is_carried_out(node: Node) -> None:
+    """Else its order would stand in the inbox for ever, and its node would ask for the record every second."""
+    assert not amended(node, None).is_under_way(42)
+    assert node.paused == []
+
+
+# -- starts ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_start_whose_record_is_gone_is_given_up_once_its_block_is_gone_too(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.shared.records = SimpleNamespace(get=lambda _number: None, is_refused=lambda _number: True)
+    node.orders = SimpleNamespace(left=node.left.append)
+    jobs: Any = Jobs.__new__(Jobs)
+    jobs._node, jobs._shared, jobs._coming = node, node.shared, {}
+    jobs.reservations = jobs.holds = SimpleNamespace(settle=lambda: None)
+    node.blocks.clear()
+    jobs.begin([("guid", KEY)])
+    node.answer([stamped(encode_block(BlockData(incarnation=1, allocation=Allocation(shares=(("n1", 1),), threads=1))))])
+    jobs.settle()
+    assert jobs.is_taking(42)
+    monkeypatch.setattr("rmgr.daemons.starter.jobs.jobs._REFUSED_S", 0.0)
+    jobs._coming["guid"].retry_s = 0.0
+    jobs.settle()
+    node.answer([None])
+    assert not jobs.is_taking(42), "else no order about it would ever be crossed off"
+    assert node.left == [KEY]
