@@ -10,14 +10,10 @@ from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_block
-from rmgr.model.cluster.queue import Dispatch, QueueSpec
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation
-from tests.harness.starter_rig import Rig, queues
+from tests.harness.starter_rig import Rig
 from tests.harness.waiting import eventually
-
-#: A cluster with a queue for pulled and one for placed work.
-BOTH = queues(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE, policy="easy"))
 
 
 def waiting(rig: Rig, number: int, queue: str = "batch") -> BlockKey:

@@ -48,6 +48,17 @@ def work_that_users_reach(*, also: Collection[str] = ()) -> Iterator[None]:
         shutil.rmtree(place)
 
 
+@contextmanager
+def open_place(*, mode: int = 0o755) -> Iterator[Path]:
+    """A directory that users can get to (pytest's own is closed to them)."""
+    directory = Path(tempfile.mkdtemp(prefix="rmgr-users-", dir="/var/tmp"))
+    directory.chmod(mode)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _environment(place: Path, also: Collection[str]) -> str:
     """Fills `place`; returns the interpreter. What only daemons import is found where it is: they are root."""
     shutil.copytree(home.ROOT / "rmgr", place / "root" / "rmgr")  # with what is compiled: else each process compiles it all, for 0.4 s

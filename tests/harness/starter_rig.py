@@ -13,12 +13,14 @@ import tarfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import cloudpickle
+import pytest
 import structlog
 
 from rmgr.adapters.host.cgroup import CgroupConfig
@@ -41,10 +43,13 @@ from rmgr.coord.protocol.records import (
     encode_payloads,
     encode_record,
 )
+from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.jobs.ranks import RanksAnswering
 from rmgr.daemons.starter.main import Parts, build
+from rmgr.daemons.starter.staging.accounts import AccountsPolicy
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
@@ -54,6 +59,8 @@ from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 DEADLINE_S = 60.0
+#: Unless a test says otherwise: a queue whose work is pulled, one whose work is placed.
+_QUEUES = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE, policy="easy"))
 
 
 @dataclass
@@ -92,7 +99,7 @@ class Rig:
         self.hosts, self.chroot, self.directory = hosts, chroot, directory
         self.store_url = f"sqlite:{directory / 'store.db'}"
         self.store = open_store(self.store_url)
-        self.meta = bootstrap(coordinator, settings=ClusterSettings(**settings))
+        self.meta = bootstrap(coordinator, settings=ClusterSettings(**({"queues": _QUEUES, "default_queue": "default"} | settings)))
         self.store.bind_cluster(self.meta.cluster_id)
         self.starters: list[Running] = []
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -107,9 +114,20 @@ class Rig:
         )
 
     def start(
-        self, node: str = "n1", *, names: tuple[str, ...] | None = None, serves: bool = False, has_groups: bool = False, **options: Any
+        self,
+        node: str = "n1",
+        *,
+        names: tuple[str, ...] | None = None,
+        serves: bool = False,
+        has_groups: bool = False,
+        as_users: bool = False,
+        **options: Any,
     ) -> Running:
-        """A Starter in this process. serves: other Starters may ask it over gRPC. has_groups: it makes control groups where it can."""
+        """A Starter in this process.
+
+        Args: serves: other Starters may ask it over gRPC. has_groups: it makes control groups where it can. as_users: its work runs as
+            its users, who need no certificate.
+        """
         config = self.config(node, **options)
         coordinator = ZkCoordinator.connect(self.hosts, self.chroot, session_timeout_s=6.0)
         directory = Path(config.starter.work_dir)
@@ -118,7 +136,10 @@ class Rig:
         server = RpcServer("127.0.0.1:0") if serves else None
         groups = CgroupConfig() if has_groups else None
         endpoint = server.endpoint if server is not None else "127.0.0.1:1"
-        parts = build(config, names or (node,), directory, coordinator, self.store, self.meta, log, endpoint=endpoint, cgroups=groups)
+        with pytest.MonkeyPatch.context() as patch:  # undone at once: other tests of this process have Starters of their own
+            if as_users:
+                patch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
+            parts = build(config, names or (node,), directory, coordinator, self.store, self.meta, log, endpoint=endpoint, cgroups=groups)
         if server is not None:
             server.add_generic(handler_of(RanksAnswering(parts.starter)))
             server.start()
@@ -363,9 +384,19 @@ class Rig:
         return eventually(there, f"{node} registered")
 
 
-def queues(*specs: QueueSpec) -> dict[str, Any]:
-    """Settings with these queues."""
-    return {"queues": specs, "default_queue": specs[0].name}
+@contextmanager
+def own_rig(zookeeper: ZooKeeperServer, directory: Path, **settings: Any) -> Iterator[Rig]:
+    """A rig in a chroot of its own, for a file whose tests share one, or a test that needs other settings."""
+    chroot = f"/test/{uuid.uuid4().hex[:12]}"
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator:
+        coordinator.ensure(["/"])
+        with Rig(coordinator, zookeeper.hosts, chroot, directory, **settings) as made:
+            yield made
+
+
+def sh(script: str, *arguments: str, **more: Any) -> Command:
+    """A command of the shell. arguments: its $0, $1, ..."""
+    return Command(argv=("sh", "-c", script, *arguments), **more)
 
 
 def call(*args: object, **kwargs: object) -> bytes:

@@ -1,4 +1,4 @@
-"""A whole cluster of real processes for tests of the client: 1 ZooKeeper, 1 WatchDog, 3 Starters of 2 cores each."""
+"""A whole cluster of real processes for tests of the client: 1 ZooKeeper, 1 WatchDog, 3 Starters of 2 cores each; parts of clusters."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from rmgr.adapters.host.accounts import Account
     from rmgr.adapters.host.process import Slot
     from rmgr.adapters.host.worker import Worker
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.client.connection import Connection
     from rmgr.dev.cluster import DevCluster
+    from rmgr.dev.zookeeper import ZooKeeperServer
+    from tests.harness.local_accounts import LocalAccounts
+    from tests.harness.starter_rig import Rig
     from tests.harness.work_node import WorkNode
+    from tests.integration.commands import Shell
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +69,14 @@ def live(live_cluster: DevCluster) -> Iterator[DevCluster]:
         os.environ.update(old)
 
 
+@pytest.fixture(scope="module")
+def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    """A user of the shared cluster, at a home of the file's own."""
+    from tests.integration.commands import Shell
+
+    return Shell(tmp_path_factory.mktemp("user"), live_cluster.environment())
+
+
 @pytest.fixture
 def connection(live: DevCluster) -> Iterator[Connection]:
     """A connection of this test's own."""
@@ -69,6 +84,49 @@ def connection(live: DevCluster) -> Iterator[Connection]:
 
     with rmgr.connect() as connection:
         yield connection
+
+
+# -- Starters without a leader, and users of the machine ------------------------------------------------------------------
+
+
+@pytest.fixture
+def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
+    from tests.harness.starter_rig import Rig
+
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def accounts() -> Iterator[LocalAccounts]:
+    from tests.harness.local_accounts import LocalAccounts
+    from tests.harness.reachable import work_that_users_reach
+
+    with LocalAccounts() as made, work_that_users_reach():
+        yield made
+
+
+@pytest.fixture(scope="module")
+def group(accounts: LocalAccounts) -> str:
+    return accounts.make_group("g")
+
+
+@pytest.fixture(scope="module")
+def anna(accounts: LocalAccounts, group: str) -> Account:
+    return accounts.make("a", group=group)
+
+
+@pytest.fixture(scope="module")
+def ben(accounts: LocalAccounts) -> Account:
+    return accounts.make("b")
+
+
+@pytest.fixture(scope="module")
+def place(accounts: LocalAccounts) -> Iterator[Path]:
+    from tests.harness.reachable import open_place
+
+    with open_place() as directory:
+        yield directory
 
 
 # -- the runner's side of a node, without a cluster: one a module ---------------------------------------------------------

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.dev.cluster import DevCluster
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 pytestmark = pytest.mark.usefixtures("live")
-
-
-@pytest.fixture(scope="module")
-def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("failures"), live_cluster.environment())
-
 
 ODD = 'echo "working on $RMGR_ARRAY_INDEX"; [ $((RMGR_ARRAY_INDEX % 2)) = 0 ] || { echo "bad parameter $RMGR_ARRAY_INDEX" >&2; exit 3; }'
 

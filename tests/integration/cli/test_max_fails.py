@@ -11,11 +11,6 @@ from tests.integration.commands import Shell
 pytestmark = pytest.mark.usefixtures("live")
 
 
-@pytest.fixture(scope="module")
-def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("fails"), live_cluster.environment())
-
-
 @pytest.mark.parametrize("placed", [(), ("-q", "batch", "-t", "5m")])
 def test_the_rest_is_cancelled_and_says_why(sh: Shell, placed: tuple[str, ...]) -> None:
     words = "test $RMGR_ARRAY_INDEX -gt 2 || exit 3; sleep 300"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from rmgr.dev.cluster import DevCluster
+from tests.harness.waiting import eventually
 from tests.integration.commands import Ended, Shell
 
 #: Runs command lines one after another, each in a process of its own that was forked after the imports: they cost the most.
@@ -107,10 +107,8 @@ def test_a_job_for_a_partition_that_is_down_waits_and_says_for_what(sh: Shell) -
     sh.ok("drain", *nodes, "--reason", "maintenance")
     try:
         number = sh.submit("-n", "2", "--", "true")
-        end, told = time.monotonic() + 60, ""
-        while "n1 drained (maintenance)" not in told:
-            assert time.monotonic() < end, told
-            told = sh.ok("explain", number).out
+        eventually(lambda: "n1 drained (maintenance)" in sh.ok("explain", number).out, lambda: sh("explain", number))
+        told = sh.ok("explain", number).out
         assert "no node of partition default is up" in told
         assert "rmgr resume n1" in told
         tried, status = many(sh, ["submit --dry-run -n 2 -- true", "status"])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rmgr import TaskQueue
 from rmgr.client.connection import Connection
-from rmgr.dev.cluster import DevCluster
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
@@ -16,11 +13,6 @@ SCRIPT = """#!/bin/sh
 echo "$RMGR_NPROCS processes"; tr ' ' '\\n' < "$RMGR_HOSTFILE" | grep -c slots=1
 exit 3
 """
-
-
-@pytest.fixture(scope="module")
-def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("placed"), live_cluster.environment())
 
 
 def test_a_script_that_asks_for_three_nodes_runs_once_with_all_of_them(sh: Shell) -> None:
@@ -66,7 +58,6 @@ def test_calls_of_a_task_queue_can_be_placed(connection: Connection) -> None:
         assert [number for number, _ in found] == [1, 2, 3, 4]
         found += [queue.submit_call(n).result(60) for n in range(3)]  # one after another: none goes past the leader
         assert all(nodes for _, nodes in found), found
-
 
 CLASSES = """[[stage]]
 policy = "queue_select"

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.dev.cluster import DevCluster
 from tests.integration.commands import Shell
 
 pytestmark = pytest.mark.usefixtures("live")
-
-
-@pytest.fixture(scope="module")
-def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("rerun"), live_cluster.environment())
 
 
 def outputs(sh: Shell, number: str) -> list[str]:

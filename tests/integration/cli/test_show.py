@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.dev.cluster import DevCluster
 from tests.integration.commands import Shell
 
 pytestmark = pytest.mark.usefixtures("live")
-
-
-@pytest.fixture(scope="module")
-def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("show"), live_cluster.environment())
 
 
 def test_all_that_was_asked_for(sh: Shell) -> None:

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from rmgr.dev.cluster import DevCluster
 from tests.integration.commands import Shell
-
-
-@pytest.fixture(scope="module")
-def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("slurm"), live_cluster.environment())
 
 
 def test_a_script_with_steps_runs_on_all_of_its_nodes(sh: Shell, tmp_path: Path) -> None:

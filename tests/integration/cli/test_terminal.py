@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.harness.terminal import SHELL, Terminal
+from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ def test_whoever_goes_takes_his_shell_with_him(shell: Terminal) -> None:
     shell.process.terminate()
     assert shell.process.wait(60) == 143
     assert shell.is_as_before()
-    end_s = time.monotonic() + 60.0
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), "it goes")
 
 
 def test_without_a_terminal_it_says_so(live: DevCluster) -> None:

@@ -26,7 +26,6 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_fragment, decode_record, encode_block
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import State
@@ -258,12 +257,6 @@ def test_who_has_no_descriptor_or_thread_left_goes_on_without_a_line(monkeypatch
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
 
 
 def line_to(rig: Rig, loop: Loop, post: Post) -> DirectLine:

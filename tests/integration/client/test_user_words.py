@@ -14,11 +14,6 @@ from rmgr.errors import ConfigError, WrongCluster
 from tests.integration.commands import Shell
 
 
-@pytest.fixture(scope="module")
-def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("user"), live_cluster.environment())
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [

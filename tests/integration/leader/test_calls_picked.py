@@ -40,9 +40,7 @@ class Gateway:
         self.reports = 0
 
     def epoch(self) -> EpochRecord:
-        found = self._cluster.coordinator.get(paths.EPOCH).result(30)
-        assert found is not None
-        return decode_record(found.data, EpochRecord)
+        return decode_record(self._cluster.coordinator.get(paths.EPOCH).result(30).data, EpochRecord)
 
     def asked(self, question: Callable[[MetaserverClient], Any]) -> Any:
         """The answer of who leads, when somebody does."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi
 from rmgr.dev.cluster import DevCluster
@@ -14,11 +12,6 @@ from tests.integration.commands import Shell
 
 #: Within which a lost task is to be found.
 FOUND_S = 30.0
-
-
-@pytest.fixture
-def sh(live_cluster: DevCluster, tmp_path: Path) -> Shell:
-    return Shell(tmp_path / "home", live_cluster.environment())
 
 
 def vanish(cluster: DevCluster, path: str) -> None:

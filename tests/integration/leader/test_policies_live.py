@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.node import EpochRecord
 from tests.harness.fair_time import FairTimer
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 SETTINGS = '[queues.default]\n[queues.batch]\ndispatch = "place"\n[queues.far]\ndispatch = "place"\npartition = "far"\n'
@@ -76,13 +76,10 @@ def sh(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return sh
 
 
-def until(condition: Callable[[], bool], what: Callable[[], object], patience_s: float = 60.0) -> float:
+def until(condition: Callable[[], bool], what: Callable[[], object]) -> float:
     """Waits. Returns: fair seconds."""
-    end_s = time.monotonic() + patience_s
     with FairTimer() as timer:
-        while not condition():
-            assert time.monotonic() < end_s, what()
-            time.sleep(0.05)  # a real cluster works
+        eventually(condition, what)
     return timer.elapsed_s
 
 
@@ -92,9 +89,7 @@ def runs(cluster: DevCluster, node: str, number: str) -> bool:
 
 
 def epoch(cluster: DevCluster) -> EpochRecord:
-    found = cluster.coordinator.get(paths.EPOCH).result(30)
-    assert found is not None
-    return decode_record(found.data, EpochRecord)
+    return decode_record(cluster.coordinator.get(paths.EPOCH).result(30).data, EpochRecord)
 
 
 def test_a_limit_of_a_policy_file_holds_and_its_stage_for_another_partition_does_not_apply(sh: Shell, cluster: DevCluster) -> None:

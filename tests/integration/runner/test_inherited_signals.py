@@ -5,14 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import State
 from rmgr.model.tasks.submission import Command
 from tests.harness import deaf
@@ -24,12 +19,6 @@ from tests.places import ROOT
 _DEAF = (sys.executable, deaf.__file__)
 #: Python ignores them, and gives them back to what it executes.
 _PYTHONS = {signal.SIGPIPE, signal.SIGXFSZ}
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
 
 
 def set_in(status: str, field: str) -> set[int]:

@@ -296,7 +296,6 @@ def test_a_task_that_waits_can_be_cancelled_while_it_waits(node: WorkNode, worke
     node.wait(WorkerBlocked, lambda event: event.seq == seq)
     worker.stop(seq)
     extra = node.ended(seq).extra
-    assert extra is not None
     assert extra.reason is Reason.USER_CANCEL
     assert worker.blocked_seq == 0
     assert node.result(node.call(worker, int, 3)) == 3
@@ -313,7 +312,6 @@ def test_a_task_can_be_cancelled_while_it_waits_for_its_cores(node: WorkNode, wo
     node.wait(WorkerUnblocking, lambda event: event.seq == seq)
     worker.stop(seq)
     extra = node.ended(seq).extra
-    assert extra is not None
     assert extra.reason is Reason.USER_CANCEL
     assert node.result(node.call(worker, int, 3)) == 3
 
@@ -397,7 +395,6 @@ def test_a_task_may_close_its_output(node: WorkNode, worker: Worker) -> None:
 
     assert node.ended(node.call(worker, close)).seq
     extra = node.ended(node.call(worker, lambda: (print("out"), print("err", file=sys.stderr)))).extra
-    assert extra is not None
     assert (extra.out.data, extra.err.data) == (b"out\n", b"err\n")
 
 
@@ -453,7 +450,6 @@ def test_a_task_that_forks_all_the_time_is_told_to_end_as_others_are(node: WorkN
         eventually(began.exists)
         worker.stop(seq, grace_us=60_000_000)
         extra = node.ended(seq).extra
-        assert extra is not None
         assert extra.reason is Reason.USER_CANCEL
         assert told.exists(), "it was killed before it could clean up"
         began.unlink()

@@ -11,7 +11,7 @@ from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import put
 from tests.harness.starter_rig import Rig
 from tests.harness.waiting import eventually
-from tests.integration.starter.test_checkpoints import back, rig, running, saved, start
+from tests.integration.starter.test_checkpoints import back, running, saved, start
 from tests.integration.starter.test_starter_orders import crossed_off, order
 
 __all__ = ["rig"]

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.checkpoint.files import StarterSeals
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import Role
 from tests.harness.bundles import session_bundles
-from tests.harness.hand_leader import BOTH, put
+from tests.harness.hand_leader import put
 from tests.harness.starter_rig import Rig
 from tests.integration.starter.test_checkpoints import back, grows, python, start, steps, stop, story
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as made:
-        yield made
 
 
 def test_a_forged_checkpoint_is_refused_and_the_job_goes_on_from_the_sealed_one(

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.host.accounts import Account
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.checkpoint.files import decode_manifest
-from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import StoreUnavailable
 from rmgr.model.base.states import Reason, State
@@ -30,10 +26,9 @@ from rmgr.model.cluster.node import OrderKind
 from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command
-from tests.harness.hand_leader import BOTH, put, unhold, waiting
-from tests.harness.local_accounts import LocalAccounts
-from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, call
+from tests.harness.hand_leader import put, unhold, waiting
+from tests.harness.reachable import open_place
+from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually
 from tests.integration.starter.test_starter_faults import expire
 from tests.integration.starter.test_starter_orders import crossed_off, order
@@ -66,12 +61,6 @@ while not os.path.exists(ledger + ".end"):
 """
 
 
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as made:
-        yield made
-
-
 def start(rig: Rig, *nodes: str, **options: object) -> None:
     for node in nodes or ("n1", "n2"):
         rig.start(node, cores=2, serves=True, **options)
@@ -101,9 +90,7 @@ def stop(rig: Rig, number: int, node: str = "n1", **extra: str) -> str:
 
 def running(rig: Rig, number: int, node: str = "n1") -> BlockData:
     key = next(key for key in rig.running(node) if key.submission == number)
-    found = rig.zk.get(paths.running_block(node, key)).result(60)
-    assert found is not None
-    return decode_block(found.data)
+    return decode_block(rig.zk.get(paths.running_block(node, key)).result(60).data)
 
 
 def story(rig: Rig, number: int, node: str = "n1") -> tuple[str, ...]:
@@ -114,9 +101,7 @@ def back(rig: Rig, number: int, attempt: int) -> BlockData:
     """The job waits again as this attempt."""
     wanted = (number, attempt)
     key = eventually(lambda: next((key for key in rig.pending("batch") if (key.submission, key.attempt) == wanted), None), "back")
-    found = rig.zk.get(paths.pending_block("batch", key)).result(60)
-    assert found is not None
-    return decode_block(found.data)
+    return decode_block(rig.zk.get(paths.pending_block("batch", key)).result(60).data)
 
 
 def saved(rig: Rig, number: int) -> list[str]:
@@ -442,7 +427,6 @@ def test_a_cancel_outranks_a_stop_and_a_call_that_ignores_it_is_ended(rig: Rig, 
     start(rig, "n1")
 
     def deaf(path: str) -> None:
-        import os
         import time
 
         with open(os.path.join(os.environ["RMGR_CHECKPOINT_DIR"], "kept"), "a") as file:
@@ -469,34 +453,22 @@ def test_a_cancel_outranks_a_stop_and_a_call_that_ignores_it_is_ended(rig: Rig, 
     eventually(lambda: rig.zk.children(paths.inbox_node("n1")).result(60) == [], "no order is left")
 
 
-def test_where_work_runs_as_its_user_his_files_are_his_own(
-    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("takes root")
-    with LocalAccounts() as accounts, work_that_users_reach():
-        anna = accounts.make("a")
-        monkeypatch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
-        directory = Path(tempfile.mkdtemp(prefix="rmgr-saved-", dir="/var/tmp"))  # pytest's own is closed to users
-        directory.chmod(0o777)
-        try:
-            with Rig(coordinator, zookeeper.hosts, chroot, directory, **BOTH) as rig:
-                start(rig)
-                script = """rmgr run sh -c 'cd "$RMGR_CHECKPOINT_DIR" && id -un > who$RMGR_RANK; ls -ld . who? > $0/$RMGR_ATTEMPT.$RMGR_RANK
-                    trap "exit 85" USR1; touch $0/up$RMGR_ATTEMPT.$RMGR_RANK; while :; do sleep 0.05; done' $0"""
-                number = rig.submit(
-                    Command(argv=("sh", "-c", script, str(directory))), queue="batch", rigid=Rigid(processes=2), user=anna.name
-                )
-                for attempt, shares in ((1, (("n1", 1), ("n2", 1))), (2, (("n2", 1), ("n1", 1)))):
-                    job = put(rig, number, shares)
-                    for rank in (0, 1):
-                        eventually((directory / f"up{attempt}.{rank}").exists, f"rank {rank} to run")
-                    stop(rig, number, shares[0][0])
-                    back(rig, number, attempt + 1)
-                    unhold(rig, job)
-                    eventually(lambda node=shares[1][0]: rig.zk.children(paths.hold(node)).result(60) == [], "the hold gone")
-                listed = (directory / "2.1").read_text().splitlines()
-                assert len(listed) == 3, "its directory and the files of both ranks"
-                assert all(line.split()[2] == anna.name for line in listed)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+def test_where_work_runs_as_its_user_his_files_are_his_own(zookeeper: ZooKeeperServer, anna: Account) -> None:
+    with open_place(mode=0o777) as directory, own_rig(zookeeper, directory) as rig:
+        start(rig, as_users=True)
+        script = """rmgr run sh -c 'cd "$RMGR_CHECKPOINT_DIR" && id -un > who$RMGR_RANK; ls -ld . who? > $0/$RMGR_ATTEMPT.$RMGR_RANK
+            trap "exit 85" USR1; touch $0/up$RMGR_ATTEMPT.$RMGR_RANK; while :; do sleep 0.05; done' $0"""
+        number = rig.submit(
+            Command(argv=("sh", "-c", script, str(directory))), queue="batch", rigid=Rigid(processes=2), user=anna.name
+        )
+        for attempt, shares in ((1, (("n1", 1), ("n2", 1))), (2, (("n2", 1), ("n1", 1)))):
+            job = put(rig, number, shares)
+            for rank in (0, 1):
+                eventually((directory / f"up{attempt}.{rank}").exists, f"rank {rank} to run")
+            stop(rig, number, shares[0][0])
+            back(rig, number, attempt + 1)
+            unhold(rig, job)
+            eventually(lambda node=shares[1][0]: rig.zk.children(paths.hold(node)).result(60) == [], "the hold gone")
+        listed = (directory / "2.1").read_text().splitlines()
+        assert len(listed) == 3, "its directory and the files of both ranks"
+        assert all(line.split()[2] == anna.name for line in listed)

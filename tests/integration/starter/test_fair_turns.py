@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.queue import CappedUse, ClusterSettings, UserLimits
 from tests.harness.starter_rig import Rig, call
 from tests.harness.waiting import eventually
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
 
 
 def test_ten_users_with_long_arrays_share_a_node(rig: Rig, tmp_path: Path) -> None:
@@ -74,7 +63,6 @@ def test_a_user_at_a_cap_leaves_the_other_cores_to_others(rig: Rig, tmp_path: Pa
         return sum(block.unfinished for key, block in list(starter.agent().blocks.items()) if key.user == paths.user_tag("ann"))
 
     found = rig.zk.get(paths.CONFIG).result(60)
-    assert found is not None
     settings = replace(decode_record(found.data, ClusterSettings, paths.CONFIG), limits=UserLimits(cores_of={"ann": 7}))
     assert isinstance(rig.zk.commit(set_settings(settings, found.version)).result(60), Committed)
     rig.write(paths.USAGE, CappedUse(cores={"ann": 6}, nodes={"ann": 1}, free=1))  # of 7, on another node

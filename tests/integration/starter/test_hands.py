@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Outcome
@@ -18,14 +14,8 @@ from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Tail
-from tests.harness.starter_rig import Rig, queues
+from tests.harness.starter_rig import Rig, own_rig
 from tests.harness.waiting import eventually
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
 
 
 def hand(rig: Rig, number: int, *, cores: int = 1) -> Outcome:
@@ -75,12 +65,9 @@ def test_what_does_not_fit_is_given_back_to_the_queue(rig: Rig) -> None:
     eventually(lambda: not rig.running(), "nothing left on the node")
 
 
-def test_what_its_queue_does_not_admit_never_begins_though_its_way_back_is_barred(
-    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
-) -> None:
+def test_what_its_queue_does_not_admit_never_begins_though_its_way_back_is_barred(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
     """Who writes to ZooKeeper himself can put something into the queue under the very name under which a block goes back."""
-    mine = queues(QueueSpec(name="default"), QueueSpec(name="shut", users=("nobody",)))
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **mine) as rig:
+    with own_rig(zookeeper, tmp_path, queues=(QueueSpec(name="default"), QueueSpec(name="shut", users=("nobody",)))) as rig:
         rig.start()
         number = rig.submit(Command(argv=("touch", str(tmp_path / "began"))), queue="shut")
         eventually(lambda: has_mark(rig), "the mark")

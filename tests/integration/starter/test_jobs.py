@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
 from rmgr.model.tasks.submission import Command
-from tests.harness.hand_leader import BOTH, put, waiting
+from tests.harness.hand_leader import put, waiting
 from tests.harness.starter_rig import Rig, call
 from tests.harness.waiting import eventually
 from tests.integration.starter.test_starter_orders import crossed_off, order, waiter
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as made:
-        yield made
 
 
 def test_a_placed_job_runs_where_the_leader_put_it_with_its_environment(rig: Rig, tmp_path: Path) -> None:

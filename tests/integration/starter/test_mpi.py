@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import State
 from rmgr.model.tasks.submission import Command
-from tests.harness.hand_leader import BOTH, put, unhold
+from tests.harness.hand_leader import put, unhold
 from tests.harness.starter_rig import Rig
 
 PROGRAM = r"""
@@ -56,24 +54,21 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where / "sum"
 
 
-def test_mpirun_runs_allreduces_of_c_and_of_mpi4py_over_two_starters(
-    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path, program: Path
-) -> None:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as rig:
-        for node in ("n1", "n2"):
-            rig.start(node, cores=2, serves=True)
-            rig.wait_registered(node)
-        # As root in a container; two nodes on one machine, which Open MPI takes for several only if asked.
-        (tmp_path / "sum.py").write_text(SCRIPT)
-        python = f"{shlex.quote(sys.executable)} {tmp_path}/sum.py"
-        script = f"""export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; exec 2> {tmp_path}/err
-        mpirun {program} > {tmp_path}/c && mpirun {python} > {tmp_path}/python"""
-        number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
-        job = put(rig, number, (("n1", 2), ("n2", 2)))
-        outcome = rig.outcomes(number, 1, 120.0)[0]
-        assert outcome.state is State.COMPLETED, (tmp_path / "err").read_text()
-        for out in ("c", "python"):
-            told = (tmp_path / out).read_text()  # mpirun may pass on a line of one rank before the last one of another has ended
-            lines = sorted(re.findall(r"rank \d of \d on \w\d: \d\d", told))
-            assert lines == [f"rank {rank} of 4 on {node}: 10" for rank, node in enumerate(("n1", "n1", "n2", "n2"))]
-        unhold(rig, job)
+def test_mpirun_runs_allreduces_of_c_and_of_mpi4py_over_two_starters(rig: Rig, tmp_path: Path, program: Path) -> None:
+    for node in ("n1", "n2"):
+        rig.start(node, cores=2, serves=True)
+        rig.wait_registered(node)
+    # As root in a container; two nodes on one machine, which Open MPI takes for several only if asked.
+    (tmp_path / "sum.py").write_text(SCRIPT)
+    python = f"{shlex.quote(sys.executable)} {tmp_path}/sum.py"
+    script = f"""export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; exec 2> {tmp_path}/err
+    mpirun {program} > {tmp_path}/c && mpirun {python} > {tmp_path}/python"""
+    number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
+    job = put(rig, number, (("n1", 2), ("n2", 2)))
+    outcome = rig.outcomes(number, 1, 120.0)[0]
+    assert outcome.state is State.COMPLETED, (tmp_path / "err").read_text()
+    for out in ("c", "python"):
+        told = (tmp_path / out).read_text()  # mpirun may pass on a line of one rank before the last one of another has ended
+        lines = sorted(re.findall(r"rank \d of \d on \w\d: \d\d", told))
+        assert lines == [f"rank {rank} of 4 on {node}: 10" for rank, node in enumerate(("n1", "n1", "n2", "n2"))]
+    unhold(rig, job)

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.daemons.starter.execution import ends
 from rmgr.daemons.starter.staging import outputs
 from rmgr.daemons.starter.staging.outputs import Ending
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import CommandEnd
 from tests.harness.starter_rig import Rig
 from tests.harness.waiting import eventually
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
 
 
 def test_the_loop_of_a_starter_looks_at_no_file_that_users_name(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

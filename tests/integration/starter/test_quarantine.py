@@ -15,12 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.node.trouble import OWN
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import OrderKind, Trouble
@@ -30,12 +28,6 @@ from tests.harness.fair_time import FairTimer
 from tests.harness.starter_rig import Rig, call
 from tests.harness.waiting import eventually
 from tests.integration.starter.test_starter_orders import order
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
 
 
 def trouble(rig: Rig, node: str = "n1") -> Trouble | None:
@@ -198,7 +190,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
-
 
 FILLS = "cat /dev/zero > big"
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import Outcome
 from rmgr.model.tasks.submission import Command, Tail, Upload
-from tests.harness.hand_leader import BOTH, put, unhold
-from tests.harness.starter_rig import Rig, call
+from tests.harness.hand_leader import put, unhold
+from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually
 
 #: What is removed, below the work directory of the Starter; "" = all of it.
@@ -28,13 +27,10 @@ INNER = ("n1/run/s*", "n1/run/s*/*", "n1/stage/*", "blobs/*", "blobs/uploads/*")
 
 @pytest.fixture(scope="module")
 def rig(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    chroot = "/test/removed"
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator:
-        coordinator.ensure(["/"])
-        with Rig(coordinator, zookeeper.hosts, chroot, tmp_path_factory.mktemp("removed")) as made:
-            made.start()
-            made.wait_registered()
-            yield made
+    with own_rig(zookeeper, tmp_path_factory.mktemp("removed")) as made:
+        made.start()
+        made.wait_registered()
+        yield made
 
 
 def remove(rig: Rig, kind: str, node: str = "n1") -> None:
@@ -146,8 +142,8 @@ def test_directories_removed_under_load_cost_no_task_its_success(rig: Rig, work:
 
 
 @pytest.fixture
-def placing(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as made:
+def placing(zookeeper: ZooKeeperServer, tmp_path: Path) -> Iterator[Rig]:
+    with own_rig(zookeeper, tmp_path) as made:
         for node in ("n1", "n2"):
             made.start(node, serves=True)
             made.wait_registered(node)

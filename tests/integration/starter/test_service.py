@@ -6,24 +6,15 @@ import json
 import signal
 import threading
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rmgr.adapters.rpc.server import NodeClient
-from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import NotFound
 from rmgr.model.tasks.submission import Command
 from tests.harness.starter_rig import Rig, call
 from tests.harness.waiting import eventually
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
 
 
 def step(directory: Path, text: str, number: int) -> str:

@@ -8,9 +8,7 @@ n3  idle ─┘
 from __future__ import annotations
 
 import io
-import shutil
 import tarfile
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -19,18 +17,14 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.core import uploads as starter_uploads
 from rmgr.daemons.starter.core.uploads import disk_bytes
-from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import State
 from rmgr.model.tasks.submission import Command, Upload
 from tests.harness.local_accounts import LocalAccounts
-from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, call
+from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually
 
 NODES = ("n1", "n2", "n3")
@@ -67,37 +61,15 @@ class SlowStore:
 
 
 @pytest.fixture(scope="module")
-def accounts() -> Iterator[LocalAccounts]:
-    with LocalAccounts() as made, work_that_users_reach():
-        yield made
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    """A directory that users can get to (pytest's own is closed to them)."""
-    directory = Path(tempfile.mkdtemp(prefix="rmgr-staging-", dir="/var/tmp"))
-    directory.chmod(0o755)
-    yield directory
-    shutil.rmtree(directory)
-
-
-@pytest.fixture(scope="module")
-def rig(zookeeper: ZooKeeperServer, accounts: LocalAccounts, place: Path) -> Iterator[Rig]:
+def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
     """Three idle nodes whose work runs as its users, and a store that takes 1.5 s for a value that is streamed."""
-    name = uuid.uuid4().hex[:12]
-    chroot, home = f"/test/{name}", place / name  # anew where a test is run again
-    home.mkdir()
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator:
-        coordinator.ensure(["/"])
-        with Rig(coordinator, zookeeper.hosts, chroot, home) as made:
-            made.store = SlowStore(made.store, 1.5)  # type: ignore[assignment]
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(starter, "policy_of", lambda *_: AccountsPolicy(min_uid=1000))
-                for name in NODES:
-                    made.start(name, cores=1)
-            for name in NODES:
-                made.wait_registered(name)
-            yield made
+    with own_rig(zookeeper, place) as made:
+        made.store = SlowStore(made.store, 1.5)  # type: ignore[assignment]
+        for name in NODES:
+            made.start(name, cores=1, as_users=True)
+        for name in NODES:
+            made.wait_registered(name)
+        yield made
 
 
 @pytest.fixture

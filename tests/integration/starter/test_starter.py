@@ -9,7 +9,6 @@ import re
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,31 +18,19 @@ import msgspec
 import pytest
 
 from rmgr.adapters import store_rules
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_block, decode_record
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT
-from tests.harness.starter_rig import Rig, call
+from tests.harness.starter_rig import Rig, call, sh
 from tests.harness.waiting import eventually
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
-
-
-def sh(script: str, **more: Any) -> Command:
-    return Command(argv=("sh", "-c", script), **more)
 
 
 def log_of(rig: Rig, number: int, outcome: Outcome, stream: int = 0, attempt: int = 1) -> bytes:
@@ -51,7 +38,6 @@ def log_of(rig: Rig, number: int, outcome: Outcome, stream: int = 0, attempt: in
     parts = []
     for part in range(outcome.log_parts[stream]):
         row = rig.store.get(keys.log(number, outcome.index, attempt, keys.STREAMS[stream], part))
-        assert row is not None
         parts.append(row[0])
     return b"".join(parts) + outcome.log[stream]
 
@@ -108,7 +94,6 @@ def test_values_of_every_size_come_back_whole(rig: Rig, size: int) -> None:
         value, pickled = outcome.value, outcome.pickled
     else:
         row = rig.store.get(keys.output(number, 0, 1))
-        assert row is not None
         value, pickled = row[0], row[1] is Encoding.PICKLE
         assert outcome.value_size == len(value)
     assert (pickle.loads(value) if pickled else value) == b"\xab" * size
@@ -162,7 +147,6 @@ def test_values_travel_by_key_from_task_to_task(rig: Rig) -> None:
     outcome = rig.outcomes(second, 1)[0]
     assert (outcome.state, outcome.outputs) == (State.COMPLETED, 1)
     row = rig.store.get(keys.output(second, 0, 1, 0))
-    assert row is not None
     assert pickle.loads(row[0]) == {"a": b"raw bytes!", "b": [1, 2, 3]}
     raw = rig.store.get(keys.output(first, 0, 1, 0))
     assert raw == (b"raw bytes!", Encoding.RAW)

@@ -12,11 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.ops.leader import fence
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.tasks.block import BlockKey
@@ -30,9 +28,12 @@ from tests.harness.waiting import eventually
 
 
 @pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
+def proxy(rig: Rig) -> Iterator[Proxy]:
+    """Between ZooKeeper and the test's Starter."""
+    made = Proxy(rig.hosts)
+    rig.hosts = made.hosts
+    yield made
+    made.close()
 
 
 def ledgered(ledger: Path, go: Path) -> Command:
@@ -113,7 +114,6 @@ def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Pat
     eventually(lambda: lines(ledger), "it to run")
     rig.write(paths.EPOCH, EpochRecord(epoch=1))
     found = rig.zk.get(paths.node("n1")).result(60)
-    assert found is not None
     outcome = rig.zk.commit(fence(0, record, found.version, "test")).result(60)
     assert isinstance(outcome, Committed)
     again = rig.wait_registered(incarnation=2)
@@ -127,54 +127,38 @@ def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Pat
     rig.outcomes(other, 1)
 
 
-def test_answers_lost_on_the_way_are_read_back(
-    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
-) -> None:
-    proxy = Proxy(zookeeper.hosts)
-    try:
-        with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as rig:
-            rig.hosts = proxy.hosts
-            rig.start()
-            rig.wait_registered()
-            for nth in range(1, 8):
-                proxy.lose_reply(nth)
-                number = rig.submit(lambda x: x, [call(x) for x in range(200)], blocks=2)
-                found = rig.outcomes(number, 200)
-                assert all(pickle.loads(found[x].value) == x for x in range(200))
-                eventually(lambda: not rig.running() and not rig.pending(), "nothing left")
-                assert rig.failed(number) == {}
-            assert proxy.cuts > 0
-    finally:
-        proxy.close()
+def test_answers_lost_on_the_way_are_read_back(rig: Rig, proxy: Proxy) -> None:
+    rig.start()
+    rig.wait_registered()
+    for nth in range(1, 8):
+        proxy.lose_reply(nth)
+        number = rig.submit(lambda x: x, [call(x) for x in range(200)], blocks=2)
+        found = rig.outcomes(number, 200)
+        assert all(pickle.loads(found[x].value) == x for x in range(200))
+        eventually(lambda: not rig.running() and not rig.pending(), "nothing left")
+        assert rig.failed(number) == {}
+    assert proxy.cuts > 0
 
 
-def test_zookeeper_away_keep_work_runs_on_exclusive_work_is_dead(
-    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
-) -> None:
-    proxy = Proxy(zookeeper.hosts)
-    try:
-        with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as rig:
-            rig.hosts = proxy.hosts
-            rig.start()
-            rig.wait_registered()
-            kept, killed, go = tmp_path / "kept", tmp_path / "killed", tmp_path / "go"
-            keep = rig.submit(ledgered(kept, go))
-            exclusive = rig.submit(ledgered(killed, go), on_disconnect=OnDisconnect.EXCLUSIVE)
-            eventually(lambda: lines(kept) and lines(killed), "both to run")
-            with FairTimer() as timer:
-                proxy.refuse(True)
-                proxy.cut()
-                no_orphans(killed)
-            assert timer.elapsed_s < 0.95 * 6.0 - 0.5
-            assert psutil.pid_exists(pids(kept)[0])
-            go.touch()
-            eventually(lambda: "end" in kept.read_text(), "the kept one to finish")
-            proxy.refuse(False)
-            assert rig.outcomes(keep, 1)[0].state is State.COMPLETED
-            failed = eventually(lambda: rig.failed(exclusive), "the loss told")
-            assert [one.reason for one in failed.values()] == [Reason.LEASE_LOST]
-    finally:
-        proxy.close()
+def test_zookeeper_away_keep_work_runs_on_exclusive_work_is_dead(rig: Rig, proxy: Proxy, tmp_path: Path) -> None:
+    rig.start()
+    rig.wait_registered()
+    kept, killed, go = tmp_path / "kept", tmp_path / "killed", tmp_path / "go"
+    keep = rig.submit(ledgered(kept, go))
+    exclusive = rig.submit(ledgered(killed, go), on_disconnect=OnDisconnect.EXCLUSIVE)
+    eventually(lambda: lines(kept) and lines(killed), "both to run")
+    with FairTimer() as timer:
+        proxy.refuse(True)
+        proxy.cut()
+        no_orphans(killed)
+    assert timer.elapsed_s < 0.95 * 6.0 - 0.5
+    assert psutil.pid_exists(pids(kept)[0])
+    go.touch()
+    eventually(lambda: "end" in kept.read_text(), "the kept one to finish")
+    proxy.refuse(False)
+    assert rig.outcomes(keep, 1)[0].state is State.COMPLETED
+    failed = eventually(lambda: rig.failed(exclusive), "the loss told")
+    assert [one.reason for one in failed.values()] == [Reason.LEASE_LOST]
 
 
 # -- names -------------------------------------------------------------------------------------------------------------------------
@@ -233,19 +217,14 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(rig: Rig, moment: str) 
     number = rig.submit(lambda n: b"x" * n, [call(size)] * 4)
     assert first.wait(60) == -signal.SIGKILL
     rig.spawn()
-    done = 0
-    end_s = time.monotonic() + 60
 
     def ended() -> bool:
-        nonlocal done
         for where, record in rig.failed(number).items():
             assert record.reason is Reason.NODE_LOST
             rig.resubmit(number, where, record)
-        found = rig.outcomes(number, 0)
-        done = len(found)
-        return done == 4
+        return len(rig.outcomes(number, 0)) == 4
 
-    eventually(ended, f"4 outcomes, there are {done}", within_s=end_s - time.monotonic())
+    eventually(ended, lambda: f"4 outcomes, there are {rig.outcomes(number, 0)}")
     found = rig.outcomes(number, 4)
     assert {outcome.state for outcome in found.values()} == {State.COMPLETED}
     eventually(lambda: not rig.running() and not rig.pending() and not rig.failed(number), "nothing left")
@@ -260,7 +239,6 @@ def test_a_paused_starter_wakes_up_fenced_and_commits_nothing(rig: Rig, tmp_path
     process.send_signal(signal.SIGSTOP)
     rig.write(paths.EPOCH, EpochRecord(epoch=1))
     found = rig.zk.get(paths.node("n1")).result(60)
-    assert found is not None
     assert isinstance(rig.zk.commit(fence(0, record, found.version, "test")).result(60), Committed)
     go.touch()
     eventually(lambda: "end" in ledger.read_text(), "the work to finish meanwhile")

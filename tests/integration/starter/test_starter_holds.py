@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record
@@ -18,17 +16,11 @@ from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import Drain, OrderKind
 from rmgr.model.tasks.placing import NodeHold
 from rmgr.model.tasks.submission import Command
-from tests.harness.hand_leader import BOTH, put, unhold, waiting
-from tests.harness.starter_rig import Rig
+from tests.harness.hand_leader import put, unhold, waiting
+from tests.harness.starter_rig import Rig, own_rig
 from tests.harness.waiting import eventually
 from tests.integration.starter.test_starter_faults import expire
 from tests.integration.starter.test_starter_orders import crossed_off, delete, order, waiter
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as made:
-        yield made
 
 
 def test_a_hold_takes_its_cores_when_they_are_free_and_gives_them_back_when_it_goes(rig: Rig, tmp_path: Path) -> None:
@@ -118,10 +110,8 @@ def test_a_job_starts_when_all_its_nodes_are_ready(rig: Rig, tmp_path: Path) -> 
     eventually(lambda: (head.lanes.free_cores, helper.lanes.free_cores) == (2, 1), "all cores free")
 
 
-def test_a_start_that_is_not_complete_in_time_is_revoked(
-    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
-) -> None:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH, barrier_us=500_000) as rig:
+def test_a_start_that_is_not_complete_in_time_is_revoked(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
+    with own_rig(zookeeper, tmp_path, barrier_us=500_000) as rig:
         head = rig.start("n1", cores=1, serves=True).agent("n1")
         rig.start("n2", cores=1)  # cannot be asked
         rig.wait_registered("n1")

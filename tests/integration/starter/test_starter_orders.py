@@ -6,12 +6,10 @@ import pickle
 import signal
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
@@ -20,14 +18,8 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.submission import Command
-from tests.harness.starter_rig import Rig, call
+from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
 
 
 def waiter(go: Path, started: Path | None = None) -> Command:
@@ -240,11 +232,9 @@ def test_a_large_task_is_not_starved_by_small_ones_behind_it(rig: Rig, tmp_path:
     assert int((tmp_path / "large").read_text()) < int((tmp_path / "small").read_text())
 
 
-def test_small_tasks_pass_a_large_one_where_the_queue_allows_it(
-    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
-) -> None:
+def test_small_tasks_pass_a_large_one_where_the_queue_allows_it(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
     spec = QueueSpec(name="default", backfill_pull=True)
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, queues=(spec,)) as rig:
+    with own_rig(zookeeper, tmp_path, queues=(spec,)) as rig:
         rig.start(cores=2)
         rig.wait_registered()
         go = tmp_path / "go"

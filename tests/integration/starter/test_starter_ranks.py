@@ -5,28 +5,22 @@ from __future__ import annotations
 import os
 import pickle
 import shlex
-import shutil
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.daemons.starter import main as starter
-from rmgr.daemons.starter.staging.accounts import AccountsPolicy
+from rmgr.adapters.host.accounts import Account
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import OrderKind
 from rmgr.model.tasks.submission import Command
-from tests.harness.hand_leader import BOTH, put, unhold
-from tests.harness.local_accounts import LocalAccounts
-from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, call
+from tests.harness.hand_leader import put, unhold
+from tests.harness.reachable import open_place
+from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually
 from tests.integration.starter.test_starter_orders import order
 
@@ -37,12 +31,11 @@ WHOLE = f"{shlex.quote(sys.executable)} -m rmgr.cli.main"
 
 
 @pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as made:
-        for node in ("n1", "n2"):
-            made.start(node, cores=2, serves=True)
-            made.wait_registered(node)
-        yield made
+def rig(rig: Rig) -> Rig:
+    for node in ("n1", "n2"):
+        rig.start(node, cores=2, serves=True)
+        rig.wait_registered(node)
+    return rig
 
 
 def lives(pid_file: Path) -> bool:
@@ -140,11 +133,9 @@ def test_a_rank_that_kills_what_has_started_it_fails_its_job_and_blames_no_node(
     assert [one.agent(name).strikes.last for one, name in zip(rig.starters, ("n1", "n2"), strict=True)] == ["", ""]
 
 
-def test_slots_and_ranks_have_processors_of_their_own(
-    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
-) -> None:
+def test_slots_and_ranks_have_processors_of_their_own(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
     where = f'{shlex.quote(sys.executable)} -I -S -c "import os; print(sorted(os.sched_getaffinity(0)))"'
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as rig:
+    with own_rig(zookeeper, tmp_path) as rig:
         agent = rig.start(cores=2, bind_cpus="yes").agent()
         rig.wait_registered()
         number, placed = job(rig, f'{RUN} -l sh -c \'echo $RMGR_CPU_BIND; {where}\'; echo "all $RMGR_CPU_BIND"', (("n1", 2),))
@@ -243,10 +234,8 @@ def test_a_cancel_that_comes_between_the_scripts_end_and_the_word_of_its_nodes_i
     assert (outcome.state, outcome.exit_code) == (State.CANCELLED, 3)
 
 
-def test_a_job_whose_helper_died_is_lost_though_its_script_failed_first(
-    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
-) -> None:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as rig:
+def test_a_job_whose_helper_died_is_lost_though_its_script_failed_first(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
+    with own_rig(zookeeper, tmp_path) as rig:
         rig.start("n1", cores=1, serves=True)
         helper = rig.spawn("n2", cores=1)
         rig.wait_registered("n1")
@@ -290,34 +279,24 @@ def test_ranks_that_the_system_ends_are_a_loss_and_those_that_the_work_ends_are_
     unhold(rig, placed)  # type: ignore[arg-type]
 
 
-def test_ranks_are_their_users_and_no_other_socket_is_reached_through_them(
-    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LocalAccounts() as accounts, work_that_users_reach():
-        anna = accounts.make("a")
-        monkeypatch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
-        directory = Path(tempfile.mkdtemp(prefix="rmgr-ranks-", dir="/var/tmp"))  # pytest's own is closed to users
-        directory.chmod(0o777)
-        try:
-            with Rig(coordinator, zookeeper.hosts, chroot, directory, **BOTH) as rig:
-                helper = [rig.start(node, cores=1, serves=True).agent(node) for node in ("n1", "n2")][1]
-                for node in ("n1", "n2"):
-                    rig.wait_registered(node)
-                script = f"""{AGENT} n2 id -un; {AGENT} n1 id -un; touch {directory}/first
-                while [ ! -e {directory}/go ]; do sleep 0.02; done; {AGENT} n2 true; echo "code $?" """
-                number, placed = job(rig, script, (("n1", 1), ("n2", 1)), user=anna.name)
-                eventually((directory / "first").exists, "two commands run")
-                hold = helper.jobs.holds.get(f"{number}.0.1")
-                assert hold.place.stat().st_uid == anna.uid
-                (hold.place / "ranks").unlink()  # as he might
-                with socket.socket(socket.AF_UNIX) as roots:
-                    roots.bind(str(directory / "roots"))
-                    roots.listen()
-                    (hold.place / "ranks").symlink_to(directory / "roots")
-                    (directory / "go").touch()
-                    rig.outcomes(number, 1)
-                assert told(rig) == sorted([anna.name, anna.name, "code 125"]), complaints(rig)
-                assert "is not its user's" in complaints(rig)
-                unhold(rig, placed)  # type: ignore[arg-type]
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+def test_ranks_are_their_users_and_no_other_socket_is_reached_through_them(zookeeper: ZooKeeperServer, anna: Account) -> None:
+    with open_place(mode=0o777) as directory, own_rig(zookeeper, directory) as rig:
+        helper = [rig.start(node, cores=1, serves=True, as_users=True).agent(node) for node in ("n1", "n2")][1]
+        for node in ("n1", "n2"):
+            rig.wait_registered(node)
+        script = f"""{AGENT} n2 id -un; {AGENT} n1 id -un; touch {directory}/first
+        while [ ! -e {directory}/go ]; do sleep 0.02; done; {AGENT} n2 true; echo "code $?" """
+        number, placed = job(rig, script, (("n1", 1), ("n2", 1)), user=anna.name)
+        eventually((directory / "first").exists, "two commands run")
+        hold = helper.jobs.holds.get(f"{number}.0.1")
+        assert hold.place.stat().st_uid == anna.uid
+        (hold.place / "ranks").unlink()  # as he might
+        with socket.socket(socket.AF_UNIX) as roots:
+            roots.bind(str(directory / "roots"))
+            roots.listen()
+            (hold.place / "ranks").symlink_to(directory / "roots")
+            (directory / "go").touch()
+            rig.outcomes(number, 1)
+        assert told(rig) == sorted([anna.name, anna.name, "code 125"]), complaints(rig)
+        assert "is not its user's" in complaints(rig)
+        unhold(rig, placed)  # type: ignore[arg-type]

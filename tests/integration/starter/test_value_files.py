@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from rmgr.adapters.sqlite.values import ValueFiles
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import keys
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import KeyedPayload
 from tests.harness.starter_rig import Rig
 from tests.harness.store_adapters import flip_bit, value_file
 from tests.harness.waiting import eventually
-
-
-@pytest.fixture
-def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
-    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
-        yield made
 
 
 def test_inputs_travel_as_files(rig: Rig) -> None:

@@ -13,9 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,7 @@ import pytest
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.workevents import SlotUp
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import keys
-from rmgr.daemons.starter import main as starter
-from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
@@ -38,8 +33,7 @@ from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload
 from rmgr.runner.host import home
 from tests.harness.fair_time import FairTimer
 from tests.harness.local_accounts import LocalAccounts
-from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, Running, call
+from tests.harness.starter_rig import Rig, Running, call, own_rig, sh
 from tests.harness.waiting import eventually
 from tests.harness.work_node import WorkNode
 from tests.integration.commands import Shell
@@ -48,56 +42,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
-def accounts() -> Iterator[LocalAccounts]:
-    with LocalAccounts() as made, work_that_users_reach():
+def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
+    with own_rig(zookeeper, place) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def group(accounts: LocalAccounts) -> str:
-    return accounts.make_group("g")
-
-
-@pytest.fixture(scope="module")
-def anna(accounts: LocalAccounts, group: str) -> Account:
-    return accounts.make("a", group=group)
-
-
-@pytest.fixture(scope="module")
-def ben(accounts: LocalAccounts) -> Account:
-    return accounts.make("b")
-
-
-@pytest.fixture(scope="module")
-def place(accounts: LocalAccounts) -> Iterator[Path]:
-    """A directory that users can get to (pytest's own is closed to them)."""
-    directory = Path(tempfile.mkdtemp(prefix="rmgr-users-", dir="/var/tmp"))
-    directory.chmod(0o755)
-    yield directory
-    shutil.rmtree(directory)
-
-
-@pytest.fixture(scope="module")
-def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
-    chroot = f"/test/{uuid.uuid4().hex[:12]}"
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator:
-        coordinator.ensure(["/"])
-        with Rig(coordinator, zookeeper.hosts, chroot, place) as made:
-            yield made
-
-
-@pytest.fixture(scope="module")
-def node(accounts: LocalAccounts, rig: Rig) -> Running:
-    """A Starter of two cores whose work runs as its users (whose names are proven elsewhere: that the policy holds is given here)."""
-    with pytest.MonkeyPatch.context() as patch:  # undone at once: other tests of this process have Starters of their own
-        patch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
-        running = rig.start("n1", log_cap_bytes=1 << 20)
+def node(rig: Rig) -> Running:
+    """A Starter of two cores whose work runs as its users (whose names are proven elsewhere)."""
+    running = rig.start("n1", as_users=True, log_cap_bytes=1 << 20)
     rig.wait_registered()
     return running
-
-
-def sh(script: str, **more: Any) -> Command:
-    return Command(argv=("sh", "-c", script), **more)
 
 
 def told(rig: Rig, work: Any, user: Account, **options: Any) -> str:
@@ -452,9 +407,9 @@ def test_what_a_spawner_per_user_costs(place: Path, anna: Account) -> None:
 
 
 def test_in_a_secured_cluster_work_runs_as_whoever_signed_it(
-    zookeeper_parts: None, tmp_path: Path, place: Path, anna: Account, ben: Account
+    zookeeper: ZooKeeperServer, tmp_path: Path, place: Path, anna: Account, ben: Account
 ) -> None:
-    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, heap_mb=128, secured=True) as cluster:
+    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
         assert cluster.security is not None
         options = ["--work-dir", str(place / "secured")]
         cluster.start_starter("n1", options=options, environment={"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)})

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,11 @@ import pytest
 
 from rmgr.adapters.host.accounts import Account, obstacle
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
 from tests.harness.local_accounts import LocalAccounts
-from tests.harness.reachable import work_that_users_reach
+from tests.harness.reachable import open_place
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 from tests.places import ROOT
@@ -26,28 +26,11 @@ from tests.places import ROOT
 _LIMIT_S = 60
 
 
-@pytest.fixture(scope="module")
-def accounts() -> Iterator[LocalAccounts]:
-    with LocalAccounts() as made, work_that_users_reach():
-        yield made
-
-
-@pytest.fixture(scope="module")
-def group(accounts: LocalAccounts) -> str:
-    return accounts.make_group("g")
-
-
-@pytest.fixture(scope="module")
-def anna(accounts: LocalAccounts, group: str) -> Account:
-    return accounts.make("a", group=group)
-
-
 @pytest.fixture
 def place() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="rmgr-closed-", dir="/var/tmp"))
-    directory.chmod(0o755)
-    yield directory
-    shutil.rmtree(directory)
+    """For each test its own."""
+    with open_place() as directory:
+        yield directory
 
 
 # -- what is in the way --------------------------------------------------------------------------------------------------------
@@ -86,13 +69,13 @@ def test_the_directory_in_the_way_is_named_with_the_command_that_opens_it(place:
 
 
 def test_work_that_its_user_cannot_reach_waits_and_everybody_says_what_to_type(
-    zookeeper_parts: None, tmp_path: Path, place: Path, anna: Account
+    zookeeper: ZooKeeperServer, tmp_path: Path, place: Path, anna: Account
 ) -> None:
     closed = place / "closed"
     shutil.copytree(home.ROOT / "rmgr", closed / "rmgr", ignore=shutil.ignore_patterns("__pycache__"))
     closed.chmod(0o700)
     command = f"chmod o+x {closed}"
-    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, heap_mb=128, secured=True) as cluster:
+    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
         assert cluster.security is not None
 
         def start(node: str, root: Path) -> None:
@@ -152,12 +135,12 @@ def test_work_that_its_user_cannot_reach_waits_and_everybody_says_what_to_type(
 
 
 def test_an_interpreter_that_its_user_cannot_reach_fails_the_work_with_that_reason(
-    zookeeper_parts: None, tmp_path: Path, place: Path, anna: Account
+    zookeeper: ZooKeeperServer, tmp_path: Path, place: Path, anna: Account
 ) -> None:
     (place / "env").mkdir(mode=0o700)
     python = place / "env" / "python"
     python.symlink_to(sys.executable)
-    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, heap_mb=128, secured=True) as cluster:
+    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
         assert cluster.security is not None
         environment = {"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)}
         cluster.start_starter("n1", options=["--work-dir", str(place / "n1")], environment=environment)

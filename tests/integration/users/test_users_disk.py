@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,60 +10,25 @@ import pytest
 
 from rmgr.adapters import store_rules
 from rmgr.adapters.host.accounts import Account
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import keys
-from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.node import trouble as starter_use
-from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.submission import Command, Upload
-from tests.harness.local_accounts import LocalAccounts
-from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, call
+from rmgr.model.tasks.submission import Upload
+from tests.harness.starter_rig import Rig, call, own_rig, sh
 
 MIB = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def accounts() -> Iterator[LocalAccounts]:
-    with LocalAccounts() as made, work_that_users_reach():
-        yield made
-
-
-@pytest.fixture(scope="module")
-def anna(accounts: LocalAccounts) -> Account:
-    return accounts.make("a")
-
-
-@pytest.fixture(scope="module")
-def ben(accounts: LocalAccounts) -> Account:
-    return accounts.make("b")
-
-
-@pytest.fixture(scope="module")
-def rig(accounts: LocalAccounts, zookeeper: ZooKeeperServer) -> Iterator[Rig]:
+def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
     """A Starter of four cores whose work runs as its users, and which counts five times a second."""
-    place = Path(tempfile.mkdtemp(prefix="rmgr-disk-", dir="/var/tmp"))
-    place.chmod(0o755)
-    chroot = f"/test/{uuid.uuid4().hex[:12]}"
-    try:
-        with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator, pytest.MonkeyPatch.context() as patch:
-            coordinator.ensure(["/"])
-            patch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
-            patch.setattr(starter_use, "_EVERY_S", 0.2)
-            patch.setattr(starter_use, "MAX_THINGS", 3000)
-            with Rig(coordinator, zookeeper.hosts, chroot, place) as made:
-                made.start("n1", cores=4, work_cap_user_bytes=30 * MIB)
-                made.wait_registered()
-                yield made
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def sh(script: str, **more: object) -> Command:
-    return Command(argv=("sh", "-c", script), **more)  # type: ignore[arg-type]
-
+    with own_rig(zookeeper, place) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starter_use, "_EVERY_S", 0.2)
+        patch.setattr(starter_use, "MAX_THINGS", 3000)
+        made.start("n1", as_users=True, cores=4, work_cap_user_bytes=30 * MIB)
+        made.wait_registered()
+        yield made
 
 FILL = "while :; do head -c 1000000 /dev/zero > $(mktemp ./XXXXXXXX); sleep 0.01; done"
 

@@ -6,67 +6,30 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rmgr.adapters.host.accounts import Account
-from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.daemons.starter import main as starter
-from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.submission import Command, Upload
 from tests.harness.fair_time import FairTimer
-from tests.harness.local_accounts import LocalAccounts
-from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, Running, call
-from tests.integration.users.test_run_as_user import sh, told
-
-
-@pytest.fixture(scope="module")
-def accounts() -> Iterator[LocalAccounts]:
-    with LocalAccounts() as made, work_that_users_reach():
-        yield made
-
-
-@pytest.fixture(scope="module")
-def anna(accounts: LocalAccounts) -> Account:
-    return accounts.make("a")
-
-
-@pytest.fixture(scope="module")
-def ben(accounts: LocalAccounts) -> Account:
-    return accounts.make("b")
-
-
-@pytest.fixture(scope="module")
-def place(accounts: LocalAccounts) -> Iterator[Path]:
-    """A directory that users can get to (pytest's own is closed to them)."""
-    directory = Path(tempfile.mkdtemp(prefix="rmgr-users-", dir="/var/tmp"))
-    directory.chmod(0o755)
-    yield directory
-    shutil.rmtree(directory)
+from tests.harness.starter_rig import Rig, Running, call, own_rig, sh
+from tests.integration.users.test_run_as_user import told
 
 
 @pytest.fixture(scope="module")
 def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
-    chroot = f"/test/{uuid.uuid4().hex[:12]}"
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator:
-        coordinator.ensure(["/"])
-        with Rig(coordinator, zookeeper.hosts, chroot, place) as made:
-            yield made
+    with own_rig(zookeeper, place) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def node(accounts: LocalAccounts, rig: Rig) -> Running:
-    """A Starter of two cores whose work runs as its users."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
-        running = rig.start("n1")
+def node(rig: Rig) -> Running:
+    """A Starter of two cores whose work runs as its users (whose names are proven elsewhere)."""
+    running = rig.start("n1", as_users=True)
     rig.wait_registered()
     return running
 

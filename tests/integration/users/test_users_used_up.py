@@ -3,60 +3,40 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from rmgr.adapters.host import process
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.cgroup import SlotCgroup
-from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.node import node as node_module
-from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.local_accounts import LocalAccounts
-from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, Running
+from tests.harness.reachable import open_place
+from tests.harness.starter_rig import Rig, Running, own_rig, sh
 from tests.harness.waiting import eventually
-from tests.integration.users.test_run_as_user import sh, told
+from tests.integration.users.test_run_as_user import told
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="users' rights take root")
 _PROCESSES = 40
 
 
 @pytest.fixture
-def accounts() -> Iterator[LocalAccounts]:
-    with LocalAccounts() as made, work_that_users_reach():
-        yield made
-
-
-@pytest.fixture
 def rig(zookeeper: ZooKeeperServer) -> Iterator[Rig]:
-    place = Path(tempfile.mkdtemp(prefix="rmgr-users-", dir="/var/tmp"))
-    place.chmod(0o755)
-    chroot = f"/test/{uuid.uuid4().hex[:12]}"
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator:
-        coordinator.ensure(["/"])
-        with Rig(coordinator, zookeeper.hosts, chroot, place) as made:
-            yield made
-    shutil.rmtree(place)
+    with open_place() as place, own_rig(zookeeper, place) as made:
+        yield made
 
 
 @pytest.fixture
 def node(accounts: LocalAccounts, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Running:
     """A Starter where users have few processes, and who is out is out for seconds."""
-    monkeypatch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
     monkeypatch.setattr(process, "_pids_of_user", lambda _limit: _PROCESSES)
     monkeypatch.setattr(process.NodeRunner, "slot_cgroup", _no_cgroup)
     monkeypatch.setattr(node_module, "OUT_S", 5.0)
-    running = rig.start("n1")
+    running = rig.start("n1", as_users=True)
     rig.wait_registered()
     return running
 
