@@ -22,6 +22,7 @@ from rmgr.adapters.host.accounts import Account
 from rmgr.client.connection import Connection
 from rmgr.config import load
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
 from tests.harness.gateway_process import GatewayProcess
@@ -64,7 +65,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     work = Path(tempfile.mkdtemp(prefix="rmgr-large-", dir="/var/tmp"))  # users get to it, as they do not to pytest's own
     work.chmod(0o755)
     directory = tmp_path_factory.mktemp("dev")
@@ -72,7 +73,7 @@ def place(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> It
         with (
             LocalAccounts() as accounts,
             work_that_users_reach(),
-            DevCluster(directory, nodes=0, watchdogs=1, heap_mb=128, secured=True) as cluster,
+            DevCluster(directory, nodes=0, watchdogs=1, secured=True, guest_of=zookeeper) as cluster,
         ):
             own = {"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)}
             cluster.start_starter("n1", options=["--work-dir", str(work / "n1")], environment=own)

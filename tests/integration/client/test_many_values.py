@@ -14,6 +14,7 @@ from rmgr.client.values import Values
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import KeyExists, PermissionDenied, PickleFailed, UsageError
 from rmgr.model.cluster.identity import Role
 from tests.harness.gateway_process import GatewayProcess
@@ -70,19 +71,18 @@ def test_what_cannot_be_a_key_or_a_value_is_named_and_nothing_of_its_step_is_the
 
 
 @pytest.fixture(scope="module")
-def town(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Connection]]:
+def town(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Connection]]:
     """ann and mallory, each directly and behind a gateway ("ann gated")."""
     from contextlib import ExitStack
 
     from rmgr.client.connection import connect
 
     folder = tmp_path_factory.mktemp("many")
-    cluster = DevCluster(folder / "cluster", nodes=1, cores=2, watchdogs=1, secured=True)
+    cluster = DevCluster(folder / "cluster", nodes=1, cores=2, watchdogs=1, secured=True, guest_of=zookeeper)
     with ExitStack() as stack:
         stack.callback(cluster.stop)
         cluster.start()
         security = cluster.security
-        assert security is not None
         daemons = cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
         gateway = stack.enter_context(GatewayProcess(daemons, folder))
         made = {}

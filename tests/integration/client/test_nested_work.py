@@ -14,6 +14,7 @@ import pytest
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
 from tests.harness.gateway_process import GatewayProcess
@@ -34,7 +35,6 @@ def place() -> Iterator[Path]:
     directory.chmod(0o755)
     yield directory
     shutil.rmtree(directory)
-
 
 NESTED = """
 import os
@@ -58,10 +58,10 @@ with rmgr.TaskQueue(outer, features=["FEATURE"]) as queue:
 
 
 def test_work_submits_work_as_its_user_on_a_starter_that_was_started_by_hand_or_is_told_the_key(
-    zookeeper_parts: None, tmp_path: Path, place: Path, users: tuple[Account, Account]
+    zookeeper: ZooKeeperServer, tmp_path: Path, place: Path, users: tuple[Account, Account]
 ) -> None:
     anna, ben = users
-    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, heap_mb=128, secured=True) as cluster:
+    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
         assert cluster.security is not None
         bundles = {user.name: cluster.security.bundle(Role.USER, user.name) for user in (anna, ben)}
         for user in (anna, ben):

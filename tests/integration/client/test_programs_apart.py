@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import rmgr
+from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _pid(_: Any = None) -> int:
     return os.getpid()
 
 
-def test_two_programs_that_take_turns_keep_their_workers(live: DevCluster, tmp_path: Path) -> None:
+def test_two_programs_that_take_turns_keep_their_workers(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
     """On one slot: neither is forked anew for each call."""
     text = """
         import os, sys, rmgr
@@ -181,7 +182,7 @@ def test_two_programs_that_take_turns_keep_their_workers(live: DevCluster, tmp_p
     from rmgr.dev.cluster import DevCluster
 
     (tmp_path / "main.py").write_text(textwrap.dedent(text))
-    with DevCluster(tmp_path / "cluster", nodes=1, cores=1, watchdogs=1, heap_mb=128) as cluster:
+    with DevCluster(tmp_path / "cluster", nodes=1, cores=1, watchdogs=1, guest_of=zookeeper) as cluster:
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RMGR_")},
             **cluster.environment(),
@@ -208,10 +209,7 @@ def test_two_programs_that_take_turns_keep_their_workers(live: DevCluster, tmp_p
             for process in both:
                 process.communicate(timeout=60)
         left = {int(pid) for pids in seen for pid in pids}
-        end_s = time.monotonic() + 60
-        while (living := {pid for pid in left if Path(f"/proc/{pid}").exists()}) and time.monotonic() < end_s:
-            time.sleep(0.1)
-        assert not living, "idle workers of programs that have ended stay"
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), "idle workers of programs that have ended go")
 
 
 def test_within_one_program_executors_share_workers(connection: Connection) -> None:
