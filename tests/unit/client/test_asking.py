@@ -36,7 +36,6 @@ def test_jobs_are_asked_at_once_and_each_gets_its_own_answer() -> None:
         found = []
         for guid in coordinator.children(paths.REQUESTS).result(60) or []:
             stamped = coordinator.get(paths.request(guid)).result(60)
-            assert stamped is not None
             found.append((decode_record(stamped.data, StopRequest), guid, stamped.version))
         for request, guid, version in sorted(found, key=lambda one: -one[0].index):
             answered = replace(request, answered=True, **answers[request.index])  # type: ignore[arg-type]

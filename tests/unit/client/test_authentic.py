@@ -59,7 +59,6 @@ class World:
         path = f"/t{time.monotonic_ns()}"
         assert isinstance(self.coordinator.commit(Multi(name="T", ops=(Create(path),), proof=Exists(path))).result(60), Committed)
         stat = self.coordinator.stat(path).result(60)
-        assert stat is not None
         return stat.mzxid
 
 

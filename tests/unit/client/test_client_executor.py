@@ -26,13 +26,6 @@ def square(x: int) -> int:
     return x * x
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    made.stop()
-
-
 def finished(cluster: Cluster) -> Executor:
     """An executor on a connection that ends with the test."""
     connection = cluster.connect()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -35,13 +34,6 @@ TRUE = Command(argv=("true",))
 
 def double(x: int) -> int:
     return 2 * x
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    made.stop()
 
 
 class Moody:
@@ -148,7 +140,6 @@ def test_the_thousandth_submission_gets_a_directory(cluster: Cluster) -> None:
     from rmgr.coord.protocol.records import encode_record
 
     ids = cluster.coordinator.get(paths.IDS).result(60)
-    assert ids is not None
     cluster.coordinator.commit(Multi(name="SKIP", ops=(Set(paths.IDS, encode_record(2345), ids.version),), proof=Gone("/x"))).result(60)
     for expected in (2345, 2346):
         draft = draft_of(Options(name="x", queue="default"), work=Work.COMMAND, command=TRUE)

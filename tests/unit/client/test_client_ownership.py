@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -39,23 +38,12 @@ def double(x: int) -> int:
     return 2 * x
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    made.stop()
-
-
 def record_of(cluster: Cluster, number: int) -> Submission:
-    found = cluster.coordinator.get(paths.sub(number)).result(60)
-    assert found is not None
-    return decode_record(found.data, Submission)
+    return decode_record(cluster.coordinator.get(paths.sub(number)).result(60).data, Submission)
 
 
 def tail_of(cluster: Cluster, number: int) -> Tail:
-    found = cluster.coordinator.get(paths.tail(number)).result(60)
-    assert found is not None
-    return decode_record(found.data, Tail)
+    return decode_record(cluster.coordinator.get(paths.tail(number)).result(60).data, Tail)
 
 
 # -- losses, retries

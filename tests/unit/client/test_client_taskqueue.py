@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as StdlibFuture
 from typing import Any
@@ -36,7 +35,7 @@ from rmgr.procedures.snapshot import read_submission
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.waiting import eventually
 
-QUEUES = ClusterSettings(
+SETTINGS = ClusterSettings(
     queues=(
         QueueSpec(name="default", max_cores=3, max_time_us=60_000_000),
         QueueSpec(name="placed", dispatch=Dispatch.PLACE),
@@ -61,17 +60,8 @@ def pair(a: int, b: int) -> tuple[int, int]:
     return a + b, a - b
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    made = Cluster(QUEUES)
-    yield made
-    made.stop()
-
-
 def record_of(cluster: Cluster, number: int) -> Submission:
-    found = cluster.coordinator.get(paths.sub(number)).result(60)
-    assert found is not None
-    return decode_record(found.data, Submission)
+    return decode_record(cluster.coordinator.get(paths.sub(number)).result(60).data, Submission)
 
 
 # -- calls and their futures
@@ -421,9 +411,7 @@ def test_tasks_cancelled_before_they_were_sent_never_run(cluster: Cluster) -> No
 
 def test_cancelling_the_queue_ends_what_was_not_sent_and_completes_it(cluster: Cluster) -> None:
     def tail() -> Tail:
-        found = cluster.coordinator.get(paths.tail(queue.id)).result(60)
-        assert found is not None
-        return decode_record(found.data, Tail)
+        return decode_record(cluster.coordinator.get(paths.tail(queue.id)).result(60).data, Tail)
 
     with cluster.connect() as connection:
         queue = TaskQueue(double, connection=connection)

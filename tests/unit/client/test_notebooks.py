@@ -6,7 +6,6 @@ import builtins
 import io
 import sys
 import types
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,13 +14,6 @@ from rmgr.client.futures import table
 from rmgr.client.progress import Counts, ProgressDisplay, card, escaped, is_notebook
 from rmgr.client.taskqueue import TaskQueue
 from tests.harness.client_cluster import Cluster, running
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    made.stop()
 
 
 def square(x: int) -> int:

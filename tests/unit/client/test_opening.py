@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -55,13 +54,6 @@ def double(x: int) -> int:
     return x * 2
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    made.stop()
-
-
 def connect(cluster: Cluster) -> tuple[Connection, Recording]:
     coordinator = Recording(cluster.tree)
     engine = engine_here(coordinator, cluster.store)
@@ -73,15 +65,11 @@ def connect(cluster: Cluster) -> tuple[Connection, Recording]:
 
 
 def submissions(cluster: Cluster) -> int:
-    found = cluster.coordinator.get(paths.IDS).result(60)
-    assert found is not None
-    return decode_record(found.data, int, paths.IDS) - 1
+    return decode_record(cluster.coordinator.get(paths.IDS).result(60).data, int, paths.IDS) - 1
 
 
 def tail(cluster: Cluster, number: int) -> Tail:
-    found = cluster.coordinator.get(paths.tail(number)).result(60)
-    assert found is not None
-    return decode_record(found.data, Tail)
+    return decode_record(cluster.coordinator.get(paths.tail(number)).result(60).data, Tail)
 
 
 def test_the_first_tasks_of_a_queue_and_of_an_executor_go_with_their_submission(cluster: Cluster) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,13 +17,6 @@ from rmgr.errors import KeyExists, TaskFailed
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockKey, Outcome
 from tests.harness.client_cluster import Cluster
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    made.stop()
 
 
 def double(x: int) -> int:

@@ -57,9 +57,7 @@ def work(number: int) -> int:
 
 
 def record_of(cluster: VirtualCluster, node: str) -> NodeRecord:
-    found = cluster.admin.get(paths.node(node)).result(0)
-    assert found is not None
-    return decode_record(found.data, NodeRecord)
+    return decode_record(cluster.admin.get(paths.node(node)).result(0).data, NodeRecord)
 
 
 def lose_a_lease(world: VirtualMachine, directory: Path) -> tuple[VirtualCluster, Any]:
@@ -246,7 +244,6 @@ def test_what_an_operator_has_raised_goes_before_all_turns(world: VirtualMachine
 def test_what_has_left_a_queue_does_not_start_there_and_runs_once_somebody_leads(world: VirtualMachine, tmp_path: Path) -> None:
     cluster = VirtualCluster(world, tmp_path)
     found = cluster.admin.get(paths.CONFIG).result(0)
-    assert found is not None
     settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
     settings = replace(settings, queues=(*settings.queues, QueueSpec(name="night")))
     assert isinstance(cluster.admin.commit(set_settings(settings, found.version)).result(0), Committed)
@@ -282,7 +279,6 @@ def in_use(cluster: VirtualCluster) -> dict[str, int]:
 
 def limited(cluster: VirtualCluster, limits: UserLimits) -> None:
     found = cluster.admin.get(paths.CONFIG).result(0)
-    assert found is not None
     settings = replace(decode_record(found.data, ClusterSettings, paths.CONFIG), limits=limits)
     assert isinstance(cluster.admin.commit(set_settings(settings, found.version)).result(0), Committed)
 

@@ -25,14 +25,7 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, Qu
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Phase, Terms
 from rmgr.procedures.control import update_submission
-from tests.harness.leader_bench import Bench, committed
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    one = Bench(ClusterSettings())
-    yield one
-    one.close()
+from tests.harness.leader_bench import Bench, Starter, committed
 
 
 def update(bench: Bench, number: int, terms: Terms, doer: Doer = Doer(name="u", now_us=1)) -> None:  # noqa: B008
@@ -49,7 +42,6 @@ def told(bench: Bench, node: str = "n1") -> list[InboxOrder]:
     orders = []
     for name in bench.look.names(paths.inbox_node(node)):
         found = bench.submitter.coordinator.get(paths.inbox(node, name)).result(60)
-        assert found is not None
         orders.append(decode_record(found.data, InboxOrder))
     return orders
 
@@ -102,9 +94,7 @@ def test_nodes_that_run_it_are_told_of_time_limits_alone_and_by_the_next_leader_
     assert told(bench) == [InboxOrder(order=OrderKind.UPDATE, submission=number)], "nobody knows what the one before has told"
 
 
-def test_what_comes_back_under_its_old_name_is_renamed(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_what_comes_back_under_its_old_name_is_renamed(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(1, block=1)
     key = starter.claim("n1")
     bench.advance(1.0)
@@ -141,9 +131,7 @@ def test_policies_see_the_new_terms_and_what_is_placed_was_decided_by_them(placi
     bench.advance(5)
     (key,) = [key for key in bench.look.keys(paths.running_node("n1")) if key.submission == behind]
     found = bench.submitter.coordinator.get(paths.running_block("n1", key)).result(60)
-    assert found is not None
     allocation = decode_block(found.data).allocation
-    assert allocation is not None
     assert (key.memory_mib, allocation.memory_mib, allocation.planned_us, allocation.changes) == (64, 64, hour_us // 2, 1)
     assert placer.state is not None
     # What runs, and gets less time: what waits for it is promised an earlier start.
@@ -180,7 +168,6 @@ def queues() -> Iterator[Bench]:
     yield one
     one.close()
 
-
 MINE = Doer(name="u", now_us=1)
 
 
@@ -189,9 +176,7 @@ def changed(bench: Bench, number: int, terms: Terms) -> str:
     return update_submission(bench.submitter.coordinator, number, terms, doer=MINE).unchanged
 
 
-def test_cores_change_for_all_that_waits_in_its_place_or_for_nothing(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_cores_change_for_all_that_waits_in_its_place_or_for_nothing(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(8)
     key = starter.claim("n1", take=4)
     why = "its cores can be changed while nothing of it runs, is to be tried again, or may still be added"
@@ -203,9 +188,7 @@ def test_cores_change_for_all_that_waits_in_its_place_or_for_nothing(bench: Benc
     assert bench.look.pending() == [replace(before, cores=2)]
 
 
-def test_a_start_in_the_same_moment_and_another_queue_are_not_both_made(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_start_in_the_same_moment_and_another_queue_are_not_both_made(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(8)
     found = bench.submitter.coordinator.get(paths.sub(number)).result(60)
     record = bench.look.sub(number)

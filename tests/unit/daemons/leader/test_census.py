@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
 
 import msgspec
-import pytest
 
 from rmgr.coord.decisions import keeping
 from rmgr.coord.decisions.progress import Codes
@@ -21,13 +19,6 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Phase
 from tests.harness.leader_bench import Bench, Starter, committed
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    made = Bench()
-    yield made
-    made.close()
 
 
 def vanish(bench: Bench, path: str) -> None:
@@ -101,9 +92,7 @@ def test_work_that_moves_between_the_looks_is_left_alone(bench: Bench) -> None:
     assert {state for state, _ in outcomes(bench, number).values()} == {State.COMPLETED}
 
 
-def test_a_late_complete_of_a_claim_that_was_deleted_conflicts_and_one_result_is_committed(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_late_complete_of_a_claim_that_was_deleted_conflicts_and_one_result_is_committed(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(2, block=2)
     key = starter.claim("n1")
     path = paths.running_block("n1", key)
@@ -118,9 +107,7 @@ def test_a_late_complete_of_a_claim_that_was_deleted_conflicts_and_one_result_is
     assert isinstance(bench.outside.commit(back).result(60), Conflict), "what was ended stays ended"
 
 
-def test_a_claim_that_was_put_back_in_time_goes_on(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_claim_that_was_put_back_in_time_goes_on(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(2, block=2)
     key = starter.claim("n1")
     path = paths.running_block("n1", key)
@@ -159,7 +146,6 @@ def test_an_end_conflicts_with_whatever_changed_since_the_moment_it_was_decided_
 def late_complete(bench: Bench, starter: Starter, key: BlockKey) -> Multi:
     """The COMPLETE of everything in a claimed block, built while it stands."""
     found = bench.outside.get(paths.running_block("n1", key)).result(60)
-    assert found is not None
     data = msgspec.structs.replace(decode_block(found.data), done=(1 << key.count) - 1)
     fragment = Fragment(node="n1", attempt=1, outcomes=tuple(Outcome(index=index) for index in range(key.first, key.end)))
     return ops.complete("n1", starter.versions["n1"], key, data, found.version, fragment=fragment)

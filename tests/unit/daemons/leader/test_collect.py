@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from rmgr.coord.ops.membership import set_settings
@@ -18,16 +16,10 @@ from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Paged, Phase
 from rmgr.model.views import JobView
-from tests.harness.leader_bench import Bench, committed
+from tests.harness.leader_bench import Bench, Starter, committed
 
 RETENTION_S = 3600.0
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    one = Bench(ClusterSettings(retention_us=round(RETENTION_S * 1e6)))
-    yield one
-    one.close()
+SETTINGS = ClusterSettings(retention_us=round(RETENTION_S * 1e6))
 
 
 # -- pages and collection ----------------------------------------------------------------------------------------------------
@@ -40,13 +32,11 @@ def test_old_fragments_are_paged_out_and_a_new_leader_reads_them_back() -> None:
     number = bench.submitter.submit(420, complete=False)
     bench.run_all(starter, take=1, cpu_us=1)
     done = bench.outside.get(paths.done(number)).result(60)
-    assert done is not None
     paged = decode_record(done.data, Paged)
     assert paged.base == 360
     assert paged.counts == {"COMPLETED": 360}
     assert len(bench.look.names(paths.done(number))) == 60
     row = bench.store.get(keys.page(number, 180))
-    assert row is not None
     assert len(decode_page(row[0])) == 180
     successor = bench.lead(bench.connect())
     progress = successor.submissions.followed[number].progress
@@ -66,9 +56,7 @@ def test_without_the_store_a_new_leader_still_knows_the_counts() -> None:
     assert (progress.final, progress.next_fragment) == (420, 420)
 
 
-def test_after_retention_everything_goes_but_history_named_outputs_and_logs(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_after_retention_everything_goes_but_history_named_outputs_and_logs(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(1)
     pointer = keys.Pointer(sub=number, index=0)
     bench.store.put(keys.named("res"), keys.encode_pointer(pointer))
@@ -88,7 +76,6 @@ def test_after_retention_everything_goes_but_history_named_outputs_and_logs(benc
     assert bench.store.get(keys.output(number, 0, 1)) is None
     assert bench.store.get(keys.arguments(number, 0, "x")) is None
     kept = bench.store.get(keys.final(pointer))
-    assert kept is not None
     assert kept[0] == b"value"
     assert bench.store.get(keys.history(number)) is not None
     assert bench.store.get(keys.log(number, 0, 1, "stdout", 0)) is not None
@@ -107,9 +94,7 @@ def test_rows_of_submissions_that_are_gone_are_found_and_deleted(bench: Bench) -
     assert bench.store.keys("out/") == [keys.output(number, 0, 1)]
 
 
-def test_a_large_submission_is_collected_in_several_multis(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_large_submission_is_collected_in_several_multis(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(400)
     bench.run_all(starter, take=1)
     bench.advance(RETENTION_S + 60)
@@ -118,7 +103,6 @@ def test_a_large_submission_is_collected_in_several_multis(bench: Bench) -> None
 
 def test_an_empty_directory_of_old_submissions_goes_and_the_present_one_stays(bench: Bench) -> None:
     found = bench.outside.get(paths.IDS).result(60)
-    assert found is not None
     committed(bench.outside, Multi(name="X", ops=(Set(paths.IDS, b"999", found.version),), proof=Holds(paths.IDS, b"999")))
     bench.lead()
     starter = bench.starter("n1")
@@ -184,7 +168,6 @@ def test_history_is_removed_after_its_own_retention_and_kept_for_ever_at_zero(be
 
     for hours, expected in ((0, 9), (6, 4), (1, 0)):
         found = bench.outside.get(paths.CONFIG).result(60)
-        assert found is not None
         committed(bench.outside, set_settings(ClusterSettings(history_retention_us=hours * hour_us), found.version))
         bench.advance(1.3 * leader_history.LOOK_S)
         assert expected <= len(left()) <= expected + (hours == 6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,21 +18,13 @@ from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Revocation, Role
 from rmgr.model.cluster.node import EpochRecord, InboxOrder, NodeState, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings
-from tests.harness.leader_bench import Bench, committed
+from tests.harness.leader_bench import Bench, Starter, committed
 
 GRACE_S = 1.0
+SETTINGS = ClusterSettings(grace_us=round(GRACE_S * 1e6))
 
 
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    one = Bench(ClusterSettings(grace_us=round(GRACE_S * 1e6)))
-    yield one
-    one.close()
-
-
-def test_a_dead_starter_is_fenced_after_the_grace_and_its_tasks_wait_again(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_dead_starter_is_fenced_after_the_grace_and_its_tasks_wait_again(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(4)
     key = starter.claim("n1")
     starter.close()
@@ -65,9 +56,7 @@ def test_the_owner_is_left_to_resubmit_itself(bench: Bench) -> None:
     assert len(bench.look.pending()) == 4
 
 
-def test_what_was_committed_before_the_end_stays_and_only_the_rest_fails(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_what_was_committed_before_the_end_stays_and_only_the_rest_fails(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(4)
     key = starter.claim("n1")
     starter.complete("n1", key, [1, 2])
@@ -103,9 +92,7 @@ def test_a_starter_that_ended_with_nothing_claimed_is_down_at_once(bench: Bench)
     assert (record.state, record.reason) == (NodeState.FENCED, "stopped")
 
 
-def test_a_node_that_returns_within_the_grace_is_left_alone(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_node_that_returns_within_the_grace_is_left_alone(bench: Bench, starter: Starter) -> None:
     bench.submitter.submit(4)
     starter.claim("n1")
     starter.close()
@@ -132,9 +119,7 @@ def test_all_virtual_nodes_of_a_starter_go_together_and_others_stay(bench: Bench
     assert len(bench.look.pending()) == 3
 
 
-def test_a_zombie_cannot_commit_after_the_fence(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_zombie_cannot_commit_after_the_fence(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(1)
     key = starter.claim("n1")
     bench.tree.end_session(starter.coordinator.session_id)
@@ -168,9 +153,7 @@ def test_a_new_leader_finishes_what_the_old_one_fenced(bench: Bench) -> None:
     assert len(bench.look.pending()) == 4
 
 
-def test_a_deposed_leader_commits_nothing_more(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_deposed_leader_commits_nothing_more(bench: Bench, starter: Starter) -> None:
     bench.submitter.submit(1)
     starter.claim("n1")
     bench.run()
@@ -189,9 +172,7 @@ def test_a_deposed_leader_commits_nothing_more(bench: Bench) -> None:
     assert bench.count(bench.metrics.fenced_writes) == 1
 
 
-def test_orders_and_idle_marker_of_a_fenced_node_are_tidied_away(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_orders_and_idle_marker_of_a_fenced_node_are_tidied_away(bench: Bench, starter: Starter) -> None:
     committed(bench.outside, order("n1", "x", InboxOrder(order=OrderKind.CANCEL, submission=1)))
 
     committed(starter.coordinator, mark_idle("n1", starter.versions["n1"], idle=True))
@@ -201,9 +182,7 @@ def test_orders_and_idle_marker_of_a_fenced_node_are_tidied_away(bench: Bench) -
     assert bench.look.names(paths.IDLE) == []
 
 
-def test_work_of_a_submission_that_is_gone_is_discarded(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_work_of_a_submission_that_is_gone_is_discarded(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(1)
     starter.claim("n1")
     for path in (paths.gate, paths.tail, paths.done, paths.failed, paths.sub):
@@ -315,9 +294,7 @@ def test_lost_watches_are_made_up_for_by_the_resync_and_counted(bench: Bench) ->
     assert bench.count(bench.metrics.resync_drift) >= 1
 
 
-def test_a_fence_that_meets_a_registration_loses(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_fence_that_meets_a_registration_loses(bench: Bench, starter: Starter) -> None:
     bench.submitter.submit(1)
     starter.claim("n1")
     bench.run()

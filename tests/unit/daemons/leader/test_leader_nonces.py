@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-
-import pytest
 
 from rmgr.coord import nonces
 from rmgr.coord.protocol import keys, paths
@@ -15,53 +12,37 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail
-from tests.harness.leader_bench import Bench, committed
+from tests.harness.leader_bench import Bench, Starter, committed
 
 RETENTION_S = 300.0
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    one = Bench(ClusterSettings(retention_us=round(RETENTION_S * 1e6)))
-    yield one
-    one.close()
+SETTINGS = ClusterSettings(retention_us=round(RETENTION_S * 1e6))
 
 
 def record_of(bench: Bench, number: int) -> Submission:
-    found = bench.outside.get(paths.sub(number)).result(60)
-    assert found is not None
-    return decode_record(found.data, Submission)
+    return decode_record(bench.outside.get(paths.sub(number)).result(60).data, Submission)
 
 
 def nonce_of(bench: Bench, record: Submission) -> Stamped | None:
     return bench.outside.get(nonces.place_of(record)).result(60)
 
 
-def test_an_end_is_said_together_with_close(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_an_end_is_said_together_with_close(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(1)
     other = bench.submitter.submit(1, phase=Phase.HELD, reason=Reason.USER_HOLD)
     record = record_of(bench, number)
     found = nonce_of(bench, record)
-    assert found is not None
     assert (found.data, found.version) == (encode_record(number), 0)
     bench.run_all(starter)
     bench.advance(1.0)
     ended = nonce_of(bench, record)
-    assert ended is not None
     assert (ended.data, ended.version) == (encode_record(number), 1)
     closed = bench.outside.get(paths.sub(number)).result(60)
-    assert closed is not None
     assert closed.stat.mzxid == ended.stat.mzxid, "one commit"
     goes_on = nonce_of(bench, record_of(bench, other))
-    assert goes_on is not None
     assert goes_on.version == 0
 
 
-def test_a_nonce_stays_behind_its_submission_until_nothing_can_be_submitted_under_it(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_nonce_stays_behind_its_submission_until_nothing_can_be_submitted_under_it(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(1)
     record = record_of(bench, number)
     bench.run_all(starter)
@@ -119,10 +100,8 @@ def test_what_nobody_may_have_written_among_nonces_goes(bench: Bench) -> None:
     assert bench.look.names(paths.NONCES) == []
 
 
-def test_what_is_put_back_changes_no_history(bench: Bench) -> None:
+def test_what_is_put_back_changes_no_history(bench: Bench, starter: Starter) -> None:
     """Neither under the leader that has seen it end, nor under its successor."""
-    bench.lead()
-    starter = bench.starter("n1")
     number = bench.submitter.submit(1)
     found = bench.outside.get(paths.sub(number)).result(60)
     assert found is not None
@@ -170,14 +149,11 @@ def test_nothing_is_closed_while_its_record_names_another_nonce(bench: Bench) ->
     assert bench.phase(number) is Phase.CLOSED
     for one, version in ((record, 1), (theirs, 0)):
         stands = nonce_of(bench, one)
-        assert stands is not None
         assert stands.version == version
 
 
-def test_a_nonce_that_has_gone_is_no_reason_to_collect_nothing(bench: Bench) -> None:
+def test_a_nonce_that_has_gone_is_no_reason_to_collect_nothing(bench: Bench, starter: Starter) -> None:
     """Somebody with a leader's credentials has deleted it: what has ended goes all the same."""
-    bench.lead()
-    starter = bench.starter("n1")
     number = bench.submitter.submit(1)
     path = nonces.place_of(record_of(bench, number))
     bench.run_all(starter)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.daemons.leader.tree import LeaderTree
 from rmgr.errors import InvalidRecord, Unavailable
 from rmgr.runtime.story import Pause, Story
 from tests.harness.leader_bench import Bench
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    made = Bench()
-    yield made
-    made.close()
 
 
 def tree_of(bench: Bench) -> LeaderTree:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,13 +22,6 @@ from rmgr.model.tasks.submission import Phase
 from tests.harness.leader_bench import Bench, committed
 
 SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(SETTINGS)
-    yield bench
-    bench.close()
 
 
 def spoil(bench: Bench, number: int) -> None:

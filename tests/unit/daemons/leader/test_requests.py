@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -26,13 +25,11 @@ SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="ba
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(SETTINGS)
+def bench(bench: Bench) -> Bench:
     bench.lead()
     bench.starter("n1")
     bench.advance(1)
-    yield bench
-    bench.close()
+    return bench
 
 
 @pytest.mark.parametrize("index", [-1, MAX_INDEX, 1 << 62])
@@ -42,7 +39,6 @@ def test_a_task_that_cannot_be_is_refused_and_jobs_are_placed(bench: Bench, inde
     bench.advance(1)
     assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
     found = bench.outside.get(paths.request("odd")).result(60)
-    assert found is not None
     answer = decode_record(found.data, StopRequest)
     assert answer.answered
     assert answer.error

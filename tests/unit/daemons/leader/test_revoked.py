@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -18,16 +17,9 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Revocation, RevokedWork, Role
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.submission import Condition, Dependency, Phase
-from tests.harness.leader_bench import Bench, committed
+from tests.harness.leader_bench import Bench, Starter, committed
 
 EVES = Revocation(key_id="e" * 32, name="eve", role=Role.USER, by="admin", since_us=1, reason="left", work=RevokedWork.KEEP)
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    one = Bench()
-    yield one
-    one.close()
 
 
 def revoke(bench: Bench, record: Revocation = EVES) -> None:
@@ -37,7 +29,6 @@ def revoke(bench: Bench, record: Revocation = EVES) -> None:
 
 def change(bench: Bench, work: RevokedWork) -> None:
     found = bench.outside.get(paths.revoked(EVES.key_id)).result(60)
-    assert found is not None
     old = decode_record(found.data, Revocation)
     committed(bench.outside, membership.change_revoked(replace(old, work=work, before=old.work), found.version))
     bench.advance(1.0)
@@ -45,7 +36,6 @@ def change(bench: Bench, work: RevokedWork) -> None:
 
 def shown(bench: Bench, number: int) -> tuple[Phase, str]:
     record = bench.look.sub(number)
-    assert record is not None
     return record.phase, record.reason
 
 
@@ -53,11 +43,9 @@ def orders(bench: Bench, node: str = "n1") -> list[tuple[OrderKind, int]]:
     found = []
     for name in bench.look.names(paths.inbox_node(node)):
         stamped = bench.outside.get(paths.inbox(node, name)).result(60)
-        assert stamped is not None
         order = decode_record(stamped.data, InboxOrder)
         found.append((order.order, order.submission))
     return found
-
 
 BARRED = (Phase.HELD, Reason.REVOKED)
 
@@ -125,9 +113,7 @@ def test_released_by_whomever_it_is_held_again(bench: Bench) -> None:
     assert bench.outside.stat(paths.gate(number)).result(60) is None
 
 
-def test_what_fails_waits_aside(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_what_fails_waits_aside(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(1, user="eve", retries=3)
     key = starter.claim("n1")
     revoke(bench)
@@ -137,9 +123,7 @@ def test_what_fails_waits_aside(bench: Bench) -> None:
     assert bench.look.pending() == []
 
 
-def test_cancelled_all_of_it_ends_also_when_that_is_said_later(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_cancelled_all_of_it_ends_also_when_that_is_said_later(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(8, user="eve")
     starter.claim("n1")
     revoke(bench)
@@ -150,9 +134,7 @@ def test_cancelled_all_of_it_ends_also_when_that_is_said_later(bench: Bench) -> 
     assert orders(bench) == [(OrderKind.CANCEL, number)]
 
 
-def test_held_what_runs_stands_still_until_something_else_is_said(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_held_what_runs_stands_still_until_something_else_is_said(bench: Bench, starter: Starter) -> None:
     others = bench.submitter.submit(4, user="ann")
     starter.claim("n1")
     number = bench.submitter.submit(8, user="eve")
@@ -170,9 +152,7 @@ def test_held_what_runs_stands_still_until_something_else_is_said(bench: Bench) 
 
 
 @pytest.mark.parametrize("away", ["the lists", "the answers"])
-def test_what_stood_goes_on_although_zookeeper_did_not_answer_when_that_was_said(bench: Bench, away: str) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_what_stood_goes_on_although_zookeeper_did_not_answer_when_that_was_said(bench: Bench, starter: Starter, away: str) -> None:
     number = bench.submitter.submit(8, user="eve")
     starter.claim("n1")
     revoke(bench, replace(EVES, work=RevokedWork.HOLD))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,31 +19,22 @@ from rmgr.model.cluster.node import InboxOrder
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockData, Fragment, KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Phase, Tail
-from tests.harness.leader_bench import Bench, committed
+from tests.harness.leader_bench import Bench, Starter, committed
 
 RETENTION_S = 3600.0
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    one = Bench(ClusterSettings(retention_us=round(RETENTION_S * 1e6)))
-    yield one
-    one.close()
+SETTINGS = ClusterSettings(retention_us=round(RETENTION_S * 1e6))
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------------
 
 
-def test_an_ended_submission_without_owner_gets_its_summary_and_is_closed(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_an_ended_submission_without_owner_gets_its_summary_and_is_closed(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(6, name="sweep")
     bench.run_all(starter, cpu_us=10, exit_code=0)
     assert bench.phase(number) is Phase.CLOSED
     assert bench.look.names(paths.sub(number)) == ["done", "failed", "tail"]
     for key in (keys.history(number), keys.history_of_user("u", number)):
         row = bench.store.get(key)
-        assert row is not None
         view = decode_summary(row[0])
         assert (view.id, view.name, view.state, view.exit_code, view.cpu_us) == (number, "sweep", State.COMPLETED, 0, 60)
         assert view.counts["COMPLETED"] == 6
@@ -171,9 +161,7 @@ def test_entries_that_no_submission_names_are_not_read(bench: Bench, monkeypatch
     assert not [path for path in read if path.startswith(f"{paths.SUBMITTERS}/")]
 
 
-def test_a_queue_that_nobody_owns_is_ended_after_retention(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_queue_that_nobody_owns_is_ended_after_retention(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(2, complete=False)
     bench.run_all(starter)
     bench.advance(RETENTION_S - 10)
@@ -181,7 +169,6 @@ def test_a_queue_that_nobody_owns_is_ended_after_retention(bench: Bench) -> None
     bench.advance(20.0)
     assert bench.phase(number) is Phase.CLOSED
     found = bench.outside.get(paths.tail(number)).result(60)
-    assert found is not None
     assert decode_record(found.data, Tail).complete
 
 
@@ -201,7 +188,6 @@ def test_outcomes_in_a_row_are_counted_at_once_and_accounted_at_the_end(bench: B
     assert (progress.final, progress.cpu_us, progress.exit_code) == (2, 0, None)
     bench.advance(RETENTION_S + 10)
     row = bench.store.get(keys.history(number))
-    assert row is not None
     view = decode_summary(row[0])
     assert (view.state, view.reason, view.exit_code, view.cpu_us) == (State.FAILED, Reason.EXIT_CODE, 3, 16)
 
@@ -233,9 +219,7 @@ def test_costly_fragments_leave_others_their_turn(bench: Bench, monkeypatch: pyt
 # -- the resubmit rule -------------------------------------------------------------------------------------------------------
 
 
-def test_retries_wait_for_their_back_off_and_then_end(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_retries_wait_for_their_back_off_and_then_end(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(1, retries=1, backoff_us=5_000_000)
     starter.fail("n1", starter.claim("n1"), reason=Reason.EXIT_CODE, exit_code=9)
     bench.advance(4.9)
@@ -262,9 +246,7 @@ def test_a_task_that_is_lost_five_times_alone_is_poison(bench: Bench) -> None:
     assert {i: (o.state, o.reason) for i, o in bench.look.outcomes(number).items()} == {0: (State.FAILED, Reason.POISON)}
 
 
-def test_a_loss_of_work_that_may_not_run_again_is_final_and_its_outputs_are_deleted(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_loss_of_work_that_may_not_run_again_is_final_and_its_outputs_are_deleted(bench: Bench, starter: Starter) -> None:
     payload = encode_keyed(KeyedPayload(outputs=("res",)))
     number = bench.submitter.submit(1, resubmit=False, data=BlockData(resubmit=False, keyed=True, payloads=(payload,)))
     bench.store.put(keys.output(number, 0, 1), b"half")
@@ -279,10 +261,8 @@ def test_a_loss_of_work_that_may_not_run_again_is_final_and_its_outputs_are_dele
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_values_of_a_lost_attempt_are_deleted_when_its_task_waits_again(bench: Bench, *, keyed: bool) -> None:
+def test_values_of_a_lost_attempt_are_deleted_when_its_task_waits_again(bench: Bench, starter: Starter, *, keyed: bool) -> None:
     """The pointer stays: it leads to whichever attempt is committed."""
-    bench.lead()
-    starter = bench.starter("n1")
     payloads = tuple(encode_keyed(KeyedPayload(outputs=(f"a{n}", f"b{n}"))) for n in range(3)) if keyed else ()
     number = bench.submitter.submit(3, data=BlockData(keyed=keyed, payloads=payloads))
     lost = [keys.output(number, index, 1, n) for index in range(3) for n in range(2 if keyed else 1)]
@@ -315,15 +295,12 @@ def test_hold_sets_waiting_blocks_aside_and_release_puts_them_back_in_their_plac
     assert bench.look.held() == []
 
 
-def test_a_block_that_a_starter_returns_to_a_held_submission_is_set_aside_by_the_resync(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_block_that_a_starter_returns_to_a_held_submission_is_set_aside_by_the_resync(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(4)
     key = starter.claim("n1")
     bench.submitter.change(number, gate=False, phase=Phase.HELD, reason=Reason.USER_HOLD)
     bench.advance(1.0)
     found = starter.coordinator.get(paths.running_block("n1", key)).result(60)
-    assert found is not None
     multi, _ = ops.give_back("n1", starter.versions["n1"], "default", key, decode_block(found.data), found.version, first=0)
     committed(starter.coordinator, multi)
     assert len(bench.look.pending()) == 1
@@ -332,9 +309,7 @@ def test_a_block_that_a_starter_returns_to_a_held_submission_is_set_aside_by_the
     assert len(bench.look.held()) == 1
 
 
-def test_cancel_ends_what_waits_orders_what_runs_and_closes(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_cancel_ends_what_waits_orders_what_runs_and_closes(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(12)
     key = starter.claim("n1")
     bench.submitter.change(number, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL, reason_detail="enough")
@@ -345,7 +320,6 @@ def test_cancel_ends_what_waits_orders_what_runs_and_closes(bench: Bench) -> Non
     orders = bench.look.names(paths.inbox_node("n1"))
     assert orders == [f"cancel-{number}"]
     found = bench.outside.get(paths.inbox("n1", orders[0])).result(60)
-    assert found is not None
     told = decode_record(found.data, InboxOrder)
     assert (told.submission, told.index, told.reason, told.detail) == (number, -1, "USER_CANCEL", "enough")
     bench.advance(60.0)
@@ -354,13 +328,10 @@ def test_cancel_ends_what_waits_orders_what_runs_and_closes(bench: Bench) -> Non
     bench.advance(1.0)
     assert bench.phase(number) is Phase.CLOSED
     row = bench.store.get(keys.history(number))
-    assert row is not None
     assert decode_summary(row[0]).state is State.CANCELLED
 
 
-def test_cancel_ends_failed_ranges_that_wait_for_their_back_off(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_cancel_ends_failed_ranges_that_wait_for_their_back_off(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(1, retries=3, backoff_us=60_000_000)
     starter.fail("n1", starter.claim("n1"), reason=Reason.EXIT_CODE)
     bench.advance(1.0)
@@ -371,9 +342,7 @@ def test_cancel_ends_failed_ranges_that_wait_for_their_back_off(bench: Bench) ->
     assert bench.phase(number) is Phase.CLOSED
 
 
-def test_values_of_a_lost_attempt_go_when_its_task_is_cancelled_instead(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_values_of_a_lost_attempt_go_when_its_task_is_cancelled_instead(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(1, backoff_us=60_000_000)
     starter.fail("n1", starter.claim("n1"), reason=Reason.NODE_LOST, backoff_us=60_000_000)
     bench.submitter.change(number, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
@@ -395,9 +364,7 @@ def test_a_cancelled_queue_that_was_still_growing_is_ended(bench: Bench) -> None
 # -- fail-over ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_successor_goes_on_with_everything(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_successor_goes_on_with_everything(bench: Bench, starter: Starter) -> None:
     open_, held, done = bench.submitter.submit(8), bench.submitter.submit(4), bench.submitter.submit(1)
     bench.submitter.change(held, gate=False, phase=Phase.HELD, reason=Reason.USER_HOLD)
     bench.advance(1.0)
@@ -415,10 +382,8 @@ def test_a_successor_goes_on_with_everything(bench: Bench) -> None:
     assert {bench.phase(number) for number in (open_, held, done)} == {Phase.CLOSED}
 
 
-def test_two_leaders_at_once_do_nothing_twice(bench: Bench) -> None:
+def test_two_leaders_at_once_do_nothing_twice(bench: Bench, starter: Starter) -> None:
     """The old one does not know yet; every one of its writes is refused."""
-    bench.lead()
-    starter = bench.starter("n1")
     numbers = [bench.submitter.submit(8) for _ in range(3)]
     bench.run()
     bench.lead(bench.connect())

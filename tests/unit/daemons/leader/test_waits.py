@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from rmgr.coord.protocol import paths
@@ -13,13 +11,7 @@ from rmgr.model.tasks.submission import Condition, Dependency, Phase
 from tests.harness.leader_bench import Bench, Starter
 
 RETENTION_S = 3600.0
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    one = Bench(ClusterSettings(retention_us=round(RETENTION_S * 1e6)))
-    yield one
-    one.close()
+SETTINGS = ClusterSettings(retention_us=round(RETENTION_S * 1e6))
 
 
 # -- caps --------------------------------------------------------------------------------------------------------------------
@@ -30,9 +22,7 @@ def on_the_way(bench: Bench, *nodes: str) -> int:
     return sum(key.count for key in (*bench.look.pending(), *running))
 
 
-def test_a_cap_is_never_exceeded_and_never_left_unused(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_cap_is_never_exceeded_and_never_left_unused(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(20, held=True, max_running=3)
     bench.advance(1.0)
     seen: list[int] = []
@@ -48,9 +38,7 @@ def test_a_cap_is_never_exceeded_and_never_left_unused(bench: Bench) -> None:
     assert bench.phase(number) is Phase.CLOSED
 
 
-def test_a_capped_task_that_failed_waits_aside_and_comes_back_within_the_cap(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_capped_task_that_failed_waits_aside_and_comes_back_within_the_cap(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(6, held=True, max_running=2, retries=1)
     bench.advance(1.0)
     key = starter.claim("n1", take=1)
@@ -73,9 +61,7 @@ def fail_one(starter: Starter) -> None:
 
 
 @pytest.mark.parametrize("capped", [False, True])
-def test_once_more_have_failed_than_allowed_the_rest_is_cancelled(bench: Bench, capped: bool) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_once_more_have_failed_than_allowed_the_rest_is_cancelled(bench: Bench, starter: Starter, capped: bool) -> None:
     number = bench.submitter.submit(12, max_fails=1, held=capped, max_running=4 if capped else 0)
     bench.advance(1.0)
     fail_one(starter)
@@ -85,7 +71,6 @@ def test_once_more_have_failed_than_allowed_the_rest_is_cancelled(bench: Bench, 
     fail_one(starter)
     bench.advance(1.0)
     record = bench.look.sub(number)
-    assert record is not None
     assert (record.phase, record.reason) == (Phase.CANCELLED, Reason.MAX_FAILS)
     assert record.reason_detail == "2 tasks failed, --max-fails is 1"
     assert bench.look.names(paths.inbox_node("n1")) == [f"cancel-{number}"]  # what runs is told to end
@@ -111,9 +96,7 @@ def test_what_failed_while_nobody_led_counts(bench: Bench) -> None:
     assert bench.phase(number) is Phase.CLOSED
 
 
-def test_attempts_that_are_tried_again_are_no_failures(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_attempts_that_are_tried_again_are_no_failures(bench: Bench, starter: Starter) -> None:
     number = bench.submitter.submit(4, max_fails=0, retries=1)
     bench.advance(1.0)
     starter.fail("n1", starter.claim("n1", take=1), reason=Reason.EXIT_CODE)
@@ -132,9 +115,7 @@ def dependent(bench: Bench, *conditions: str) -> int:
     return bench.submitter.submit(4, phase=Phase.HELD, reason=Reason.DEPENDENCY, after=after)
 
 
-def test_a_dependent_runs_once_all_it_waits_for_has_ended_well(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_dependent_runs_once_all_it_waits_for_has_ended_well(bench: Bench, starter: Starter) -> None:
     one, two = bench.submitter.submit(2), bench.submitter.submit(2)
     number = dependent(bench, f"ok:{one}", f"any:{two}")
     bench.advance(60.0)
@@ -148,9 +129,7 @@ def test_a_dependent_runs_once_all_it_waits_for_has_ended_well(bench: Bench) -> 
     assert [(key.submission, key.first) for key in bench.look.pending()] == [(number, 0)]
 
 
-def test_a_failed_dependency_cancels_with_the_reason_and_the_chain_follows(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_failed_dependency_cancels_with_the_reason_and_the_chain_follows(bench: Bench, starter: Starter) -> None:
     one = bench.submitter.submit(1)
     number = dependent(bench, f"ok:{one}")
     last = dependent(bench, f"ok:{number}")
@@ -161,14 +140,11 @@ def test_a_failed_dependency_cancels_with_the_reason_and_the_chain_follows(bench
         assert {(o.state, o.reason) for o in outcomes.values()} == {(State.CANCELLED, Reason.DEPENDENCY_FAILED)}
         assert len(outcomes) == 4
         record = bench.look.sub(waiting)
-        assert record is not None
         assert (record.phase, record.reason) == (Phase.CLOSED, Reason.DEPENDENCY_FAILED)
         assert record.reason_detail.startswith(f"ok:{before}: ")
 
 
-def test_a_dependency_on_a_failure_is_met_by_one_and_broken_by_success(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_dependency_on_a_failure_is_met_by_one_and_broken_by_success(bench: Bench, starter: Starter) -> None:
     good, bad = bench.submitter.submit(1), bench.submitter.submit(1)
     on_good, on_bad = dependent(bench, f"fail:{good}"), dependent(bench, f"fail:{bad}")
     starter.complete("n1", starter.claim("n1"))
@@ -178,9 +154,7 @@ def test_a_dependency_on_a_failure_is_met_by_one_and_broken_by_success(bench: Be
     assert bench.phase(on_bad) is Phase.OPEN
 
 
-def test_a_collected_dependency_is_found_in_the_history_and_an_unknown_one_breaks(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_collected_dependency_is_found_in_the_history_and_an_unknown_one_breaks(bench: Bench, starter: Starter) -> None:
     one = bench.submitter.submit(1)
     bench.run_all(starter)
     bench.advance(RETENTION_S + 60)
@@ -189,14 +163,11 @@ def test_a_collected_dependency_is_found_in_the_history_and_an_unknown_one_break
     bench.advance(5.0)
     assert bench.phase(known) is Phase.OPEN
     record = bench.look.sub(unknown)
-    assert record is not None
     assert record.reason == Reason.DEPENDENCY_FAILED
     assert "neither in the cluster nor in the history" in record.reason_detail
 
 
-def test_a_user_hold_is_not_released_by_dependencies(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_user_hold_is_not_released_by_dependencies(bench: Bench, starter: Starter) -> None:
     one = bench.submitter.submit(1)
     number = dependent(bench, f"ok:{one}")
     bench.submitter.change(number, gate=None, reason=Reason.USER_HOLD)
@@ -280,9 +251,7 @@ def test_each_end_is_told_alike_by_the_history(bench: Bench, how: str, tasks: in
     assert tuple(bench.phase(number) is Phase.OPEN for number in followers) == TABLE[how]
 
 
-def test_one_task_of_an_array_that_began_is_enough(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_one_task_of_an_array_that_began_is_enough(bench: Bench, starter: Starter) -> None:
     first = bench.submitter.submit(4)
     follower = dependent(bench, f"fail:{first}")
     starter.complete("n1", starter.claim("n1", take=1))
@@ -302,9 +271,7 @@ def test_one_task_of_an_array_that_began_is_enough(bench: Bench) -> None:
         (("fail", "any", "ok"), (False, True, True)),
     ],
 )
-def test_a_chain_of_four_whose_first_never_ran(bench: Bench, conditions: tuple[str, ...], runs: tuple[bool, ...]) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
+def test_a_chain_of_four_whose_first_never_ran(bench: Bench, starter: Starter, conditions: tuple[str, ...], runs: tuple[bool, ...]) -> None:
     chain = [bench.submitter.submit(2)]
     for condition in conditions:
         chain.append(dependent(bench, f"{condition}:{chain[-1]}"))

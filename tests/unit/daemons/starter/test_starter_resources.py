@@ -23,9 +23,10 @@ from rmgr.daemons.starter.pull.pull import Puller
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.base.resources import Capacity, Needs, NodeAttributes, Request, checked_resources, lent_variables
 from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 from rmgr.runner.ranks.ranks import own_share
+from tests.harness.claimed import a_key
 from tests.unit.daemons.starter.execution.test_lanes import BLOCK, SPEC, FakeRunner
 
 HAS = {"gpu": 4, "licence": 1}
@@ -134,10 +135,7 @@ class Board:
 def claimed(wants: dict[int, dict[str, int]], *, resources: dict[str, int] | None = None, cores: int = 8) -> list[int]:
     """Submissions, one task each and in this order, of which a node claims the block."""
     infos = {number: info(number, **need) for number, need in wants.items()}
-    candidates = []
-    for number in wants:
-        key = BlockKey(priority=0, seq=number, submission=number, first=0, count=1, attempt=1, cores=1, memory_mib=0)
-        candidates.append(BlockCandidate(name=str(number), key=key, data=BlockData()))
+    candidates = [BlockCandidate(name=str(number), key=a_key(seq=number, submission=number), data=BlockData()) for number in wants]
     has = HAS if resources is None else resources
     node = SimpleNamespace(
         name="n1",

@@ -61,7 +61,6 @@ def test_what_policies_remember_may_be_larger_than_other_znodes(bench: Bench) ->
     assert running(bench) == 60
     assert not bench.events("leader_multi_refused")
     found = bench.outside.get(paths.placing("default")).result(60)
-    assert found is not None
     assert len(found.data) > 16 * 1024
     assert len(decode_records(found.data).runs) == 60
 

@@ -65,9 +65,7 @@ class Cluster:
             for key in self.bench.look.keys(paths.running_node(node)):
                 if key.submission == number:
                     found = self.bench.outside.get(paths.running_block(node, key)).result(60)
-                    assert found is not None
                     allocation = decode_block(found.data).allocation
-                    assert allocation is not None
                     return dict(allocation.shares)
         return {}
 
@@ -77,7 +75,6 @@ class Cluster:
 
     def answer(self, guid: str) -> StopRequest | None:
         found = self.bench.outside.get(paths.request(guid)).result(60)
-        assert found is not None
         request = decode_record(found.data, StopRequest)
         return request if request.answered else None
 
@@ -87,7 +84,6 @@ class Cluster:
         for node in ("n1", "n2", "n3"):
             for guid in self.bench.look.names(paths.inbox_node(node)):
                 stamped = self.bench.outside.get(paths.inbox(node, guid)).result(60)
-                assert stamped is not None
                 order = decode_record(stamped.data, InboxOrder)
                 if order.order is not OrderKind.START:
                     found.append((node, guid, order))
@@ -103,7 +99,6 @@ class Cluster:
         for node, guid, order in self.orders():
             key = self._key(node, order.submission)
             found = self.bench.outside.get(paths.running_block(node, key)).result(60)
-            assert found is not None
             data = msgspec.structs.replace(decode_block(found.data), story=(why,), stamp=guid)
             committed(self.nodes.coordinator, place_ops.note(node, self.nodes.versions[node], key, data, found.version, orders=(guid,)))
         self.rest()
@@ -118,7 +113,6 @@ class Cluster:
         node = next(iter(self.where(number)))
         key = self._key(node, number)
         found = self.bench.outside.get(paths.running_block(node, key)).result(60)
-        assert found is not None
         version, data = self.nodes.versions[node], decode_block(found.data)
         multi, _ = ops.give_back(node, version, "batch", key, data, found.version, first=key.first, name="RETURN")
         committed(self.nodes.coordinator, multi)
@@ -175,7 +169,6 @@ def test_a_job_that_is_asked_goes_on_elsewhere_and_who_asked_is_told(cluster: Cl
     cluster.obey()
     assert cluster.where(job) == {"n2": 2}, "its next start is not where it was"
     answer = cluster.answer("g1")
-    assert answer is not None
     assert (answer.error, answer.left, [one[:2] for one in answer.done]) == ("", (), [(job, 0)])
     cluster.ask("g2", StopKind.MIGRATE, job, attempt=2, to="n3")
     if fails_over:
@@ -184,7 +177,6 @@ def test_a_job_that_is_asked_goes_on_elsewhere_and_who_asked_is_told(cluster: Cl
     assert cluster.where(job) == {"n3": 2}
     cluster.ask("g3", StopKind.MIGRATE, job, attempt=2)
     again = cluster.answer("g3")
-    assert again is not None
     assert (again.error, cluster.orders()) == ("", []), "that attempt has moved already"
     cluster.ask("g4", StopKind.MIGRATE, job)
     cluster.obey()
@@ -199,7 +191,6 @@ def test_who_asks_while_a_job_is_being_stopped_says_where_it_goes(cluster: Clust
     cluster.ask("g3", StopKind.MIGRATE, job, attempt=1)
     cluster.ask("g4", StopKind.MIGRATE, job, attempt=1, to="nowhere")
     refused = cluster.answer("g4")
-    assert refused is not None
     assert refused.code == "NOT_FOUND"
     assert [guid for _, guid, _ in cluster.orders()] == ["g1"], "it is asked once"
     if fails_over:
@@ -208,11 +199,9 @@ def test_who_asks_while_a_job_is_being_stopped_says_where_it_goes(cluster: Clust
     assert cluster.where(job) == {"n3": 2}
     for guid in ("g1", "g2", "g3"):
         answer = cluster.answer(guid)
-        assert answer is not None
         assert (answer.error, [one[:2] for one in answer.done]) == ("", [(job, 0)])
     cluster.ask("g5", StopKind.MIGRATE, job, attempt=1, to="n2")
     late = cluster.answer("g5")
-    assert late is not None
     assert (late.code, "attempt 2 runs on n3, not on n2" in late.error) == ("CONFLICT", True), late.error
 
 
@@ -234,7 +223,6 @@ def test_what_cannot_be_asked_is_refused_at_once_with_the_reason(cluster: Cluste
     ):
         cluster.ask(f"g{at}", StopKind.MIGRATE, **fields)  # type: ignore[arg-type]
         answer = cluster.answer(f"g{at}")
-        assert answer is not None
         assert (answer.code, words in answer.error, answer.done) == (code, True, ()), answer.error
         assert answer.hint
     assert cluster.orders() == []
@@ -245,7 +233,6 @@ def test_tasks_of_an_array_have_the_numbers_that_their_user_knows(cluster: Clust
     for index, shown in enumerate(("3", "7")):
         cluster.ask(f"g{index}", StopKind.MIGRATE, tasks, index=index)
         answer = cluster.answer(f"g{index}")
-        assert answer is not None
         assert answer.error.startswith(f"job {tasks}_{shown} was submitted with --no-requeue"), answer.error
 
 
@@ -274,7 +261,6 @@ def test_a_job_that_refuses_goes_on_and_is_counted_once_its_nodes_are_its_own_ag
     assert cluster.where(taker) == {"n1": 2}, "it was given the nodes that the first is to leave, and waits there"
     cluster.refuse("checkpoint refused: the data store is away")
     answer = cluster.answer("g1")
-    assert answer is not None
     assert answer.code == "CONFLICT"
     assert "the data store is away" in answer.error
     if fails_over:
@@ -306,7 +292,6 @@ def test_a_checkpoint_is_stored_or_said_why_not(cluster: Cluster) -> None:
     cluster.refuse("not stored: 2 GiB are more than 1 GiB")
     cluster.bench.advance(1)
     answer = cluster.answer("g2")
-    assert answer is not None
     assert (answer.code, "2 GiB are more than 1 GiB" in answer.error, answer.done) == ("CONFLICT", True, ())
 
 
@@ -331,7 +316,6 @@ def test_who_asks_for_a_checkpoint_is_told_of_it_when_the_job_ends_as_its_answer
     cluster.obey()
     cluster.bench.advance(1)
     answer = cluster.answer("g1")
-    assert answer is not None
     assert (answer.error, [one[2] for one in answer.done]) == ("", ["checkpoint 1.2 is stored"])
     assert cluster.where(job), "it runs again"
 

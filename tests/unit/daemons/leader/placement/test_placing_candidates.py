@@ -97,14 +97,12 @@ class Grid(Cluster):
     def block_of(self, node: str, number: int) -> tuple[BlockKey, BlockData, int]:
         key = self._key(node, number)
         found = self.bench.outside.get(paths.running_block(node, key)).result(60)
-        assert found is not None
         return key, decode_block(found.data), found.version
 
     def scheduled(self, number: int) -> Job:
         """As the scheduler has it."""
         assert self.bench.leader is not None
         state = self.bench.leader.placer.state
-        assert state is not None
         part, job = state.partitions["default"], job_id(number, 0)
         return part.jobs[job] if job in part.jobs else part.running[job].job
 

@@ -55,7 +55,6 @@ def classes_of(bench: Bench) -> dict[int, str]:
     """Of every job that waits or runs, as the scheduler sees it."""
     assert bench.leader is not None
     state = bench.leader.placer.state
-    assert state is not None
     part = state.partitions["default"]
     return {job.id >> 20: job.queue for job in (*part.jobs.values(), *(run.job for run in part.running.values()))}
 

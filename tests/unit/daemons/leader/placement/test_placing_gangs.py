@@ -75,7 +75,6 @@ class Cluster:
 
     def record(self) -> tuple[GangRecord, Stat]:
         found = self.bench.outside.get(paths.gangs("default")).result(60)
-        assert found is not None
         record = decode_record(found.data, GangRecord)
         assert record.origin_us + record.slot * record.slot_us >= record.set_us + LEAD_US, "its readers learn of it before its first slot"
         return record, found.stat
@@ -89,7 +88,6 @@ class Cluster:
         for node in ("n1", "n2"):
             for key in self.bench.look.keys(paths.running_node(node)):
                 stamped = self.bench.outside.get(paths.running_block(node, key)).result(60)
-                assert stamped is not None
                 found[key.submission] = (node, decode_block(stamped.data), stamped.stat)
         return found
 
@@ -105,7 +103,6 @@ class Cluster:
         for node in ("n1", "n2"):
             for guid in self.bench.look.names(paths.inbox_node(node)):
                 stamped = self.bench.outside.get(paths.inbox(node, guid)).result(60)
-                assert stamped is not None
                 order = decode_record(stamped.data, InboxOrder)
                 if order.order is not OrderKind.START:
                     found.append((node, guid, order))
@@ -123,7 +120,6 @@ class Cluster:
 
     def set_policy(self, new: ClusterSettings) -> None:
         found = self.bench.outside.get(paths.CONFIG).result(60)
-        assert found is not None
         committed(self.bench.outside, _set(paths.CONFIG, encode_record(new), found.version))
         self.bench.advance(1)
 
@@ -164,11 +160,9 @@ def test_the_record_and_the_starts_are_one_commit_and_say_who_has_which_slots() 
     }
     assert running[second][2].czxid == stat.mzxid  # one commit
     hold = cluster.bench.outside.get(paths.hold_of("n2", first, 0, 1)).result(60)
-    assert hold is not None
     held = decode_record(hold.data, NodeHold)
     assert (held.gang, held.generation) == ("default", 0)
     allocation = running[second][1].allocation
-    assert allocation is not None
     assert allocation.generation == stat.version == 1
 
 
@@ -299,7 +293,6 @@ def test_a_member_that_refuses_to_leave_goes_on_with_its_turns() -> None:
     node, _, _ = cluster.running()[first]
     key = next(key for key in cluster.bench.look.keys(paths.running_node(node)) if key.submission == first)
     found = cluster.bench.outside.get(paths.running_block(node, key)).result(60)
-    assert found is not None
     data = msgspec.structs.replace(decode_block(found.data), story=("it cannot",), stamp=guid)
     starter = cluster.starter_of(node)
     committed(starter.coordinator, place_ops.note(node, starter.versions[node], key, data, found.version, orders=(guid,)))
@@ -339,7 +332,6 @@ def test_an_unreadable_record_is_told_once_and_its_jobs_keep_their_nodes() -> No
     cluster = Cluster()
     first, second = cluster.submit(2), cluster.submit()
     found = cluster.bench.outside.get(paths.gangs("default")).result(60)
-    assert found is not None
     committed(cluster.bench.outside, _set(paths.gangs("default"), b"\x00", found.version))
     cluster.another_leader()
     assert cluster.orders() == []
@@ -364,7 +356,6 @@ def test_a_live_log_with_a_gang_run_again_gives_the_same_decisions(tmp_path: Pat
     logs: dict[tuple[int, int], list[bytes]] = {}
     for key in store.keys(keys.events_of()):
         found = store.get(key)
-        assert found is not None
         logs.setdefault(keys.parse_events(key)[:2], []).append(found[0])
     file = tmp_path / "live.jsonl"
     file.write_bytes(b"".join(logs[max(logs)]))
@@ -522,7 +513,6 @@ def test_what_is_shown_of_members_follows_the_slots() -> None:
 
 def snapshot_of(cluster: Cluster) -> ClusterSnapshot:
     leader = cluster.bench.leader
-    assert leader is not None
     facts = replace(leader.snapshot(), placing=leader.placer.view())
     return replace(facts, claimed=on_the_move(claimed_blocks(cluster.bench.outside, ["n1", "n2"], timeout_s=60), facts))
 
@@ -537,7 +527,6 @@ def test_a_job_that_asks_for_no_memory_has_its_part_of_each_node_and_others_find
     key = next(key for key in cluster.bench.look.keys(paths.running_node(block.allocation.head)) if key.submission == wide)
     assert key.memory_mib == 2048
     hold = cluster.bench.outside.get(paths.hold_of("n2", wide, 0, 1)).result(60)
-    assert hold is not None
     assert decode_record(hold.data, NodeHold).memory_mib == 2048
     shown = {view.id: view.memory_bytes for view in answers.jobs(snapshot_of(cluster))}
     assert shown == {wide: 1 << 30, narrow: 1 << 30}

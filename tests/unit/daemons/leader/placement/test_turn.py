@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from rmgr.coord.protocol import paths
@@ -13,6 +11,8 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import Rigid
 from rmgr.sched.state.cluster import ClusterState
 from tests.harness.leader_bench import Bench
+
+SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))
 
 TURN = Turn(ClusterState([]), frozenset(), 1)
 
@@ -74,13 +74,6 @@ def test_a_step_without_an_action_is_refused_when_the_table_is_made() -> None:
 
 
 # -- the placer ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))))
-    yield bench
-    bench.close()
 
 
 def test_the_placer_tells_an_end_then_a_node_then_an_arrival_then_lets_policies_plan(bench: Bench) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,23 +13,22 @@ import pytest
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.core import fetch
 from rmgr.daemons.starter.core.fetch import Blob, Fetched, Fetcher, FetchFailure, KeptFile
-from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.errors import ValueTooLarge
 from rmgr.model.base.states import Reason
+from tests.harness.claimed import StoreMail
 from tests.harness.sparing_store import SparingStore
 
 MIB = 1 << 20
 FAMILIES: dict[str, Callable[[str], str]] = {"fn": keys.function, "mod": keys.module, "file": keys.upload}
 
 
-class Node:
+class Node(StoreMail):
     """What is fetched on one node."""
 
     def __init__(self, directory: Path) -> None:
         self.store = SparingStore()
         self.directory = directory / "blobs"
-        self._messages: deque[Callable[[], None]] = deque()
-        self.io = StoreIO(self.store, self._messages.append, threads=2)
+        super().__init__(self.store, threads=2)
         self.fetcher = Fetcher(self.io, self.directory)
 
     def put(self, family: str, size: int) -> tuple[str, bytes]:
@@ -43,13 +40,14 @@ class Node:
         return key, value
 
     def wait(self, ask: Callable[[], Any]) -> Any:
-        end_s = time.monotonic() + 60.0
-        while (found := ask()) is None:
-            assert time.monotonic() < end_s
-            while self._messages:
-                self._messages.popleft()()
-            time.sleep(0.001)
-        return found
+        found: list[Any] = []
+
+        def is_answered() -> bool:
+            found[:] = [ask()]
+            return found[0] is not None
+
+        self.until(is_answered)
+        return found[0]
 
     def get(self, key: str) -> Any:
         kind: Fetched[Any] = self.fetcher.files if key.startswith("mod/") else self.fetcher.blobs

@@ -81,7 +81,6 @@ def test_a_number_that_somebody_announces_before_its_submission_is_made_is_read_
     stat = Stat(version=0, mzxid=7, children=0, creates=0, ephemeral_owner=0, mtime_ms=0, czxid=7)
     asked[-1].set_result(Stamped(encode_record(record), stat))
     info = cache.get(43)
-    assert info is not None
     assert info.record == record
     assert cache.get(44) is None
     asked[-1].set_result(None)
@@ -95,5 +94,4 @@ def test_a_record_that_names_a_row_for_its_command_is_refused_and_the_row_is_nev
     stat = Stat(version=0, mzxid=7, children=0, creates=0, ephemeral_owner=0, mtime_ms=0, czxid=7)
     asked[-1].set_result(Stamped(encode_record(record), stat))
     info = cache.get(45)
-    assert info is not None
     assert "spec_sha256" in info.refusal

@@ -73,13 +73,11 @@ def world() -> Iterator[World]:
 def test_what_goes_on_is_known_and_then_its_end(world: World) -> None:
     assert world.nonces.look(A) is None
     known = world.known(A)
-    assert known is not None
     assert known.found is not None
     assert (known.found.data, known.found.version, known.has_ended) == (b"42", 0, False)
     world.commit(Set(A, b"42", 0))
     assert world.nonces.look(A) is None, "the watch has fired: nothing is believed although no message was opened"
     ended = world.known(A)
-    assert ended is not None
     assert ended.has_ended
 
 
@@ -103,19 +101,16 @@ def test_an_end_is_known_for_ever(world: World) -> None:
     world.commit(Delete(A))
     world.run()
     known = world.nonces.look(A)
-    assert known is not None
     assert known.has_ended
     assert world.nonces.has_ended(A)
 
 
 def test_what_is_not_there_is_known_until_it_comes(world: World) -> None:
     known = world.known(B)
-    assert known is not None
     assert known.found is None
     world.commit(Create(B, b"43"))
     assert world.nonces.look(B) is None
     known = world.known(B)
-    assert known is not None
     assert known.found is not None
 
 
@@ -126,7 +121,6 @@ def test_a_change_while_it_is_read_makes_it_be_read_again(world: World) -> None:
     world.run()
     assert world.nonces.look(A) is None
     known = world.known(A)
-    assert known is not None
     assert known.has_ended
 
 
@@ -137,7 +131,6 @@ def test_a_lost_connection_ends_what_is_believed(world: World) -> None:
     assert world.known(A) is not None
     world.commit(Set(A, b"42", 0))
     known = world.known(A)
-    assert known is not None
     assert known.has_ended
 
 
@@ -149,5 +142,4 @@ def test_what_was_used_long_ago_is_forgotten_and_found_again(world: World, monke
         assert world.known(paths.nonce("ann", f"{number:032x}", 1)) is not None
     assert world.nonces.look(A) is None
     known = world.known(A)
-    assert known is not None
     assert known.has_ended

@@ -17,10 +17,11 @@ from rmgr.daemons.starter.execution.ends import MOST_IN_VAIN, Ends
 from rmgr.daemons.starter.staging.outputs import Written
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import NO_OUTPUT, CommandEnd, TaskEnd, TaskExtra
 from rmgr.runtime.aside import Aside
+from tests.harness.claimed import a_key, claimed
 
 
 class Lane:
@@ -122,8 +123,7 @@ class Node:
 
     def give(self, count: int = 3, **command: Any) -> ClaimedBlock:
         """A block of commands whose tasks all run, with seqs from 1 on."""
-        key = BlockKey(priority=0, seq=1, submission=7, first=0, count=count, attempt=1, cores=1, memory_mib=0)
-        block = ClaimedBlock.claimed("n1", "q", key, BlockData())
+        block = claimed(a_key(submission=7, count=count))
         record = SimpleNamespace(command=Command(argv=("x",), **command), backoff_us=0, user="ann")
         block.info = SimpleNamespace(record=record, account=None, kind=7)
         assert self.lanes.lane is not None

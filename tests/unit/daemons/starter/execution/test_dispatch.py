@@ -29,10 +29,11 @@ from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.model.wire.frames import TaskBatch, TaskItem
 from rmgr.runner.python.calls import arguments
+from tests.harness.claimed import a_key, claimed
 
 MIB = 1 << 20
 
@@ -104,10 +105,8 @@ FUNCTION = "f" * 64
 
 
 def block(first: int, payloads: tuple[Any, ...] = (), row: str = "", count: int = 0) -> ClaimedBlock:
-    key = BlockKey(priority=0, seq=1, submission=1, first=first, count=count or len(payloads), attempt=1, cores=1, memory_mib=0)
-    made = ClaimedBlock.claimed("n1", "q", key, BlockData(function=FUNCTION, base=first, payloads=payloads, row=row))
-    made.info = Info(RECORD, QueueSpec(name="q"), None)
-    return made
+    data = BlockData(function=FUNCTION, base=first, payloads=payloads, row=row)
+    return claimed(a_key(first=first, count=count or len(payloads)), data, RECORD)
 
 
 def dispatch(
@@ -240,11 +239,8 @@ def test_a_row_is_believed_by_its_own_hash() -> None:
 
 
 def needing(number: int, **resources: int) -> ClaimedBlock:
-    key = BlockKey(priority=0, seq=number, submission=number, first=0, count=1, attempt=1, cores=1, memory_mib=0)
-    made = ClaimedBlock.claimed("n1", "q", key, BlockData(function=FUNCTION, payloads=(b"",)))
     record = replace(RECORD, id=number, request=Request(resources=resources))
-    made.info = Info(record, QueueSpec(name="q"), None)
-    return made
+    return claimed(a_key(seq=number, submission=number), BlockData(function=FUNCTION, payloads=(b"",)), record)
 
 
 def test_a_task_that_lacks_a_resource_holds_up_only_those_behind_it_that_need_the_same() -> None:

@@ -9,13 +9,12 @@ import pytest
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.worker import WorkerSpec
-from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
+from tests.harness.claimed import a_key, claimed
 
 
 class FakeWorker:
@@ -68,9 +67,7 @@ def info(number: int = 1, python: str = "") -> Info:
 
 
 SPEC, OTHER = WorkerSpec(), WorkerSpec(group="other")
-BLOCK = ClaimedBlock.claimed(
-    "n1", "q", BlockKey(priority=0, seq=1, submission=1, first=0, count=9, attempt=1, cores=1, memory_mib=0), BlockData()
-)
+BLOCK = claimed(a_key(count=9))
 
 
 def lanes(cores: int = 2, memory_mib: int = 1000) -> Lanes:
@@ -103,7 +100,6 @@ def test_an_idle_worker_of_the_same_kind_is_used_again() -> None:
     node.ended(first, [1], 1.0)
     assert run(node, 2) is first
     other = run(node, 3, spec=OTHER)
-    assert other is not None
     assert other.slot is not first.slot
 
 
@@ -153,7 +149,6 @@ def test_a_chosen_interpreter_gets_a_slot_of_its_own() -> None:
     assert first is not None
     node.ended(first, [1], 1.0)
     chosen = run(node, 2, python="/opt/python")
-    assert chosen is not None
     assert (first.slot.closed, chosen.slot.python) == (True, "/opt/python")  # type: ignore[attr-defined]
     assert node.has_chosen_python(chosen.slot)
 
@@ -199,7 +194,6 @@ def run_as(node: Lanes, seq: int, account: Account, spec: WorkerSpec | None = SP
     work = info(seq)
     work.account = account
     lane = node.open_for(work, spec, 1, 0)
-    assert lane is not None
     assert lane.slot.account == account
     lane.tasks[seq] = (BLOCK, seq)
     return lane
@@ -258,7 +252,6 @@ def test_pieces_of_other_resources_are_kept_for_somebody_too_as_they_come_free()
     node = Lanes(FakeRunner(), cores=4, memory_mib=0, resources={"gpu": 3, "tape": 1})  # type: ignore[arg-type]
     one = (("gpu", 1),)
     first = node.open_for(info(1), SPEC, 1, 0, one)
-    assert first is not None
     assert first.lent == {"gpu": [0]}
     assert not node.keep("r-7.0", 1, 0, (("gpu", 3), ("tape", 1))), "one of its pieces is in use"
     assert (node.free_cores, node.fits(1, 0), node.fits(1, 0, one), node.fits(1, 0, (("tape", 1),))) == (2, True, False, False)
@@ -269,7 +262,6 @@ def test_pieces_of_other_resources_are_kept_for_somebody_too_as_they_come_free()
     assert node.keep("r-7.0", 1, 0, one), "it shrinks at once"
     assert node.free_of("gpu") == 2
     second = node.open_for(info(2), SPEC, 1, 0, one)
-    assert second is not None
     assert second.lent == {"gpu": [0]}
     assert node.keep("r-7.0", 0, 0)
     node.give_up(second)
@@ -293,7 +285,6 @@ def blocked(node: Lanes, count: int) -> list[WorkerLane]:
     made = []
     for seq in range(1, count + 1):
         lane = run(node, seq)
-        assert lane is not None
         lane.worker.pid = seq  # type: ignore[union-attr]
         node.block(lane, seq)
         made.append(lane)
@@ -357,7 +348,6 @@ def test_before_they_were_looked_at_blocked_tasks_give_away_twice_the_cores_at_m
     blocked(node, 5)
     assert node.free_cores == 1
     lane = run(node, 6)
-    assert lane is not None
     lane.worker.pid = 6  # type: ignore[union-attr]
     node.block(lane, 6)
     assert (node.free_cores, run(node, 7)) == (0, None)
@@ -436,7 +426,6 @@ def test_processors_of_parts_are_those_of_their_leaves_and_nobody_gives_them_bac
         node.give_up(lane)
     node.keep("gangs", 0, 0)
     lane = run(node, 1, cores=4)
-    assert lane is not None
     assert lane.cpus == [8, 9, 10, 11]
 
 

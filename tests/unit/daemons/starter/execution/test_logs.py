@@ -72,7 +72,6 @@ def test_who_puts_out_more_than_the_store_takes_gives_the_thread_back() -> None:
 
     io.jobs[0](SimpleNamespace(put=put))
     flushed = logs.take(1)
-    assert flushed is not None
     assert 0 < flushed.parts[0] == flushed.parts[1] < 500
 
 
@@ -120,7 +119,6 @@ def test_who_floods_for_hours_keeps_both_ends_of_a_stream_in_the_store(monkeypat
         io.done.pop()(io.jobs.pop()(store))
         assert stored_bytes(store) <= cap + 1024
     flushed = logs.take(1)
-    assert flushed is not None
     assert (flushed.sizes[0], flushed.sizes[1]) == (written, 0)
     for pieces in (
         read_flushed(store, 1, 0, 1, "stdout"),

@@ -14,6 +14,7 @@ from rmgr.coord.protocol.records import encode_block
 from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
+from tests.harness.claimed import a_key
 from tests.harness.memory import MemoryCoordinator
 
 
@@ -56,7 +57,7 @@ class World:
 
 def block(seq: int, *, priority: int = 0, first: int = 0, count: int = 10, submission: int = 1, user: str = "") -> BlockKey:
     tag = paths.user_tag(user) if user else ""
-    return BlockKey(priority=priority, seq=seq, submission=submission, first=first, count=count, attempt=1, cores=1, memory_mib=0, user=tag)
+    return a_key(priority=priority, seq=seq, submission=submission, first=first, count=count, user=tag)
 
 
 @pytest.fixture
@@ -100,7 +101,6 @@ def test_a_block_whose_name_has_no_tag_stands_in_its_users_line_once_its_record_
     world.look()
     ann = paths.user_tag("ann")
     candidate = world.board.pick(world.now_s)
-    assert candidate is not None
     assert candidate.key == block(1)
     assert world.board.belongs(candidate, ann, world.now_s)
     assert not world.board.belongs(candidate, ann, world.now_s), "it is known"
@@ -139,7 +139,6 @@ def test_a_partial_claim_leaves_a_rest_that_can_be_claimed_at_once(world: World)
     world.add(block(2))
     world.look()
     candidate = world.board.pick(world.now_s)
-    assert candidate is not None
     world.board.fetch(candidate)
     world.deliver()
     assert candidate.data == BlockData()
@@ -157,7 +156,6 @@ def test_a_block_that_somebody_else_took_is_not_picked_again_and_the_list_is_rea
     world.add(block(2))
     world.look()
     candidate = world.board.pick(world.now_s)
-    assert candidate is not None
     world.board.take(candidate, None)
     world.remove(block(1))
     world.board.missed(candidate, None)
@@ -170,7 +168,6 @@ def test_a_block_that_was_taken_and_came_back_is_picked_again(world: World) -> N
     world.add(block(1))
     world.look()
     candidate = world.board.pick(world.now_s)
-    assert candidate is not None
     world.board.take(candidate, None)
     world.remove(block(1))
     world.board.taken(candidate)
@@ -183,7 +180,6 @@ def test_a_list_from_before_a_claim_does_not_bring_the_claimed_block_back(world:
     world.add(block(1))
     world.look()
     candidate = world.board.pick(world.now_s)
-    assert candidate is not None
     world.ask(hungry=True)  # answered, not delivered yet
     world.board.take(candidate, None)
     world.remove(block(1))
@@ -211,7 +207,6 @@ def test_the_list_read_behind_the_last_claim_is_current_although_the_claim_fires
     world.deliver()
     world.look(hungry=True)
     candidate = world.board.pick(world.now_s)
-    assert candidate is not None
     world.board.take(candidate, None)
     world.remove(block(1))  # the claim
     world.board.look_behind(world.now_s)
@@ -230,7 +225,6 @@ def test_nothing_is_read_behind_a_claim_that_leaves_others(world: World) -> None
     world.add(block(2))
     world.look(hungry=True)
     candidate = world.board.pick(world.now_s)
-    assert candidate is not None
     world.board.take(candidate, None)
     world.board.look_behind(world.now_s)
     assert not world.board.is_reading
@@ -311,7 +305,6 @@ def test_under_competition_what_is_left_of_a_block_of_ours_comes_first(world: Wo
         world.remove(candidate.key)
         world.look()
     candidate = world.board.pick(world.now_s)
-    assert candidate is not None
     rest = replace(candidate.key, first=3, count=7)
     world.board.take(candidate, (rest, BlockData()))
     world.board.taken(candidate)
@@ -344,7 +337,6 @@ def test_of_a_block_whose_data_nobody_may_write_nothing_is_believed(world: World
     world.zk.commit(Multi(name="T", ops=(Create(path, data),), proof=Exists(path))).result(60)
     world.look()
     candidate = world.board.pick(world.now_s)
-    assert candidate is not None
     world.board.fetch(candidate)
     world.deliver()
     assert candidate.refusal.startswith(paths.block_name(block(1)))
@@ -380,7 +372,6 @@ def test_a_queue_is_bare_only_as_long_as_a_watch_says_that_nothing_waits_there(w
     world.look(hungry=True)
     assert not world.board.is_bare
     candidate = world.board.pick(world.now_s)
-    assert candidate is not None
     world.board.pause(candidate, world.now_s, 1.0)
     world.board.reset()
     assert not world.board.is_bare

@@ -17,6 +17,7 @@ from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Submission, Work
 from rmgr.runtime.story import Stories
+from tests.harness.claimed import a_key
 
 
 class Node:
@@ -70,7 +71,7 @@ class Node:
 
 
 def key(first: int) -> BlockKey:
-    return BlockKey(priority=0, seq=HANDED_SEQ, submission=1, first=first, count=1, attempt=1, cores=1, memory_mib=0)
+    return a_key(seq=HANDED_SEQ, first=first)
 
 
 def block(first: int) -> Stamped:

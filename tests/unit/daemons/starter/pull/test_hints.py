@@ -21,6 +21,7 @@ from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 from rmgr.model.wire.line import Hint
+from tests.harness.claimed import a_key
 
 FUNCTION = "f" * 64
 BLOCK = BlockData(function=FUNCTION, keyed=True, payloads=(encode_keyed(KeyedPayload(("in",), ("out",))),))
@@ -38,10 +39,6 @@ class Stager:
 
     def forget(self, block: ClaimedBlock) -> None:
         self.told.append(("forget", block))
-
-
-def a_key(first: int = 0) -> BlockKey:
-    return BlockKey(priority=0, seq=1, submission=1, first=first, count=1, attempt=1, cores=1, memory_mib=0)
 
 
 def announced(*, by: str | None, data: bytes = DATA) -> tuple[Hints, Stager]:
@@ -155,7 +152,7 @@ def listening() -> tuple[Hints, Stager, Any, list[str]]:
 
 
 def handed(first: int) -> BlockKey:
-    return replace(a_key(first), seq=HANDED_SEQ)
+    return replace(a_key(first=first), seq=HANDED_SEQ)
 
 
 def a_hint(first: int, *, is_early: bool = False) -> Hint:

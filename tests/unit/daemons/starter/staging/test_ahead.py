@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,17 +17,15 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.core.io import StoreIO, was_quiet
-from rmgr.daemons.starter.core.submissions import Info
+from rmgr.daemons.starter.core.io import was_quiet
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.daemons.starter.staging.stage import INLINE_INPUT, Staged, Stager
 from rmgr.errors import DataLost
 from rmgr.model.base.states import Reason
-from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, MAX_LEFT_KEYS, BlockData, BlockKey, KeyedPayload
-from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall
+from tests.harness.claimed import StoreMail, a_key, a_record, claimed
 from tests.harness.memory_store import MemoryStore
 
 DEADLINE_S = 30.0
@@ -57,13 +52,12 @@ class Counting(MemoryStore):
         return super().get_noted_many(keys, **options)
 
 
-class Node:
+class Node(StoreMail):
     """A Stager with its threads, and blocks of keyed calls whose tasks take no time."""
 
     def __init__(self, directory: Path, cap_bytes: int) -> None:
         self.store = Counting()
-        self.messages: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.io = StoreIO(self.store, self.messages.put)
+        super().__init__(self.store)
         self.blocks: dict[BlockKey, ClaimedBlock] = {}
         self.refused: dict[int, FetchFailure] = {}
         self.files = directory / "stage"
@@ -82,12 +76,9 @@ class Node:
 
     def block(self, *tasks: Sequence[str], submission: int = 1) -> ClaimedBlock:
         """One task for each list of input keys."""
-        key = BlockKey(priority=0, seq=1, submission=submission, first=0, count=len(tasks), attempt=1, cores=1, memory_mib=0)
+        key = a_key(submission=submission, count=len(tasks))
         payloads = tuple(encode_keyed(KeyedPayload(tuple(inputs), ("out",))) for inputs in tasks)
-        made = ClaimedBlock.claimed("n1", "q", key, BlockData(keyed=True, payloads=payloads))
-        record = Submission(id=submission, name="x", user="u", queue="q", work=Work.PYTHON, python=PythonEnvironment())
-        made.info = Info(record, QueueSpec(name="q"), None)
-        self.blocks[key] = made
+        made = self.blocks[key] = claimed(key, BlockData(keyed=True, payloads=payloads), a_record(submission))
         return made
 
     def values(self, count: int, size: int = 100) -> list[str]:
@@ -101,22 +92,13 @@ class Node:
     def held_bytes(self) -> int:
         return self.stager.held_bytes
 
-    def until(self, condition: Callable[[], Any], *blocks: ClaimedBlock) -> None:
-        end_s = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < end_s, "it did not come true in time"
+    def until(self, condition: Callable[[], Any], *blocks: ClaimedBlock) -> None:  # type: ignore[override]
+        def look() -> None:
             for block in blocks:
                 self.stager.startable(block)
             self.most = max(self.most, self.held_bytes)
-            with contextlib.suppress(queue.Empty):
-                self.messages.get(timeout=0.05)()
 
-    def quiet(self) -> None:
-        end_s = time.monotonic() + DEADLINE_S
-        while not (self.io.is_idle and self.messages.empty()):
-            with contextlib.suppress(queue.Empty):
-                self.messages.get(timeout=0.05)()
-            assert time.monotonic() < end_s, "it did not become quiet in time"
+        super().until(condition, look)
 
     def run(self, block: ClaimedBlock) -> list[KeyedCall]:
         """Runs all its tasks, as many at once as may start; returns what they were given."""
@@ -320,7 +302,6 @@ def test_many_middling_values_of_one_task_do_not_fill_its_message(node: Node) ->
     block = node.block(names)
     node.until(lambda: node.stager.startable(block) == 1, block)
     staged = node.stager.take(block, 0)
-    assert staged is not None
     assert len(staged.payload) <= MAX_INLINE_PAYLOAD
     inputs = call_of(staged).inputs
     found = [one.data or Path(one.path).read_bytes() for one in inputs]

@@ -18,21 +18,19 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_keyed, encode_block, encode_keyed
-from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.core.uploads import Wish
 from rmgr.daemons.starter.staging.inputs import OutputClaims
 from rmgr.daemons.starter.staging.stage import LeftKeys, Want
 from rmgr.errors import CoordinationUnavailable, KeyExists, PermissionDenied, RmgrError, StoreUnavailable
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
-from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockData, KeyedPayload
 from rmgr.model.wire.line import ClaimStage
 from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.output_keys import Fates
 from tests.harness.bundles import session_bundles
+from tests.harness.claimed import a_key, a_record, claimed
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
@@ -74,10 +72,7 @@ class World:
         return self.wanted(bytes(payload), user, number, stage)
 
     def wanted(self, payload: bytes, user: str, number: int, stage: ClaimStage) -> Want:
-        key = BlockKey(priority=0, seq=1, submission=number, first=0, count=1, attempt=1, cores=1, memory_mib=0)
-        block = ClaimedBlock.claimed("n1", "q", key, BlockData(keyed=True, payloads=(payload,)))
-        record = Submission(id=number, name="x", user=user, queue="q", work=Work.PYTHON, python=PythonEnvironment())
-        block.info = Info(record, QueueSpec(name="q"), None)
+        block = claimed(a_key(submission=number), BlockData(keyed=True, payloads=(payload,)), a_record(number, user=user))
         block.claims = stage
         return Want(block, 0, Wish(), decode_keyed(payload), 0)
 

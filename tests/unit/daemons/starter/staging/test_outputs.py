@@ -31,8 +31,9 @@ from rmgr.daemons.starter.staging.outputs import (
 )
 from rmgr.errors import ValueTooLarge
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Outcome, PastAttempt
+from rmgr.model.tasks.block import BlockData, FailedRange, Outcome, PastAttempt
 from rmgr.model.wire.frames import CommandEnd, Output, TaskEnd, TaskExtra, Value
+from tests.harness.claimed import a_key, claimed
 from tests.harness.memory_store import MemoryStore
 
 
@@ -42,8 +43,7 @@ def store() -> MemoryStore:
 
 
 def a_block(count: int = 2, **data: object) -> ClaimedBlock:
-    key = BlockKey(priority=0, seq=5, submission=42, first=0, count=count, attempt=3, cores=1, memory_mib=0)
-    return ClaimedBlock.claimed("n1", "q", key, BlockData(claimed_us=1000, **data))  # type: ignore[arg-type]
+    return claimed(a_key(seq=5, submission=42, count=count, attempt=3), BlockData(claimed_us=1000, **data))  # type: ignore[arg-type]
 
 
 def end(block: ClaimedBlock, ending: Ending, cancelled: str | None = None) -> Outcome | FailedRange:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,16 +14,13 @@ import pytest
 from rmgr.adapters.access.limits import Bounds
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
-from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.staging.outputs import Charge, Ending, OutputRows, StoringEnding, Written
 from rmgr.errors import LimitReached, RmgrError, StoreUnavailable, UsageError
-from rmgr.model.cluster.queue import QueueSpec, UserLimits
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
+from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.tasks.block import BlockData
 from rmgr.model.wire.frames import Output, Value
 from rmgr.runtime import machine
+from tests.harness.claimed import StoreMail, a_key, a_record, claimed
 from tests.harness.memory_store import MemoryStore
 
 MIB = 1024 * 1024
@@ -53,21 +47,17 @@ class Counting(MemoryStore):
         super().put_many(rows, **options)
 
 
-class Desk:
+class Desk(StoreMail):
     """OutputRows with its threads; messages are handled by `until`."""
 
     def __init__(self, spool: Path, deeds: Any = None, store: Counting | None = None) -> None:
         self.store = store or Counting()
-        self.messages: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.io = StoreIO(self.store, self.messages.put)
+        super().__init__(self.store)
         self.bounds = Bounds()
         self.rows = OutputRows(self.io, deeds, partial(Charge, self.bounds), cap_bytes=MIB)
         self.spool = spool
         self.told: dict[int, Written | Exception] = {}
-        key = BlockKey(priority=0, seq=1, submission=42, first=0, count=200, attempt=3, cores=1, memory_mib=0)
-        self.block = ClaimedBlock.claimed("n1", "q", key, BlockData(keyed=True))
-        record = Submission(id=42, name="x", user="ann", queue="q", work=Work.PYTHON, python=PythonEnvironment())
-        self.block.info = Info(record, QueueSpec(name="q"), None)
+        self.block = claimed(a_key(submission=42, count=200, attempt=3), BlockData(keyed=True), a_record(42))
 
     def add(self, index: int, ending: Ending) -> None:
         def done(result: Written | Exception) -> None:
@@ -79,13 +69,6 @@ class Desk:
     def add_values(self, count: int, size: int = 100) -> None:
         for index in range(count):
             self.add(index, Ending(values=(Value(data=bytes([index]) * size, pickled=False),)))
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        end_s = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < end_s, "it did not come true in time"
-            with contextlib.suppress(queue.Empty):
-                self.messages.get(timeout=0.05)()
 
     def out(self, index: int, n: int = 0) -> tuple[bytes, Encoding] | None:
         return self.store.get(keys.output(42, index, 3, n))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import queue
 import tarfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,17 +18,15 @@ import structlog
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom, StagingShare, Uploads, Wish, disk_bytes
 from rmgr.daemons.starter.staging import stage as starter_stage
 from rmgr.daemons.starter.staging.inputs import Input, Inputs
 from rmgr.daemons.starter.staging.stage import VALUES_CAP_BYTES, FoundInputs, Stager, TaskFiles, Want, to_file
 from rmgr.errors import PermissionDenied, ValueTooLarge
 from rmgr.model.base.states import Reason
-from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Upload, Work
+from rmgr.model.tasks.block import BlockKey, KeyedPayload
+from rmgr.model.tasks.submission import Command, Upload
+from tests.harness.claimed import StoreMail, a_key, a_record, claimed
 from tests.harness.memory_store import MemoryStore
 
 MIB = 1024 * 1024
@@ -62,13 +57,12 @@ class Gated(MemoryStore):
         return Upload(name=name, sha256=digest, is_dir=is_dir)
 
 
-class Node:
+class Node(StoreMail):
     """A Stager with its threads; messages are handled by `until`."""
 
     def __init__(self, directory: Path, cap_bytes: int) -> None:
         self.store = Gated()
-        self.messages: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.io = StoreIO(self.store, self.messages.put)
+        super().__init__(self.store)
         self.room = StagingRoom(cap_bytes)
         self.uploads = Uploads(directory / "uploads", room=self.room)
         self.stage = directory / "stage"
@@ -87,34 +81,19 @@ class Node:
         self.refused.append((indices, why))
 
     def block(self, submission: int, *uploads: Upload, count: int = 1) -> ClaimedBlock:
-        key = BlockKey(priority=0, seq=1, submission=submission, first=0, count=count, attempt=1, cores=1, memory_mib=0)
-        made = ClaimedBlock.claimed("n1", "q", key, BlockData())
-        record = Submission(
-            id=submission, name="x", user="u", queue="q", work=Work.COMMAND, command=Command(argv=("true",), uploads=uploads)
-        )
-        made.info = Info(record, QueueSpec(name="q"), None)
-        self.blocks[key] = made
+        key, command = a_key(submission=submission, count=count), Command(argv=("true",), uploads=uploads)
+        made = self.blocks[key] = claimed(key, record=a_record(submission, command))
         return made
 
-    def until(self, condition: Callable[[], Any], *blocks: ClaimedBlock) -> None:
+    def until(self, condition: Callable[[], Any], *blocks: ClaimedBlock) -> None:  # type: ignore[override]
         """Handles messages and looks at `blocks`, as a node does, until `condition` holds."""
-        end_s = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < end_s
+
+        def look() -> None:
             for block in blocks:
                 self.stager.startable(block)
             self.most = max(self.most, disk_bytes(self.stage) + disk_bytes(self.uploads._directory))
-            with contextlib.suppress(queue.Empty):  # it looks again without a message, too, as a node does
-                self.messages.get(timeout=0.05)()
-            assert time.monotonic() < end_s, "it did not come true in time"
 
-    def quiet(self) -> None:
-        """Everything that was begun has ended."""
-        end_s = time.monotonic() + DEADLINE_S
-        while not (self.io.is_idle and self.messages.empty()):
-            with contextlib.suppress(queue.Empty):
-                self.messages.get(timeout=0.05)()
-            assert time.monotonic() < end_s, "it did not become quiet in time"
+        super().until(condition, look)
 
     def is_here(self, block: ClaimedBlock, index: int = 0) -> bool:
         return self.stager.take(block, index) is not None
@@ -282,10 +261,7 @@ def test_an_input_that_was_replaced_by_a_larger_one_takes_room_for_what_it_is(tm
     store, room = MemoryStore(uuid.uuid4().hex), StagingRoom(20 * MIB)
     store.put(keys.named("in"), bytes(8 * MIB))
     files = TaskFiles(Inputs(None), Uploads(tmp_path / "uploads", room=room), tmp_path / "stage", None)  # type: ignore[arg-type]
-    key = BlockKey(priority=0, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0)
-    block = ClaimedBlock.claimed("n1", "q", key, BlockData())
-    record = Submission(id=1, name="x", user="ann", queue="q", work=Work.PYTHON, python=PythonEnvironment())
-    block.info = Info(record, QueueSpec(name="q"), None)
+    block = claimed(a_key(), record=a_record())
     want = Want(block, 0, Wish(), KeyedPayload(inputs=("in",), outputs=()), 0)
     found = FoundInputs([Input(row=keys.named("in"), size=1000)])
     staged = files.make(store, block, 0, want.wish, want, found)

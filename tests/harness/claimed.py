@@ -1,0 +1,59 @@
+"""Blocks that a node has claimed, and the mailbox of a node, whose messages the test handles."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rmgr.coord.protocol.ports import Store
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.submissions import Info
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
+from tests.harness.waiting import PATIENCE_S
+
+
+def a_key(**fields: Any) -> BlockKey:
+    """One task of submission 1, where `fields` do not say otherwise."""
+    plain = {"priority": 0, "seq": 1, "submission": 1, "first": 0, "count": 1, "attempt": 1, "cores": 1, "memory_mib": 0}
+    return BlockKey(**(plain | fields))
+
+
+def a_record(number: int = 1, command: Command | None = None, *, user: str = "ann", **fields: Any) -> Submission:
+    """Of calls, or of a command."""
+    work = {"work": Work.PYTHON, "python": PythonEnvironment()} if command is None else {"work": Work.COMMAND, "command": command}
+    return Submission(**({"id": number, "name": "x", "user": user, "queue": "q"} | work | fields))
+
+
+def claimed(key: BlockKey, data: BlockData | None = None, record: Submission | None = None) -> ClaimedBlock:
+    """By node n1. record: its submission's, where that was read."""
+    made = ClaimedBlock.claimed("n1", "q", key, data or BlockData())
+    if record is not None:
+        made.info = Info(record, QueueSpec(name="q"), None)
+    return made
+
+
+class StoreMail:
+    """Threads that ask a store, and the mailbox in which their answers lie until the test waits for something."""
+
+    def __init__(self, store: Store, **options: int) -> None:
+        self.messages: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.io = StoreIO(store, self.messages.put, **options)
+
+    def until(self, condition: Callable[[], Any], look: Callable[[], object] = lambda: None) -> None:
+        """Handles messages, one by one, until it holds. look: what a node does as well, with a message or without."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end_s, "it did not come true in time"
+            look()
+            with contextlib.suppress(queue.Empty):
+                self.messages.get(timeout=0.05)()
+
+    def quiet(self) -> None:
+        """Until everything that was begun has ended."""
+        self.until(lambda: self.io.is_idle and self.messages.empty())
