@@ -67,7 +67,7 @@ class Form(StrEnum):
     BYTES = "bytes"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """One decoder. module: below rmgr. raises: the documented errors. kind: the type of a value, None: any. sample: bytes that it reads."""
 
@@ -139,7 +139,6 @@ def _files_of(data: bytes) -> object:
     secret = b"k" * 32
     return invitation.unseal_files(secret, "files", invitation.seal(secret, "files", data))
 
-
 _SUBMISSION = RECORDS["submission_python"]
 _SHARE = rights.ValueShare(owner="ana", user="bob", key="k", write=True)
 _VIEW = b'{"id":1,"name":"x","user":"u","queue":"q","state":"COMPLETED"}'
@@ -153,9 +152,7 @@ _LOG = b'{"at":1,"end":{"facts":1,"passes":2}}'
 _OF_RECORDS = "coord/protocol/records.py"
 DECODERS = (
     *(
-        Decoder(
-            name=f"frames: {name}", module="model/wire/stream.py", decode=_frames(kind), raises=(FrameError,), form=Form.MSGPACK, kind=kind
-        )
+        Decoder(f"frames: {name}", "model/wire/stream.py", _frames(kind), (FrameError,), Form.MSGPACK, kind=kind)
         for name, kind in (
             ("to a spawner", frames.ToSpawner),
             ("of a spawner", frames.FromSpawner),
@@ -167,15 +164,10 @@ DECODERS = (
         )
     ),
     Decoder(
-        name="board",
-        module="adapters/host/worker.py",
-        decode=lambda data: worker.ends_on_board(data, 1),
-        raises=(FrameError,),
-        form=Form.MSGPACK,
-        kind=frames.TaskEnd,
+        "board", "adapters/host/worker.py", lambda data: worker.ends_on_board(data, 1), (FrameError,), Form.MSGPACK, kind=frames.TaskEnd
     ),
     *(
-        Decoder(name=name, module=_OF_RECORDS, decode=decode, raises=(msgspec.DecodeError,), form=Form.MSGPACK, kind=kind)
+        Decoder(name, _OF_RECORDS, decode, (msgspec.DecodeError,), Form.MSGPACK, kind=kind)
         for name, decode, kind in (
             ("block", lambda data: records.encode_block(records.decode_block(data)), BlockData),
             ("fragment", records.decode_fragment, Fragment),
@@ -187,100 +179,47 @@ DECODERS = (
             ("keys of a task", records.decode_keyed, KeyedPayload),
         )
     ),
-    Decoder(name="fragment or nothing", module=_OF_RECORDS, decode=records.read_fragment, raises=(), form=Form.MSGPACK, kind=Fragment),
+    Decoder("fragment or nothing", _OF_RECORDS, records.read_fragment, (), Form.MSGPACK, kind=Fragment),
     *(
-        Decoder(name=kind.__name__, module=_OF_RECORDS, decode=_record(kind), raises=(WrongCluster,), form=Form.JSON, kind=kind)
+        Decoder(kind.__name__, _OF_RECORDS, _record(kind), (WrongCluster,), Form.JSON, kind=kind)
         for kind in (ClusterSettings, Drain, InboxOrder, Meta, NodeRecord, Paged, StarterEntry, SubmitterEntry, Submission, Tail)
     ),
     Decoder(
-        name="what a newer release wrote",
-        module=_OF_RECORDS,
-        decode=lambda data: _record(Tail)(b'{"later":' + data + b',"next":1}'),
-        raises=(WrongCluster,),
-        form=Form.JSON,
+        "what a newer release wrote", _OF_RECORDS, lambda data: _record(Tail)(b'{"later":' + data + b',"next":1}'), (WrongCluster,),
+        Form.JSON
     ),
+    Decoder("pointer", "coord/protocol/keys.py", keys.decode_pointer, (DataLost,), Form.JSON, kind=keys.Pointer),
+    Decoder("names of rows", "coord/protocol/keys.py", _names, (), Form.BYTES, sample=b"out/42/7/1/0"),
+    Decoder("deed", "coord/decisions/rights.py", rights.decode_deed, (NotSealed,), Form.MSGPACK, kind=rights.Deed),
     Decoder(
-        name="pointer", module="coord/protocol/keys.py", decode=keys.decode_pointer, raises=(DataLost,), form=Form.JSON, kind=keys.Pointer
-    ),
-    Decoder(name="names of rows", module="coord/protocol/keys.py", decode=_names, raises=(), form=Form.BYTES, sample=b"out/42/7/1/0"),
-    Decoder(
-        name="deed",
-        module="coord/decisions/rights.py",
-        decode=rights.decode_deed,
-        raises=(NotSealed,),
-        form=Form.MSGPACK,
-        kind=rights.Deed,
-    ),
-    Decoder(
-        name="share",
-        module="coord/decisions/rights.py",
-        decode=lambda data: rights.decode_share(_SHARE.row, data),
-        raises=(NotSealed,),
-        form=Form.JSON,
-        sample=rights.encode_share(_SHARE),
+        "share", "coord/decisions/rights.py", lambda data: rights.decode_share(_SHARE.row, data), (NotSealed,), Form.JSON,
+        sample=rights.encode_share(_SHARE)
     ),
     *(
-        Decoder(name=name, module="submitter/messages.py", decode=decode, raises=(InvalidRecord,), form=Form.MSGPACK, kind=kind)
+        Decoder(name, "submitter/messages.py", decode, (InvalidRecord,), Form.MSGPACK, kind=kind)
         for name, decode, kind in (
             ("word of a client", messages.read_client, messages.FromClient),
             ("word of a gateway", messages.read_gateway, messages.FromGateway),
         )
     ),
-    Decoder(
-        name="question",
-        module="submitter/wire.py",
-        decode=wire.decode_question,
-        raises=(UsageError, RequestTooLarge),
-        form=Form.MSGPACK,
-        kind=reduce(or_, RIGHTS),
-    ),
+    Decoder("question", "submitter/wire.py", wire.decode_question, (UsageError, RequestTooLarge), Form.MSGPACK, kind=reduce(or_, RIGHTS)),
     *(
         Decoder(
-            name=f"answer: {type(question).__name__}",
-            module="submitter/wire.py",
-            decode=partial(wire.decode_answer, cast("questions.Question[Any]", question)),
-            raises=(Unreachable,),
-            form=Form.MSGPACK,
-            kind=wire.answer_type(type(question)),
+            f"answer: {type(question).__name__}", "submitter/wire.py",
+            partial(wire.decode_answer, cast("questions.Question[Any]", question)), (Unreachable,), Form.MSGPACK,
+            kind=wire.answer_type(type(question))
         )
         for question in (questions.ReadTasks(number=1), questions.DeriveJobs(), questions.ReadSettings())
     ),
+    Decoder("history", "coord/views/closing.py", closing.decode_summary, (DataLost,), Form.JSON, kind=JobView, sample=_VIEW),
+    Decoder("ending in the history", "coord/views/closing.py", closing.decode_ending, (DataLost,), Form.JSON, kind=JobView, sample=_VIEW),
+    Decoder("written today", "daemons/service/written.py", written.decode_written, (DataLost,), Form.JSON, kind=written.WrittenToday),
     Decoder(
-        name="history",
-        module="coord/views/closing.py",
-        decode=closing.decode_summary,
-        raises=(DataLost,),
-        form=Form.JSON,
-        kind=JobView,
-        sample=_VIEW,
-    ),
-    Decoder(
-        name="ending in the history",
-        module="coord/views/closing.py",
-        decode=closing.decode_ending,
-        raises=(DataLost,),
-        form=Form.JSON,
-        kind=JobView,
-        sample=_VIEW,
-    ),
-    Decoder(
-        name="written today",
-        module="daemons/service/written.py",
-        decode=written.decode_written,
-        raises=(DataLost,),
-        form=Form.JSON,
-        kind=written.WrittenToday,
-    ),
-    Decoder(
-        name="records of policies",
-        module="daemons/leader/placement/job_table.py",
-        decode=placing.decode_records,
-        raises=(msgspec.DecodeError,),
-        form=Form.MSGPACK,
-        kind=placing.Records,
+        "records of policies", "daemons/leader/placement/job_table.py", placing.decode_records, (msgspec.DecodeError,), Form.MSGPACK,
+        kind=placing.Records
     ),
     *(
-        Decoder(name=name, module="daemons/starter/checkpoint/files.py", decode=decode, raises=(DataLost,), form=Form.JSON, kind=kind)
+        Decoder(name, "daemons/starter/checkpoint/files.py", decode, (DataLost,), Form.JSON, kind=kind)
         for name, decode, kind in (
             ("files of a checkpoint", files.decode_files, tuple[files.FileEntry, ...]),
             ("manifest", files.decode_manifest, files.Manifest),
@@ -288,185 +227,75 @@ DECODERS = (
         )
     ),
     Decoder(
-        name="arguments in a row",
-        module="daemons/starter/core/fetch.py",
-        decode=lambda data: fetch.decode("args/1/0", data, Path("/nowhere")),
-        raises=(DataLost,),
-        form=Form.MSGPACK,
-        kind=tuple[bytes, ...],
+        "arguments in a row", "daemons/starter/core/fetch.py", lambda data: fetch.decode("args/1/0", data, Path("/nowhere")), (DataLost,),
+        Form.MSGPACK, kind=tuple[bytes, ...]
     ),
     Decoder(
-        name="first line of a rank",
-        module="daemons/starter/jobs/ranks.py",
-        decode=starter_ranks.node_in,
-        raises=(NotFound,),
-        form=Form.JSON,
-        sample=b'{"node":"n1"}',
+        "first line of a rank", "daemons/starter/jobs/ranks.py", starter_ranks.node_in, (NotFound,), Form.JSON, sample=b'{"node":"n1"}'
     ),
     Decoder(
-        name="frames of ranks",
-        module="runner/ranks/ranks.py",
-        decode=lambda data: [ranks.usage_of(rest) for _, _, rest in ranks.Cutter().feed(data)],
-        raises=(ranks.FrameTooLong,),
-        form=Form.BYTES,
-        sample=ranks.frame(ranks.USED, 1, b"1000 77") + ranks.frame(ranks.OUT, 2, b"text"),
+        "frames of ranks", "runner/ranks/ranks.py", lambda data: [ranks.usage_of(rest) for _, _, rest in ranks.Cutter().feed(data)],
+        (ranks.FrameTooLong,), Form.BYTES, sample=ranks.frame(ranks.USED, 1, b"1000 77") + ranks.frame(ranks.OUT, 2, b"text")
     ),
     Decoder(
-        name="error of a peer",
-        module="adapters/access/errors.py",
-        decode=_text(lambda text: rebuild(_Told(text), "gateway:1")),
-        raises=(),
-        form=Form.JSON,
-        sample=b'{"type":"NotFound","hint":"rmgr jobs"}',
+        "error of a peer", "adapters/access/errors.py", _text(lambda text: rebuild(_Told(text), "gateway:1")), (), Form.JSON,
+        sample=b'{"type":"NotFound","hint":"rmgr jobs"}'
+    ),
+    Decoder("token", "adapters/identity/invitation.py", _text(invitation.decode), (UsageError,), Form.BYTES, sample=b"rmgr-join-AAAA"),
+    Decoder("files of a bundle", "adapters/identity/invitation.py", _files_of, (UsageError,), Form.MSGPACK, kind=dict[str, bytes]),
+    Decoder("answer of a leader", "adapters/rpc/convert.py", _text(_asked), (Unreachable,), Form.JSON, sample=b'{"a":1}'),
+    Decoder(
+        "stored pipeline", "model/cluster/queue.py", _text(lambda text: PipelineSpec(partition="p", document=text).tables()),
+        (ConfigError,), Form.JSON, sample=b'{"stage":[{"policy":"easy"}]}'
     ),
     Decoder(
-        name="token",
-        module="adapters/identity/invitation.py",
-        decode=_text(invitation.decode),
-        raises=(UsageError,),
-        form=Form.BYTES,
-        sample=b"rmgr-join-AAAA",
+        "file of a policy", "adapters/policy_files.py", _in_file("p.toml", policy_files.read_toml), (ConfigError,), Form.TOML,
+        sample=b'[[stage]]\npolicy = "easy"\n'
+    ),
+    Decoder("configuration", "config.py", _in_file("c.toml", config.check_file), (ConfigError,), Form.TOML, sample=_CONFIG),
+    Decoder(
+        "settings", "cli/control/settings.py", _text(lambda text: parse_settings(text, "s.toml")), (ConfigError, UsageError), Form.TOML,
+        sample=_TOML
     ),
     Decoder(
-        name="files of a bundle",
-        module="adapters/identity/invitation.py",
-        decode=_files_of,
-        raises=(UsageError,),
-        form=Form.MSGPACK,
-        kind=dict[str, bytes],
+        "list of jobs (JSON)", "cli/submit/jobs_file.py", _in_file("j.jsonl", lambda path: jobs_file.raw_jobs(str(path), "j")),
+        (UsageError,), Form.JSON, sample=_JOBS
     ),
     Decoder(
-        name="answer of a leader",
-        module="adapters/rpc/convert.py",
-        decode=_text(_asked),
-        raises=(Unreachable,),
-        form=Form.JSON,
-        sample=b'{"a":1}',
+        "list of jobs (TOML)", "cli/submit/jobs_file.py", _in_file("j.toml", lambda path: jobs_file.raw_jobs(str(path), "j")),
+        (UsageError,), Form.TOML, sample=b'[defaults]\ncpus = 1\n[[job]]\ncommand = "echo hello"\n'
     ),
     Decoder(
-        name="stored pipeline",
-        module="model/cluster/queue.py",
-        decode=_text(lambda text: PipelineSpec(partition="p", document=text).tables()),
-        raises=(ConfigError,),
-        form=Form.JSON,
-        sample=b'{"stage":[{"policy":"easy"}]}',
+        "kept record of rmgr dev", "dev/record.py", _in_file("cluster.json", lambda path: record.read_state(path.parent)), (), Form.JSON,
+        sample=b'{"directory":"/x","processes":[{"role":"keeper","name":"k","pid":1}]}'
     ),
     Decoder(
-        name="file of a policy",
-        module="adapters/policy_files.py",
-        decode=_in_file("p.toml", policy_files.read_toml),
-        raises=(ConfigError,),
-        form=Form.TOML,
-        sample=b'[[stage]]\npolicy = "easy"\n',
+        "kept fates of rmgr dev", "dev/keeper.py",
+        _in_file("fates.json", lambda path: (keeper.read_fates(path.parent), keeper.read_recipes(path.parent))), (), Form.JSON,
+        sample=b'{"zk1":{"starts":1}}'
     ),
-    Decoder(
-        name="configuration",
-        module="config.py",
-        decode=_in_file("c.toml", config.check_file),
-        raises=(ConfigError,),
-        form=Form.TOML,
-        sample=_CONFIG,
-    ),
-    Decoder(
-        name="settings",
-        module="cli/control/settings.py",
-        decode=_text(lambda text: parse_settings(text, "s.toml")),
-        raises=(ConfigError, UsageError),
-        form=Form.TOML,
-        sample=_TOML,
-    ),
-    Decoder(
-        name="list of jobs (JSON)",
-        module="cli/submit/jobs_file.py",
-        decode=_in_file("j.jsonl", lambda path: jobs_file.raw_jobs(str(path), "j")),
-        raises=(UsageError,),
-        form=Form.JSON,
-        sample=_JOBS,
-    ),
-    Decoder(
-        name="list of jobs (TOML)",
-        module="cli/submit/jobs_file.py",
-        decode=_in_file("j.toml", lambda path: jobs_file.raw_jobs(str(path), "j")),
-        raises=(UsageError,),
-        form=Form.TOML,
-        sample=b'[defaults]\ncpus = 1\n[[job]]\ncommand = "echo hello"\n',
-    ),
-    Decoder(
-        name="kept record of rmgr dev",
-        module="dev/record.py",
-        decode=_in_file("cluster.json", lambda path: record.read_state(path.parent)),
-        raises=(),
-        form=Form.JSON,
-        sample=b'{"directory":"/x","processes":[{"role":"keeper","name":"k","pid":1}]}',
-    ),
-    Decoder(
-        name="kept fates of rmgr dev",
-        module="dev/keeper.py",
-        decode=_in_file("fates.json", lambda path: (keeper.read_fates(path.parent), keeper.read_recipes(path.parent))),
-        raises=(),
-        form=Form.JSON,
-        sample=b'{"zk1":{"starts":1}}',
-    ),
-    Decoder(
-        name="log of a leader",
-        module="sched/state/event_log.py",
-        decode=_text(event_log.decode),
-        raises=(event_log.LogError,),
-        form=Form.JSON,
-        sample=_LOG,
-    ),
+    Decoder("log of a leader", "sched/state/event_log.py", _text(event_log.decode), (event_log.LogError,), Form.JSON, sample=_LOG),
     *(
-        Decoder(name=name, module="runner/python/served.py", decode=decode, raises=(ValueError,), form=Form.JSON, kind=kind)
+        Decoder(name, "runner/python/served.py", decode, (ValueError,), Form.JSON, kind=kind)
         for name, decode, kind in (
             ("how a call ended", served.answer_of, served.Answer),
             ("which functions can be called", served.found_of, served.Found),
         )
     ),
     Decoder(
-        name="functions of a server",
-        module="model/calls/interface.py",
-        decode=_text(lambda text: interface.read_functions(text, "f.toml")),
-        raises=(ConfigError,),
-        form=Form.TOML,
-        sample=b'[[function]]\nname = "f"\ncall = "m:f"\narguments = ["in A float64[n,2*n]"]\noperations = "2/3*n**3 + log2(n)"\n',
+        "functions of a server", "model/calls/interface.py", _text(lambda text: interface.read_functions(text, "f.toml")), (ConfigError,),
+        Form.TOML,
+        sample=b'[[function]]\nname = "f"\ncall = "m:f"\narguments = ["in A float64[n,2*n]"]\noperations = "2/3*n**3 + log2(n)"\n'
     ),
     Decoder(
-        name="the interface of a function",
-        module="model/calls/interface.py",
-        decode=interface.decode_interface,
-        raises=(ConfigError,),
-        form=Form.JSON,
-        sample=b'{"arguments":["in n int"],"idempotent":false,"name":"f","operations":"n","version":1}',
+        "the interface of a function", "model/calls/interface.py", interface.decode_interface, (ConfigError,), Form.JSON,
+        sample=b'{"arguments":["in n int"],"idempotent":false,"name":"f","operations":"n","version":1}'
     ),
     Decoder(
-        name="values of a call",
-        module="model/calls/arrays.py",
-        decode=arrays.decode,
-        raises=(arrays.ArraysError, UsageError),  # the latter where numpy is not installed
-        form=Form.BYTES,
-        sample=b"".join(arrays.encode([7, 2.5, "text", b"bytes"])),
+        "values of a call", "model/calls/arrays.py", arrays.decode, (arrays.ArraysError, UsageError), Form.BYTES,  # without numpy
+        sample=b"".join(arrays.encode([7, 2.5, "text", b"bytes"]))
     ),
-    Decoder(
-        name="scenario",
-        module="sim/calls/scenario.py",
-        decode=_in_file("s.toml", scenario.read_scenario),
-        raises=(UsageError,),
-        form=Form.TOML,
-        sample=_SCENARIO,
-    ),
-    Decoder(
-        name="output of a run",
-        module="sim/plots/reading.py",
-        decode=_in_file("r.json", reading.read_json),
-        raises=(UsageError,),
-        form=Form.JSON,
-    ),
-    Decoder(
-        name="events of a run",
-        module="sim/workload/events.py",
-        decode=_in_file("e.jsonl", events.read_events),
-        raises=(UsageError,),
-        form=Form.JSON,
-        sample=_EVENT,
-    ),
+    Decoder("scenario", "sim/calls/scenario.py", _in_file("s.toml", scenario.read_scenario), (UsageError,), Form.TOML, sample=_SCENARIO),
+    Decoder("output of a run", "sim/plots/reading.py", _in_file("r.json", reading.read_json), (UsageError,), Form.JSON),
+    Decoder("events of a run", "sim/workload/events.py", _in_file("e.jsonl", events.read_events), (UsageError,), Form.JSON, sample=_EVENT),
 )

@@ -37,155 +37,58 @@ T0 = 1_790_000_000_000_000  # 2026-09-21T14:13:20Z
 NOW = T0 + 3_725_000_000
 
 RUNNING = JobView(
-    id=42,
-    name="train",
-    user="ada",
-    queue="default",
-    state=State.RUNNING,
-    submitted_us=T0,
-    started_us=T0 + 500_000,
-    counts={"INITIAL": 60, "RUNNING": 3, "COMPLETED": 35, "FAILED": 2},
-    nodes=("n1", "n2", "n3", "n4", "n5"),
-    tasks=100,
-    priority=5,
-    work="command",
-    command="./train --epochs 3",
-    cores=2,
-    memory_bytes=2 << 30,
-    after=("ok:41",),
+    id=42, name="train", user="ada", queue="default", state=State.RUNNING, submitted_us=T0, started_us=T0 + 500_000,
+    counts={"INITIAL": 60, "RUNNING": 3, "COMPLETED": 35, "FAILED": 2}, nodes=("n1", "n2", "n3", "n4", "n5"), tasks=100, priority=5,
+    work="command", command="./train --epochs 3", cores=2, memory_bytes=2 << 30, after=("ok:41",)
 )
 WAITING = JobView(
-    id=1043,
-    name="evaluate-with-a-long-name",
-    user="ada",
-    queue="fast",
-    state=State.HELD,
-    reason=Reason.DEPENDENCY,
-    submitted_us=T0,
-    counts={"HELD": 1},
-    tasks=1,
+    id=1043, name="evaluate-with-a-long-name", user="ada", queue="fast", state=State.HELD, reason=Reason.DEPENDENCY, submitted_us=T0,
+    counts={"HELD": 1}, tasks=1
 )
 FAILED = JobView(
-    id=7,
-    name="prepare",
-    user="bob",
-    queue="default",
-    state=State.FAILED,
-    reason=Reason.EXIT_CODE,
-    submitted_us=T0,
-    started_us=T0 + 1_000_000,
-    ended_us=T0 + 13_000_000,
-    exit_code=3,
-    counts={"FAILED": 1},
-    nodes=("n1",),
-    tasks=1,
-    cpu_us=8_250_000,
-    max_rss_kib=20_480,
-    work="command",
-    command="sh prepare.sh",
+    id=7, name="prepare", user="bob", queue="default", state=State.FAILED, reason=Reason.EXIT_CODE, submitted_us=T0,
+    started_us=T0 + 1_000_000, ended_us=T0 + 13_000_000, exit_code=3, counts={"FAILED": 1}, nodes=("n1",), tasks=1, cpu_us=8_250_000,
+    max_rss_kib=20_480, work="command", command="sh prepare.sh"
 )
 ATTEMPTS = (
     AttemptView(attempt=1, node="n2", state=State.FAILED, reason=Reason.NODE_LOST, started_us=T0, ended_us=T0 + 1_000_000),
     AttemptView(
-        attempt=2,
-        node="n1",
-        state=State.FAILED,
-        reason=Reason.EXIT_CODE,
-        started_us=T0 + 2_000_000,
-        ended_us=T0 + 13_000_000,
-        exit_code=3,
-        error="exit code 3",
+        attempt=2, node="n1", state=State.FAILED, reason=Reason.EXIT_CODE, started_us=T0 + 2_000_000, ended_us=T0 + 13_000_000,
+        exit_code=3, error="exit code 3"
     ),
 )
 TASKS = [
     TaskView(
-        submission=42,
-        index=1,
-        position=0,
-        state=State.COMPLETED,
-        attempt=1,
-        node="n1",
-        started_us=T0,
-        ended_us=T0 + 61_500_000,
-        exit_code=0,
-        cpu_us=60_000_000,
-        max_rss_kib=1024,
+        submission=42, index=1, position=0, state=State.COMPLETED, attempt=1, node="n1", started_us=T0, ended_us=T0 + 61_500_000,
+        exit_code=0, cpu_us=60_000_000, max_rss_kib=1024
     ),
     TaskView(
-        submission=42,
-        index=3,
-        position=1,
-        state=State.FAILED,
-        reason=Reason.EXIT_CODE,
-        attempt=2,
-        node="n1",
-        started_us=T0,
-        ended_us=T0 + 250_000,
-        exit_code=3,
-        error="exit code 3",
-        attempts=ATTEMPTS,
+        submission=42, index=3, position=1, state=State.FAILED, reason=Reason.EXIT_CODE, attempt=2, node="n1", started_us=T0,
+        ended_us=T0 + 250_000, exit_code=3, error="exit code 3", attempts=ATTEMPTS
     ),
     TaskView(submission=42, index=5, position=2, state=State.RUNNING, attempt=1, node="n2", started_us=T0),
     TaskView(submission=42, index=7, position=3, state=State.INITIAL),
 ]
 NODES = [
     NodeView(
-        id="n1",
-        state="up",
-        cores=16,
-        cores_used=4,
-        memory_bytes=64 << 30,
-        memory_used_bytes=8 << 30,
-        running=4,
-        load=3.25,
-        incarnation=2,
-        pid=4711,
-        host="h1",
-        site="east",
-        speed=1.5,
-        features=("gpu", "ssd"),
-        resources={"gpu": 2, "licence": 1},
-        resources_used={"gpu": 1},
-        endpoint="h1:7070",
-        seen_us=NOW - 2_000_000,
+        id="n1", state="up", cores=16, cores_used=4, memory_bytes=64 << 30, memory_used_bytes=8 << 30, running=4, load=3.25,
+        incarnation=2, pid=4711, host="h1", site="east", speed=1.5, features=("gpu", "ssd"), resources={"gpu": 2, "licence": 1},
+        resources_used={"gpu": 1}, endpoint="h1:7070", seen_us=NOW - 2_000_000
     ),
     NodeView(
-        id="n2",
-        state="drained",
-        cores=2,
-        cores_used=0,
-        memory_bytes=4 << 30,
-        incarnation=1,
-        pid=12,
-        host="h2",
-        reason="new disk",
-        seen_us=NOW - 65_000_000,
+        id="n2", state="drained", cores=2, cores_used=0, memory_bytes=4 << 30, incarnation=1, pid=12, host="h2", reason="new disk",
+        seen_us=NOW - 65_000_000
     ),
     NodeView(
-        id="n3",
-        state="fenced",
-        cores=2,
-        cores_used=0,
-        memory_bytes=4 << 30,
-        incarnation=7,
-        pid=13,
-        host="h3",
-        reason="session lost",
-        seen_us=NOW - 7_200_000_000,
+        id="n3", state="fenced", cores=2, cores_used=0, memory_bytes=4 << 30, incarnation=7, pid=13, host="h3", reason="session lost",
+        seen_us=NOW - 7_200_000_000
     ),
 ]
 QUEUES = [
     QueueView(id="default", partition="default", dispatch="pull", policy="fifo", state="open", pending=60, running=3),
     QueueView(
-        id="fast",
-        partition="default",
-        dispatch="pull",
-        policy="fifo",
-        state="closed",
-        pending=0,
-        running=0,
-        held_tasks=1,
-        limits={"max_time_s": 3600, "max_cores": 4},
+        id="fast", partition="default", dispatch="pull", policy="fifo", state="closed", pending=0, running=0, held_tasks=1,
+        limits={"max_time_s": 3600, "max_cores": 4}
     ),
     QueueView(
         id="batch",
@@ -203,15 +106,9 @@ QUEUES = [
 ]
 CLASSES = [
     QueueView(
-        id="ss8",
-        partition="default",
-        dispatch="place",
-        policy="connection_reservation",
-        state="open",
-        pending=0,
-        running=12,
+        id="ss8", partition="default", dispatch="place", policy="connection_reservation", state="open", pending=0, running=12,
         limits={"max_cpus": 8, "max_processes": 8, "max_threads": 8, "max_time_s": 7200},
-        of_class=ClassView(limits="CPUs <= 8, processes <= 8, threads a process <= 8, time < 2:00:00", chosen="its policy chooses it"),
+        of_class=ClassView(limits="CPUs <= 8, processes <= 8, threads a process <= 8, time < 2:00:00", chosen="its policy chooses it")
     ),
     QueueView(
         id="d512",
@@ -235,14 +132,8 @@ CLASSES = [
         ),
     ),
     QueueView(
-        id="wide",
-        partition="far",
-        dispatch="place",
-        policy="classes.toml",
-        state="closed",
-        pending=0,
-        running=0,
-        of_class=ClassView(limits="no limits", threshold=30, max_reservations=1, is_known=False),
+        id="wide", partition="far", dispatch="place", policy="classes.toml", state="closed", pending=0, running=0,
+        of_class=ClassView(limits="no limits", threshold=30, max_reservations=1, is_known=False)
     ),
 ]
 STATUS = StatusView(
@@ -258,11 +149,8 @@ STATUS = StatusView(
     uptime_s=3725.0,
     policies=(
         PolicyView(
-            partition="default",
-            policy="mine, easy",
-            passes=120,
-            last_pass_s=0.0015,
-            faults=(FaultView(policy="mine", count=2, error="ZeroDivisionError: division by zero"),),
+            partition="default", policy="mine, easy", passes=120, last_pass_s=0.0015,
+            faults=(FaultView(policy="mine", count=2, error="ZeroDivisionError: division by zero"),)
         ),
     ),
     healthy_since_us=T0 + 60_000_000,
@@ -280,28 +168,13 @@ EXPLAIN = ExplainView(
     why=(WhyView(what="dependency", id="42", detail="waits for ok:42; it is RUNNING"),),
 )
 PLACED = JobView(
-    id=1044,
-    name="mpi",
-    user="ada",
-    queue="batch",
-    state=State.INITIAL,
-    reason=Reason.RESOURCES,
-    detail="waits for cores that job 42 has",
-    submitted_us=T0,
-    counts={"INITIAL": 1},
-    tasks=1,
-    work="command",
-    command="mpirun ./solve",
-    cores=2,
-    processes=8,
-    expected_start_us=NOW + 60_000_000,
+    id=1044, name="mpi", user="ada", queue="batch", state=State.INITIAL, reason=Reason.RESOURCES,
+    detail="waits for cores that job 42 has", submitted_us=T0, counts={"INITIAL": 1}, tasks=1, work="command", command="mpirun ./solve",
+    cores=2, processes=8, expected_start_us=NOW + 60_000_000
 )
 EXPLAIN_PLACED = ExplainView(
-    id="1044",
-    state=State.INITIAL,
-    reason=Reason.RESOURCES,
-    why=(WhyView(what="resources", id="42", detail="waits for cores that job 42 has"),),
-    expected_start_us=NOW + 60_000_000,
+    id="1044", state=State.INITIAL, reason=Reason.RESOURCES,
+    why=(WhyView(what="resources", id="42", detail="waits for cores that job 42 has"),), expected_start_us=NOW + 60_000_000
 )
 
 DOCUMENTS = {
@@ -366,7 +239,6 @@ def test_tables_have_the_columns_of_the_contract(name: str) -> None:
     table(rows, shown, Layout(), out)
     same(f"{name}.txt", out.getvalue())
 
-
 TRIGGERS = (
     "for one whose individual priority is above 20, one that comes to the empty class and cannot start, "
     "or as the first of it when something has ended and it cannot start"
@@ -391,7 +263,6 @@ def test_a_queue_class_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "jobs       only the leader knows, and it does not answer" in told
     assert "fired" not in told
 
-
 CONTRACT = {
     "jobs": "ID NAME STATE DONE RUN FAIL TIME LEFT WHERE/WHY",
     "tasks": "TASK STATE ATTEMPT NODE TIME EXIT ERROR",
@@ -405,7 +276,6 @@ CONTRACT = {
 def test_the_default_columns_are_those_of_the_contract(name: str) -> None:
     shown = [column.name for column in TABLES[name][1] if column.default]
     assert " ".join(shown) == CONTRACT[name]
-
 
 FIELDS = {
     "show": "id name user queue state reason submitted started ended exit_code attempts counts nodes",
