@@ -254,10 +254,7 @@ def test_single_running_tasks_are_ended_and_the_queue_goes_on(connection: Connec
 
     with TaskQueue(stand, connection=connection) as queue:
         futures = [queue.submit_call(index) for index in range(2)]
-        end_s = time.monotonic() + 60
-        while not all((tmp_path / f"ran{index}").exists() for index in range(2)):
-            assert time.monotonic() < end_s, "the tasks did not start"
-            time.sleep(0.02)
+        eventually(lambda: all((tmp_path / f"ran{index}").exists() for index in range(2)), "the tasks start")
         assert not futures[0].cancel(), "a running task is not ended unless that is asked for"
         assert futures[0].cancel(running=True, timeout=60)
         with pytest.raises(CancelledError):

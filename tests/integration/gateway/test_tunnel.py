@@ -130,33 +130,34 @@ class Keys:
 
 def sat_down(town: Town, number: int, keys: Keys | None = None) -> tuple[TerminalClient, Iterator[bytes]]:
     """At a command that has shown its prompt. As `rmgr run --pty` does: what cannot be reached in time is asked again."""
-    end_s = time.monotonic() + 60
-    while True:
+
+    def sits() -> tuple[TerminalClient, Iterator[bytes]] | None:
         client = town.client()
         shown = client.attach(number, 0, iter(keys or Keys()))
         try:
             assert next(shown) == b"$ "
         except (Unavailable, QueueFull):  # the place of a try that failed is given back in a moment
             client.close()
-            assert time.monotonic() < end_s
-        else:
-            return client, shown
+            return None
+        return client, shown
+
+    return eventually(sits, "a seat")
 
 
 def refusal(town: Town, number: int = 1, endpoint: str = "") -> RmgrError:
     """Why nobody sits down there."""
-    end_s = time.monotonic() + 60
-    while True:
+
+    def refused() -> RmgrError | None:
         client = town.client(endpoint)
         try:
             next(client.attach(number, 0, iter(Keys())))
         except RmgrError as error:
-            if endpoint or not isinstance(error, Unavailable) or time.monotonic() > end_s:
-                return error
-        else:
-            raise AssertionError("it was let in")
+            return error if endpoint or not isinstance(error, Unavailable) else None
         finally:
             client.close()
+        raise AssertionError("it was let in")
+
+    return eventually(refused, "a refusal")
 
 
 def test_keys_and_output_pass_and_the_starter_sees_the_person(town: Town) -> None:
@@ -222,10 +223,7 @@ def test_nothing_but_a_starter_of_the_cluster_is_called(town: Town) -> None:
 
 
 def refusal_of_a_stranger(town: Town, address: str) -> str:
-    end_s = time.monotonic() + 60
-    while isinstance(told := refusal(town, endpoint=address), Unavailable):
-        assert time.monotonic() < end_s
-    return told.message
+    return eventually(lambda: None if isinstance(told := refusal(town, endpoint=address), Unavailable) else told).message
 
 
 def hang_up(door: socket.socket) -> None:

@@ -90,7 +90,6 @@ def test_stop_ends_the_keeper_first_and_a_cluster_can_be_started_there_at_once(s
 
 def test_a_cluster_that_was_killed_is_up_again_only_when_its_new_processes_serve(sh: Shell) -> None:
     state = read_state(sh.home / ".rmgr" / "dev")
-    assert state is not None
     for process in sorted(state.processes, key=lambda process: process.role != "zookeeper"):  # sessions cannot be closed any more
         os.kill(process.pid, signal.SIGKILL)
     eventually(lambda: not state.is_running, "all are dead")
@@ -121,7 +120,6 @@ class Kept:
 
     def process(self) -> DevProcess:
         state = read_state(self.directory)
-        assert state is not None
         return state.processes[0]
 
 

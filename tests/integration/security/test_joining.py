@@ -118,7 +118,6 @@ def test_an_expired_or_withdrawn_token_opens_nothing(door: Door) -> None:
         door.redeem(door.invite("n1", lasts_s=-1.0))
     pair = door.invite("n2")
     found = door.coordinator.get(paths.join("n2-token")).result(60)
-    assert found is not None
     assert isinstance(door.coordinator.commit(membership.withdraw("n2-token", found.version)).result(60), Committed)
     with pytest.raises(PermissionDenied, match="nothing waits"):
         door.redeem(pair)

@@ -141,11 +141,9 @@ def test_requests_for_a_connection_are_refused_by_address_and_nothing_else_is(ho
             assert port_guard._drops(own) > before
             if host != "::1":
                 first = come(*ours[0])
-                assert first is not None
                 first.close()
             port_guard._detach(own)
             again = come(*ours[-1])
-            assert again is not None
             again.close()
         for one in there:
             assert one is not None

@@ -9,7 +9,6 @@ import fcntl
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from rmgr.adapters.sqlite.file import StoreFile
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import KeyExists, RmgrError, UsageError
+from tests.harness.waiting import eventually
 
 POINTER = Encoding.POINTER
 
@@ -96,10 +96,7 @@ def test_a_group_is_synced_if_one_of_its_writes_is(traced: Traced) -> None:
         writers = [threading.Thread(target=traced.claim, args=("name/a",)), threading.Thread(target=traced.store.put, args=("value", b"1"))]
         for writer in writers:
             writer.start()
-        end_s = time.monotonic() + 30
-        while len(traced.store._writer._queue) < len(writers):  # both wait for the lock
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
+        eventually(lambda: len(traced.store._writer._queue) == len(writers), "both wait for the lock")
     for writer in writers:
         writer.join(30)
     assert traced.store.get("name/a") == (b"mine", POINTER)

@@ -195,7 +195,6 @@ def test_a_file_becomes_a_value_without_being_copied(store: SqliteStore, path: P
         assert store.adopt(key, str(made), encoding=Encoding.PICKLE, sha256=known) == (len(LARGE), digest)
         assert store.get(key) == (LARGE, "pickle")
         file = value_file(path, key)
-        assert file is not None
         assert file.samefile(made)
         assert stat.S_IMODE(file.stat().st_mode) == 0o400
     made.unlink()

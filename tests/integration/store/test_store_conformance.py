@@ -65,7 +65,6 @@ def test_a_value_comes_back_as_it_was(store: Store, size: int, tmp_path: Path) -
     store.put("k", value)
     file = tmp_path / "fetched"
     fetched = store.fetch("k", str(file), largest=size)
-    assert fetched is not None
     assert (file.read_bytes() if fetched[0] is None else fetched[0], fetched[1]) == (value, sha256(value).digest())
     assert file.exists() == (fetched[0] is None)
     assert store.get("k") == (value, Encoding.RAW)
@@ -228,14 +227,12 @@ def test_a_value_above_256_mib_is_as_any_other(store: Store) -> None:
     store.put("large", parts())
     size = 256 * 2**20 + 3
     about = store.about("large")
-    assert about is not None
     assert (about.size, about.sha256, store.usage()) == (size, wanted.digest(), (1, size))
     seen = sha256()
     for piece in store.stream("large") or ():
         seen.update(piece)
     assert seen.digest() == wanted.digest()
     found = store.get("large")
-    assert found is not None
     assert (len(found[0]), found[0][-3:]) == (size, b"end")
     assert store.delete("large")
 

@@ -75,7 +75,6 @@ def test_a_commit_answers_with_names_and_versions(coord: SessionCoordinator) -> 
     second = coord.commit(multi(Set("/a/x", b"3", 0), Check("/a/x", 1), Delete("/queue/k-0000000000", 0))).result(60)
     assert second == Committed(paths=("/a/x", "/a/x", "/queue/k-0000000000"), versions=(1, 1, -1))
     found = coord.get("/a/x").result(60)
-    assert found is not None
     assert (found.data, found.version) == (b"3", 1)
 
 
@@ -105,7 +104,6 @@ def test_operations_of_a_multi_see_those_before_them(coord: SessionCoordinator) 
     ops = (Create("/a/p"), Create("/a/p/c"), Set("/a/p", b"1", 0), Check("/a/p", 1), Delete("/a/p/c"), Delete("/a/p", 1), Create("/a/p"))
     assert isinstance(coord.commit(multi(*ops)).result(60), Committed)
     stat = coord.stat("/a/p").result(60)
-    assert stat is not None
     assert (stat.version, stat.children, stat.creates) == (0, 0, 0)
 
 
@@ -123,7 +121,6 @@ def test_the_sequence_counts_creations_only(coord: SessionCoordinator) -> None:
     coord.commit(multi(Create("/queue/plain"))).result(60)
     assert take() == "/queue/k-0000000005"  # any other child does
     stat = coord.stat("/queue").result(60)
-    assert stat is not None
     assert (stat.creates, stat.children) == (6, 5)
 
 
@@ -136,7 +133,6 @@ def test_reads_see_the_commits_given_before_them(coord: SessionCoordinator) -> N
     for number in range(20):
         coord.commit(multi(Set("/a", str(number).encode(), -1)))
         found = coord.get("/a").result(60)
-        assert found is not None
         assert found.data == str(number).encode()
 
 
@@ -224,7 +220,6 @@ def test_ensure_makes_what_is_missing_and_keeps_what_is_there(coord: SessionCoor
     coord.ensure(["/a/b/c", "/z", "/a"])
     coord.ensure(["/a/b/c"])
     found = coord.get("/a").result(60)
-    assert found is not None
     assert found.data == b"kept"
     assert coord.children("/a/b").result(60) == ["c"]
 
@@ -371,7 +366,6 @@ def test_a_cut_connection_keeps_the_session(world: World, coord: SessionCoordina
     states.wait(CONNECTED, SUSPENDED, CONNECTED)
     assert coord.session_id == session
     stat = coord.stat("/a/e").result(60)
-    assert stat is not None
     assert stat.ephemeral_owner == session
 
 

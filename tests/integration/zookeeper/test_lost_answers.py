@@ -63,7 +63,6 @@ def test_lost_answers_under_load(zookeeper: ZooKeeperServer, chroot: str) -> Non
         assert sorted(coord.children("/names").result(60) or []) == sorted(f"{n}-{i}" for n in range(THREADS) for i in range(given[n]))
         for n in range(THREADS):
             found = coord.get(f"/own-{n}").result(60)
-            assert found is not None
             assert found.version == ends[n]
         assert "LOST" not in states.seen
 
@@ -84,7 +83,6 @@ def test_two_clients_that_race_for_one_name_never_both_win(zookeeper: ZooKeeperS
             assert sorted(type(outcome).__name__ for outcome in outcomes) == [Committed.__name__, Conflict.__name__]
             winner = b"mine" if isinstance(outcomes[0], Committed) else b"theirs"
             found = mine.get(path).result(60)
-            assert found is not None
             assert found.data == winner
 
 

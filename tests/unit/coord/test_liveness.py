@@ -84,7 +84,6 @@ def test_a_meter_below_one_a_second_still_lets_the_first_pass() -> None:
 
 def test_tidying_a_fenced_node_checks_both_fences_and_stays_below_the_caps() -> None:
     multi = liveness.tidy(5, "a", 3, orders=[f"{n:03d}" for n in range(300)], idle=True)
-    assert multi is not None
     assert multi.ops[:2] == (epoch_check(5), Check(paths.node("a"), 3))
     assert len(multi.ops) == 193
     assert multi.ops[-1] == Delete(paths.idle("a"))

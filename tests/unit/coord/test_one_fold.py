@@ -125,7 +125,6 @@ def test_only_values_of_tasks_that_completed_are_kept(place: Place) -> None:
             store.put(keys.output(SUB, index, attempt, 0), b"value of %d" % attempt)
     assert keep_outputs(store, number=SUB, tail=place.tail, base=0, fragments=list(FORGED)) == 1
     kept = store.get(keys.final(Pointer(sub=SUB, index=0, n=0)))
-    assert kept is not None
     assert kept[0] == b"value of 1"
 
 

@@ -19,7 +19,6 @@ from tests.places import ROOT
 @pytest.fixture
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("starter_loss", ROOT / "deploy" / "lib" / "starter_loss.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

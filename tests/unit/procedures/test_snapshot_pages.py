@@ -70,7 +70,6 @@ def test_fragments_that_are_paged_out_while_they_are_read_are_read_from_the_page
             assert states == {State.COMPLETED}
         else:
             found = read_progress(late, bench.store, number)
-            assert found is not None
             assert found[1].final == TASKS
     finally:
         late.close()

@@ -154,7 +154,6 @@ def test_what_was_paged_out_while_it_gathered_is_read_from_its_page(crowd: World
     crowd.add(1)
     crowd.run()
     data = crowd.coordinator.get(paths.fragment(1, 1)).result(60)
-    assert data is not None
     pages = {0: [encode_fragment(Fragment(attempt=1)), data.data]}
     crowd.store = MemoryStore()
     crowd.store.put(keys.page(1, 0), join_page(pages[0]))

@@ -114,7 +114,6 @@ def test_a_nonce_is_one_submission_however_often_it_is_sent(coordinator: Countin
     assert [one.created for one in found] == [True, False, True, False]
     assert [one.submission.id for one in found] == [1, 1, found[2].submission.id, 1]
     nonce = coordinator.get(nonces.place_of(wanted.draft)).result(60)
-    assert nonce is not None
     assert (nonce.data, nonce.version) == (b"1", 0)
     assert coordinator.children(paths.TOKENS).result(60) == []
 

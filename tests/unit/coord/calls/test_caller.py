@@ -153,7 +153,6 @@ def test_a_cancelled_call_tells_its_life() -> None:
 )
 def test_endings_are_errors_with_exit_codes(outcome: Outcome, name: str, exit_code: int) -> None:
     error = error_of(ID, Ending(outcome, "because"))
-    assert error is not None
     assert (type(error).__name__, error.exit_code) == (name, exit_code)
     assert "ana/g/7" in error.message
     assert "because" in error.message
