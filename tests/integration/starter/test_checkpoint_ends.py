@@ -14,8 +14,6 @@ from tests.harness.waiting import eventually
 from tests.integration.starter.test_checkpoints import back, running, saved, start
 from tests.integration.starter.test_starter_orders import crossed_off, order
 
-__all__ = ["rig"]
-
 #: Ends whenever it is asked; the second time it answers first, and the third attempt is not asked.
 ALWAYS = """cd "$RMGR_CHECKPOINT_DIR"; trap 'asked=1' USR1; asked=; echo "$(cat kept 2>/dev/null || echo nothing)" >> $0
 while [ ! "$asked" ]; do sleep 0.02; [ $RMGR_ATTEMPT -lt 3 ] || exit 85; done
