@@ -26,8 +26,7 @@ from rmgr.runner.host import dispositions
 
 if TYPE_CHECKING:
     from rmgr.dev.cluster import DevCluster
-    from rmgr.dev.keeper import Fate
-    from rmgr.dev.record import DevProcess, DevState
+    from rmgr.dev.keeper import DevProcess, DevState, Fate
 
 _DIR = click.option("--dir", "directory", metavar="DIR", type=click.Path(file_okay=False), help="directory of the cluster  [~/.rmgr/dev]")
 
@@ -130,7 +129,7 @@ def dev(
             ctx.meta["rmgr dev: directory"] = directory
         return
     from rmgr.dev.cluster import DevCluster
-    from rmgr.dev.record import advertise, default_directory
+    from rmgr.dev.keeper import advertise, default_directory
 
     where = Path(directory) if directory else default_directory()
     other = _advertised()
@@ -225,7 +224,7 @@ def status(session: Session, directory: str | None) -> None:
 @_DIR
 def stop(session: Session, directory: str | None) -> None:
     """Ends the cluster started by `rmgr dev`: Starters first, ZooKeeper and Cassandra last. Its data stay."""
-    from rmgr.dev.record import forget, stop_processes
+    from rmgr.dev.keeper import forget, stop_processes
 
     state = _find(directory)
     if state is None:
@@ -282,8 +281,7 @@ def kill(session: Session, name: str, directory: str | None) -> None:
 @_DIR
 def start(session: Session, name: str, directory: str | None) -> None:
     """Starts a process of a running cluster again that `rmgr dev kill` has killed, or that died."""
-    from rmgr.dev.keeper import keep_down, read_recipes, started
-    from rmgr.dev.record import KEEPER, read_state
+    from rmgr.dev.keeper import KEEPER, keep_down, read_recipes, read_state, started
 
     state, process = _process(name, directory)
     where = Path(state.directory)
@@ -401,7 +399,7 @@ def _watch(session: Session, cluster: DevCluster) -> None:
 def _advertised() -> DevState | None:
     """The running cluster that commands find by themselves."""
     from rmgr.config import dev_file
-    from rmgr.dev.record import read_state
+    from rmgr.dev.keeper import read_state
 
     with contextlib.suppress(OSError, KeyError, TypeError, *UNREADABLE_TEXT):
         directory = tomllib.loads(dev_file().read_text())["dev"]["directory"]
@@ -412,7 +410,7 @@ def _advertised() -> DevState | None:
 
 def _find(directory: str | None) -> DevState | None:
     """The cluster in `--dir`, else the advertised one, else the one in the default directory."""
-    from rmgr.dev.record import default_directory, read_state
+    from rmgr.dev.keeper import default_directory, read_state
 
     directory = directory or click.get_current_context().meta.get("rmgr dev: directory")
     if directory:

@@ -29,8 +29,19 @@ from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.dev.cassandra import CassandraNode
 from rmgr.dev.cassandra import prepare as prepare_cassandra
-from rmgr.dev.keeper import Recipe, write_recipes
-from rmgr.dev.record import KEEPER, DevProcess, DevState, forget, kill_processes, read_state, stop_processes, write_state
+from rmgr.dev.keeper import (
+    KEEPER,
+    DevProcess,
+    DevState,
+    Recipe,
+    await_ends,
+    forget,
+    kill_processes,
+    read_state,
+    stop_processes,
+    write_recipes,
+    write_state,
+)
 from rmgr.dev.server import ServerProcess, free_port
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
@@ -47,6 +58,8 @@ CHROOT = "/rmgr/dev"
 OWN_CASSANDRA = "cassandra"
 _CASSANDRA_HEAP_MB = 400
 _POLL_S = 0.05
+#: Who was killed just now may take so long to go.
+_LEAVING_S = 1.0
 #: Set to 1, clusters of `rmgr dev` are open: for tests, and for a look at what security costs.
 OPEN_VARIABLE = "RMGR_DEV_OPEN"
 
@@ -419,6 +432,11 @@ class DevCluster:
     # -- inside ------------------------------------------------------------------------------------------------------------
 
     def _spawn(self, role: str, name: str, options: Sequence[str], more: Mapping[str, str]) -> int:
+        """Raises: StateConflict while a process of that name runs: nobody would end it, once the name is another's."""
+        running = [found for process in self.state.processes if process.id == name and (found := process.find()) is not None]
+        if await_ends(running, timeout_s=_LEAVING_S):
+            told = f"{role} {name} of the cluster in {self.directory} runs already (pid {running[0].pid})"
+            raise StateConflict(told, hint="choose another name, or end that one first")
         log = self.log_file(name)
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         argv = (sys.executable, "-m", "rmgr.cli.main", role, *options)

@@ -18,7 +18,7 @@ from keyed import KeyedWork
 from rmgr import TaskQueue
 from rmgr.adapters.rpc.server import LeaderClient, NodeClient, NodeStats
 from rmgr.adapters.stores import open_store
-from rmgr.dev.record import DevState
+from rmgr.dev.keeper import DevState
 from rmgr.errors import StoreUnavailable, Unavailable
 from rmgr.model.views import StatusView
 from rmgr.runtime.secured import credentials_of

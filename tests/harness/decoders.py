@@ -35,7 +35,7 @@ from rmgr.daemons.service import written
 from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.core import fetch
 from rmgr.daemons.starter.jobs import ranks as starter_ranks
-from rmgr.dev import keeper, record
+from rmgr.dev import keeper
 from rmgr.errors import ConfigError, DataLost, InvalidRecord, NotFound, RequestTooLarge, UsageError, WrongCluster
 from rmgr.errors import Unavailable as Unreachable
 from rmgr.model.calls import arrays, interface
@@ -266,7 +266,7 @@ DECODERS = (
         (UsageError,), Form.TOML, sample=b'[defaults]\ncpus = 1\n[[job]]\ncommand = "echo hello"\n'
     ),
     Decoder(
-        "kept record of rmgr dev", "dev/record.py", _in_file("cluster.json", lambda path: record.read_state(path.parent)), (), Form.JSON,
+        "kept record of rmgr dev", "dev/keeper.py", _in_file("cluster.json", lambda path: keeper.read_state(path.parent)), (), Form.JSON,
         sample=b'{"directory":"/x","processes":[{"role":"keeper","name":"k","pid":1}]}'
     ),
     Decoder(

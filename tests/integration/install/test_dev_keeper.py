@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from rmgr.dev import keeper
-from rmgr.dev.keeper import Keeper, Recipe, keep_down, read_fates, write_recipes
-from rmgr.dev.record import DevProcess, DevState, read_state, write_state
+from rmgr.dev.keeper import DevProcess, DevState, Keeper, Recipe, keep_down, read_fates, read_state, write_recipes, write_state
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 

@@ -15,7 +15,7 @@ import pytest
 
 from rmgr.adapters.stores import open_store
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.record import read_state
+from rmgr.dev.keeper import read_state
 from rmgr.dev.zookeeper import ZooKeeperServer, free_port
 from rmgr.errors import Unavailable
 from tests.harness.cassandra_nodes import SharedNode

@@ -1,4 +1,4 @@
-"""Ends of processes of a local cluster, whoever their parent is."""
+"""Processes of a local cluster: their ends, whoever their parent is, and one of each name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from rmgr.dev.record import DevProcess, DevState, kill_processes, stop_processes
+from rmgr.dev.cluster import DevCluster
+from rmgr.dev.keeper import DevProcess, DevState, kill_processes, stop_processes
+from rmgr.errors import StateConflict
 
 #: A parent that never reaps its child, whose pid it prints. The child ignores what is named, and says when it does.
 _PARENT = """
@@ -52,3 +55,16 @@ def test_a_process_that_nobody_reaps_has_ended(docile, end):
 def test_one_that_ignores_its_order_is_killed_and_named(deaf):
     assert stop_processes(deaf, timeout_s=0.1) == list(deaf.processes)
     assert not deaf.is_running
+
+
+def test_a_name_that_runs_is_not_started_again(tmp_path: Path) -> None:
+    cluster = DevCluster(tmp_path, secured=False)  # nobody serves its ZooKeeper: the Starter waits for that
+    try:
+        pid = cluster.start_starter("n1")
+        with pytest.raises(StateConflict, match=rf"starter n1 of the cluster in .* runs already \(pid {pid}\)"):
+            cluster.start_starter("n1")
+        assert [process.pid for process in cluster.state.processes] == [pid]
+        cluster.kill("n1")
+        assert cluster.start_starter("n1") != pid
+    finally:
+        kill_processes(cluster.state)
