@@ -12,11 +12,10 @@ running `rmgr dev` that is found by its record brings its own.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -308,12 +307,12 @@ def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
     for section, table in document.items():
         kind = _SECTIONS.get(section)
         if kind is None or not isinstance(table, dict):
-            raise ConfigError(f"{path}:{line_of(text, section, '')}: unknown section {section!r}", hint=_nearest(section, _SECTIONS))
+            raise ConfigError(f"{path}:{line_of(text, section, '')}: unknown section {section!r}", hint=nearest(section, _SECTIONS))
         known = {field.name for field in dataclasses.fields(kind)}
         for key, value in table.items():
             where = f"{path}:{line_of(text, key, section)}"
             if key not in known:
-                raise ConfigError(f"{where}: unknown key {key!r} in section [{section}]", hint=_nearest(key, known))
+                raise ConfigError(f"{where}: unknown key {key!r} in section [{section}]", hint=nearest(key, known))
             values[section][key] = _convert(kind, key, value, where)
 
 
@@ -341,7 +340,7 @@ def _variable(name: str) -> tuple[str, str] | None:
     for candidate in (key, f"{key}_s", f"{key}_bytes"):
         if candidate in known:
             return section, candidate
-    raise ConfigError(f"variable {name}: unknown key {key!r} in section [{section}]", hint=_nearest(key, known))
+    raise ConfigError(f"variable {name}: unknown key {key!r} in section [{section}]", hint=nearest(key, known))
 
 
 def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
@@ -398,9 +397,13 @@ def _pairs(value: Any) -> list[tuple[str, int]]:
     return list(value.items()) if isinstance(value, Mapping) else [(name, count) for name, count in value]
 
 
-def _nearest(name: str, known: Mapping[str, Any] | set[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+def nearest(name: str, known: Iterable[str]) -> str:
+    """For a hint: the name that was meant, else all of them."""
+    import difflib  # slips of the pen are rare
+
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 def _lives(pid: int) -> bool:

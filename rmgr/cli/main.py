@@ -32,9 +32,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "cancel": ("control.gate:cancel", "End queued and running work"),
         "hold": ("control.gate:hold", "Keep waiting work from starting"),
         "release": ("control.gate:release", "Let held work start"),
-        "update": ("submit.update:update", "Change waiting work, and the time limit of what runs"),
-        "checkpoint": ("control.migrate:checkpoint", "Have a running job save its state"),
-        "migrate": ("control.migrate:migrate", "Have a running job go on on other nodes"),
+        "update": ("control.gate:update", "Change waiting work, and the time limit of what runs"),
+        "checkpoint": ("control.operate:checkpoint", "Have a running job save its state"),
+        "migrate": ("control.operate:migrate", "Have a running job go on on other nodes"),
         "history": ("listing.history:history", "Work that has ended"),
         "report": ("listing.report:report", "Usage by user, account, queue or day; utilisation; waits"),
     },
@@ -45,8 +45,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "limits": ("control.limits:limits", "What one user may have of what all share, and has"),
         "drain": ("control.operate:drain", "Let nodes finish what they have and take nothing new"),
         "resume": ("control.operate:resume", "Let drained nodes take work again"),
-        "policy": ("policy.commands:policy", "Scheduling policies: list, show, set, check"),
-        "config": ("control.config:config", "Configuration and cluster settings: show, check, apply"),
+        "policy": ("policy:policy", "Scheduling policies: list, show, set, check"),
+        "config": ("control.settings:config", "Configuration and cluster settings: show, check, apply"),
     },
     "Calls": {
         "call": ("calls:call", "Call a function on the server that answers first"),
@@ -58,7 +58,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "join": ("admin.join:join", "Make this machine a part of a secured cluster"),
     },
     "Data": {
-        "store": ("store.commands:store", "Values in the data store: ls, put, get, rm, share, du"),
+        "store": ("store:store", "Values in the data store: ls, put, get, rm, share, du"),
     },
     "Research": {
         "sim": ("sim:sim", "Policies on a virtual clock: traces in, schedules and measures out"),

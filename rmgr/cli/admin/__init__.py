@@ -15,7 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "add-node": ("admin.members:add_node", "Invite a machine: prints the one command to type there"),
     "add-user": ("admin.members:add_user", "Make credentials for a person"),
     "add-server": ("admin.members:add_server", "Make credentials for a server of calls"),
-    "export-events": ("admin.events:export_events", "The scheduler's log of a leader, to be replayed"),
+    "export-events": ("admin.store:export_events", "The scheduler's log of a leader, to be replayed"),
     "identities": ("admin.members:identities", "Who is known to the cluster, and who was revoked"),
     "limit": ("control.limits:limit", "How many cores and open jobs a user may have at once"),
     "revoke": ("admin.members:revoke", "Believe a node or a user no longer"),

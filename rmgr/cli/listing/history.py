@@ -15,8 +15,8 @@ from rmgr.cli.display.render import Layout, clock, emit, iso, now_us, printable,
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, filter_options, table_options
-from rmgr.cli.words.moments import parse_since
-from rmgr.cli.words.params import DURATION_US, Parsed
+from rmgr.cli.words.moments import SINCE
+from rmgr.cli.words.params import DURATION_US
 from rmgr.cli.words.selectors import Filter, parse
 from rmgr.client.queries import list_past, past_of
 from rmgr.errors import NotFound, RmgrError, UsageError
@@ -40,8 +40,8 @@ _READ_ALONE = 100
 )
 @click.argument("selectors", nargs=-1, metavar="[ID]...")
 @click.option("-A", "--everyone", is_flag=True, help="of all users")
-@click.option("--since", type=Parsed("time", parse_since), metavar="TIME", help="ended after: 2h (ago), 16:00, 2026-11-30")
-@click.option("--until", type=Parsed("time", parse_since), metavar="TIME", help="ended before")
+@click.option("--since", type=SINCE, metavar="TIME", help="ended after: 2h (ago), 16:00, 2026-11-30")
+@click.option("--until", type=SINCE, metavar="TIME", help="ended before")
 @click.option("--limit", type=click.IntRange(0), default=_DEFAULT_LIMIT, show_default=True, metavar="N", help="at most N, 0 = all")
 @filter_options
 @table_options
@@ -141,7 +141,7 @@ def _newest_first(session: Session, user: str | None, wanted: frozenset[int] = f
     exits="0 ok (nothing to remove, too), 2 usage, 4 not an operator, 5 store unavailable, 6 --timeout ran out (run it again)",
 )
 @click.option("--older-than", "age_us", type=DURATION_US, metavar="DURATION", help="ended longer ago than this: 90d, 12h")
-@click.option("--before", "before_us", type=Parsed("time", parse_since), metavar="TIME", help="ended before: 90d (ago), 16:00, 2026-01-01")
+@click.option("--before", "before_us", type=SINCE, metavar="TIME", help="ended before: 90d (ago), 16:00, 2026-01-01")
 @click.option("--user", metavar="NAME", help="only this user's  [everybody's]")
 @click.option("--dry-run", is_flag=True, help="say what would go, remove nothing")
 def purge(session: Session, age_us: int | None, before_us: int | None, user: str | None, dry_run: bool) -> None:

@@ -16,7 +16,7 @@ from rmgr.cli.display.render import Column, Layout, clock, emit, iso, now_us, ta
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
-from rmgr.cli.words.moments import midnight_s, parse_since
+from rmgr.cli.words.moments import SINCE, midnight_s
 from rmgr.cli.words.params import Parsed, listed, nearest
 from rmgr.client.queries import list_past
 from rmgr.errors import RmgrError, UsageError
@@ -78,8 +78,8 @@ class _Machine:
     help=f"a line for each {', '.join(GROUPS)}, or several of them",
     shell_complete=lambda _ctx, _parameter, text: [name for name in GROUPS if name.startswith(text)],
 )
-@click.option("--since", type=Parsed("time", parse_since), metavar="TIME", help="from then on: 7d (ago), 16:00, 2026-11-30")
-@click.option("--until", type=Parsed("time", parse_since), metavar="TIME", help="until then")
+@click.option("--since", type=SINCE, metavar="TIME", help="from then on: 7d (ago), 16:00, 2026-11-30")
+@click.option("--until", type=SINCE, metavar="TIME", help="until then")
 @click.option("-u", "--user", metavar="NAME", help="of this user")
 @click.option("--account", metavar="NAME", help="for this account")
 @click.option("-q", "--queue", metavar="NAME", help="in this queue")

@@ -5,20 +5,28 @@ The room turns options into runs of `rmgr.sim` and shows their results. It must 
 
 from __future__ import annotations
 
+import platform
+
 from rmgr.cli.session.command import TableGroup, command_group
 from rmgr.cli.session.context import Session
+from rmgr.model.base.version import VERSION
 
 #: name -> (module:function, what it does). A command stands here when it exists.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("sim.run:run", "One workload under one policy: schedule and measures"),
-    "sweep": ("sim.sweep:sweep", "Policies x loads x seeds, in parallel; goes on where it was interrupted"),
+    "run": ("sim.runs:run", "One workload under one policy: schedule and measures"),
+    "sweep": ("sim.runs:sweep", "Policies x loads x seeds, in parallel; goes on where it was interrupted"),
     "replay": ("sim.replay:replay", "A recorded log again: the same decisions, or another policy beside it"),
     "calls": ("sim.paper:calls", "Calls to servers: which policy has the answers first (paper 004)"),
     "paper": ("sim.paper:paper", "A paper's experiments again: its values, ours, spread, verdict"),
-    "plot": ("sim.plot:plot", "Pictures of runs and sweeps, PNG or SVG, without a display"),
+    "plot": ("sim.runs:plot", "Pictures of runs and sweeps, PNG or SVG, without a display"),
 }
 
 
 @command_group("sim", examples="rmgr sim run KTH-SP2.swf.gz --policy easy\nrmgr sim run --help", kind=TableGroup, table=COMMANDS)
 def sim(_session: Session) -> None:
     """Scheduling research: the leader's own policies, vetting and passes on a virtual clock."""
+
+
+def versions() -> dict[str, str]:
+    """What has made results, as their manifests say it."""
+    return {"rmgr": VERSION, "python": platform.python_version()}

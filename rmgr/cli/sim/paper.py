@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import textwrap
 import time
@@ -15,11 +14,11 @@ import click
 from rmgr.cli.display.render import Column, Layout, emit, paint, table
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.sim.sweep import parse_names, parse_seeds
-from rmgr.cli.words.params import Parsed, parse_pair
+from rmgr.cli.sim import versions
+from rmgr.cli.sim.runs import parse_names, parse_seeds
+from rmgr.cli.words.params import PARAMETER, Parsed
 from rmgr.errors import UsageError
 from rmgr.model.base.units import counted, format_duration
-from rmgr.model.base.version import VERSION
 
 if TYPE_CHECKING:
     from rmgr.sim.calls.runs import Summary
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 _MOST_SEEDS = 1000
 _STYLES = {"pass": "green", "fail": "red", "expected": "yellow", "reported": "cyan"}
 _SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
-PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 #: Processes of a run, where nothing else is said.
 _PROCESSES = 2
 
@@ -247,7 +245,7 @@ def _write(session: Session, out: Path, found: _Found, checks: tuple[str, ...] |
     report = found.report
     manifest = {
         "schema": "rmgr/1",
-        "versions": {"rmgr": VERSION, "python": platform.python_version()},
+        "versions": versions(),
         "paper": report.paper,
         "seeds": list(found.seeds),
         "checks": None if checks is None else list(checks),
@@ -353,8 +351,7 @@ def calls(
         )
     summaries = {key: summed(ones) for key, ones in found.items()}
     if out is not None:
-        versions = {"rmgr": VERSION, "python": platform.python_version()}
-        manifest = {"schema": "rmgr/1", "versions": versions, "scenario": source, "params": dict(params), "seeds": list(seeds)}
+        manifest = {"schema": "rmgr/1", "versions": versions(), "scenario": source, "params": dict(params), "seeds": list(seeds)}
         write_calls(out, found, summaries, seeds, manifest)
     if session.json:
         emit(calls_document(summaries))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Iterable
 from contextlib import closing
@@ -14,15 +13,14 @@ import click
 from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.words.params import Parsed, parse_pair
+from rmgr.cli.sim import versions
+from rmgr.cli.words.params import PARAMETER
 from rmgr.errors import UsageError
 from rmgr.model.base.units import counted
-from rmgr.model.base.version import VERSION
 
 if TYPE_CHECKING:
     from rmgr.sim.replay import History
 
-PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 #: Measures of the comparison, with their unit and digits.
 _COMPARED = {
     "mean_waiting_time": ("mean wait", "s", 2),
@@ -200,7 +198,7 @@ def _manifest(log: Path, history: History, policy: str, params: dict[str, str], 
     replayed = {"policy": policy, "params": dict(sorted(params.items())), "seed": history.opening.seed}
     return {
         "schema": "rmgr/1",
-        "versions": {"rmgr": VERSION, "python": platform.python_version()},
+        "versions": versions(),
         "inputs": {source: digest_of(source) for source in sorted({str(log), *configuration.files})},
         "experiment": {"source": str(log), "recorded": recorded, **replayed},
     }

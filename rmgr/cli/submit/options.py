@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,17 +14,16 @@ from click.core import ParameterSource
 
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import hint_of
-from rmgr.cli.words.params import DURATION_US, RESOURCE, TIME_LIMIT_US, Parsed, listed, one_of, parse_pair
-from rmgr.cli.words.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
+from rmgr.cli.words.moments import BEGIN, BEGINS
+from rmgr.cli.words.params import AFTER, DURATION_US, MEMORY, RESOURCE, TIME_LIMIT_US, Parsed, listed, one_of, parse_pair
 from rmgr.cli.words.script import Script, ignoring, looks_like_script, read_script, refused, translation, unset_slurm
+from rmgr.cli.words.selectors import parse_nodes
 from rmgr.client.commands.request import CommandOptions, CommandRequest
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.base.units import parse_size
 from rmgr.model.tasks.array import parse_array
-from rmgr.model.tasks.block import PRIORITY_RANGE
-from rmgr.model.tasks.submission import Condition, Dependency, OnDisconnect
-
-_LEAST_MEMORY_BYTES = 1024 * 1024
+from rmgr.model.tasks.block import MOST_ATTEMPTS, PRIORITY_RANGE
+from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, Rigid
+from rmgr.model.tasks.submission import OnDisconnect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,29 +52,6 @@ class WorkRequest(CommandRequest):
 # -- values --------------------------------------------------------------------------------------------------------------------
 
 
-def parse_after(text: str) -> tuple[Dependency, ...]:
-    """`ok:12,any:13,fail:14`; Slurm's `afterok:12:13` is understood; a bare `12` means ok. Raises UsageError."""
-    from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES  # with all that Slurm's options mean
-
-    if "?" in text:
-        raise UsageError(f"{text!r} is not a dependency: one of several is not enough here", hint="all must be met: ok:12,any:13")
-    found = []
-    words = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL, "afterok": Condition.OK, "afterany": Condition.ANY}
-    for part in text.split(","):
-        word, colon, ids = part.strip().partition(":")
-        if not colon:
-            word, ids = ("ok", word) if word not in UNLIKE_DEPENDENCIES else (word, "ID")
-        if word in UNLIKE_DEPENDENCIES:
-            why, _, hint = UNLIKE_DEPENDENCIES[word].replace("ID", ids.partition(":")[0]).partition(": ")
-            raise UsageError(f"{part!r} is not a dependency: {why}", hint=hint)
-        if word not in words or not all(number.isascii() and number.isdigit() and len(number) <= 10 for number in ids.split(":")):
-            raise UsageError(
-                f"{part!r} is not a dependency", hint="dependencies look like ok:12 (it succeeded), any:13 (it ended), fail:14 (it failed)"
-            )
-        found += [Dependency(condition=words[word], submission=int(number)) for number in ids.split(":")]
-    return tuple(found)
-
-
 def parse_env(text: str) -> tuple[str, str]:
     """`K=V`, or `K` alone: with the value that it has here. Raises UsageError."""
     name, equals, value = text.partition("=")
@@ -88,25 +64,15 @@ def parse_env(text: str) -> tuple[str, str]:
     return name, os.environ[name]
 
 
-def parse_memory(text: str) -> int:
-    """A size that something could run in: a number alone is bytes here, and mebibytes in other systems. Raises UsageError."""
-    size = parse_size(text)
-    if 0 < size < _LEAST_MEMORY_BYTES:
-        told = f"with a unit: {text.strip()}M" if text.strip().isdigit() else "as 512M or 4G"
-        raise UsageError(f"nothing runs in {size} bytes", hint=told)
-    return size
-
-
 def _checked_array(text: str) -> str:
     parse_array(text)
     return text
 
-AFTER = Parsed("dependencies", parse_after)
+NODES = Parsed("nodes", parse_nodes)
 ARRAY = Parsed("array", _checked_array)
 ENV = Parsed("variable", parse_env)
 KEY_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE"))
 OF_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE", else_="; what the work prints goes to -o FILE, and is read by rmgr logs"))
-MEMORY = Parsed("size", parse_memory)
 
 _EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
 
@@ -160,6 +126,27 @@ def work_options_but(names: Collection[str]) -> Callable[[Callable[..., Any]], C
 
     return decorate
 
+_REQUEUE = "the same as --[no-]resubmit"
+_PLACED_OPTIONS = (
+    click.option("-n", "--processes", type=click.IntRange(1), metavar="P", help="processes of one job, -c cores each  [1, or one a node]"),
+    click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", help="on exactly N nodes, spread evenly  [wherever they fit]"),
+    click.option("--partition", metavar="NAME", default="", help="where it runs  [that of the queue]"),
+    click.option("--exclusive", is_flag=True, help="alone on its nodes, with all their cores and resources"),
+    click.option("-w", "--nodelist", type=NODES, metavar="NODES", default=(), help="only on these, as n1,n2 or n[1-3]"),
+    click.option("-x", "--exclude", type=NODES, metavar="NODES", default=(), help="on none of these"),
+    click.option("--begin", "begin_us", type=BEGIN, metavar="TIME", default=0, help=f"not before: {BEGINS}"),
+    click.option("--gpus", type=click.IntRange(1), metavar="N", help="of each process; the same as --resource gpu=N"),
+    click.option("--requeue/--no-requeue", default=None, help=_REQUEUE),
+    click.option("--kill-on-bad-exit", is_flag=True, help="all processes of a job end when one fails"),
+    click.option("--checkpoint-every", "checkpoint_every_us", type=DURATION_US, metavar="TIME", default=0, help="ask it to save its state"),
+    click.option(
+        "--checkpoint-grace", "checkpoint_grace_us", type=DURATION_US, metavar="TIME", default=None, help="for saving its state  [30s]"
+    ),
+    click.option("--checkpoint", is_flag=True, help="it saves its state when it is asked to: policies may move it"),
+    click.option("--max-moves", type=click.IntRange(1, MOST_ATTEMPTS), metavar="N", help="a policy moves it at most N times  [no cap]"),
+    click.option("--restart-from", type=click.Choice((FROM_CHECKPOINT, FROM_START)), default=FROM_CHECKPOINT, help="of a job that moves"),
+)  # fmt: skip
+
 _OPTIONS = (
     click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
     click.option("-q", "--queue", metavar="NAME", help="queue, or a queue class by hand (rmgr queues)  [the cluster's default]"),
@@ -194,8 +181,60 @@ _OPTIONS = (
     click.option("--account", metavar="NAME", default="", help="recorded with the work"),
     click.option("--token", metavar="T", default="", help="the same token again gives the same id"),
     click.option("--dry-run", is_flag=True, help="say what would be submitted, where and when; submit nothing"),
-    *PLACED_OPTIONS,
+    *_PLACED_OPTIONS,
 )  # fmt: skip
+
+
+# -- what options of placed jobs are in the record of a submission -------------------------------------------------------------
+
+
+def shape_of(values: Mapping[str, Any]) -> Rigid | None:
+    """What the options make of a job; None for one process anywhere. Raises UsageError for -N above -n.
+
+    -N without -n: a process a node. What asks for nothing special (-n 1, -N 1) changes nothing.
+    """
+    nodes = values["nodes"] or 0
+    processes = values["processes"] or nodes or 1
+    rigid = Rigid(
+        processes=processes,
+        nodes=nodes if processes > 1 or nodes > 1 else 0,
+        exclusive=values["exclusive"],
+        nodelist=values["nodelist"],
+        exclude=values["exclude"],
+        begin_us=values["begin_us"],
+        checkpoint_every_us=values["checkpoint_every_us"],
+        checkpoint_grace_us=Rigid().checkpoint_grace_us if values["checkpoint_grace_us"] is None else values["checkpoint_grace_us"],
+        restart=values["restart_from"],
+        checkpoint=values["checkpoint"],
+        max_moves=values["max_moves"] or 0,
+    )
+    if rigid == Rigid():
+        return None
+    from rmgr.procedures.admission import check_shape
+
+    check_shape(rigid)
+    return replace(rigid, kill_on_bad_exit=values["kill_on_bad_exit"])
+
+
+def resources_of(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """`--resource`, with `--gpus`. Raises UsageError when they contradict each other."""
+    resources: tuple[tuple[str, int], ...] = tuple(values["resources"])
+    gpus = values["gpus"]
+    if gpus is None:
+        return resources
+    other = dict(resources).get("gpu", gpus)
+    if other != gpus:
+        raise UsageError(f"--gpus {gpus} and --resource gpu={other} contradict each other", hint="drop one of them")
+    return (*(pair for pair in resources if pair[0] != "gpu"), ("gpu", gpus))
+
+
+def resubmit_of(values: Mapping[str, Any]) -> bool:
+    """`--[no-]resubmit`, by which name ever. Raises UsageError when both are said, and differ."""
+    resubmit: bool = values["resubmit"]
+    requeue: bool | None = values["requeue"]
+    if requeue and not resubmit:
+        raise UsageError("--no-resubmit and --requeue contradict each other", hint="they are two names of one thing: drop one")
+    return resubmit if requeue is None else requeue
 
 
 # -- command line + script -> request ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import time
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 
+from rmgr.cli.words.params import Parsed
 from rmgr.errors import UsageError
 from rmgr.model.base.units import MAX_DURATION_US, parse_duration_us
 
@@ -128,3 +129,6 @@ def _moments_s(told: datetime) -> list[float]:
 def _wall(moment_s: float) -> datetime:
     """What the wall clock shows."""
     return datetime.fromtimestamp(moment_s)  # noqa: DTZ006 - this machine's zone is meant
+
+#: Microseconds since the epoch as int: of a moment to come (0 = at once), of one that is past.
+BEGIN, SINCE = Parsed("time", parse_begin), Parsed("time", parse_since)

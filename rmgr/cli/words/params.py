@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,10 @@ from rmgr.errors import UsageError
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted, parse_duration_us, parse_size
 
+if TYPE_CHECKING:
+    from rmgr.model.tasks.submission import Dependency
+
+_LEAST_MEMORY_BYTES = 1024 * 1024
 TIME_LIMIT = 124
 INFRASTRUCTURE = 125
 CANCELLED = 130
@@ -149,6 +153,47 @@ def parse_resource(text: str) -> tuple[str, int]:
 
 #: `gpu=2`.
 RESOURCE = Parsed("resource", parse_resource)
+#: `order=sjf`, of a policy.
+PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
+
+
+def parse_after(text: str) -> tuple[Dependency, ...]:
+    """`ok:12,any:13,fail:14`; Slurm's `afterok:12:13` is understood; a bare `12` means ok. Raises UsageError."""
+    from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES  # with all that Slurm's options mean
+    from rmgr.model.tasks.submission import Condition, Dependency
+
+    if "?" in text:
+        raise UsageError(f"{text!r} is not a dependency: one of several is not enough here", hint="all must be met: ok:12,any:13")
+    found = []
+    words = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL, "afterok": Condition.OK, "afterany": Condition.ANY}
+    for part in text.split(","):
+        word, colon, ids = part.strip().partition(":")
+        if not colon:
+            word, ids = ("ok", word) if word not in UNLIKE_DEPENDENCIES else (word, "ID")
+        if word in UNLIKE_DEPENDENCIES:
+            why, _, hint = UNLIKE_DEPENDENCIES[word].replace("ID", ids.partition(":")[0]).partition(": ")
+            raise UsageError(f"{part!r} is not a dependency: {why}", hint=hint)
+        if word not in words or not all(number.isascii() and number.isdigit() and len(number) <= 10 for number in ids.split(":")):
+            raise UsageError(
+                f"{part!r} is not a dependency", hint="dependencies look like ok:12 (it succeeded), any:13 (it ended), fail:14 (it failed)"
+            )
+        found += [Dependency(condition=words[word], submission=int(number)) for number in ids.split(":")]
+    return tuple(found)
+
+
+def parse_memory(text: str) -> int:
+    """A size that something could run in: a number alone is bytes here, and mebibytes in other systems. Raises UsageError."""
+    size = parse_size(text)
+    if 0 < size < _LEAST_MEMORY_BYTES:
+        told = f"with a unit: {text.strip()}M" if text.strip().isdigit() else "as 512M or 4G"
+        raise UsageError(f"nothing runs in {size} bytes", hint=told)
+    return size
+
+
+#: `ok:12,any:13`.
+AFTER = Parsed("dependencies", parse_after)
+#: Bytes of memory.
+MEMORY = Parsed("size", parse_memory)
 
 
 # -- exit codes ----------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import pytest
 
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main
-from rmgr.cli.store import values as store_values
-from rmgr.cli.store.values import Opened, find
+from rmgr.cli import store as store_values
+from rmgr.cli.store import Opened, find
 from rmgr.client.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
@@ -265,12 +265,12 @@ def test_an_output_is_read_where_its_task_left_it(store: SqliteStore) -> None:
         asked.append((user_key, wanted))
         return keys.output(4, 2, 3, 1)
 
-    found = find(Opened(store=store, timeout_s=5, locate=locate, open_values=lambda: Values(store, None)), "out/2")
+    found = find(Opened(store=store, timeout_s=5, locate=locate, owned=lambda: Values(store, None)), "out/2")
     assert (b"".join(found.parts()), found.encoding, found.size) == (b"\x80\x04N.", Encoding.PICKLE, 4)
     assert asked == [("out/2", pointer)]
     store.delete(keys.output(4, 2, 3, 1))
     with pytest.raises(DataLost, match="4_2"):
-        find(Opened(store=store, timeout_s=5, locate=locate, open_values=lambda: Values(store, None)), "out/2")
+        find(Opened(store=store, timeout_s=5, locate=locate, owned=lambda: Values(store, None)), "out/2")
 
 
 def test_an_output_of_collected_work_needs_no_cluster(shell: Shell, store: SqliteStore) -> None:
@@ -291,7 +291,7 @@ def test_rm_of_an_output_takes_its_final_value_along(shell: Shell, store: Sqlite
     shell("rm", "out/2")
     assert store.keys() == []
     with pytest.raises(NotFound):
-        find(Opened(store=store, timeout_s=5, locate=lambda *_: "", open_values=lambda: Values(store, None)), "out/2")
+        find(Opened(store=store, timeout_s=5, locate=lambda *_: "", owned=lambda: Values(store, None)), "out/2")
 
 
 def test_rm_of_somebody_elses_output_goes_on_where_his_value_may_not_be_touched(store: SqliteStore, tmp_path: Path) -> None:
@@ -306,5 +306,5 @@ def test_rm_of_somebody_elses_output_goes_on_where_his_value_may_not_be_touched(
     store.put(keys.named("a"), keys.encode_pointer(keys.Pointer(sub=4, index=2)), encoding=Encoding.POINTER)
     store.put(keys.named("b"), b"1")
     with Guarded(tmp_path / "store.db") as guarded:
-        opened = Opened(store=guarded, timeout_s=5, locate=lambda *_: "", open_values=lambda: Values(guarded, None))
+        opened = Opened(store=guarded, timeout_s=5, locate=lambda *_: "", owned=lambda: Values(guarded, None))
         assert store_values.remove(opened, ["a", "b"], None) == (["a", "b"], [])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rmgr.cli.display import gang_tree
 from rmgr.cli.display.render import Layout
 from rmgr.cli.listing import cluster
+from rmgr.cli.listing.cluster import draw_tree, tree_shape
 from rmgr.cli.main import run
 from rmgr.client.queries import GangView
 from rmgr.errors import NotFound
@@ -36,7 +36,7 @@ def view(slot: int | None = 12) -> GangView:
 
 
 def drawn(found: GangView, slots: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    gang_tree.draw(found, Layout(), slots)
+    draw_tree(found, Layout(), slots)
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -64,7 +64,7 @@ def test_without_a_clock_the_record_is_drawn_and_nobody_is_said_to_run(capsys: p
 
 
 def test_a_reader_of_its_json_can_compute_every_later_slot() -> None:
-    told = gang_tree.shape(view(), 2)
+    told = tree_shape(view(), 2)
     assert told["slot"] == 12
     assert told["queues"][3] == {"node": 6, "jobs": [{"id": "45", "weight": 2}]}
     assert told["attempts"][0] == {"id": "42", "attempt": 1, "served_slots": 4}

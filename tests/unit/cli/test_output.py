@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmgr.cli.display.output import JsonLines, Labelled, Plain, ToFiles
+from rmgr.cli.submit.run import JsonLines, Labelled, Plain, ToFiles
 from rmgr.cli.waiting import AwaitedSubmission, FollowedEnd, expand, fetch_files, how, tell_failure
 from rmgr.client.logs import OutputPiece, read_ended, read_flushed, tail_of
 from rmgr.coord.decisions.keeping import SubmissionEnd, Unmet, is_branch_not_taken, weigh

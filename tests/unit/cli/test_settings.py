@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.cli.control.config import differences
-from rmgr.cli.control.settings import parse_settings, to_document, to_toml
-from rmgr.cli.submit.options import parse_after, parse_env
-from rmgr.cli.words.params import parse_resource, parse_states
+from rmgr.cli.control.settings import differences, parse_settings, to_document, to_toml
+from rmgr.cli.submit.options import parse_env
+from rmgr.cli.words.params import parse_after, parse_resource, parse_states
 from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.base.states import State

@@ -14,13 +14,12 @@ import pytest
 
 from rmgr import config
 from rmgr.adapters.policy_files import read_toml
-from rmgr.cli.control.config import _is_cluster_settings
-from rmgr.cli.control.settings import parse_settings, read_settings_file
-from rmgr.cli.display.output import JsonLines
+from rmgr.cli.control.settings import _is_cluster_settings, parse_settings, read_settings_file
 from rmgr.cli.display.render import emit
 from rmgr.cli.listing.logs import _last_lines, parse_lines
 from rmgr.cli.session.context import Session
 from rmgr.cli.submit.jobs_file import raw_jobs, read_jobs
+from rmgr.cli.submit.run import JsonLines
 from rmgr.cli.submit.submit import submit
 from rmgr.cli.words.script import looks_like_script, read_script
 from rmgr.client.commands.request import read_entries

@@ -16,7 +16,7 @@ from rmgr.model.cluster import queue
 
 ROOT = Path(rmgr.__file__).parent
 #: Where settings are defined, parsed and printed: what is read there alone is obeyed by nobody.
-_OWN = {"config.py", "model/cluster/queue.py", "cli/control/config.py", "cli/control/settings.py"}
+_OWN = {"config.py", "model/cluster/queue.py", "cli/control/settings.py"}
 #: Part of the format, not settings: `newer` carries what this release does not know, `extra` what no release does.
 _FORMAT = {"format", "newer", "extra"}
 KINDS = [*config._SECTIONS.values(), queue.QueueSpec, queue.PipelineSpec, queue.ClusterSettings]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.cli.main import run
-from rmgr.cli.sim.sweep import parse_seeds
+from rmgr.cli.sim.runs import parse_seeds
 from rmgr.errors import UsageError
 from tests.harness.waiting import eventually
 

@@ -13,7 +13,7 @@ import pytest
 
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main
-from rmgr.cli.store import values as store_usage
+from rmgr.cli import store as store_usage
 from rmgr.cli.submit.run import _tell_end
 from rmgr.cli.waiting import FollowedEnd
 from rmgr.coord.protocol import keys

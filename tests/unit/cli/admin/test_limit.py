@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.cli.control import limits
-from rmgr.cli.control.config import left_out
-from rmgr.cli.control.settings import parse_settings, to_toml
+from rmgr.cli.control.settings import left_out, parse_settings, to_toml
 from rmgr.cli.main import run
 from rmgr.errors import ConfigError
 from rmgr.model.cluster.queue import CORES, ClusterSettings, UserLimits

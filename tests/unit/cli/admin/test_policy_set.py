@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import rmgr.cli.policy as commands
 from rmgr.cli.main import run
-from rmgr.cli.policy import commands
 from rmgr.daemons.leader.placement import pipeline
 from rmgr.daemons.leader.placement.pipeline import configuration
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
