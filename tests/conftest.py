@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from rmgr.dev import cassandra as cassandra_server
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
 from rmgr.runner.host import dispositions
-from tests.harness import affected, costs, run_stages, second_goes, standing
+from tests.harness import affected, costs, forked, run_stages, second_goes, standing
 
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
@@ -29,6 +29,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 if threading.current_thread() is threading.main_thread():
     # Started by a script's `&` or by nohup this process ignores signals that tests send to their children: those begin with the defaults.
     dispositions.begin(deaf_to=signal.valid_signals())
+    forked.install()
 
 #: Everywhere, as Hypothesis has it by itself only where CI is set: an example may take long, the machine may have stood still meanwhile.
 settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

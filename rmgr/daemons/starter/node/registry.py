@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -60,7 +60,7 @@ class Registrant:
 
     endpoint: str
     host: str = socket.gethostname()
-    pid: int = os.getpid()
+    pid: int = field(default_factory=os.getpid)
     key_id: str = ""  #: of its signing key, "" in an open cluster
     line: str = ""  #: host:port for direct lines, "" = none
     metrics: str = ""  #: host:port of measurements

@@ -1,0 +1,295 @@
+"""Processes of `rmgr` as forks of one that has imported it: the same program on the same interpreter, without half a second of imports.
+
+A run starts hundreds of daemons and thousands of commands; their imports were a third of what it cost. `subprocess.Popen` of this process
+hands `python -m rmgr.cli.main ...` to a nursery, a process of its own without threads or connections, which forks. Whoever started it
+sees a Popen with pid, exit code and pipes as ever. Everything else is executed: other programs, and `rmgr` where a variable that is read
+while Python or a library starts differs (`_EARLY`), a limit, a user, or a descriptor is handed over. RMGR_FORKED=0 executes all of them.
+
+What starting costs and what it loads is measured by tests that execute `rmgr` themselves (`tests/unit/cli/test_start_up.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.places import ROOT
+
+_PROGRAM = [sys.executable, "-m", "rmgr.cli.main"]
+_DAEMONS = frozenset({"starter", "watchdog", "submitter", "server"})
+#: Variables that are read while Python or a library starts: what differs from the nursery's own is executed.
+_EARLY = ("PYTHON", "LD_", "MALLOC_", "GRPC_", "LC_", "LANG", "TZ", "OPENSSL", "SSL_", "RMGR_FAILPOINT", "_RMGR_COMPLETE")
+#: What commands use on most days. None of it loads gRPC, which reads variables at its import, or a connection, which ends another way.
+_FOR_COMMANDS = (
+    "rmgr.cli.main",
+    "rmgr.cli.submit.submit",
+    "rmgr.cli.submit.run",
+    "rmgr.cli.waiting",
+    "rmgr.cli.listing.work",
+    "rmgr.cli.listing.show",
+    "rmgr.cli.listing.cluster",
+    "rmgr.cli.listing.logs",
+    "rmgr.cli.control.gate",
+    "rmgr.adapters.identity.trust",
+    "rmgr.adapters.rpc.thin",
+    "rmgr.adapters.sqlite.store",
+    "rmgr.adapters.stores",
+    "rmgr.adapters.zookeeper.client",
+    "rmgr.adapters.zookeeper.glance",
+    "rmgr.client.queries",
+    "rmgr.client.commands.sending",
+    "rmgr.runtime.secured",
+    "rmgr.submitter.answers",
+    "rmgr.submitter.orders",
+    "rmgr.v1.leader_pb2",
+)
+_FOR_DAEMONS = (
+    "rmgr.cli.main",
+    "rmgr.cli.daemons",
+    "rmgr.log",
+    "rmgr.daemons.starter.main",
+    "rmgr.daemons.leader.watchdog",
+    "rmgr.daemons.gateway.main",
+    "rmgr.daemons.server.main",
+)
+_LARGEST = 1 << 20
+_LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)
+_ANSWERS_S = 60.0
+
+
+def _early(environ: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name.startswith(_EARLY)}
+
+
+# -- the side of who starts processes -------------------------------------------------------------------------------------
+
+
+class _Nursery:
+    """A nursery of this process, started when it is first needed; it ends with this process."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._lock = threading.Lock()
+        self._owner = 0  #: the process that started it: a fork of this one starts its own
+        self._path = ""
+        self._line: socket.socket | None = None
+        self._early: dict[str, str] = {}
+        self._limits: list[tuple[int, int]] = []
+
+    def takes(self, environ: dict[str, str]) -> bool:
+        """A fork of it is what an executed process would be."""
+        with self._lock:
+            if self._owner != os.getpid():
+                self._start()
+        return _early(environ) == self._early and [resource.getrlimit(limit) for limit in _LIMITS] == self._limits
+
+    def start(self, order: dict[str, Any], streams: Sequence[int]) -> tuple[int, socket.socket]:
+        """A process. Returns its pid, and the socket on which its status will come. Raises OSError."""
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
+            line.settimeout(_ANSWERS_S)
+            line.connect(self._path)
+            socket.send_fds(line, [json.dumps(order).encode()], list(streams))
+            answer = json.loads(line.recv(_LARGEST))
+        except BaseException:
+            line.close()
+            raise
+        if "errno" in answer:
+            line.close()
+            raise OSError(answer["errno"], os.strerror(answer["errno"]), answer["file"])
+        return answer["pid"], line
+
+    def _start(self) -> None:
+        self._early, self._limits = _early(dict(os.environ)), [resource.getrlimit(limit) for limit in _LIMITS]
+        mine, its = socket.socketpair()
+        self._path = os.path.join(tempfile.mkdtemp(prefix="rmgr-forked-"), "socket")
+        words = [sys.executable, "-m", __name__, str(its.fileno()), self._path, *self._modules]
+        _executed(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT)
+        its.close()
+        mine.settimeout(_ANSWERS_S)
+        if mine.recv(1) != b".":
+            raise RuntimeError("the nursery of processes has not begun")
+        self._line, self._owner = mine, os.getpid()
+
+
+_executed = subprocess.Popen
+_nurseries = {True: _Nursery(_FOR_DAEMONS), False: _Nursery(_FOR_COMMANDS)}
+
+
+class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """Forks `rmgr`, executes everything else."""
+
+    _status: socket.socket | None = None  #: of a fork that has not been waited for
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:  # as `Popen.__init__` of Python 3.11 to 3.13 calls it
+        executable, preexec_fn, close_fds, pass_fds, cwd, env, _, _, shell, *pipes, _, gid, gids, uid, umask, new_session, group = rest
+        words = list(args) if isinstance(args, list | tuple) else []
+        environ = {os.fsdecode(name): os.fsdecode(value) for name, value in (os.environ if env is None else env).items()}
+        is_plain = not (shell or executable or preexec_fn or pass_fds) and close_fds and umask == -1
+        is_plain = is_plain and gid is None and gids is None and uid is None and group == -1
+        nursery = _nurseries[not _DAEMONS.isdisjoint(words)]
+        if not is_plain or words[:3] != _PROGRAM or not nursery.takes(environ):
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        sys.audit("subprocess.Popen", words[0], words, cwd, env)
+        order = {
+            "words": [str(word) for word in words[3:]],
+            "environ": environ,
+            "cwd": os.path.abspath(os.fsdecode(cwd) if cwd is not None else os.getcwd()),
+            "umask": _umask(),
+            "is_leader": bool(new_session),
+        }
+        streams = [number if given == -1 else given for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
+        self.pid, self._status = nursery.start(order, streams)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def _internal_poll(self, _deadstate: Any = None, *rest: Any) -> Any:
+        if self._status is None:
+            return super()._internal_poll(_deadstate, *rest)  # type: ignore[misc]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._wait(0)
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> Any:
+        if self._status is None:
+            return super()._wait(timeout)  # type: ignore[misc]
+        end_s = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left_s = 0.5 if end_s is None else max(0.0, min(0.5, end_s - time.monotonic()))
+            has_come = False
+            with contextlib.suppress(OSError, ValueError):  # another thread has closed it: the code is there
+                has_come = bool(select.select([self._status], [], [], left_s)[0])
+            if has_come:
+                with self._waitpid_lock:  # type: ignore[attr-defined]
+                    if self.returncode is None:
+                        self._handle_exitstatus(int(self._status.recv(64) or b"9"))  # type: ignore[attr-defined]
+                        self._status.close()
+            elif end_s is not None and time.monotonic() >= end_s:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return self.returncode
+
+
+def _umask() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    raise RuntimeError("the kernel does not tell the umask")
+
+
+def install() -> None:
+    """From now on `subprocess.Popen`, and what is built on it, forks `rmgr`."""
+    if os.environ.get("RMGR_FORKED") != "0":
+        subprocess.Popen = ForkingPopen  # type: ignore[misc]
+
+
+# -- the nursery ------------------------------------------------------------------------------------------------------------
+
+
+def _main(line: socket.socket, path: str, modules: Sequence[str]) -> None:
+    """Forks until who started it is gone. Returns in each child, which is `rmgr` then."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(128)
+    sys.argv = ["-m"]  # as Python has it while it imports what it runs by -m
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    line.send(b".")
+    wake, ended = socket.socketpair()
+    wake.setblocking(False)
+    ended.setblocking(False)
+    usual = signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(ended.fileno())
+    children: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as selector:
+        for one in (line, listener, wake):
+            selector.register(one, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is line:
+                    os.unlink(path)
+                    os.rmdir(os.path.dirname(path))
+                    os._exit(0)
+                elif key.fileobj is wake:
+                    with contextlib.suppress(BlockingIOError):
+                        wake.recv(4096)
+                    _reap(children)
+                else:
+                    asked, _ = listener.accept()
+                    message, streams, _, _ = socket.recv_fds(asked, _LARGEST, 3)
+                    pid = os.fork() if message else -1
+                    if pid == 0:
+                        signal.set_wakeup_fd(-1)
+                        signal.signal(signal.SIGCHLD, usual)
+                        selector.close()
+                        for one in (line, listener, wake, ended, *children.values()):
+                            one.close()
+                        _become(json.loads(message), streams, asked)
+                        return
+                    for stream in streams:
+                        os.close(stream)
+                    if pid > 0:
+                        children[pid] = asked
+
+
+def _reap(children: dict[int, socket.socket]) -> None:
+    while children:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        with children.pop(pid) as line, contextlib.suppress(OSError):  # nobody may wait any more
+            line.send(str(status).encode())
+
+
+def _become(order: dict[str, Any], streams: Sequence[int], asked: socket.socket) -> None:
+    """This process is as if executed: its variables, directory, streams and words."""
+    try:
+        os.chdir(order["cwd"])
+    except OSError as error:
+        asked.send(json.dumps({"errno": error.errno, "file": order["cwd"]}).encode())
+        os._exit(127)
+    if order["is_leader"]:
+        os.setsid()
+    os.umask(order["umask"])
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    for stream in streams:
+        os.close(stream)
+    sys.stdin = open(0, encoding=sys.stdin.encoding, errors=sys.stdin.errors, closefd=False)  # noqa: SIM115 - to the end
+    sys.stdout = open(1, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding=sys.stderr.encoding, errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    sys.argv = [str(sys.modules["rmgr.cli.main"].__file__), *order["words"]]
+    sys.orig_argv = [*_PROGRAM, *order["words"]]
+    asked.send(json.dumps({"pid": os.getpid()}).encode())
+    asked.close()
+
+
+if __name__ == "__main__":
+    _main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3:])
+    from rmgr.cli.main import main
+
+    main()
