@@ -65,24 +65,32 @@ def decode(text: str) -> Token:
     try:
         return msgspec.msgpack.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=Token)
     except UNREADABLE:  # of base64, too
-        raise UsageError(
-            "the token is damaged: a part of it is missing or was changed", hint="copy the whole line that rmgr admin add-node printed"
-        ) from None
+        raise _damaged() from None
 
 
 def tls_pair(token: Token) -> TlsPair:
-    """What its holder dials with."""
-    from cryptography import x509
+    """What its holder dials with. Raises UsageError."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    key = ec.derive_private_key(int.from_bytes(token.key, "big"), ec.SECP256R1())
+    from rmgr.adapters.identity.pki import load_certificate
+
+    try:
+        key = ec.derive_private_key(int.from_bytes(token.key, "big"), ec.SECP256R1())
+        ca, certificate = load_certificate(token.ca, is_pem=False), load_certificate(token.certificate, is_pem=False)
+    except ValueError:
+        raise _damaged() from None
     pem = serialization.Encoding.PEM
     return TlsPair(
-        ca=x509.load_der_x509_certificate(token.ca).public_bytes(pem),
-        certificate=x509.load_der_x509_certificate(token.certificate).public_bytes(pem),
+        ca=ca.public_bytes(pem),
+        certificate=certificate.public_bytes(pem),
         key=key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
+
+
+def _damaged() -> UsageError:
+    what = "the token is damaged: a part of it is missing or was changed"
+    return UsageError(what, hint="copy the whole line that rmgr admin add-node printed")
 
 
 # -- what a secret opens ------------------------------------------------------------------------------------------------------

@@ -225,23 +225,22 @@ class Trust:
         future.add_done_callback(partial(self._arrived, key_id))
 
     def _arrived(self, key_id: str, done: Future[bytes | None]) -> None:
-        from rmgr.adapters.identity.pki import verify_certificate
-
         found: Certified | str | None = None
         try:
             pem = done.result()
             if pem is None:
                 found = f"nobody is known by the key {key_id}"
             else:
-                found = _parsed(pem, partial(verify_certificate, pem, self._ca_pem))
+                found = _parsed(pem, self._ca_pem)
                 if not isinstance(found, str) and found.identity.key_id != key_id:
                     found = f"the certificate under the key {key_id} is that of another key"
         except RmgrError:
             pass  # asked again at the next look
-        with self._lock:
-            self._coming.pop(key_id, None)
-            if found is not None:
-                self._keep(key_id, found)
+        finally:
+            with self._lock:
+                self._coming.pop(key_id, None)
+                if found is not None:
+                    self._keep(key_id, found)
         self._wake()
 
     def _keep(self, key_id: str, found: Certified | str) -> None:
@@ -295,13 +294,13 @@ class Trust:
             self._reading = False
 
 
-def _parsed(pem: bytes, verify: Callable[[], Certified]) -> Certified | str:
+def _parsed(pem: bytes, ca_pem: bytes) -> Certified | str:
     """The certificate, whenever it is or was valid (`look` compares the time); or why it is none of this cluster."""
-    from cryptography import x509
+    from rmgr.adapters.identity.pki import load_certificate, verify_certificate
 
     try:
-        at_s = x509.load_pem_x509_certificate(pem).not_valid_before_utc.timestamp()
-        return verify(now_s=at_s)  # type: ignore[call-arg]
+        at_s = load_certificate(pem).not_valid_before_utc.timestamp()
+        return verify_certificate(pem, ca_pem, at_s)
     except PermissionDenied as error:
         return error.message
     except ValueError as error:

@@ -38,6 +38,11 @@ def test_a_damaged_token_is_refused_without_being_repeated(cut: int) -> None:
     assert text[6:] not in f"{told.value} {told.value.hint}"
 
 
+def test_a_token_whose_certificate_was_changed_is_refused() -> None:
+    with pytest.raises(UsageError, match="damaged"):
+        invitation.tls_pair(invitation.decode(invitation.encode(TOKEN)))
+
+
 def test_only_the_secret_opens_and_only_for_its_purpose() -> None:
     files = {"tls.key": b"secret", "ca.crt": b"public"}
     sealed = invitation.seal_files(b"s" * 32, "bundle of n1", files)

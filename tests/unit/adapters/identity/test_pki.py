@@ -7,12 +7,19 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from rmgr.adapters.identity.credentials import Credentials, load_ca, write_files
 from rmgr.adapters.identity.pki import digest_id, issue, issue_server, make_ca, verify_certificate
+from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
+from rmgr.coord.ops.membership import identify
+from rmgr.coord.protocol import paths
 from rmgr.errors import ConfigError, PermissionDenied, UsageError
 from rmgr.model.cluster.identity import Role
 from tests.harness.bundles import Bundles, session_bundles
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 DAY_S = 86400.0
 
@@ -55,6 +62,27 @@ def test_secrets_are_shared_by_role_and_only_the_watchdog_and_the_admin_have_all
         assert file.stat().st_mode & 0o777 == 0o600
     assert secret not in repr(starter)
     assert "PRIVATE" not in repr(starter) + repr(bundles.ca)
+
+
+def _of_no_version(pem: bytes) -> bytes:
+    """A certificate of X.509's version 117."""
+    der = x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)
+    return ssl.DER_cert_to_PEM_cert(der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x75", 1)).encode()
+
+
+def test_a_certificate_of_no_version_that_there_is_is_refused() -> None:
+    mine = session_bundles().credentials(Role.USER, "alice")
+    with pytest.raises(PermissionDenied, match="not a certificate"):
+        verify_certificate(_of_no_version(mine.certificate_pem), mine.ca_pem)
+
+
+def test_whoever_is_asked_about_a_key_with_such_a_certificate_is_told_so() -> None:
+    mine = session_bundles().credentials(Role.USER, "alice")
+    zk = MemoryCoordinator(MemoryTree())
+    zk.ensure(["/", paths.IDENTITIES, paths.REVOKED])
+    zk.commit(identify("ab" * 16, _of_no_version(mine.certificate_pem))).result(60)
+    found = Trust(ZooKeeperKeys(zk), mine.ca_pem).find("ab" * 16, at_s=time.time(), timeout_s=20)
+    assert "not a certificate" in str(found)
 
 
 def test_certificates_of_others_are_refused() -> None:
