@@ -26,6 +26,7 @@ from rmgr.adapters.sqlite.writer import Writer
 from rmgr.adapters.store_rules import CHUNK_BYTES, CallDeadline, data_lost, now_ms, patience_s
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES
 from rmgr.errors import KeyExists, StoreUnavailable
+from rmgr.model.base.units import format_duration
 from rmgr.runner.host.files import write_whole
 
 #: Generations that a process sets aside with one commit, and how long they are its own (ms): in the last quarter no upload begins.
@@ -33,6 +34,7 @@ _RESERVED = 32
 _RESERVED_MS = 3_600_000
 _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _OLD = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ROW_BYTES = 200
 _SWEEP_FILES = 64
 #: What is read and hashed at a time stays in the processor's cache.
@@ -116,7 +118,9 @@ class ValueFiles:
 
     def _reserve(self, deadline: CallDeadline, doing: str) -> int:
         """A generation whose file a sweep leaves alone for as long as this call may last."""
-        with self._lock:
+        if not self._lock.acquire(timeout=deadline.left_s()):  # whoever has it waits for the writer, as long as its own caller does
+            raise StoreUnavailable(f"the store {self._file.path} did not begin to {doing} within {format_duration(deadline.timeout_s)}")
+        try:
             now, lasts_ms = now_ms(), int((deadline.timeout_s + patience_s(MAX_VALUE_BYTES)) * 1000)
             if not self._free or now + lasts_ms > self._free_until_ms:
                 until_ms = now + lasts_ms + _RESERVED_MS
@@ -125,6 +129,8 @@ class ValueFiles:
                 )
                 self._free_until_ms = until_ms - _RESERVED_MS // 4
             return self._free.pop()
+        finally:
+            self._lock.release()
 
     def _make(self, path: Path, parts: Iterable[bytes], known: bytes, deadline: CallDeadline, doing: str) -> tuple[int, bytes]:
         """The file, durable, and its name too; (size, SHA-256, `known` where that is not empty)."""
@@ -183,15 +189,17 @@ class ValueFiles:
         """Descriptors of a file made by `make` in its directory, and of that. Who may read the store's file may read them, nobody else."""
         owner = self._file.path.stat()
         mode = stat.S_IMODE(owner.st_mode) & 0o666
+        is_new, fd = False, -1
         try:
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            folder = os.open(path.parent, _FOLDER)
         except FileNotFoundError:
             with suppress(FileExistsError):
                 path.parent.mkdir(mode=0o700)
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            _hand_over(folder, mode | (mode & 0o444) >> 2, owner)
-            self._sync_parent()
+            is_new, folder = True, os.open(path.parent, _FOLDER)
         try:
+            if is_new:
+                _hand_over(folder, mode | (mode & 0o444) >> 2, owner)
+                self._sync_parent()
             try:
                 fd = make(folder)
             except FileExistsError:  # of a database that was put back from an older copy: no row of it names this file
@@ -199,12 +207,14 @@ class ValueFiles:
                 fd = make(folder)
             _hand_over(fd, mode & 0o444, owner)
         except BaseException:
+            if fd >= 0:
+                os.close(fd)
             os.close(folder)
             raise
         return fd, folder
 
     def _sync_parent(self) -> None:
-        fd = os.open(self._file.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(self._file.path.parent, _FOLDER)
         try:
             os.fsync(fd)
         finally:

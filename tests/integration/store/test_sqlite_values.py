@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmgr.adapters.sqlite import values
 from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
+from rmgr.adapters.sqlite.writer import Writer
 from rmgr.adapters.store_rules import CHUNK_BYTES, CallDeadline
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable, ValueTooLarge
@@ -254,3 +259,42 @@ def test_a_value_that_is_fetched_by_who_compares_it_is_not_read(store: SqliteSto
     with pytest.raises(DataLost, match="9 of 1,"):
         store.fetch("k", str(tmp_path / "again"), largest=1 << 30, is_compared=False)
     assert [name.exists() for name in (tmp_path / "here", tmp_path / "there", tmp_path / "again")] == [True, False, False]
+
+
+# -- while others wait, or nothing can be made --------------------------------------------------------------------------------
+
+
+def test_who_needs_a_number_waits_for_others_no_longer_than_it_may(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = threading.Event()
+    write = Writer.write
+
+    def told(self: Writer, *args: Any, **options: Any) -> Any:
+        asks.set()
+        return write(self, *args, **options)
+
+    monkeypatch.setattr(Writer, "write", told)
+    with open(path.with_name("store.db.lock"), "rb") as stopped:  # another process, which was stopped in mid-commit
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        patient = threading.Thread(target=store.put, args=("patient", LARGE), kwargs={"timeout_s": 120.0})
+        patient.start()
+        assert asks.wait(60)
+        began_s = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="did not begin"):
+            store.put("hasty", LARGE, timeout_s=0.5)
+        assert time.monotonic() - began_s < 30
+        fcntl.flock(stopped, fcntl.LOCK_UN)
+    patient.join(60)
+    assert store.head("patient") == (len(LARGE), Encoding.RAW)
+
+
+def test_files_that_cannot_be_handed_over_leave_no_descriptor_open(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    store.put("k", LARGE)
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(values, "_hand_over", refused)
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable, match="no space left"):
+            store.put("k", LARGE)
+    assert len(os.listdir("/proc/self/fd")) == before
