@@ -65,7 +65,7 @@ class Tables:
                 case "set_claim", (key, claimant, held, stamp, _):
                     self._set(("claim", key, claimant), held, stamp)
                 case "claims", (key,):
-                    rows += [(place[2], held) for place, (held, _) in self.cells.items() if place[:2] == ("claim", key)]
+                    rows += [(place[2], held, stamp) for place, (held, stamp) in self.cells.items() if place[:2] == ("claim", key)]
                 case ("value", (key,)) if ("value", key) in self.cells:
                     rows.append((self.cells["value", key][0],))
                 case ("value_seen", (key,)) if ("value", key) in self.cells:

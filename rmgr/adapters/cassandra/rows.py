@@ -14,6 +14,9 @@ For a few keys claims and values are read at the same time, one round trip less.
 claim was seen, not even one that was withdrawn: its writer may have written between the two answers. Such keys are looked at again, and
 all of them when the answers took so long that a withdrawn claim might have been there and expired meanwhile.
 
+A write whose outcome is not known may land late. Its writer's claim was written after it (withdrawn, that is), or falls well after it: who
+creates the key next goes above all claims that it sees there, whatever the clocks say.
+
 So at most one writer succeeds, always. That one does, rests on the random pauses (milliseconds, for a handful of writers),
 and a writer that dies with its claim raised blocks the key for 20 s. Nodes' clocks must agree within 5 s.
 """
@@ -276,7 +279,11 @@ class KeyClaim:
         if time.monotonic() - begun_s > FRESH_S:
             seen = {}
         seen |= look(self._calls, [key for key in self._keys if others[key] or key not in seen], deadline, doing)
-        return [key for key, held in others.items() if any(held)], seen
+        for key, claims in others.items():
+            if claims:
+                manifest, stamp = seen[key]
+                seen[key] = manifest, max(stamp or 0, *(written_us for _, written_us in claims))
+        return [key for key, claims in others.items() if any(held for held, _ in claims)], seen
 
     def flags(self) -> list[StatementRequest]:
         """Raises them: acknowledged before `questions` are asked."""
@@ -286,10 +293,10 @@ class KeyClaim:
         """Reads the claims of all keys; of up to 32 keys at the same time what lies under them."""
         return [ask("claims", key) for key in self._keys] + (_asked(self._keys) if len(self._keys) <= TOGETHER else [])
 
-    def read(self, answers: Sequence[Rows]) -> tuple[dict[str, list[bool]], Seen]:
-        """The answers to `questions`: for each key whether the others hold or have withdrawn their claims; and what lies there."""
+    def read(self, answers: Sequence[Rows]) -> tuple[dict[str, list[tuple[bool, int]]], Seen]:
+        """The answers to `questions`: for each key the others' claims (held or withdrawn, written when (us)); and what lies there."""
         others = {
-            key: [held for claimant, held in rows if claimant != self._claimant]
+            key: [(held, written_us) for claimant, held, written_us in rows if claimant != self._claimant]
             for key, rows in zip(self._keys, answers[: len(self._keys)], strict=True)
         }
         there = answers[len(self._keys) :]

@@ -308,7 +308,7 @@ STATEMENTS: dict[str, Statement] = {
     "scopes": _read("SELECT scope, since_ms FROM {ks}.scope WHERE family = ? AND scope >= ? LIMIT ?"),
     "set_scope": _write("INSERT INTO {ks}.scope (family, scope, since_ms) VALUES (?, ?, ?) USING TIMESTAMP ? AND TTL ?"),
     # keys that must be new
-    "claims": _read("SELECT claimant, held FROM {ks}.claim WHERE key = ?"),
+    "claims": _read("SELECT claimant, held, WRITETIME(held) FROM {ks}.claim WHERE key = ?"),
     "set_claim": _write("INSERT INTO {ks}.claim (key, claimant, held) VALUES (?, ?, ?) USING TIMESTAMP ? AND TTL ?"),
     # chunks that may be unreferenced
     "journal": _read("SELECT generation, key FROM {ks}.journal WHERE hour = ? AND part = ? AND generation > ? LIMIT ?"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from rmgr.adapters import store_rules
 from rmgr.adapters.cassandra import rows as cassandra_once
+from rmgr.adapters.cassandra import schema
 from rmgr.adapters.cassandra.schema import StatementRequest
 from rmgr.adapters.cassandra.store import CassandraStore
 from rmgr.adapters.cassandra.url import parse_url
@@ -150,3 +153,29 @@ def test_a_claim_that_could_not_be_renewed_in_time_writes_nothing(tables: Tables
         with pytest.raises(StoreUnavailable, match="within 12s"):
             store.put_many(_many(3), overwrite=False, timeout_s=1000)
         assert store.get_many([key for key, _ in _many(3)], timeout_s=1000) == {}
+
+
+class Ahead:
+    """Stands in for the module `time`: a clock that is three seconds ahead of the others'."""
+
+    def time_ns(self) -> int:
+        return time.time_ns() + 3 * 10**9
+
+
+def test_a_write_that_lands_late_is_below_that_of_who_created_the_key_meanwhile(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[StatementRequest] = []
+    sent = tables.send
+    monkeypatch.setattr(tables, "send", lambda request, timeout_s: late.append(request) or sent(request, timeout_s))
+    with _store(tables) as ours, _store(tables) as theirs:
+        with monkeypatch.context() as ahead:
+            ahead.setattr(schema, "time", Ahead())
+            tables.fails = {"set_value"}
+            with pytest.raises(StoreUnavailable):
+                ours.put("name/k", b"ours", overwrite=False, timeout_s=0.3)
+            tables.fails = set()
+            tables.carry_out()  # its claim is withdrawn
+        theirs.put("name/k", b"theirs", overwrite=False)
+        for request in late:
+            if request.name == "set_value" and request.rows[0][1][6] == b"ours":
+                sent(request, 1.0).result()
+        assert theirs.get("name/k") == (b"theirs", Encoding.RAW)
