@@ -9,6 +9,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -108,8 +109,9 @@ def look_at_all(hosts: str, security: ZkSecurity | None = None, *, timeout_s: fl
     threads = [threading.Thread(target=put, args=(index,), name="zookeeper-look", daemon=True) for index in range(len(servers))]
     for thread in threads:
         thread.start()
+    end_s = time.monotonic() + timeout_s + 0.5
     for thread in threads:
-        thread.join(timeout_s + 0.5)
+        thread.join(max(0.0, end_s - time.monotonic()))
     return list(seen)
 
 

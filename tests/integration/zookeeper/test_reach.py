@@ -7,10 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from rmgr.adapters.zookeeper import probe
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port
 from rmgr.errors import CoordinationUnavailable, NotConnected
@@ -61,3 +64,13 @@ def test_without_a_quorum_that_is_what_every_command_says(zookeeper_parts: None,
         assert "quorum" in failed[f"zookeeper {alive.hosts}"]["fix"]
         assert "refuse" in failed[f"zookeeper {others[1].hosts}"]["detail"]
         assert "no quorum" in failed["zookeeper quorum"]["detail"]
+
+
+def test_names_that_do_not_resolve_in_time_cost_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(probe, "look", lambda *_, **__: over.wait(60))
+    began_s = time.monotonic()
+    found = probe.look_at_all(",".join(f"zk{number}:2181" for number in range(40)), timeout_s=0.1)
+    over.set()
+    assert time.monotonic() - began_s < 12
+    assert {one.finding for one in found} == {probe.ServerFinding.SILENT}
