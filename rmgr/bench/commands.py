@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from rmgr.adapters.zookeeper.wire import four_letter
+from rmgr.adapters.zookeeper.server import four_letter
 from rmgr.bench.measuring import SETUP, Bench, MeasuringPlan, Row, row, two_slots
 from rmgr.bench.tasks import no_op
 from rmgr.client.taskqueue import TaskQueue

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rmgr.adapters.zookeeper.wire import four_letter
+from rmgr.adapters.zookeeper.server import four_letter
 from rmgr.client.connection import Connection, connect
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.dev.cluster import DevCluster

@@ -218,7 +218,7 @@ def zookeeper_servers(session: Session) -> Checks:
     """Each server by itself: reachable, version, mode, latency of its disk, limits. Behind a gateway none can be seen."""
     if session.config().cluster.uses_gateway:
         return
-    from rmgr.adapters.zookeeper.probe import ServerFinding, look_at_all
+    from rmgr.adapters.zookeeper.server import ServerFinding, look_at_all
     from rmgr.runtime.secured import zookeeper_options
 
     hosts, _ = session.config().cluster.hosts_and_chroot()
@@ -255,7 +255,7 @@ _DIVERGED_FIX = (
 
 def _measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: bool = False) -> Checks:
     """Checks what a server reports of itself beyond `srvr`, and to whom."""
-    from rmgr.adapters.zookeeper.wire import four_letter
+    from rmgr.adapters.zookeeper.server import four_letter
     from rmgr.errors import Unavailable
 
     host, _, port = server.rpartition(":")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
 
-from rmgr.adapters.zookeeper.wire import four_letter
+from rmgr.adapters.zookeeper.server import four_letter
 from rmgr.dev import jars
 from rmgr.dev.server import ServerProcess, free_port, wait_all_ready
 from rmgr.errors import Unavailable

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.trust import Trust
     from rmgr.adapters.zookeeper.client import ZkCoordinator
-    from rmgr.adapters.zookeeper.link import ZkSecurity
+    from rmgr.adapters.zookeeper.server import ZkSecurity
     from rmgr.adapters.zookeeper.tree import RootReport
     from rmgr.config import Config
     from rmgr.coord.protocol.ports import Coordinator
@@ -48,7 +48,7 @@ def zookeeper_security(config: Config, credentials: Credentials | None, *, insec
     """
     if credentials is None:
         return None
-    from rmgr.adapters.zookeeper.link import ZkSecurity
+    from rmgr.adapters.zookeeper.server import ZkSecurity
 
     if credentials.zookeeper_auth is None:
         named = f"--zk {config.cluster.zk} names ZooKeeper itself" if config.cluster.zk else "no gateway is named"

@@ -15,7 +15,7 @@ import time
 from rmgr.adapters.identity.pki import issue_server
 from rmgr.adapters.zookeeper.acl import RoleLists
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.adapters.zookeeper.link import ZkSecurity
+from rmgr.adapters.zookeeper.server import ZkSecurity
 from rmgr.coord.protocol.multi import Create, Holds, Multi, Set
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperServer
 from rmgr.model.cluster.identity import Role

@@ -15,7 +15,9 @@ import pytest
 
 from rmgr.adapters.identity.invitation import decode, tls_pair
 from rmgr.adapters.rpc import join as rpc_join
-from rmgr.adapters.zookeeper.client import Acl, ZkCoordinator, four_letter
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.server import four_letter
+from rmgr.adapters.zookeeper.wire import Acl
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import acl, paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Multi, Op, Set
@@ -204,7 +206,7 @@ def _server(scene: Scene) -> ZooKeeperServer:
 
 
 def _as(scheme: str, secret: str) -> Any:
-    from rmgr.adapters.zookeeper.link import ZkSecurity
+    from rmgr.adapters.zookeeper.server import ZkSecurity
 
     return ZkSecurity(auth_scheme=scheme, auth_credential=secret)
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble
-from rmgr.adapters.zookeeper.session import Commit, SessionCoordinator, to_stamped
+from rmgr.adapters.zookeeper.session import Commit, LinkState, LinkTrouble, SessionCoordinator, to_stamped
 from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, BulkRead
 from rmgr.coord.protocol.multi import Stamped
 from tests.harness.memory_tree import Event, MemoryTree, NoZnode, SessionGone
@@ -37,7 +36,7 @@ class _LinkLost(Exception):
 
 
 class _MemoryLink:
-    """Two queues between a coordinator and the tree; a `zk_link.Link`."""
+    """Two queues between a coordinator and the tree; a `ZookeeperLink`."""
 
     last_error = "the link is down"
 

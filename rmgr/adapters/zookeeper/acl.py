@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, encode_acl
 from rmgr.coord.protocol import paths
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
 #: What lies above a cluster's chroot is shared with other clusters: anybody may make a sibling, nobody else may spoil it.
 _ABOVE = Acl(perms=int(Right.READ | Right.CREATE))
-
-
-class AccessLists(Protocol):
-    """Access lists of new znodes. Paths are relative to the chroot; `above` is for what lies over it."""
-
-    @property
-    def above(self) -> tuple[Acl, ...]: ...
-    def entries(self, path: str) -> tuple[Acl, ...]: ...
-    def encoded(self, path: str) -> bytes: ...
 
 
 class OneList:
@@ -94,6 +85,10 @@ class RoleLists:
 
     def __hash__(self) -> int:
         return hash(tuple(self.ids.items()))
+
+
+#: Access lists of new znodes. Paths are relative to the chroot; `above` is for what lies over it.
+AccessLists: TypeAlias = OneList | RoleLists
 
 
 def lists_of(acl: tuple[Acl, ...] | AccessLists) -> AccessLists:

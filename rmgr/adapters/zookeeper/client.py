@@ -57,14 +57,11 @@ from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
 from rmgr.adapters.zookeeper.acl import AccessLists, PublishedLists, RoleLists
-from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble, ZkSecurity, open_socket
-from rmgr.adapters.zookeeper.probe import explain, look, look_at_all, tls_sentence
-from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, four_letter
+from rmgr.adapters.zookeeper.server import ZkSecurity, explain, look, look_at_all, open_socket, tls_sentence
+from rmgr.adapters.zookeeper.session import LinkState, LinkTrouble, SessionCoordinator
+from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.base.units import format_duration
-
-__all__ = ["OPEN_ACL", "Acl", "ZkCoordinator", "ZkSecurity", "four_letter"]
 
 _LOG = logging.getLogger("rmgr.zookeeper")
 _LOG.addHandler(logging.NullHandler())  # kazoo warns at each reconnection: not on a terminal nobody configured
@@ -296,7 +293,7 @@ class _Connection(ConnectionHandler):
 
 
 class _Client(KazooClient):
-    """One kazoo client for one session, or for the continuation of one; a `zk_link.Link`."""
+    """One kazoo client for one session, or for the continuation of one; a `ZookeeperLink`."""
 
     def __init__(
         self, hosts: str, *, owner: ZkCoordinator, session_timeout_s: float, security: ZkSecurity, session: tuple[int, bytes] | None

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rmgr.adapters.zookeeper.link import ZkSecurity, open_socket
+from rmgr.adapters.zookeeper.server import ZkSecurity, open_socket
 from rmgr.errors import ConfigError
 
 _CONNECT = struct.Struct("!iqiqi16sB")  # protocol version, last zxid, timeout (ms), session, password, read only

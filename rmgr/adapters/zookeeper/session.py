@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from enum import Enum
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rmgr.adapters.zookeeper.acl import AccessLists, lists_of
-from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble, ZookeeperLink
 from rmgr.adapters.zookeeper.wire import (
     MOST,
     OP_MULTI,
@@ -41,6 +41,48 @@ from rmgr.coord.protocol.readback import Answer, Order, Pending, Pipeline, Prove
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError
 
 _LOG = logging.getLogger("rmgr.zookeeper")
+
+
+class LinkTrouble(Enum):
+    """Meaning of a server's error for the operation."""
+
+    LOST = "lost"
+    ABSENT = "absent"
+    EXISTS = "exists"
+    DENIED = "denied"
+    FULL = "full"
+    OTHER = "other"
+
+
+class LinkState(Enum):
+    """States of a link. DEAD: it will never come back by itself."""
+
+    CONNECTED = "connected"
+    CONNECTING = "connecting"
+    EXPIRED = "expired"
+    DEAD = "dead"
+
+
+class ZookeeperLink(Protocol):
+    """Calls that `adapters/zookeeper/client.py` supplies. Requests are opaque; replies have `set(value)` and `set_exception(error)`."""
+
+    session_timeout_s: float
+
+    @property
+    def session(self) -> tuple[int, bytes]: ...
+    @property
+    def last_answer_s(self) -> float: ...
+    @property
+    def last_error(self) -> str: ...
+    def push(self, request: Any, reply: Any) -> None: ...
+    def drop_link(self) -> None: ...
+    def end(self, timeout_s: float) -> None: ...
+    def get_request(self, path: str, watch: Callable[[object], None] | None) -> Any: ...
+    def stat_request(self, path: str, watch: Callable[[object], None] | None) -> Any: ...
+    def children_request(self, path: str, watch: Callable[[object], None] | None) -> Any: ...
+    def sync_request(self, path: str) -> Any: ...
+    def create_request(self, path: str, acl: tuple[Acl, ...]) -> Any: ...
+    def trouble(self, error: Exception) -> LinkTrouble: ...
 
 
 class SessionCoordinator(abc.ABC):
@@ -123,7 +165,6 @@ class SessionCoordinator(abc.ABC):
     def at_one_moment(
         self, paths: Sequence[str], lists: Sequence[str], *, timeout_s: float = 10.0
     ) -> Future[list[Stamped | list[str] | None]]:
-        """See `coord.ports.MomentReader`."""
         request = BulkRead([self._absolute(path) for path in paths], [self._absolute(path) for path in lists])
         every = [*request.paths, *request.lists]
         return self._read(request, partial(allowed, every), timeout_s, f"{every[0]} and others")

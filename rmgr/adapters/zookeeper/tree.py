@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from rmgr.adapters.zookeeper.acl import OneList, RoleLists, role_of
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.adapters.zookeeper.link import ZkSecurity
+from rmgr.adapters.zookeeper.server import ZkSecurity
 from rmgr.adapters.zookeeper.wire import Acl
 from rmgr.coord.protocol import acl, paths
 from rmgr.coord.protocol.acl import ALL, Right, place_of

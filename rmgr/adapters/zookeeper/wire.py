@@ -5,17 +5,12 @@ exceptions in a list, and drops empty results.
 
 Many znodes, or lists of names, are read by one request, ZooKeeper's multiRead. Of a request in the pipeline one znode costs ZooKeeper
 17-28 us of processor and the client 30, of a request of 64 it is 5 and 5; a request that is waited for costs 140 and 100, with 8 znodes
-195 and 155. No watches: multiRead has none. Servers know it since 3.6. Also the few bytes of raw protocol that `rmgr doctor` needs:
-four-letter words.
+195 and 155. No watches: multiRead has none. Servers know it since 3.6.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import ssl
 import struct
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,7 +30,7 @@ from rmgr.coord.protocol.multi import (
     Stat,
     most_bytes,
 )
-from rmgr.errors import RequestTooLarge, Unavailable
+from rmgr.errors import RequestTooLarge
 
 OP_MULTI = 14
 _CREATE, _DELETE, _SET, _CHECK, _ERROR = 1, 2, 5, 13, -1
@@ -150,33 +145,6 @@ def decode_multi(multi: Multi, root: str, buffer: bytes | bytearray, offset: int
             else:
                 versions.append(op.version if type(op) is Check else -1)
         index += 1
-
-
-# -- raw protocol for doctors and tests -----------------------------------------------------------------------------
-
-
-def four_letter(host: str, port: int, word: str, *, timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> str:
-    """The server's answer to a four-letter word (`ruok`, `srvr`, `mntr`): TCP, or TLS with `tls`; whitelist permitting.
-
-    Raises: Unavailable when there is no answer within `timeout_s`.
-    """
-    deadline = time.monotonic() + timeout_s
-    parts: list[bytes] = []
-    try:
-        with socket.create_connection((host, port), timeout=timeout_s) as plain:
-            plain.settimeout(max(0.001, deadline - time.monotonic()))
-            with tls.wrap_socket(plain, server_hostname=host) if tls else contextlib.nullcontext(plain) as link:
-                link.sendall(word.encode())
-                while True:
-                    link.settimeout(max(0.001, deadline - time.monotonic()))
-                    part = link.recv(65536)
-                    if not part:
-                        break
-                    parts.append(part)
-    except OSError as error:
-        msg = f"ZooKeeper at {host}:{port} does not answer '{word}': {error}"
-        raise Unavailable(msg, hint="is the server running, and is the word in its 4lw.commands.whitelist?") from error
-    return b"".join(parts).decode("utf-8", "replace")
 
 
 # -- many znodes ---------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.zookeeper.client import ZkCoordinator, ZkSecurity
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.server import ZkSecurity
 from rmgr.coord.protocol import paths
 from rmgr.dev.server import free_port
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperServer

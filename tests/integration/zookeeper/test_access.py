@@ -8,7 +8,7 @@ import pytest
 
 from rmgr.adapters.zookeeper.acl import RoleLists
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.adapters.zookeeper.link import ZkSecurity
+from rmgr.adapters.zookeeper.server import ZkSecurity
 from rmgr.adapters.zookeeper.tree import check_tree, secure_tree
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.acl import ROLES, TABLE, Right, may

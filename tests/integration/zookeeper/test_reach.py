@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zookeeper import probe
+from rmgr.adapters.zookeeper import server as zk_server
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port
 from rmgr.errors import CoordinationUnavailable, NotConnected
@@ -68,9 +68,9 @@ def test_without_a_quorum_that_is_what_every_command_says(zookeeper_parts: None,
 
 def test_names_that_do_not_resolve_in_time_cost_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
-    monkeypatch.setattr(probe, "look", lambda *_, **__: over.wait(60))
+    monkeypatch.setattr(zk_server, "look", lambda *_, **__: over.wait(60))
     began_s = time.monotonic()
-    found = probe.look_at_all(",".join(f"zk{number}:2181" for number in range(40)), timeout_s=0.1)
+    found = zk_server.look_at_all(",".join(f"zk{number}:2181" for number in range(40)), timeout_s=0.1)
     over.set()
     assert time.monotonic() - began_s < 12
-    assert {one.finding for one in found} == {probe.ServerFinding.SILENT}
+    assert {one.finding for one in found} == {zk_server.ServerFinding.SILENT}

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.identity.pki import issue_server
-from rmgr.adapters.zookeeper.client import Acl, ZkCoordinator, ZkSecurity
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.server import ZkSecurity
+from rmgr.adapters.zookeeper.wire import Acl
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator, four_letter
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.server import four_letter
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Multi, Unknown
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port

@@ -7,8 +7,7 @@ import threading
 import time
 from typing import Any
 
-from rmgr.adapters.zookeeper.link import LinkState
-from rmgr.adapters.zookeeper.session import SessionCoordinator
+from rmgr.adapters.zookeeper.session import LinkState, SessionCoordinator
 
 
 class Wire:

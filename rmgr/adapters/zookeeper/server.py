@@ -1,6 +1,6 @@
-"""Explains a missing session: looks at each server of an ensemble, all at once, and makes one sentence of it.
+"""One server of an ensemble: the connection to it, what it says of itself in four-letter words, and why it gives no session.
 
-Needs no session and no rights: a TCP connection (TLS where the cluster uses it) and the four-letter word `srvr`.
+Needs no session and no rights: TCP (TLS where the cluster uses it). `explain` makes one sentence of a look at all servers at once.
 """
 
 from __future__ import annotations
@@ -11,15 +11,93 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rmgr.adapters.zookeeper.link import ZkSecurity
-from rmgr.adapters.zookeeper.wire import four_letter
-from rmgr.errors import CoordinationUnavailable, NotConnected, RmgrError, Unavailable
+from rmgr.errors import ConfigError, CoordinationUnavailable, NotConnected, RmgrError, Unavailable
 from rmgr.model.base.units import format_duration
 
 _STANDARD_PORT = 2181
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZkSecurity:
+    """Protection of a connection; the default is plain TCP without identity.
+
+    Args: `tls` and the three files (PEM) with the key's password; `verify` the server's certificate and its host name;
+    `auth_scheme`/`auth_credential` as ZooKeeper's addauth ("digest", "user:password"; inside TLS only).
+    """
+
+    tls: bool = False
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    key_password: str = field(default="", repr=False)
+    verify: bool = True
+    check_hostname: bool = True
+    auth_scheme: str = ""
+    auth_credential: str = field(default="", repr=False)
+
+    def context(self) -> ssl.SSLContext:
+        """How a connection is protected. The files are read each time: certificates are renewed while daemons run.
+
+        With a `ca_file` nobody else's word counts, the authorities of the operating system included.
+        Raises: ConfigError naming the file that is missing or unusable.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.verify and self.check_hostname
+        context.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
+        at = self.ca_file
+        try:
+            if self.ca_file:
+                context.load_verify_locations(self.ca_file)
+            else:
+                context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+            at = f"{self.cert_file}, {self.key_file}"
+            if self.cert_file and self.key_file:
+                context.load_cert_chain(self.cert_file, self.key_file, self.key_password or None)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"{at}: {error.strerror or error}", hint="[security] dir must name a complete bundle: rmgr doctor") from error
+        return context
+
+
+def open_socket(address: tuple[str, int], hostname: str, timeout_s: float, security: ZkSecurity) -> socket.socket:
+    """A connection to `address`, whose certificate names `hostname`. Raises: OSError (ssl.SSLError, TimeoutError), ConfigError."""
+    made = socket.create_connection(address, timeout_s)
+    try:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return security.context().wrap_socket(made, server_hostname=hostname) if security.tls else made
+    except BaseException:
+        made.close()
+        raise
+
+
+def four_letter(host: str, port: int, word: str, *, timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> str:
+    """The server's answer to a four-letter word (`ruok`, `srvr`, `mntr`): TCP, or TLS with `tls`; whitelist permitting.
+
+    Raises: Unavailable when there is no answer within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    parts: list[bytes] = []
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as plain:
+            plain.settimeout(max(0.001, deadline - time.monotonic()))
+            with tls.wrap_socket(plain, server_hostname=host) if tls else contextlib.nullcontext(plain) as link:
+                link.sendall(word.encode())
+                while True:
+                    link.settimeout(max(0.001, deadline - time.monotonic()))
+                    part = link.recv(65536)
+                    if not part:
+                        break
+                    parts.append(part)
+    except OSError as error:
+        msg = f"ZooKeeper at {host}:{port} does not answer '{word}': {error}"
+        raise Unavailable(msg, hint="is the server running, and is the word in its 4lw.commands.whitelist?") from error
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+# -- what a server does ---------------------------------------------------------------------------------------------------------
 
 
 class ServerFinding(StrEnum):
