@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -28,6 +28,9 @@ from rmgr.model.base.ids import check_name
 from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.model.calls.interface import ALL_BYTES, MOST_BYTES, MOST_FUNCTIONS
 from rmgr.v1 import calls_pb2 as pb
+
+if TYPE_CHECKING:
+    from rmgr.adapters.calls.relay import Try
 
 VERSION = 1
 #: Both ends of a stream say something at least so often; a silence of so long ends it.
@@ -46,21 +49,6 @@ SAID_BYTES = 4096
 MOST_SLOTS = 10_000
 #: Messages to one server that it has not taken: far more than its waiting calls can be.
 _MOST_UNSENT = 10_000
-
-
-class Try(Protocol):
-    """One RPC of a client, as a link sees it. All calls come from threads of the server's RPCs, and do not block."""
-
-    key: bytes
-
-    def said(self, verdict: Any) -> None:
-        """The server has said so (`pb.Verdict`)."""
-
-    def answered(self, answer: Any) -> None:
-        """The server has said its whole answer (`pb.GivePart`)."""
-
-    def lost(self) -> None:
-        """The stream of the server is gone."""
 
 
 @dataclass(slots=True)

@@ -120,8 +120,11 @@ class _Given:
 
 
 @dataclass(eq=False)
-class _Try:
-    """One `Call` RPC. Events of other threads wait in it; its own thread takes them."""
+class Try:
+    """One `Call` RPC. Events of other threads wait in it; its own thread takes them.
+
+    `said`, `answered` and `lost` come from its server's link, and do not block.
+    """
 
     caller: Caller
     ask: Any
@@ -160,15 +163,15 @@ class _Try:
             return self.events.popleft() if self.events else None
 
     def said(self, verdict: Any) -> None:
-        """See `links.Try`."""
+        """The server has said so (`pb.Verdict`)."""
         self.put(verdict)
 
     def answered(self, answer: Any) -> None:
-        """See `links.Try`."""
+        """The server has said its whole answer (`pb.GivePart`)."""
         self.put(_Given(answer.outcome, answer.data))
 
     def lost(self) -> None:
-        """See `links.Try`."""
+        """The stream of the server is gone."""
         self.put("lost")
 
 
@@ -224,13 +227,13 @@ class Relay:
             self._choosing.count("refused", type(error).__name__)
             fail(context, error)
 
-    def _link_of(self, key: bytes, context: grpc.ServicerContext) -> tuple[ServerLink | None, _Try | None]:
+    def _link_of(self, key: bytes, context: grpc.ServicerContext) -> tuple[ServerLink | None, Try | None]:
         """Whose key this is: only the server to which it was told may use it."""
         identity = caller_of(context).identity
         for link in self.links.all():
             if identity is None or link.identity == identity.name:
                 one = link.tries.get(key)
-                if isinstance(one, _Try):
+                if one is not None:
                     return link, one
         return None, None
 
@@ -255,7 +258,7 @@ class Relay:
             one.taker = context
         return self._arguments(one)
 
-    def _arguments(self, one: _Try) -> Iterator[Any]:
+    def _arguments(self, one: Try) -> Iterator[Any]:
         """Reads what the client sends, on the thread that sends it on."""
         left = one.ask.bytes
         try:
@@ -309,7 +312,7 @@ class Relay:
         except RmgrError as error:
             self._choosing.count("refused", type(error).__name__)
             fail(context, error)
-        one: _Try | None = None
+        one: Try | None = None
         try:
             one = self._begun(caller, requests, context)
             if one is not None:
@@ -322,7 +325,7 @@ class Relay:
             if one is not None:
                 self._forget(one)
 
-    def _begun(self, caller: Caller, requests: Iterator[Any], context: grpc.ServicerContext) -> _Try | None:
+    def _begun(self, caller: Caller, requests: Iterator[Any], context: grpc.ServicerContext) -> Try | None:
         with self._stalls.waited(context):
             try:
                 ask = next(requests).ask
@@ -332,10 +335,10 @@ class Relay:
             raise VersionMismatch(f"this client speaks version {ask.version} of calls, the gateway {VERSION}", hint="rmgr version")
         if len(ask.guid) != 16 or not 1 <= ask.lowest <= ask.number or not ask.attempt:
             raise UsageError("a call needs the 16 bytes of its client, a number not below that client's lowest open one, and an attempt")
-        one = _Try(caller, ask, requests, context, time.monotonic() + min(ask.left_ms / 1000, _LONGEST_S))
+        one = Try(caller, ask, requests, context, time.monotonic() + min(ask.left_ms / 1000, _LONGEST_S))
         return one if context.add_callback(lambda: one.put("gone")) else None
 
-    def _tried(self, one: _Try) -> Iterator[Any]:
+    def _tried(self, one: Try) -> Iterator[Any]:
         """One try from its question to its last message."""
         life = Life(one.ask.bound_server, one.ask.bound_life)
         if life.number and self.links.find(life) is None:  # also where nobody offers its function any more
@@ -376,7 +379,7 @@ class Relay:
             elif event is None:
                 yield pb.ToCaller(beat=True)
 
-    def _understood(self, one: _Try) -> Generator[Any, None, Wanted | None]:
+    def _understood(self, one: Try) -> Generator[Any, None, Wanted | None]:
         """What is wanted; None when the try has ended."""
         wanted = self._choosing.understood(one.caller, one.ask)
         if wanted is None:
@@ -387,7 +390,7 @@ class Relay:
         yield pb.ToCaller(none=wanted or pb.NoneNow(kind=pb.NoneNow.UNKNOWN, reason=f"no server offers {one.ask.function}"))
         return None
 
-    def _accepted(self, one: _Try, wanted: Wanted) -> Generator[Any, None, _Accepted | None]:
+    def _accepted(self, one: Try, wanted: Wanted) -> Generator[Any, None, _Accepted | None]:
         """Offers the call until a server takes it. Returns (its link, the pick, the trace), None when the try has ended.
 
         Raises: UsageError where each server that offers its function has barred it, as one that is too large is.
@@ -419,7 +422,7 @@ class Relay:
             yield pb.ToCaller(none=pb.NoneNow(kind=pb.NoneNow.FULL, reason=reason))
             return None
 
-    def _bound(self, one: _Try) -> Generator[Any, None, _Accepted | None]:
+    def _bound(self, one: Try) -> Generator[Any, None, _Accepted | None]:
         """Offers it again to the life that may have it."""
         life = Life(one.ask.bound_server, one.ask.bound_life)
         link = self.links.find(life)
@@ -432,7 +435,7 @@ class Relay:
         yield _verdict(verdict, link.life)
         return None
 
-    def _offer(self, one: _Try, link: ServerLink, wanted: Wanted | None) -> Any:
+    def _offer(self, one: Try, link: ServerLink, wanted: Wanted | None) -> Any:
         """The server's verdict, None when it says none in time."""
         one.key, one.link = os.urandom(16), link  # of this offer: a late answer to another one is nobody's
         one.is_said = one.ask.bytes <= link.said_bytes
@@ -467,7 +470,7 @@ class Relay:
                 link.tries.pop(one.key, None)
                 return None
 
-    def _answered(self, one: _Try, given: _Given) -> Iterator[Any]:
+    def _answered(self, one: Try, given: _Given) -> Iterator[Any]:
         """Reads what the server gives, on the thread that sends it on; then the client's word that it has all."""
         one.has_ended = given.is_read = True
         link, outcome = one.link, given.outcome
@@ -520,14 +523,14 @@ class Relay:
         kind = {Standing.OVER: pb.Over.ENDED, Standing.SILENT: pb.Over.SILENT, Standing.HEARD: pb.Over.ELSEWHERE}[standing]
         return pb.ToCaller(over=pb.Over(kind=kind, life=life.number))
 
-    def _paused(self, one: _Try, most_s: float, seen: int | None = None) -> Iterator[Any]:
+    def _paused(self, one: Try, most_s: float, seen: int | None = None) -> Iterator[Any]:
         """Waits until servers have changed; the client hears a beat."""
         yield pb.ToCaller(beat=True)
         with self._changed:
             before = self._changes if seen is None else seen
             self._changed.wait_for(lambda: self._changes != before, min(most_s, max(0.0, one.left_s)))
 
-    def _forget(self, one: _Try) -> None:
+    def _forget(self, one: Try) -> None:
         """The RPC is over. A server that has the call is told that its client is gone, unless it has its answer."""
         link = one.link
         if link is not None:

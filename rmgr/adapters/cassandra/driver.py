@@ -129,7 +129,10 @@ class WaryPlan(TokenAwarePolicy):
 
 
 class DriverConnection:
-    """A `CassandraSession` (cassandra/link.py): a driver's Cluster and Session. Made by `dial` for stores, by `enter` for the schema."""
+    """A driver's Cluster and Session. Made by `dial` for stores, which `CassandraLink` keeps, and by `enter` for the schema.
+
+    Futures fail with `Lost`, or with an `RmgrError` that time does not heal.
+    """
 
     def __init__(self, target: CassandraTarget, cluster: Cluster, session: Session, plan: WaryPlan) -> None:
         self._target = target
@@ -147,7 +150,7 @@ class DriverConnection:
             self._prepared[name] = prepared
 
     def send(self, request: StatementRequest, timeout_s: float, *, host: Any = None) -> Future[list[Any]]:
-        """See `CassandraSession.send`."""
+        """Sends one request."""
         future: Future[list[Any]] = Future()
         if len(request.rows) == 1 and request.beside is None:
             bound = self._prepared[request.name].bind(request.rows[0])
@@ -190,12 +193,12 @@ class DriverConnection:
         return future
 
     def send_to_others(self, request: StatementRequest, timeout_s: float) -> list[Future[list[Any]]]:
-        """See `CassandraSession.send_to_others`: three nodes at most; where there is one, that one again."""
+        """Sends a read to some coordinators one by one: three nodes at most; where there is one, that one again."""
         hosts = self._local_hosts()
         return [self.send(request, timeout_s, host=host) for host in random.sample(hosts, min(3, len(hosts)))]
 
     def nodes_up(self) -> int:
-        """See `CassandraSession.nodes_up`."""
+        """How many nodes of the local data centre the driver takes for usable."""
         return len(self._local_hosts())
 
     def datacenters(self) -> tuple[str, ...]:
@@ -203,7 +206,7 @@ class DriverConnection:
         return tuple(sorted({host.datacenter for host in self._cluster.metadata.all_hosts() if host.datacenter}))
 
     def probe(self, timeout_s: float, *, write: bool) -> None:
-        """See `CassandraSession.probe`."""
+        """Reads, or writes, a row of its own. Raises: `Lost`, `RmgrError`."""
         if write:
             request = ask("set_info", self._probe_name, str(time.time_ns()), time.time_ns() // 1000, _PROBE_TTL_S)
         else:
@@ -261,7 +264,7 @@ class DriverConnection:
         return rows
 
     def close(self) -> None:
-        """See `CassandraSession.close`."""
+        """Lets go."""
         _let_go(self._cluster)
 
     def _local_hosts(self) -> list[Any]:

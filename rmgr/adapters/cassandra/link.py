@@ -28,12 +28,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from queue import Empty, SimpleQueue
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from rmgr.adapters.cassandra.schema import StatementRequest
 from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.model.base.units import format_duration
+
+if TYPE_CHECKING:
+    from rmgr.adapters.cassandra.driver import DriverConnection
 
 _LOG = logging.getLogger("rmgr.store")
 _LOG.addHandler(logging.NullHandler())
@@ -56,30 +59,11 @@ class Lost(Exception):
         self.is_outage = is_outage
 
 
-class CassandraSession(Protocol):
-    """The driver's side of a link. Futures fail with `Lost`, or with an `RmgrError` that time does not heal."""
-
-    def send(self, request: StatementRequest, timeout_s: float) -> Future[list[Any]]:
-        """Sends one request."""
-
-    def send_to_others(self, request: StatementRequest, timeout_s: float) -> list[Future[list[Any]]]:
-        """Sends a read to some coordinators one by one, those last that the usual way prefers."""
-
-    def nodes_up(self) -> int:
-        """How many nodes of the local data centre the driver takes for usable."""
-
-    def probe(self, timeout_s: float, *, write: bool) -> None:
-        """Reads, or writes, a row of its own. Raises: `Lost`, `RmgrError`."""
-
-    def close(self) -> None:
-        """Lets go."""
-
-
 class CassandraLink:
-    """Keeps one `CassandraSession`. Thread-safe."""
+    """Keeps one `DriverConnection`, whose module is loaded by whoever dials. Thread-safe."""
 
     def __init__(
-        self, dial: Callable[[], CassandraSession], *, where: str, interval_s: float = RECONNECT_S, verdict_s: float = VERDICT_S
+        self, dial: Callable[[], DriverConnection], *, where: str, interval_s: float = RECONNECT_S, verdict_s: float = VERDICT_S
     ) -> None:
         """Starts connecting.
 
@@ -92,7 +76,7 @@ class CassandraLink:
         self._interval_s = interval_s
         self._first = CallDeadline(verdict_s)
         self._lock = threading.Condition()
-        self._connection: CassandraSession | None = None
+        self._connection: DriverConnection | None = None
         self._verdict: Exception | None = None  # why there is no connection; None before the first attempt has ended
         self._trouble = {False: "", True: ""}  # why reads (writes) are refused for now
         self._closed = False
@@ -101,19 +85,19 @@ class CassandraLink:
         self._thread.start()
 
     @property
-    def serving(self) -> CassandraSession | None:
+    def serving(self) -> DriverConnection | None:
         """The connection if there is one, whatever its state; for what may fail."""
         with self._lock:
             return None if self._closed else self._connection
 
     @property
-    def ready(self) -> CassandraSession | None:
+    def ready(self) -> DriverConnection | None:
         """The connection where it serves reads and writes; else `connection` says what is wrong. Never waits."""
         with self._lock:
             serves = not self._closed and not any(self._trouble.values()) and self._pid == os.getpid()
             return self._connection if serves else None
 
-    def connection(self, deadline: CallDeadline, doing: str, *, is_write: bool) -> CassandraSession:
+    def connection(self, deadline: CallDeadline, doing: str, *, is_write: bool) -> DriverConnection:
         """The connection for one request. Waits only until the first attempt to connect has ended.
 
         Raises: `StoreUnavailable` at once while the cluster is away, closed, or in trouble; `ConfigError` and its like
@@ -217,7 +201,7 @@ class CassandraLink:
             self._verdict = verdict
             self._lock.notify_all()
 
-    def _look_again(self, connection: CassandraSession) -> None:
+    def _look_again(self, connection: DriverConnection) -> None:
         """Probes what is in trouble, reads first: writes of a store that cannot be read are in trouble, too."""
         for is_write in (False, True):
             if not self._trouble[is_write] and is_write:
@@ -232,7 +216,7 @@ class CassandraLink:
             with self._lock:
                 self._trouble[is_write] = found
 
-    def _renew(self, connection: CassandraSession) -> None:
+    def _renew(self, connection: DriverConnection) -> None:
         with self._lock:
             if self._connection is not connection:
                 return
@@ -317,7 +301,7 @@ class Calls:
         self._forgotten: set[Future[Rows]] = set()
 
     @property
-    def ready(self) -> CassandraSession | None:
+    def ready(self) -> DriverConnection | None:
         """See `CassandraLink.ready`."""
         return self._link.ready
 
@@ -369,7 +353,7 @@ class Calls:
         connection = self._connection(deadline, doing, is_write=request.is_write)
         return request, connection.send(request, self._timeout_s(deadline)), time.monotonic()
 
-    def _connection(self, deadline: CallDeadline, doing: str, *, is_write: bool) -> CassandraSession:
+    def _connection(self, deadline: CallDeadline, doing: str, *, is_write: bool) -> DriverConnection:
         deadline.check(doing)
         return self._link.connection(deadline, doing, is_write=is_write)
 

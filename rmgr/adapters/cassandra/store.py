@@ -26,11 +26,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
 
-from rmgr.adapters.cassandra.link import Calls, CassandraLink, CassandraSession, Lost, Rows
+from rmgr.adapters.cassandra.link import Calls, CassandraLink, Lost, Rows
 from rmgr.adapters.cassandra.reading import Listing, Reader
 from rmgr.adapters.cassandra.rows import (
     DELETED,
@@ -79,6 +80,9 @@ from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Note, St
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
 
+if TYPE_CHECKING:
+    from rmgr.adapters.cassandra.driver import DriverConnection
+
 #: Chunks of one upload in flight: 4 MiB.
 UPLOAD_WINDOW = 8
 #: Readers of a value that is replaced or deleted may go on for so long.
@@ -94,7 +98,7 @@ class CassandraStore(Store):
         self,
         target: CassandraTarget,
         *,
-        dial: Callable[[CassandraTarget], CassandraSession] | None = None,
+        dial: Callable[[CassandraTarget], DriverConnection] | None = None,
         grace_s: float = GRACE_S,
         hour_s: float = HOUR_S,
     ) -> None:
@@ -370,7 +374,7 @@ class CassandraStore(Store):
                 raise key_exists(sorted(taken))
 
 
-def _driver() -> Callable[[CassandraTarget], CassandraSession]:
+def _driver() -> Callable[[CassandraTarget], DriverConnection]:
     from rmgr.adapters.cassandra.driver import dial
 
     return dial
@@ -448,17 +452,17 @@ class SoonWrites:
         self._send(session, claim.flags(), raised, over)
         return True
 
-    def _session(self, keys: Iterable[str]) -> CassandraSession | None:
+    def _session(self, keys: Iterable[str]) -> DriverConnection | None:
         """None where these have to go the long way: the cluster is in trouble, or their scopes are to be registered first."""
         return self._calls.ready if not self._register.requests({scope_of(key) for key in keys}, time.monotonic()) else None
 
     def _publish(
-        self, session: CassandraSession, manifests: Mapping[str, ValueManifest], stamps: Mapping[str, int], done: Done
+        self, session: DriverConnection, manifests: Mapping[str, ValueManifest], stamps: Mapping[str, int], done: Done
     ) -> None:
         self._send(session, requests_at_once(manifests, stamps, ttl_s=0), lambda _: done(None), done)
 
     def _send(
-        self, session: CassandraSession, requests: Iterable[StatementRequest], then: Callable[[list[Rows]], None], failed: Done
+        self, session: DriverConnection, requests: Iterable[StatementRequest], then: Callable[[list[Rows]], None], failed: Done
     ) -> None:
         """Calls one of the two, with all answers or with what went wrong."""
 

@@ -60,6 +60,14 @@ class Coordinator(Protocol):
         Each is as `get` would find it, but they are not read at one moment. One that may not be read fails them all.
         """
 
+    def at_one_moment(
+        self, paths: Sequence[str], lists: Sequence[str], *, timeout_s: float = 10.0
+    ) -> Future[list[Stamped | list[str] | None]]:
+        """Data and stat at `paths`, then names below `lists` (None where there is nothing), all as they stood at one moment.
+
+        One request, whatever its size: writes wait for it. One that may not be read fails them all.
+        """
+
     def stat(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stat | None]:
         """Stat alone, None when absent; `watch` as in `get` (an absent path may be watched)."""
 
@@ -77,18 +85,6 @@ class Coordinator(Protocol):
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Ends the session at once (its ephemerals go). Idempotent."""
-
-
-class MomentReader(Protocol):
-    """Calls of a `Coordinator` on ZooKeeper itself, beside those of the port."""
-
-    def at_one_moment(
-        self, paths: Sequence[str], lists: Sequence[str], *, timeout_s: float = 10.0
-    ) -> Future[list[Stamped | list[str] | None]]:
-        """Data and stat at `paths`, then names below `lists` (None where there is nothing), all as they stood at one moment.
-
-        One request, whatever its size: writes wait for it. One that may not be read fails them all.
-        """
 
 
 class Encoding(StrEnum):

@@ -16,13 +16,13 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.coord.decisions.liveness import fenced
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat, Unknown
-from rmgr.coord.protocol.ports import Coordinator, MomentReader, Store
+from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.errors import DataLost, PermissionDenied, RequestTooLarge, RmgrError, Unavailable, WrongCluster
 from rmgr.model.cluster.queue import ClusterSettings
@@ -188,12 +188,9 @@ class LeaderTree:
         """Data and stat of several znodes, in this order."""
         return self._read(lambda: self._coordinator.get_many(wanted, timeout_s=READ_TIMEOUT_S))
 
-    def at_one_moment(self, wanted: Sequence[str], lists: Sequence[str]) -> Future[list[Stamped | list[str] | None]] | None:
-        """Data of znodes, then names below others, all as they stood at one moment. None: this coordinator cannot."""
-        if not hasattr(self._coordinator, "at_one_moment"):
-            return None
-        reader = cast("MomentReader", self._coordinator)
-        return self._read(lambda: reader.at_one_moment(wanted, lists, timeout_s=READ_TIMEOUT_S))
+    def at_one_moment(self, wanted: Sequence[str], lists: Sequence[str]) -> Future[list[Stamped | list[str] | None]]:
+        """Data of znodes, then names below others, all as they stood at one moment."""
+        return self._read(lambda: self._coordinator.at_one_moment(wanted, lists, timeout_s=READ_TIMEOUT_S))
 
     def stat(self, path: str, *, watch: Thunk | None = None) -> Future[Stat | None]:
         """Stat of a znode."""

@@ -114,10 +114,7 @@ class Census:
         queues = {queue for submission in known for queue in submission.queues}
         nodes = sorted({*self._nodes(), *self._more})
         places = [place(queue) for queue in sorted(queues) for place in (paths.held, paths.pending)]
-        asked = self._tree.at_one_moment(wanted, [*lists, paths.RUNNING, *places, *map(paths.running_node, nodes)])
-        if asked is None:
-            return None, []
-        found: Found = yield asked
+        found: Found = yield self._tree.at_one_moment(wanted, [*lists, paths.RUNNING, *places, *map(paths.running_node, nodes)])
         own, (running, *blocks) = found[: len(wanted) + len(lists)], found[len(wanted) + len(lists) :]
         self._more = frozenset(running if isinstance(running, list) else ()) - set(self._nodes())
         return (blocks if self._more <= set(nodes) else None), own  # else the next round looks there, too
