@@ -87,16 +87,17 @@ class PortGuard:
 
     def _run(self) -> None:
         burnt_s, at_s = time.process_time(), time.monotonic()
-        took_s = 0.0
+        took_s, has_told = 0.0, False
         while not self._stopped.wait(max(_LOOK_S, _SELDOM * took_s) if self._judge.is_looking else _QUIET_S):
             before, burnt_s = burnt_s, time.process_time()
             since, at_s = at_s, time.monotonic()
             try:
                 self._look(at_s, (burnt_s - before) / max(at_s - since, 1e-3))
                 took_s = time.monotonic() - at_s
-            except OSError as error:
-                _log().warning("connections_not_bounded", port=self._port, error=str(error))
-                return
+            except OSError as error:  # there is no such table or filter here; or no descriptor is left, as in a flood
+                if not has_told:
+                    _log().warning("connections_not_bounded", port=self._port, error=str(error))
+                has_told = True
 
     def _look(self, now_s: float, busy_part: float) -> None:
         if busy_part < BUSY_PART and not self._judge.bounded:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
 import subprocess
 import sys
@@ -104,6 +106,33 @@ def test_nobody_is_bounded_while_the_daemon_has_time(server: RpcServer, monkeypa
         assert server.refused_connections == 0
     finally:
         stranger.end()
+
+
+def test_a_daemon_without_descriptors_for_a_while_bounds_strangers_afterwards_and_lets_them_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = ipaddress.ip_address("127.0.0.2")
+    there: set[tuple[ipaddress.IPv4Address, int]] = set()
+    looks = {"fail": 3, "begin": 500}
+    done: list[str] = []
+
+    def found(_port: int) -> list[tuple[ipaddress.IPv4Address, int]]:
+        if looks["fail"]:
+            looks["fail"] -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        there.update((stranger, len(there) + number) for number in range(looks["begin"]))
+        return list(there)
+
+    monkeypatch.setattr(port_guard, "connections", found)
+    monkeypatch.setattr(port_guard, "BUSY_PART", -1.0)
+    monkeypatch.setattr(port_guard, "_attach", lambda *_: done.append("bounded"))
+    monkeypatch.setattr(port_guard, "_detach", lambda *_: done.append("free"))
+    for name, seconds in (("_QUIET_S", 0.05), ("_LOOK_S", 0.05), ("_HOLD_S", 0.2)):
+        monkeypatch.setattr(port_guard, name, seconds)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        guard = port_guard.PortGuard(door.getsockname()[1], per_s=5.0).start()
+        eventually(lambda: done[:1] == ["bounded"], "bounded although the first looks failed")
+        looks.update(fail=3, begin=0)
+        eventually(lambda: done[-1] == "free", "let go although looks failed while it was bounded")
+        guard.stop()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::", "::1"])
