@@ -20,7 +20,8 @@ from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 CORES = 4
-#: (submitted at, processes, run time; s). The first has all cores until all others are there; then who starts next is the policy's choice.
+#: (submitted at, processes, run time; s). The first has all cores until all others are there, then who starts next is the policy's choice:
+#: no other is submitted before it runs, and its time begins when all are, however busy the machine is.
 #: Under every policy ends are 0.4 s and more apart: who ends first is the same on a slow machine.
 JOBS = ((0.0, 4, 3.0), (0.1, 3, 0.6), (0.2, 4, 1.8), (1.8, 1, 2.4), (1.9, 2, 1.0), (2.0, 4, 0.8), (2.1, 2, 2.3), (2.2, 1, 0.5))
 #: Starts that the simulator sees nearer to each other than this have no order.
@@ -96,9 +97,17 @@ def played(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Map
             lines += [f'[[queue]]\nname = "{queue["name"]}"\nmax_cpus = {queue["max_cpus"]}' for queue in _QUEUES]
         sh.directory.joinpath(f"{name}.toml").write_text("\n".join(lines) + "\n")
         sh.ok("policy", "set", f"{name}.toml", "--partition", name)
+    meetings = tmp_path_factory.mktemp("meetings")
+    for name in POLICIES:
+        meetings.joinpath(name).mkdir()
     with connected(cluster) as connection, ThreadPoolExecutor(len(POLICIES)) as threads:
         playing = {
-            name: threads.submit(WorkloadStage(connection, queue=name).play, workload(name), checkpoints=name == "ljf-migration")
+            name: threads.submit(
+                WorkloadStage(connection, queue=name).play,
+                workload(name),
+                checkpoints=name == "ljf-migration",
+                meeting=meetings / name,
+            )
             for name in POLICIES
         }
         return {name: running.result(300) for name, running in playing.items()}
