@@ -20,8 +20,7 @@ from rmgr.coord.decisions.admitted import not_admitted
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.daemons.leader.facts import job_of, marked, misplaced, node_mark, with_known
-from rmgr.daemons.leader.placement.job_table import JobTable
-from rmgr.daemons.leader.tree import LeaderContext, LeaderTree, Thunk, WatchedCache, names_below
+from rmgr.daemons.leader.tree import LeaderTree, Thunk, WatchedCache, names_below
 from rmgr.errors import InvalidRecord, RmgrError, StateConflict
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import MAX_INDEX, job_id
@@ -138,11 +137,11 @@ class SubmissionRecords:
     """Records by number, kept in the job table. nobodys: those that were not there, or cannot be read, when they were read last.
     unreadable: why the latter cannot."""
 
-    def __init__(self, context: LeaderContext, job_table: JobTable, wake: Callable[[], None]) -> None:
+    def __init__(self, placer: Placer) -> None:
         self.nobodys: set[int] = set()
-        self._tree, self._term = context.tree, context.term
-        self._job_table = job_table
-        self._wake = wake
+        self._tree, self._term = placer.context.tree, placer.context.term
+        self._job_table = placer.job_table
+        self._wake = placer.wake
         self._wanted: list[int] = []
         self.unreadable: dict[int, str] = {}
 
@@ -193,17 +192,16 @@ class SubmissionRecords:
 class JobLists:
     """All lists of one leadership. In its loop.
 
-    Args: wake: asks for a turn.
     Attributes: pending: queue -> its list. running: node -> its list. news: paths of lists that are to be compared in the next turn.
     """
 
-    def __init__(self, tree: LeaderTree, job_table: JobTable, wake: Callable[[], None]) -> None:
+    def __init__(self, placer: Placer) -> None:
         self.pending: dict[str, WatchedCache[list[str]]] = {}
         self.running: dict[str, WatchedCache[list[str]]] = {}
         self.news: set[str] = set()
-        self._tree = tree
-        self._job_table = job_table
-        self._wake = wake
+        self._tree = placer.context.tree
+        self._job_table = placer.job_table
+        self._wake = placer.wake
 
     def serve(self, queues: Collection[str]) -> None:
         """These place queues from now on."""

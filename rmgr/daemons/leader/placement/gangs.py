@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -19,8 +19,6 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_GANGS_BYTES, Stamped
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.facts import Names, natural
-from rmgr.daemons.leader.placement.event_log import StateUpdates
-from rmgr.daemons.leader.placement.pipeline import ServedPartitions
 from rmgr.errors import LimitReached, RmgrError
 from rmgr.model.base.units import counted, spanned
 from rmgr.model.cluster.gang import LEAD_US, MOST_LEAVES, GangClock, GangRecord
@@ -28,13 +26,16 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.views import GangSummary
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReading
-from rmgr.runtime.logger import Log
 from rmgr.sched.capacity.gangs import Carousel
 from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.capacity.timetable import numbered
 from rmgr.sched.job import Node, Running, nodes_of
+from rmgr.sched.policy import Cause
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.placer import Placer
 
 #: Differences of clocks below this are not told: the log would be full of them.
 _NEAR_US = 1_000
@@ -85,30 +86,15 @@ class _Kept:
 
 
 class GangKeeper:
-    """All gangs of one leadership. In its loop.
+    """All gangs of one leadership. In its loop."""
 
-    Args:
-        nodes: records of all nodes, by name. again: a clock can be read by now. post: runs a call in the loop.
-    """
-
-    def __init__(
-        self,
-        names: Names,
-        served: ServedPartitions,
-        nodes: Callable[[], Mapping[str, NodeRecord]],
-        *,
-        open_clock: OpenClock,
-        again: Callable[[], None],
-        post: Callable[[Callable[[], None]], None],
-        log: Log,
-    ) -> None:
-        self._names = names
-        self._served = served
-        self._nodes = nodes
+    def __init__(self, placer: Placer, open_clock: OpenClock) -> None:
+        self._placer = placer
+        self._names = placer.names
+        self._served = placer.served
+        self._nodes = placer.known_nodes.records
+        self._log = placer.context.term.log
         self._open_clock = open_clock
-        self._again = again
-        self._post = post
-        self._log = log
         self._kept: dict[str, _Kept] = {}
         self._unreadable: set[tuple[str, int]] = set()
         self._rounds: dict[str, tuple[list[Gang], int]] = {}  # partition -> the longest round of these, slots
@@ -221,7 +207,7 @@ class GangKeeper:
 
     def is_unfit(self, name: str) -> bool:
         """The node cannot stop work between slots, and its partition shares nodes in time."""
-        record = self._nodes().get(name)
+        record = self._nodes.get(name)
         return record is not None and not record.freezer and record.attributes.partition in self._sharing()
 
     def _sharing(self) -> set[str]:
@@ -230,8 +216,9 @@ class GangKeeper:
 
     # -- the clock -------------------------------------------------------------------------------------------------------------
 
-    def tell(self, state: ClusterState, updates: StateUpdates) -> None:
+    def tell(self, state: ClusterState) -> None:
         """Before a pass: how gang time stands to that of the pass, in every partition that has a gang or may get one."""
+        updates = self._placer.updates
         now_us = updates.now_us()
         sharing = self._sharing()
         for partition in sorted(sharing | {name for name, part in state.partitions.items() if part.gangs.by_name}):
@@ -326,17 +313,18 @@ class GangKeeper:
     def _follow(self, kept: _Kept, clock: GangClock) -> None:
         if kept.reader is None:
             kept.reader = self._open_clock(self._told)
-        kept.reader.follow(clock.node, clock.incarnation, self._nodes()[clock.node].endpoint)
+        kept.reader.follow(clock.node, clock.incarnation, self._nodes[clock.node].endpoint)
 
     def _told(self) -> None:
-        self._post(self._again)
+        """On the reader's thread: a clock can be read by now."""
+        self._placer.context.tree.soon(lambda: self._placer.look_again(Cause.NODES_CHANGED))
 
     def _is_up(self, clock: GangClock) -> bool:
-        record = self._nodes().get(clock.node)
+        record = self._nodes.get(clock.node)
         return record is not None and record.state is NodeState.UP and record.incarnation == clock.incarnation
 
     def _first(self, partition: str) -> NodeRecord | None:
-        there = [one for one in self._nodes().values() if one.attributes.partition == partition and one.freezer and one.endpoint]
+        there = [one for one in self._nodes.values() if one.attributes.partition == partition and one.freezer and one.endpoint]
         up = [one for one in there if one.state is NodeState.UP]
         return min(up, key=lambda one: natural(one.node), default=None)
 

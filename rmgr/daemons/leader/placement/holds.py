@@ -9,19 +9,18 @@ Holds of a placed job of several nodes are deleted when its end leaves them behi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Op, Outcome, Unknown
-from rmgr.daemons.leader.facts import Names
-from rmgr.daemons.leader.placement.job_table import JobTable, PlacedJob
-from rmgr.daemons.leader.tree import LeaderContext, LeaderTree
+from rmgr.daemons.leader.placement.job_table import PlacedJob
+from rmgr.daemons.leader.tree import LeaderTree
 from rmgr.errors import RmgrError
 from rmgr.model.base.resources import MIB
-from rmgr.model.cluster.node import InboxOrder, NodeRecord, NodeState, OrderKind
+from rmgr.model.cluster.node import InboxOrder, NodeState, OrderKind
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import job_id, run_label, task_of
 from rmgr.runtime import machine
@@ -33,7 +32,7 @@ from rmgr.sched.state.cluster import ClusterState
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.job_table import Records
-
+    from rmgr.daemons.leader.placement.placer import Placer
 
 #: Operations of one RESERVE: a promise on more nodes than the rest of it is a commit of its own.
 MOST_OPS = 150
@@ -43,13 +42,13 @@ _READ_AGAIN_S, _RETRY_S = 0.5, 1.0
 
 
 class Promises:
-    """Znodes below `/holds` of waiting jobs. broken: called with the reason why everything must be read again."""
+    """Znodes below `/holds` of waiting jobs."""
 
-    def __init__(self, tree: LeaderTree, job_table: JobTable, names: Names, broken: Callable[[str], None]) -> None:
-        self._tree = tree
-        self._job_table = job_table
-        self._names = names
-        self._broken = broken
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._tree = placer.context.tree
+        self._job_table = placer.job_table
+        self._names = placer.names
         self._there: dict[int, dict[str, bytes]] = {}  # job -> node -> record
 
     def adopt(self, there: Mapping[int, Iterable[str]]) -> None:
@@ -104,7 +103,7 @@ class Promises:
 
         def answered(outcome: Outcome) -> None:
             if isinstance(outcome, Unknown) or (is_needed and isinstance(outcome, Conflict)):
-                self._broken(f"RESERVE: {outcome}")
+                self._placer.rebuild(f"RESERVE: {outcome}")
 
         self._tree.heard(self._tree.commit(place_ops.reserve(ops)), answered, about="commit RESERVE")
 
@@ -162,18 +161,13 @@ def standing(tree: LeaderTree, records: Iterable[Records]) -> Story[dict[int, li
 
 
 class PlacedHolds:
-    """Holds of all placed jobs of one leadership. In its loop.
+    """Holds of all placed jobs of one leadership. In its loop."""
 
-    Args: records: of all nodes, by name.
-    """
-
-    def __init__(
-        self, context: LeaderContext, job_table: JobTable, promises: Promises, records: Mapping[str, NodeRecord]
-    ) -> None:
-        self._tree, self._calls = context.tree, context.calls
-        self._job_table = job_table
-        self._promises = promises
-        self._records = records
+    def __init__(self, placer: Placer) -> None:
+        self._tree, self._calls = placer.context.tree, placer.context.calls
+        self._job_table = placer.job_table
+        self._promises = placer.promises
+        self._records = placer.known_nodes.records
 
     def prepare(self, nodes: list[str]) -> None:
         """Makes the places where cores of these nodes are held for jobs whose head is elsewhere."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
 from typing import TypeAlias
 
 from rmgr.coord.protocol import paths
+from rmgr.daemons.leader.facts import Names
 from rmgr.daemons.leader.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.arrivals import Arrivals, JobLists, SubmissionRecords
 from rmgr.daemons.leader.placement.event_log import Recording, StateUpdates
@@ -117,7 +117,7 @@ class Placer:
     """Places the jobs of all place queues; lives in the leader's loop. It owns the parts that do it.
 
     Attributes: state: the scheduler's, None while everything is read. plan: of the last pass. known_nodes: all of the cluster. nodes: as
-    the scheduler sees them.
+    the scheduler sees them; names: their numbers.
     """
 
     def __init__(self, context: LeaderContext, nodes: NodeKeeper, *, open_clock: OpenClock, inline: bool = False) -> None:
@@ -125,8 +125,9 @@ class Placer:
         self.plan = Plan()
         self.passes, self.last_pass_s = 0, 0.0
         self.context = context
-        self._tree, self._term = tree, term = context.tree, context.term
+        self._tree, self._term = context.tree, context.term
         self.known_nodes = nodes
+        self.names = Names()
         self._is_other_log = False  # another pipeline places somewhere since the log began
         self._nodes_changed = False
         self._has_amended = False
@@ -134,27 +135,24 @@ class Placer:
         self._timer: Timer | None = None
         self._retry_s = _RETRY_S / 2
         self._closed = False
-        self._news = Bell(tree)  # for who builds the state
+        self._news = Bell(self._tree)  # for who builds the state
 
         self.faults = Faults(context, self._others_place)
-        self.served = ServedPartitions(lambda: context.settings, self.faults.forgive, term.log)
-        self.updates = updates = StateUpdates(Recording(context), term.wall_us, self.wake)
-        self.now_us = updates.now_us
-        self.job_table = table = JobTable()
-        self.records = SubmissionRecords(context, table, self.wake)
-        self.lists = JobLists(tree, table, self.wake)
-        self.backoffs = NodeBackoffs(tree, term.log, self.nodes_changed)
-        self.nodes = ScheduledNodes(nodes, self.lists.running, self._is_shut, updates)
-        self.names = names = self.nodes.names
-        self.gangs = GangKeeper(
-            names, self.served, lambda: nodes.records,
-            open_clock=open_clock, again=partial(self._look_again, Cause.NODES_CHANGED), post=tree.soon, log=term.log,
-        )  # fmt: skip
-        self.next_starts = NextStarts(table, self.nodes, nodes.records, updates)
-        self.stops = Stops(context, table, self.lists, updates)
+        self.served = ServedPartitions(lambda: context.settings, self.faults.forgive, self._term.log)
+        self.updates = StateUpdates(Recording(context), self._term.wall_us, self.wake)
+        self.now_us = self.updates.now_us
+        self.job_table = JobTable()
+        # What each part needs of others it takes from here: those that were made before it.
+        self.records = SubmissionRecords(self)
+        self.lists = JobLists(self)
+        self.backoffs = NodeBackoffs(self)
+        self.nodes = ScheduledNodes(self)
+        self.gangs = GangKeeper(self, open_clock)
+        self.next_starts = NextStarts(self)
+        self.stops = Stops(self)
         self.arrivals = Arrivals(self)
-        self.promises = Promises(tree, table, names, self.rebuild)
-        self.holds = PlacedHolds(context, table, self.promises, nodes.records)
+        self.promises = Promises(self)
+        self.holds = PlacedHolds(self)
         self._orders = PlanExecution(self)
         self._requests = UserRequests(self)
         self._foreign = Foreign(self)
@@ -346,11 +344,12 @@ class Placer:
             self._carry_out(self._orders.ask(turn.state, asked))
         return asked is None
 
-    def _is_shut(self, node: str) -> bool:
+    def is_shut(self, node: str) -> bool:
+        """Nothing is to be placed there now."""
         return self.backoffs.is_left_alone(node) or self.gangs.is_unfit(node)
 
     def _set_clocks(self, turn: Turn) -> bool:
-        self.gangs.tell(turn.state, self.updates)
+        self.gangs.tell(turn.state)
         due = self.gangs.due(turn.state)
         if due:
             self._carry_out(self._orders.renew(turn.state, due))
@@ -361,7 +360,7 @@ class Placer:
         if not (self.updates.causes or self._foreign.has_work) or not any(map(_has_work, state.partitions.values())):
             return True
         causes = self.updates.take_causes()
-        self.gangs.tell(state, self.updates)
+        self.gangs.tell(state)
         now_us, has_plan = self.now_us(), self._foreign.has_plan
         self._foreign.ask(state, causes, now_us)
         if causes or has_plan:
@@ -397,8 +396,9 @@ class Placer:
         wakes = [decision.at_us for decision in plan.decisions if type(decision) is WakeAt]
         if self._timer is not None:
             self._timer.cancel()
-        on_time = partial(self._look_again, Cause.TIMER)
-        self._timer = self._tree.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), on_time) if wakes else None
+        self._timer = None
+        if wakes:
+            self._timer = self._tree.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), lambda: self.look_again(Cause.TIMER))
         self.updates.log.passed(now_us, causes, plan)
         self._carried_out((yield from self._orders.carry_out(state, plan, now_us=now_us)))
 
@@ -430,14 +430,15 @@ class Placer:
 
     def _others_place(self) -> None:
         self._is_other_log = True
-        self._look_again(Cause.TAKE_OVER)
+        self.look_again(Cause.TAKE_OVER)
 
     def relearned(self) -> None:
         """A policy in a process of its own looks at use."""
         if not self.served.half_life_us:
             self.settings_changed()
 
-    def _look_again(self, cause: Cause) -> None:
+    def look_again(self, cause: Cause) -> None:
+        """Something has happened that the next pass must look at."""
         self.updates.because(cause)
         self.wake()
 

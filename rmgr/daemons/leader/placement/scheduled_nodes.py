@@ -10,25 +10,24 @@ all: every waiting job would go there, and come back, again and again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from rmgr.daemons.leader.facts import Names, allows, node_mark, node_of
-from rmgr.daemons.leader.nodes import NodeKeeper
-from rmgr.daemons.leader.placement.event_log import StateUpdates
-from rmgr.daemons.leader.placement.job_table import JobTable, PlacedJob
+from rmgr.daemons.leader.facts import allows, node_mark, node_of
+from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.view import label
-from rmgr.daemons.leader.tree import LeaderTree
 from rmgr.errors import Infeasible, NotFound, StateConflict
 from rmgr.model.base.units import counted
-from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import task_of
-from rmgr.runtime.logger import Log
 from rmgr.sched.capacity.pool_node import room_if_empty
 from rmgr.sched.job import Job, Node, Running, nodes_of
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.placer import Placer
 
 #: The first back-off of a node, and the longest; each one that follows closely on the last is twice as long.
 _FIRST_S, _LONGEST_S = 1.0, 60.0
@@ -41,19 +40,16 @@ _KEPT = 1_000
 class ScheduledNodes:
     """Nodes as the scheduler sees them. In the leader's loop.
 
-    Args:
-        listed: names of nodes that take part: of those it is known what runs there.
-        is_left_alone: says of a node that nothing is to be placed there now.
-    Attributes: names: numbers of nodes. mark_of: the feature of nodes that run work of a user.
+    Attributes: mark_of: the feature of nodes that run work of a user.
     """
 
-    def __init__(self, nodes: NodeKeeper, listed: Collection[str], is_left_alone: Callable[[str], bool], updates: StateUpdates) -> None:
-        self.names = Names()
-        self.mark_of = nodes.mark_of
-        self._nodes = nodes
-        self._listed = listed
-        self._is_left_alone = is_left_alone
-        self._updates = updates
+    def __init__(self, placer: Placer) -> None:
+        self.names = placer.names
+        self.mark_of = placer.known_nodes.mark_of
+        self._placer = placer
+        self._nodes = placer.known_nodes
+        self._listed = placer.lists.running  # of nodes that take part it is known what runs there
+        self._updates = placer.updates
         self._marks: set[str] = set()  # of requests that name nodes
 
     def learn(self, partitions: Collection[str]) -> set[str]:
@@ -84,7 +80,7 @@ class ScheduledNodes:
     def _node(self, name: str) -> Node:
         record, nodes = self._nodes.records[name], self._nodes
         marks = (mark for mark in self._marks if allows(mark, name, nodes.refuses(name)))
-        return node_of(record, self.names.id(name), closed=not nodes.takes_work(name) or self._is_left_alone(name), marks=marks)
+        return node_of(record, self.names.id(name), closed=not nodes.takes_work(name) or self._placer.is_shut(name), marks=marks)
 
 
 def only(node: str) -> str:
@@ -93,16 +89,13 @@ def only(node: str) -> str:
 
 
 class NextStarts:
-    """Next starts of all jobs that users asked to move; the features stand in the job table. In the leader's loop.
+    """Next starts of all jobs that users asked to move; the features stand in the job table. In the leader's loop."""
 
-    Args: records: of all nodes of the cluster, by name.
-    """
-
-    def __init__(self, job_table: JobTable, nodes: ScheduledNodes, records: Mapping[str, NodeRecord], updates: StateUpdates) -> None:
-        self._job_table = job_table
-        self._nodes = nodes
-        self._records = records
-        self._updates = updates
+    def __init__(self, placer: Placer) -> None:
+        self._job_table = placer.job_table
+        self._nodes = placer.nodes
+        self._records = placer.known_nodes.records
+        self._updates = placer.updates
 
     def mark_for(self, run: Running, placed: PlacedJob, to: str) -> str:
         """The feature of the nodes on which it may start next. to: one node, "" = any but those of its run.
@@ -175,16 +168,12 @@ class _Backoff:
 
 
 class NodeBackoffs:
-    """Knows which nodes are left alone, and for how long. In the leader's loop.
+    """Knows which nodes are left alone, and for how long. In the leader's loop."""
 
-    Args:
-        over: called when the back-off of a node is over.
-    """
-
-    def __init__(self, loop: LeaderTree, log: Log, over: Callable[[], None]) -> None:
-        self._loop = loop
-        self._log = log
-        self._over = over
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._loop = placer.context.tree
+        self._log = placer.context.term.log
         self._left: OrderedDict[int, tuple[BlockKey, str, float]] = OrderedDict()  # job -> its block, its node, when it had left
         self._backoffs: dict[str, _Backoff] = {}
 
@@ -211,7 +200,7 @@ class NodeBackoffs:
         length_s = min(_LONGEST_S, last.length_s * 2) if last is not None and is_again else _FIRST_S
         self._backoffs[node] = _Backoff(length_s, now_s + length_s)
         self._log.warning("node_backs_off", node=node, seconds=length_s, why="it gave a job back that it had not begun")
-        self._loop.after(length_s, self._over)
+        self._loop.after(length_s, self._placer.nodes_changed)
         return True
 
     def under_way(self) -> dict[str, float]:

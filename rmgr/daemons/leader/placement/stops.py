@@ -17,10 +17,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.facts import Known, known_of, with_known
-from rmgr.daemons.leader.placement.event_log import StateUpdates
-from rmgr.daemons.leader.placement.job_table import JobTable, PlacedJob
+from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.view import label
-from rmgr.daemons.leader.tree import LeaderContext, WatchedCache, data_of
+from rmgr.daemons.leader.tree import WatchedCache, data_of
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -33,7 +32,7 @@ from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.partition import Partition
 
 if TYPE_CHECKING:
-    from rmgr.daemons.leader.placement.arrivals import JobLists
+    from rmgr.daemons.leader.placement.placer import Placer
 
 #: A job that has refused to stop is not asked by a policy again for so long.
 PIN_US = 60_000_000
@@ -130,17 +129,17 @@ def stop_order(
 class Stops:
     """All of them, by job. They are touched in the leader's loop while no pass is under way."""
 
-    def __init__(self, context: LeaderContext, job_table: JobTable, lists: JobLists, updates: StateUpdates) -> None:
+    def __init__(self, placer: Placer) -> None:
         self.by_job: dict[int, PendingStop] = {}
         self.refusals: dict[int, str] = {}  #: job that goes on -> why
         self._learned: dict[int, Known] = {}  # what blocks have told
         self._taken: list[SentOrder] = []  # jobs that are to give back what they have not begun on
         self._begun: set[int] = set()  # those that had begun
         self.is_dirty = False  #: one was refused: it is recorded at once, or a successor would take it for the answer to the next request
-        self._tree, self._term = context.tree, context.term
-        self._job_table = job_table
-        self._lists = lists
-        self._updates = updates
+        self._tree, self._term = placer.context.tree, placer.context.term
+        self._job_table = placer.job_table
+        self._lists = placer.lists
+        self._updates = placer.updates
 
     def forget(self) -> None:
         """Everything will be read again."""
