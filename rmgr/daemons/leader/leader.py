@@ -22,7 +22,7 @@ from rmgr.daemons.leader.placement.gangs import OpenClock
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.submissions.census import Census
 from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
-from rmgr.daemons.leader.tree import LeaderContext, data_of, names_below
+from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.daemons.leader.use import CapKeeper
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.base.version import raised
@@ -61,8 +61,8 @@ class Leader:
         self._tree, self._term, self._calls = context.tree, context.term, context.calls
         self._resync_s = resync_s
         self._ensured: frozenset[str] = frozenset()
-        self._config = data_of(self._tree, paths.CONFIG, self._on_config)
-        self._watchdogs = names_below(self._tree, paths.WATCHDOGS, lambda: None)
+        self._config = self._tree.mirror.data(paths.CONFIG, self._on_config)
+        self._watchdogs = self._tree.mirror.names(paths.WATCHDOGS, lambda: None)
         window_s = 2 * context.coordinator.session_timeout_s
         self.nodes = NodeKeeper(context, self._queue_of, window_s=window_s, changed=self._on_nodes)
         open_clock = open_clock or partial(ClockReader, context.credentials)
@@ -159,10 +159,9 @@ class Leader:
             self._term.aside.attempt(self._resync)
 
     def _resync(self) -> None:
-        self._config.refresh()
-        self._watchdogs.refresh()
         self._release.look()
-        self.nodes.resync()
+        self.nodes.resync()  # records before the list of entries
+        self._tree.tell(self._tree.mirror.read_again(), "what is mirrored")
         self.submissions.resync()
         self.placer.resync()
         self._term.metrics.backlog.set(self._tree.backlog)

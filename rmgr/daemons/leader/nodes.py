@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from rmgr.coord import validity
@@ -24,7 +23,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Conflict, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.facts import user_mark
-from rmgr.daemons.leader.tree import LeaderContext, names_below
+from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, StarterEntry, Trouble
@@ -79,12 +78,13 @@ class NodeKeeper:
         self._changed = changed
         self._versions: dict[str, int] = {}
         self._entries: frozenset[str] = frozenset()
-        self._names = names_below(self._tree, paths.NODES, self._on_names)
-        self._starters = names_below(self._tree, paths.STARTERS, self._on_starters)
-        self._drained = names_below(self._tree, paths.DRAINS, self._on_drains)
-        self._troubled = names_below(self._tree, paths.TROUBLES, self._on_troubles)
-        self._revoked = names_below(self._tree, paths.REVOKED, self._look_soon)
-        self._starters.is_chatty = self._drained.is_chatty = self._troubled.is_chatty = True
+        mirror = self._tree.mirror
+        self._names = mirror.names(paths.NODES, self._on_names)
+        self._starters = mirror.names(paths.STARTERS, self._on_starters)
+        self._starters.is_chatty = True
+        self._drains = mirror.below(paths.DRAINS, self._take_drain)
+        self._troubles = mirror.below(paths.TROUBLES, self._take_trouble)
+        self._revoked = mirror.below(paths.REVOKED, lambda _: self._look_soon())
         self._cases: dict[str, _Case] = {}
         self._clearer = Clearer(self)
         self._window = LossWindow(context.settings.mass_loss_share, window_s)
@@ -98,19 +98,14 @@ class NodeKeeper:
     def start(self) -> None:
         """Reads everything; records before entries (see `coord/decisions/liveness.py`)."""
         self._names.refresh()
-        self._drained.refresh()
-        self._troubled.refresh()
+        self._drains.refresh()
+        self._troubles.refresh()
         self._revoked.refresh()
 
     def resync(self) -> None:
-        """Compares memory with znodes, watches or not."""
-        self._names.refresh()
-        self._drained.refresh()
-        self._troubled.refresh()
-        self._revoked.refresh()
+        """Compares some of the records with znodes."""
         for name in self._slice(sorted(self.records)):
             self.fetch(name, drift=True)
-        self._starters.refresh()
 
     def _slice(self, names: list[str]) -> list[str]:
         """The next `DOUBTS` of the names, round after round."""
@@ -120,8 +115,7 @@ class NodeKeeper:
 
     def hurry(self) -> bool:
         """Whether nothing is being read."""
-        waits = [cache.hurry() for cache in (self._names, self._starters, self._drained, self._troubled, self._revoked)]
-        return not any(waits) and not self._unread
+        return self._tree.mirror.hurry() and not self._unread
 
     def takes_work(self, name: str) -> bool:
         """The node is up, nobody drains it, and its Starter takes what is placed there."""
@@ -162,7 +156,7 @@ class NodeKeeper:
         try:
             found = yield self._tree.get(paths.node(name))
         except RmgrError:
-            self._tree.after(_RETRY_S, partial(self.fetch, name))
+            self._tree.after(_RETRY_S, lambda: self.fetch(name))
             return
         finally:
             self._unread -= 1
@@ -219,36 +213,22 @@ class NodeKeeper:
                 self.fetch(name)
         self._look_soon()
 
-    def _on_drains(self) -> None:
-        names = self._drained.value or []
+    def _take_drain(self, name: str) -> None:
+        found = self._drains.values.get(name)
+        drain = None if found is None else decode_record(found.data, Drain, paths.drain(name))
         for table in (self.drains, self.resumed):
-            for name in [known for known in table if known not in names]:
-                del table[name]
-        self._tree.tell(self._read_all(names, paths.drain, self._take_drain), paths.DRAINS, key=object())
+            table.pop(name, None)
+        if drain is not None:
+            (self.resumed if drain.is_over else self.drains)[name] = drain
         self._changed()
 
-    def _take_drain(self, name: str, found: Stamped) -> None:
-        drain = decode_record(found.data, Drain, paths.drain(name))
-        table, other = (self.resumed, self.drains) if drain.is_over else (self.drains, self.resumed)
-        table[name] = drain
-        other.pop(name, None)
-
-    def _on_troubles(self) -> None:
-        names = self._troubled.value or []
-        for name in [known for known in self.troubles if known not in names]:
-            del self.troubles[name]
-        self._tree.tell(self._read_all(names, paths.trouble, self._take_trouble), paths.TROUBLES, key=object())
+    def _take_trouble(self, name: str) -> None:
+        found = self._troubles.values.get(name)
+        trouble = None if found is None else decode_record(found.data, Trouble, paths.trouble(name))
+        self.troubles.pop(name, None)
+        if trouble is not None:
+            self.troubles[name] = trouble
         self._changed()
-
-    def _take_trouble(self, name: str, found: Stamped) -> None:
-        self.troubles[name] = decode_record(found.data, Trouble, paths.trouble(name))
-
-    def _read_all(self, names: list[str], path_of: Callable[[str], str], take: Callable[[str, Stamped], None]) -> Story[None]:
-        if names:
-            for name, found in zip(names, (yield self._tree.get_all(list(map(path_of, names)))), strict=True):
-                if found is not None:
-                    self._term.aside.run(path_of(name), found.version, partial(take, name, found))
-            self._changed()
 
     # -- what follows from them
 
@@ -263,7 +243,7 @@ class NodeKeeper:
         self._looks = False
         if not self._listed:
             return
-        lost = set(liveness.lost(self.records, self.alive, self._revoked.value or ()))
+        lost = set(liveness.lost(self.records, self.alive, self._revoked.names))
         for name in [known for known in self._cases if known not in lost]:
             self._drop(name)
         new = sorted(lost - self._cases.keys()) if not self._unread else []
@@ -361,7 +341,7 @@ class NodeKeeper:
         reasons, multis = {}, []
         for name, case in cases.items():
             record = self.records[name]
-            reasons[name] = liveness.fence_reason(case.claimed, revoked=record.key_id in (self._revoked.value or ()), leaves=record.leaves)
+            reasons[name] = liveness.fence_reason(case.claimed, revoked=record.key_id in self._revoked.names, leaves=record.leaves)
             multis.append(fence(self._term.epoch_version, record, self._versions[name], reasons[name]))
         ops = tuple(dict.fromkeys(op for multi in multis for op in multi.ops))  # the leader fence is checked once
         # All or nothing: what proves one of them proves all.

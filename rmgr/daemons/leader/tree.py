@@ -1,4 +1,4 @@
-"""What the parts of one leadership share: reads and commits under the leader fence, calls that wait, caches that watches keep fresh.
+"""What the parts of one leadership share: reads and commits under the leader fence, calls that wait, a mirror that watches keep fresh.
 
 Every multi carries the fence (`coord.decisions.liveness.fenced`); the first one refused by it ends the leadership. While the session is in
 doubt (`pause`) nothing is sent: commits and reads wait, in their order, until the fence was read again.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.coord.decisions.liveness import fenced
@@ -43,6 +43,8 @@ WINDOW = 64
 COMMIT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 15.0
 _CACHE_RETRY_S = 1.0
+#: Of what is mirrored so much is read again at once, so far apart.
+_AT_ONCE, _APART_S = 50, 0.02
 #: Raised by what was asked, not by what was made of its answer.
 _NO_ANSWER = (Unavailable, PermissionDenied, DataLost)
 
@@ -90,6 +92,7 @@ class LeaderTree:
         self.clock = clock
         self.is_open = True
         self.stories = Stories(self)
+        self.mirror = Mirror(self)
         self._coordinator = coordinator
         self._mailbox = mailbox
         self._term = term
@@ -370,6 +373,11 @@ class WatchedCache(Generic[C]):
             self.refresh()
         return self._reading
 
+    @property
+    def is_stopped(self) -> bool:
+        """Nobody looks at it any more."""
+        return self._changed is None
+
     def stop(self) -> None:
         """Forgets everything; no callback follows."""
         self._changed = None
@@ -422,6 +430,98 @@ def data_of(tree: LeaderTree, path: str, changed: Thunk) -> WatchedCache[Stamped
 def names_below(tree: LeaderTree, path: str, changed: Thunk) -> WatchedCache[list[str]]:
     """A cache of the names of the children of a znode."""
     return WatchedCache(tree, tree.children, path, changed)
+
+
+class WatchedChildren:
+    """Cached data of all children of `path`, by name. `changed` is told the name of each that came, is another, or has gone."""
+
+    def __init__(self, mirror: Mirror, path: str) -> None:
+        self.values: dict[str, Stamped] = {}
+        self.changed: list[Callable[[str], object]] = []
+        self._mirror = mirror
+        self._path = path
+        self._children: dict[str, WatchedCache[Stamped]] = {}
+        self._names = mirror.names(path, self._listed)
+        self._names.is_chatty = True
+
+    @property
+    def names(self) -> list[str]:
+        """Those that are there; the data of some may be on its way."""
+        return self._names.value or []
+
+    def refresh(self) -> None:
+        """Reads the list again."""
+        self._names.refresh()
+
+    def _listed(self) -> None:
+        there = set(self.names)
+        for name in sorted(self._children.keys() - there):
+            self._children.pop(name).stop()
+            if self.values.pop(name, None) is not None:
+                self._tell(name)
+        for name in sorted(there):
+            cache = self._children.get(name)
+            if cache is None:
+                cache = self._children[name] = self._mirror.data(f"{self._path}/{name}", partial(self._take, name))
+                cache.refresh()
+            elif cache.is_known and cache.value is None:  # made anew between two readings of the list
+                cache.refresh()
+
+    def _take(self, name: str) -> None:
+        found = self._children[name].value
+        if found is None:
+            self.values.pop(name, None)
+        else:
+            self.values[name] = found
+        self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        for changed in self.changed:
+            changed(name)
+
+
+class Mirror:
+    """Subtrees that watches keep fresh for one leadership. What is read at a pace of its own is not in it: submissions
+    (`submissions/follow.py`), lists of jobs (`placement/arrivals.py`).
+    """
+
+    def __init__(self, tree: LeaderTree) -> None:
+        self._tree = tree
+        self._caches: list[WatchedCache[Any]] = []
+        self._below: dict[str, WatchedChildren] = {}
+
+    def data(self, path: str, changed: Thunk) -> WatchedCache[Stamped]:
+        """The data of a znode; read first when it is refreshed."""
+        return self._kept(data_of(self._tree, path, changed))
+
+    def names(self, path: str, changed: Thunk) -> WatchedCache[list[str]]:
+        """The names of the children of a znode; read first when it is refreshed."""
+        return self._kept(names_below(self._tree, path, changed))
+
+    def below(self, path: str, changed: Callable[[str], object]) -> WatchedChildren:
+        """All children of a znode, with their data; read first when they are refreshed. Several parts may look at them."""
+        found = self._below.get(path)
+        if found is None:
+            found = self._below[path] = WatchedChildren(self, path)
+        found.changed.append(changed)
+        return found
+
+    def hurry(self) -> bool:
+        """Reads now what a pace has put off. Returns: nothing is being read."""
+        reading = [cache.hurry() for cache in self._caches]
+        return not any(reading)
+
+    def read_again(self) -> Story[None]:
+        """Everything, watches or not; some at a time: the loop has other things to do."""
+        self._caches = [cache for cache in self._caches if not cache.is_stopped]
+        for at, cache in enumerate(list(self._caches), start=1):
+            cache.refresh()
+            if at % _AT_ONCE == 0:
+                yield Pause(_APART_S)
+
+    def _kept(self, cache: WatchedCache[C]) -> WatchedCache[C]:
+        self._caches.append(cache)
+        return cache
 
 
 def _same(old: C | None, new: C | None) -> bool:

@@ -25,7 +25,7 @@ from rmgr.errors import InvalidRecord, RmgrError, StateConflict
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import MAX_INDEX, job_id
 from rmgr.model.tasks.submission import Submission
-from rmgr.runtime.story import Story
+from rmgr.runtime.story import Pause, Story
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 
@@ -251,18 +251,17 @@ class JobLists:
         self.news = {cache.path for cache in self._all()}
 
     def resync(self) -> None:
-        """Reads again what is watched."""
-        self._read_again([cache for cache in self._all() if cache.is_watched])
+        """Reads again what is watched; some of them at a time: the loop has other things to do."""
+        self._tree.tell(self._read_again([cache for cache in self._all() if cache.is_watched]), "lists of jobs")
 
     def _all(self) -> tuple[WatchedCache[list[str]], ...]:
         return (*self.pending.values(), *self.running.values())
 
-    def _read_again(self, lists: list[WatchedCache[list[str]]]) -> None:
-        """Some of them at a time: the loop has other things to do."""
-        for cache in lists[:_AT_ONCE]:
+    def _read_again(self, lists: list[WatchedCache[list[str]]]) -> Story[None]:
+        for at, cache in enumerate(lists, start=1):
             cache.refresh()
-        if len(lists) > _AT_ONCE:
-            self._tree.after(_APART_S, partial(self._read_again, lists[_AT_ONCE:]))
+            if at % _AT_ONCE == 0:
+                yield Pause(_APART_S)
 
     def _waiting_in(self, queue: str) -> WatchedCache[list[str]]:
         path = paths.pending(queue)

@@ -198,8 +198,6 @@ class Placer:
         if self.state is not None:
             self.job_table.submissions = {number: record for number, record in self.job_table.submissions.items() if number in kept}
         self.lists.resync()
-        self.stops.resync()
-        self._requests.resync()
 
     def settings_changed(self) -> None:
         """Queues, partitions or pipelines are others."""

@@ -23,7 +23,7 @@ from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.scheduled_nodes import only
 from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, stop_order
 from rmgr.daemons.leader.placement.view import label
-from rmgr.daemons.leader.tree import WatchedCache, data_of, names_below
+from rmgr.daemons.leader.tree import WatchedCache
 from rmgr.errors import RmgrError, StateConflict, Unavailable, UsageError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
@@ -90,18 +90,11 @@ class UserRequests:
         self._served = placer.served
         self._wake = placer.wake
         self._open: dict[str, UserRequest] = {}
-        self._names = names_below(self._tree, paths.REQUESTS, self._on_names)
+        self._names = self._tree.mirror.names(paths.REQUESTS, self._on_names)
 
     def start(self) -> None:
         """Begins to look."""
         self._names.refresh()
-
-    def resync(self) -> None:
-        """Looks again, watch or not."""
-        self._names.refresh()
-        for user_request in self._open.values():
-            if user_request.order is not None:
-                user_request.order.refresh()
 
     def rebuilt(self) -> None:
         """Everything was read again: stops that were committed are among it, others have not begun."""
@@ -368,7 +361,7 @@ class UserRequests:
                 order.stop()
                 obeyed.set_result(None)
 
-        user_request.order = order = data_of(self._tree, paths.inbox(placed.node, user_request.guid), looked)
+        user_request.order = order = self._tree.mirror.data(paths.inbox(placed.node, user_request.guid), looked)
         order.refresh()
         return obeyed
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import paths
@@ -19,7 +18,7 @@ from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.facts import Known, known_of, with_known
 from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.view import label
-from rmgr.daemons.leader.tree import WatchedCache, data_of
+from rmgr.daemons.leader.tree import WatchedCache
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -151,12 +150,6 @@ class Stops:
         self._taken.clear()
         self._begun.clear()
 
-    def resync(self) -> None:
-        """Looks at every order again, watch or not."""
-        for stop in self.by_job.values():
-            if stop.order is not None:
-                stop.order.refresh()
-
     # -- asking
 
     def begin(self, state: ClusterState, run: Running, guid: str, now_us: int, *, by_policy: bool = False) -> PendingStop:
@@ -180,7 +173,7 @@ class Stops:
     def watch(self, stop: PendingStop) -> None:
         """Its order is in the inbox: it is looked at until it was obeyed."""
         if self.by_job.get(stop.job) is stop and stop.order is None:
-            stop.order = data_of(self._tree, paths.inbox(stop.placed.node, stop.guid), partial(self._looked, stop))
+            stop.order = self._tree.mirror.data(paths.inbox(stop.placed.node, stop.guid), lambda: self._looked(stop))
             stop.order.refresh()
 
     # -- what came of it

@@ -10,16 +10,13 @@ revocation are not looked at: with new credentials the same user works on, and w
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rmgr.coord import validity
 from rmgr.coord.decisions.keeping import GONE_S, Bar
 from rmgr.coord.ops.membership import is_owner
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.tree import WatchedCache, data_of, names_below
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Revocation, RevokedWork, Role
@@ -45,7 +42,7 @@ class LivingOwners:
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
         self._tree, self._log = keeper.context.tree, keeper.context.term.log
-        self._names = names_below(self._tree, paths.SUBMITTERS, self._listed)
+        self._names = self._tree.mirror.names(paths.SUBMITTERS, self._listed)
         #: guid -> name -> its record; None: not read yet; False: what stands there is no entry
         self._entries: dict[str, dict[str, SubmitterEntry | bool | None]] = {}
         self._gone: dict[int, float] = {}  # submission -> since when its owner is missing
@@ -133,19 +130,12 @@ class RevokedKeeper:
         self._keeper = keeper
         self._tree, self._log = keeper.context.tree, keeper.context.term.log
         self._followed = keeper.followed
-        self._names = names_below(self._tree, paths.REVOKED, self._on_names)
-        self._caches: dict[str, WatchedCache[Stamped]] = {}
+        self._revoked = self._tree.mirror.below(paths.REVOKED, self._take)
         self._of_user: dict[str, dict[str, tuple[int, Revocation]]] = {}  #: user -> key id -> (made by transaction, revocation)
 
     def start(self) -> None:
         """Begins to read."""
-        self._names.refresh()
-
-    def resync(self) -> None:
-        """Reads again, watches or not."""
-        self._names.refresh()
-        for cache in self._caches.values():
-            cache.refresh()
+        self._revoked.refresh()
 
     def bar_of(self, followed: Followed) -> Bar | None:
         """What is asked of a submission, None: its user has lost no key since it was made. Cost: 0.2 us where he has lost none ever."""
@@ -163,14 +153,8 @@ class RevokedKeeper:
             return None
         return max(((made, one) for made, one in known.values() if followed.made < made), key=lambda item: item[0], default=(0, None))[1]
 
-    def _on_names(self) -> None:
-        for name in self._names.value or ():
-            if name not in self._caches:
-                cache = self._caches[name] = data_of(self._tree, paths.revoked(name), partial(self._on_record, name))
-                cache.refresh()
-
-    def _on_record(self, name: str) -> None:
-        found = self._caches[name].value
+    def _take(self, name: str) -> None:
+        found = self._revoked.values.get(name)
         if found is None:
             return
         try:
@@ -179,7 +163,6 @@ class RevokedKeeper:
             self._log.error("revocation_unreadable", target=name, error=error.message)
             return
         if record.role not in (Role.USER, Role.OPERATOR) or record.others:
-            self._caches[name].is_watched = False
             return
         self._of_user.setdefault(record.name, {})[name] = found.stat.czxid, record
         for number, followed in self._followed.items():

@@ -45,7 +45,7 @@ from rmgr.daemons.leader.submissions.collect import Collector
 from rmgr.daemons.leader.submissions.follow import Followed, Stage
 from rmgr.daemons.leader.submissions.owners import LivingOwners, RevokedKeeper
 from rmgr.daemons.leader.submissions.sweep import Sweeper
-from rmgr.daemons.leader.tree import LeaderContext, WatchedCache, names_below, version_of
+from rmgr.daemons.leader.tree import LeaderContext, WatchedCache, version_of
 from rmgr.errors import DataLost, InvalidRecord, RmgrError
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import InboxOrder
@@ -94,7 +94,7 @@ class SubmissionKeeper:
         self._sweeper = Sweeper(self)
         self._revoked = RevokedKeeper(self)
         self._collector = Collector(self)
-        self._bucket_names = names_below(self._tree, paths.SUBS, self._on_buckets)
+        self._bucket_names = self._tree.mirror.names(paths.SUBS, self._on_buckets)
         self._buckets: dict[str, WatchedCache[list[str]]] = {}
         self._listed: dict[str, dict[str, int]] = {}  # bucket -> name -> number of those that are followed
         self._owners = LivingOwners(self)
@@ -117,11 +117,6 @@ class SubmissionKeeper:
 
     def resync(self) -> None:
         """Compares memory with znodes, a part of the submissions each time."""
-        self._owners.refresh()
-        self._bucket_names.refresh()
-        for cache in self._buckets.values():
-            cache.refresh()
-        self._revoked.resync()
         self._turn += 1
         for followed in list(self.followed.values()):
             if followed.number % RESYNC_TURNS == self._turn % RESYNC_TURNS and followed.is_loaded and not followed.is_closed:
@@ -139,8 +134,7 @@ class SubmissionKeeper:
         for followed in list(self._young.values()):
             self._grow(followed)
         reading = [followed.hurry() for followed in self.followed.values() if not followed.is_closed]
-        lists = [cache.hurry() for cache in (self._bucket_names, *self._buckets.values())]
-        return not any(reading) and not any(lists) and self.is_loaded
+        return not any(reading) and self.is_loaded
 
     def ownerless(self) -> frozenset[int]:
         """Submissions that may still grow, and whose owner has gone."""
@@ -170,7 +164,7 @@ class SubmissionKeeper:
             self._buckets.pop(name).stop()
             self._on_bucket(name)
         for name in sorted(set(names) - self._buckets.keys(), key=_number):
-            cache = names_below(self._tree, f"{paths.SUBS}/{name}", partial(self._on_bucket, name))
+            cache = self._tree.mirror.names(f"{paths.SUBS}/{name}", partial(self._on_bucket, name))
             cache.pace_s = LISTS_S
             self._buckets[name] = cache
             cache.refresh()
