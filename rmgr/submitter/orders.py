@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rmgr.adapters.identity.trust import publish_certificate
 from rmgr.coord import validity
 from rmgr.coord.decisions.changing import Doer, cancel_words
-from rmgr.coord.decisions.keeping import cancel_reason
 from rmgr.coord.decisions.progress import Progress, overall_state
 from rmgr.coord.ops import membership
-from rmgr.coord.ops.leader import order
+from rmgr.coord.ops.leader import cancel_reason, order
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, StateConflict

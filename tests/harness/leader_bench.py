@@ -16,10 +16,9 @@ from typing import Any
 import msgspec
 import structlog
 
-from rmgr.coord.decisions import liveness
 from rmgr.coord.ops import membership
 from rmgr.coord.ops import work as ops
-from rmgr.coord.ops.leader import take_over
+from rmgr.coord.ops.leader import epoch_version, stand, take_over
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator
@@ -382,13 +381,13 @@ class Bench:
         """Candidate, take-over, leadership; what follows from it has happened when this returns."""
         coordinator = coordinator or self.leader_coordinator
         guid = f"w{next(_guids)}"
-        committed(coordinator, liveness.stand(guid, EpochRecord()))
+        committed(coordinator, stand(guid, EpochRecord()))
         name = next(item for item in self.look.names(paths.WATCHDOGS) if paths.entry_guid(item) == guid)
         found = self.outside.get(paths.EPOCH).result(60)
         old = EpochRecord() if found is None else decode_record(found.data, EpochRecord)
         record = replace(old, epoch=old.epoch + 1, leader=guid, candidate=name)
         multi = take_over(name, record, None if found is None else found.version)
-        version = liveness.epoch_version(multi, committed(coordinator, multi))
+        version = epoch_version(multi, committed(coordinator, multi))
         context = LeaderContext(
             coordinator,
             self.store,

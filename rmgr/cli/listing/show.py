@@ -141,7 +141,7 @@ def _explained_past(job: JobView) -> ExplainView:
 
 def _with_story(session: Session, view: ExplainView, position: int | None) -> ExplainView:
     """A task that runs is explained by what became of its checkpoints and of its claim, too."""
-    from rmgr.coord.decisions.keeping import CLAIM_WAS_GONE
+    from rmgr.coord.ops.work import CLAIM_WAS_GONE
 
     if view.state not in {State.RUNNING, State.STARTING, State.STOPPING}:
         return view

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from math import floor
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import MAX_USAGE_BYTES, Create, Holds, Multi, Op, Set
+from rmgr.coord.protocol.multi import MAX_USAGE_BYTES
 from rmgr.coord.protocol.records import encode_record
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.queue import CORES, JOBS, CappedUse, QueueSpec, UserLimits
@@ -75,13 +75,6 @@ def capped(limits: UserLimits, used: Mapping[str, Mapping[str, int]], jobs: Mapp
 def _nearest(limits: UserLimits, name: str, has: Mapping[str, int], most: int) -> dict[str, int]:
     capped = sorted((-count / cap, user) for user, count in has.items() if count and (cap := limits.of(name, user)))
     return {user: has[user] for _, user in sorted(capped[:most], key=lambda item: item[1])}
-
-
-def tell_use(use: CappedUse, version: int | None) -> Multi:
-    """USAGE: `/usage` says `use`. version: of the znode, None when there is none."""
-    data = encode_record(use)
-    op: Op = Create(paths.USAGE, data) if version is None else Set(paths.USAGE, data, version)
-    return Multi(name="USAGE", ops=(op,), proof=Holds(paths.USAGE, data))
 
 
 def room_below_cap(*, cap: int, told: int, more: int, part: float, cores: int, chance: float) -> int:

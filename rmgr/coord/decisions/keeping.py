@@ -24,16 +24,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from rmgr.coord import nonces
 from rmgr.coord.decisions.progress import Codes
-from rmgr.coord.ops.leader import OUTCOMES_PER_FRAGMENT, epoch_check, no_outcome
-from rmgr.coord.ops.work import fence_check, set_record
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
-from rmgr.coord.protocol.records import brief_ends, encode_block, encode_fragment
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Condition, Dependency, Phase, Submission, Tail, key_now
 
 #: A living owner that has not done its part for so long gets help from the leader.
@@ -311,38 +306,7 @@ def room_of(submission: Submission, *, total: int, final: int, held: int, failed
     return max(0, submission.max_running - (total - final - held - failed))
 
 
-def end_block(submission: Submission, key: BlockKey, *, held: bool, queue: str = "") -> Multi:
-    """END: all tasks of a waiting block end CANCELLED, for the reason that the record tells. queue: see `EndBlock`."""
-    source = (paths.held_block if held else paths.pending_block)(queue or submission.queue, key)
-    fragment = no_outcome(State.CANCELLED, cancel_reason(submission), range(key.first, key.end), attempt=key.attempt)
-    fragment = msgspec.structs.replace(fragment, outcomes=brief_ends(fragment.outcomes))  # of the largest block they fit
-    ops = (Delete(source), Create(paths.fragment_prefix(submission.id), encode_fragment(fragment), sequence=True))
-    return Multi(name="END", ops=ops, proof=Gone(source))
-
-
-def cancel_reason(submission: Submission) -> Reason:
-    """Why its tasks end CANCELLED."""
-    reason = Reason(submission.reason)
-    return Reason.USER_CANCEL if reason in {Reason.NONE, Reason.OTHER} else reason
-
-
 # -- changes of the record ----------------------------------------------------------------------------------------------------
-
-
-def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> tuple[Submission, Multi]:
-    """CLOSE: after its summary is in the store; nobody looks after it any more, and nothing that was signed for it runs again.
-
-    gate: its gate exists, and goes with it.
-    """
-    closed = replace(submission, phase=Phase.CLOSED, closed_us=now_us, owner="")
-    multi = set_record(closed, version=version, gate=False if gate else None, name="CLOSE")
-    return closed, replace(multi, ops=(*multi.ops, nonces.end_of(submission)))
-
-
-def let_go(submission: Submission, version: int) -> tuple[Submission, Multi]:
-    """MET: what it waited for has happened; its blocks may be claimed as soon as they are back in the queue."""
-    met = replace(submission, phase=Phase.OPEN, reason="", reason_detail="")
-    return met, set_record(met, version=version, gate=True, name="MET")
 
 
 def is_to_be_barred(submission: Submission, bar: Bar) -> bool:
@@ -352,23 +316,9 @@ def is_to_be_barred(submission: Submission, bar: Bar) -> bool:
     return submission.phase is Phase.OPEN
 
 
-def barred(submission: Submission, version: int, bar: Bar) -> tuple[Submission, Multi]:
-    """BAR: from its commit on nothing of it starts; it is held for good, or cancelled."""
-    phase = Phase.CANCELLED if bar.cancels else Phase.HELD
-    changed = replace(submission, phase=phase, reason=Reason.REVOKED, reason_detail=bar.detail)
-    return changed, set_record(changed, version=version, gate=False if submission.phase is Phase.OPEN else None, name="BAR")
-
-
 def is_to_be_broken_off(submission: Submission, failures: int) -> bool:
     """Something of it could still run, and more has failed than its user allows."""
     return 0 <= submission.max_fails < failures and submission.phase in (Phase.OPEN, Phase.HELD)
-
-
-def break_off(submission: Submission, version: int, failures: int) -> tuple[Submission, Multi]:
-    """MAX_FAILS: from its commit on nothing of it starts; what waits ends CANCELLED, what runs is killed."""
-    told = f"{failures} task{'s' if failures != 1 else ''} failed, --max-fails is {submission.max_fails}"
-    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.MAX_FAILS, reason_detail=told)
-    return ended, set_record(ended, version=version, gate=False if submission.phase is Phase.OPEN else None, name="MAX_FAILS")
 
 
 def is_to_be_abandoned(submission: Submission, tail: Tail) -> bool:
@@ -377,19 +327,6 @@ def is_to_be_abandoned(submission: Submission, tail: Tail) -> bool:
     (An Executor that is held before it has any task is the same: nobody can add to it.)
     """
     return submission.phase is Phase.HELD and submission.ends_with_owner and not tail.next and not tail.complete
-
-
-def abandoned(submission: Submission, version: int) -> tuple[Submission, Multi]:
-    """ABANDON: its owner went before it was released; what depends on it is cancelled, and nobody can release it any more."""
-    told = "its program ended before all of it was submitted"
-    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.OWNER_GONE, reason_detail=told)
-    return ended, set_record(ended, version=version, gate=None, name="ABANDON")
-
-
-def unmet(submission: Submission, version: int, detail: str) -> tuple[Submission, Multi]:
-    """UNMET: what it waited for can never happen any more."""
-    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
-    return ended, set_record(ended, version=version, gate=None, name="UNMET")
 
 
 # -- dependencies: whether what it waits for has happened ----------------------------------------------------------------------
@@ -477,17 +414,8 @@ def _broken(item: Dependency, ending: SubmissionEnd) -> str:
 # -- tasks that are nowhere ----------------------------------------------------------------------------------------------------
 
 
-#: Fragments of one multi: together far below the limit of its size.
-FRAGMENTS = 12
 #: Tasks that are looked at in one round, of all submissions, far more than one multi ends.
 MOST_MISSING = 100_000
-#: How the sentence begins that a claim which was put back leaves in the story of its block.
-CLAIM_WAS_GONE = "its claim was nowhere in ZooKeeper"
-#: How a task that was ended this way explains itself.
-ERROR = (
-    "it was nowhere in ZooKeeper: not final, and no block of it waited or ran (its znode was deleted, or ZooKeeper was restored from "
-    "an older state)"
-)
 
 
 def missing_tasks(total: int, settled: Codes, ranges: Iterable[tuple[int, int]], most: int = MOST_MISSING) -> list[int]:
@@ -508,40 +436,3 @@ def missing_tasks(total: int, settled: Codes, ranges: Iterable[tuple[int, int]],
     return found
 
 
-def end_missing(
-    submission: Submission,
-    indices: Sequence[int],
-    *,
-    epoch_version: int,
-    version: int,
-    tail_version: int,
-    failed_version: int,
-    stamp: str,
-) -> Multi:
-    """NOWHERE: the first of `indices` end DATA_LOST (with the rest of a cancelled submission: CANCELLED).
-
-    Args:
-        version, tail_version, failed_version: of the record, its tail and its `failed`, read at the moment at which they were nowhere.
-        stamp: fresh random text, so that the bytes prove it.
-    """
-    state, reason, error = State.FAILED, Reason.DATA_LOST, ERROR
-    if submission.phase is Phase.CANCELLED:
-        state, reason, error = State.CANCELLED, cancel_reason(submission), ""
-    number, data = submission.id, stamp.encode()
-    ops: list[Op] = [
-        epoch_check(epoch_version),
-        Check(paths.sub(number), version),
-        Check(paths.tail(number), tail_version),
-        Set(paths.failed(number), data, failed_version),
-    ]
-    for start in range(0, min(len(indices), FRAGMENTS * OUTCOMES_PER_FRAGMENT), OUTCOMES_PER_FRAGMENT):
-        fragment = no_outcome(state, reason, indices[start : start + OUTCOMES_PER_FRAGMENT], error)
-        ops.append(Create(paths.fragment_prefix(number), encode_fragment(fragment), sequence=True))
-    return Multi(name="NOWHERE", ops=tuple(ops), proof=Holds(paths.failed(number), data))
-
-
-def put_back(node: str, node_version: int, key: BlockKey, data: BlockData) -> Multi:
-    """PUT_BACK: the claim of a Starter that still has the block stands again. `data`: with a fresh stamp."""
-    path, encoded, fence = paths.running_block(node, key), encode_block(data), fence_check(node, node_version)
-    ops = (fence, Check(paths.failed(key.submission), 0), Create(path, encoded))
-    return Multi(name="PUT_BACK", ops=ops, proof=Exists(path, encoded), guard=fence)

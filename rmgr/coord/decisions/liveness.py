@@ -13,13 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from rmgr.coord.ops.leader import epoch_check
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Committed, Create, Delete, Exists, Gone, Multi, Op
-from rmgr.coord.protocol.records import encode_record
-from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState
+from rmgr.model.cluster.node import NodeRecord, NodeState
 
 #: Fewer losses than this at once are never a mass loss, whatever their share.
 FEW = 2
@@ -51,20 +48,6 @@ def fence_reason(claimed: int, *, revoked: bool = False, leaves: bool = False) -
     if revoked:
         return REVOKED
     return LOST if claimed or leaves else STOPPED
-
-
-def tidy(epoch_version: int, node: str, node_version: int, *, orders: Iterable[str], idle: bool) -> Multi | None:
-    """TIDY: orders to a fenced node, and its idle marker, go; None when there is nothing (at most 190 orders at a time).
-
-    The node's version is checked: once it has registered again these things are its own.
-    """
-    gone = [paths.inbox(node, guid) for guid in sorted(orders)[:190]]
-    if idle:
-        gone.append(paths.idle(node))
-    if not gone:
-        return None
-    ops: tuple[Op, ...] = (epoch_check(epoch_version), Check(paths.node(node), node_version), *(Delete(path) for path in gone))
-    return Multi(name="TIDY", ops=ops, proof=Gone(gone[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,30 +153,3 @@ def doubles(children: Iterable[str], guid: str) -> list[str]:
     return [name for _, name in mine[1:]]
 
 
-def stand(guid: str, record: EpochRecord) -> Multi:
-    """CANDIDATE: an entry in the line. Its name is the server's choice, so its proof is found by `standing`, not by read-back."""
-    prefix = paths.watchdog(guid)
-    return Multi(name="CANDIDATE", ops=(Create(prefix, encode_record(record), ephemeral=True, sequence=True),), proof=Exists(prefix))
-
-
-def withdraw(name: str) -> Multi:
-    """WITHDRAW: an entry leaves the line (a double; a leader that hands over)."""
-    path = f"{paths.WATCHDOGS}/{name}"
-    return Multi(name="WITHDRAW", ops=(Delete(path),), proof=Gone(path))
-
-
-def epoch_version(multi: Multi, answer: Committed) -> int:
-    """E: the version of /epoch that a committed TAKE-OVER made."""
-    return next(version for op, version in zip(multi.ops, answer.versions, strict=True) if op.path == paths.EPOCH)
-
-
-def fenced(version: int, multi: Multi) -> Multi:
-    """`multi` as a leader may send it: with the leader fence checked first.
-
-    The multis that owner and leader share (RESUBMIT, sweeps, CLOSE, PAGE) carry no fence of their own; a deposed leader
-    that wakes up late must not even do the right thing.
-    """
-    check = epoch_check(version)
-    if check in multi.ops:
-        return multi
-    return replace(multi, ops=(check, *multi.ops))

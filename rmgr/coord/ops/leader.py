@@ -6,24 +6,40 @@ what FAILED runs again: Starters ask it (at all?), Submitters and the leader (ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from rmgr.coord.ops.work import cut
+from rmgr.coord import nonces
+from rmgr.coord.ops.work import cut, set_record
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
-from rmgr.coord.protocol.records import decode_block, encode_block, encode_failed, encode_fragment, encode_record
+from rmgr.coord.protocol.multi import Check, Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
+from rmgr.coord.protocol.records import brief_ends, decode_block, encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.model.base.states import LOSSES, OWN_FAILURES, Reason, State
 from rmgr.model.base.version import SKEW
 from rmgr.model.cluster.node import EpochRecord, InboxOrder, Meta, NodeRecord, NodeState
+from rmgr.model.cluster.queue import CappedUse
 from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt, pending_indices, runs
 from rmgr.model.tasks.request import StopRequest
-from rmgr.model.tasks.submission import Paged, Submission, Tail
+from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 
+#: Deletes of one COLLECT, beside its checks.
+DELETES = 180
 #: Outcomes with an error text each that surely fit one znode.
 OUTCOMES_PER_FRAGMENT = 64
+
+
+def stand(guid: str, record: EpochRecord) -> Multi:
+    """CANDIDATE: an entry in the line. Its name is the server's choice, so its proof is found by `standing`, not by read-back."""
+    prefix = paths.watchdog(guid)
+    return Multi(name="CANDIDATE", ops=(Create(prefix, encode_record(record), ephemeral=True, sequence=True),), proof=Exists(prefix))
+
+
+def leave_line(name: str) -> Multi:
+    """WITHDRAW: an entry leaves the line (a double; a leader that hands over)."""
+    path = f"{paths.WATCHDOGS}/{name}"
+    return Multi(name="WITHDRAW", ops=(Delete(path),), proof=Gone(path))
 
 
 def take_over(candidate: str, record: EpochRecord, version: int | None) -> Multi:
@@ -39,6 +55,23 @@ def epoch_check(version: int) -> Check:
     return Check(paths.EPOCH, version)
 
 
+def epoch_version(multi: Multi, answer: Committed) -> int:
+    """E: the version of /epoch that a committed TAKE-OVER made."""
+    return next(version for op, version in zip(multi.ops, answer.versions, strict=True) if op.path == paths.EPOCH)
+
+
+def fenced(version: int, multi: Multi) -> Multi:
+    """`multi` as a leader may send it: with the leader fence checked first.
+
+    The multis that owner and leader share (RESUBMIT, sweeps, CLOSE, PAGE) carry no fence of their own; a deposed leader
+    that wakes up late must not even do the right thing.
+    """
+    check = epoch_check(version)
+    if check in multi.ops:
+        return multi
+    return replace(multi, ops=(check, *multi.ops))
+
+
 def fence(epoch_version: int, record: NodeRecord, node_version: int, reason: str) -> Multi:
     """FENCE: every later multi of that incarnation fails, whatever session it comes by."""
     data = encode_record(replace(record, state=NodeState.FENCED, reason=reason))
@@ -47,6 +80,20 @@ def fence(epoch_version: int, record: NodeRecord, node_version: int, reason: str
         ops=(epoch_check(epoch_version), Set(paths.node(record.node), data, node_version)),
         proof=Holds(paths.node(record.node), data),
     )
+
+
+def tidy_node(epoch_version: int, node: str, node_version: int, *, orders: Iterable[str], idle: bool) -> Multi | None:
+    """TIDY: orders to a fenced node, and its idle marker, go; None when there is nothing (at most 190 orders at a time).
+
+    The node's version is checked: once it has registered again these things are its own.
+    """
+    gone = [paths.inbox(node, guid) for guid in sorted(orders)[:190]]
+    if idle:
+        gone.append(paths.idle(node))
+    if not gone:
+        return None
+    ops: tuple[Op, ...] = (epoch_check(epoch_version), Check(paths.node(node), node_version), *(Delete(path) for path in gone))
+    return Multi(name="TIDY", ops=ops, proof=Gone(gone[0]))
 
 
 def fail(
@@ -183,6 +230,65 @@ def order(node: str, guid: str, what: InboxOrder) -> Multi:
     return Multi(name="ORDER", ops=(Create(path, data),), proof=Holds(path, data))
 
 
+def end_block(submission: Submission, key: BlockKey, *, held: bool, queue: str = "") -> Multi:
+    """END: all tasks of a waiting block end CANCELLED, for the reason that the record tells.
+
+    queue: where it stands, "" = in that of its submission.
+    """
+    source = (paths.held_block if held else paths.pending_block)(queue or submission.queue, key)
+    fragment = no_outcome(State.CANCELLED, cancel_reason(submission), range(key.first, key.end), attempt=key.attempt)
+    fragment = msgspec.structs.replace(fragment, outcomes=brief_ends(fragment.outcomes))  # of the largest block they fit
+    ops = (Delete(source), Create(paths.fragment_prefix(submission.id), encode_fragment(fragment), sequence=True))
+    return Multi(name="END", ops=ops, proof=Gone(source))
+
+
+def cancel_reason(submission: Submission) -> Reason:
+    """Why its tasks end CANCELLED."""
+    reason = Reason(submission.reason)
+    return Reason.USER_CANCEL if reason in {Reason.NONE, Reason.OTHER} else reason
+
+
+#: Fragments of one NOWHERE: together far below the limit of its size.
+NOWHERE_FRAGMENTS = 12
+#: How a task that was ended by it explains itself.
+NOWHERE_ERROR = (
+    "it was nowhere in ZooKeeper: not final, and no block of it waited or ran (its znode was deleted, or ZooKeeper was restored from "
+    "an older state)"
+)
+
+
+def end_missing(
+    submission: Submission,
+    indices: Sequence[int],
+    *,
+    epoch_version: int,
+    version: int,
+    tail_version: int,
+    failed_version: int,
+    stamp: str,
+) -> Multi:
+    """NOWHERE: the first of `indices` end DATA_LOST (with the rest of a cancelled submission: CANCELLED).
+
+    Args:
+        version, tail_version, failed_version: of the record, its tail and its `failed`, read at the moment at which they were nowhere.
+        stamp: fresh random text, so that the bytes prove it.
+    """
+    state, reason, error = State.FAILED, Reason.DATA_LOST, NOWHERE_ERROR
+    if submission.phase is Phase.CANCELLED:
+        state, reason, error = State.CANCELLED, cancel_reason(submission), ""
+    number, data = submission.id, stamp.encode()
+    ops: list[Op] = [
+        epoch_check(epoch_version),
+        Check(paths.sub(number), version),
+        Check(paths.tail(number), tail_version),
+        Set(paths.failed(number), data, failed_version),
+    ]
+    for start in range(0, min(len(indices), NOWHERE_FRAGMENTS * OUTCOMES_PER_FRAGMENT), OUTCOMES_PER_FRAGMENT):
+        fragment = no_outcome(state, reason, indices[start : start + OUTCOMES_PER_FRAGMENT], error)
+        ops.append(Create(paths.fragment_prefix(number), encode_fragment(fragment), sequence=True))
+    return Multi(name="NOWHERE", ops=tuple(ops), proof=Holds(paths.failed(number), data))
+
+
 def end_tail(submission: int, tail: Tail, version: int) -> Multi:
     """END_TAIL: nothing will be added any more."""
     path, data = paths.tail(submission), encode_record(tail)
@@ -200,6 +306,29 @@ def tidy_bucket(name: str) -> Multi:
     return Multi(name="TIDY", ops=(Delete(path),), proof=Gone(path))
 
 
+def removal(
+    submission: Submission, token_digest: str, children: Mapping[str, Sequence[str]], *, has_gate: bool, has_token: bool
+) -> list[Multi]:
+    """The multis that remove a collected submission, children first; the record goes with the last one.
+
+    Args:
+        children: names below `done` and `failed`, by their parent's path.
+        has_gate, has_token: whether these exist.
+    """
+    number = submission.id
+    below = [f"{parent}/{name}" for parent, names in sorted(children.items()) for name in sorted(names)]
+    multis = [_collect([Check(paths.sub(number))], below[at : at + DELETES]) for at in range(0, len(below), DELETES)]
+    last = [paths.gate(number)] if has_gate else []
+    last += [paths.tail(number), paths.done(number), paths.failed(number)]
+    last += [paths.token(token_digest)] if has_token else []
+    multis.append(_collect([], [*last, paths.sub(number)], proof=paths.sub(number)))
+    return multis
+
+
+def _collect(checks: list[Op], gone: list[str], *, proof: str = "") -> Multi:
+    return Multi(name="COLLECT", ops=(*checks, *(Delete(path) for path in gone)), proof=Gone(proof or gone[0]))
+
+
 def forget_nonces(gone: Sequence[str]) -> Multi:
     """FORGET_NONCES: nothing can be submitted under these any more."""
     return Multi(name="FORGET_NONCES", ops=tuple(map(Delete, gone)), proof=Gone(gone[-1]))
@@ -211,6 +340,13 @@ def page(submission: int, paged: Paged, version: int, first: int, count: int) ->
     ops: list[Op] = [Set(paths.done(submission), data, version)]
     ops += [Delete(paths.fragment(submission, number)) for number in range(first, first + count)]
     return Multi(name="PAGE", ops=tuple(ops), proof=Holds(paths.done(submission), data))
+
+
+def tell_use(use: CappedUse, version: int | None) -> Multi:
+    """USAGE: `/usage` says `use`. version: of the znode, None when there is none."""
+    data = encode_record(use)
+    op: Op = Create(paths.USAGE, data) if version is None else Set(paths.USAGE, data, version)
+    return Multi(name="USAGE", ops=(op,), proof=Holds(paths.USAGE, data))
 
 
 def raise_protocol(meta: Meta, version: int, protocol: int) -> Multi:
@@ -312,6 +448,52 @@ def pieces(first: int, count: int, reason: Reason) -> list[tuple[int, int]]:
         return [(index, 1) for index in range(first, first + count)]
     half = count // 2
     return [(first, half), (first + half, count - half)]
+
+
+# -- records that are others by the leader's doing: each returns the record as it is then -----------------------------------
+
+
+def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> tuple[Submission, Multi]:
+    """CLOSE: after its summary is in the store; nobody looks after it any more, and nothing that was signed for it runs again.
+
+    gate: its gate exists, and goes with it.
+    """
+    closed = replace(submission, phase=Phase.CLOSED, closed_us=now_us, owner="")
+    multi = set_record(closed, version=version, gate=False if gate else None, name="CLOSE")
+    return closed, replace(multi, ops=(*multi.ops, nonces.end_of(submission)))
+
+
+def let_go(submission: Submission, version: int) -> tuple[Submission, Multi]:
+    """MET: what it waited for has happened; its blocks may be claimed as soon as they are back in the queue."""
+    met = replace(submission, phase=Phase.OPEN, reason="", reason_detail="")
+    return met, set_record(met, version=version, gate=True, name="MET")
+
+
+def barred(submission: Submission, version: int, *, cancels: bool, detail: str) -> tuple[Submission, Multi]:
+    """BAR: from its commit on nothing of it starts; it is held for good, or cancelled."""
+    phase = Phase.CANCELLED if cancels else Phase.HELD
+    changed = replace(submission, phase=phase, reason=Reason.REVOKED, reason_detail=detail)
+    return changed, set_record(changed, version=version, gate=False if submission.phase is Phase.OPEN else None, name="BAR")
+
+
+def break_off(submission: Submission, version: int, failures: int) -> tuple[Submission, Multi]:
+    """MAX_FAILS: from its commit on nothing of it starts; what waits ends CANCELLED, what runs is killed."""
+    told = f"{failures} task{'s' if failures != 1 else ''} failed, --max-fails is {submission.max_fails}"
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.MAX_FAILS, reason_detail=told)
+    return ended, set_record(ended, version=version, gate=False if submission.phase is Phase.OPEN else None, name="MAX_FAILS")
+
+
+def abandoned(submission: Submission, version: int) -> tuple[Submission, Multi]:
+    """ABANDON: its owner went before it was released; what depends on it is cancelled, and nobody can release it any more."""
+    told = "its program ended before all of it was submitted"
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.OWNER_GONE, reason_detail=told)
+    return ended, set_record(ended, version=version, gate=None, name="ABANDON")
+
+
+def unmet(submission: Submission, version: int, detail: str) -> tuple[Submission, Multi]:
+    """UNMET: what it waited for can never happen any more."""
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
+    return ended, set_record(ended, version=version, gate=None, name="UNMET")
 
 
 # -- requests: somebody asks the leader, which answers -------------------------------------------------------------------------

@@ -385,6 +385,17 @@ def discard(node: str, node_version: int, key: BlockKey) -> Multi:
     return Multi(name="DISCARD", ops=(fence, Delete(path)), proof=Gone(path), guard=fence)
 
 
+#: How the sentence begins that a claim which was put back leaves in the story of its block.
+CLAIM_WAS_GONE = "its claim was nowhere in ZooKeeper"
+
+
+def put_back(node: str, node_version: int, key: BlockKey, data: BlockData) -> Multi:
+    """PUT_BACK: the claim of a Starter that still has the block stands again. `data`: with a fresh stamp."""
+    path, encoded, fence = paths.running_block(node, key), encode_block(data), fence_check(node, node_version)
+    ops = (fence, Check(paths.failed(key.submission), 0), Create(path, encoded))
+    return Multi(name="PUT_BACK", ops=ops, proof=Exists(path, encoded), guard=fence)
+
+
 def adopt(node: str, node_version: int, key: BlockKey, data: BlockData, version: int) -> Multi:
     """ADOPT: a Starter that re-registered goes on with work it still has; `data.incarnation` is the new one, stamped."""
     path = paths.running_block(node, key)

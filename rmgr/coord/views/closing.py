@@ -6,7 +6,7 @@ Pure. The order is always: rows first, then the commit that makes them true; whe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -14,8 +14,7 @@ import msgspec
 from rmgr.coord.decisions.keeping import SubmissionEnd
 from rmgr.coord.decisions.progress import EndFold, Progress
 from rmgr.coord.ops.membership import reign_of
-from rmgr.coord.protocol import keys, paths
-from rmgr.coord.protocol.multi import Check, Delete, Gone, Multi, Op
+from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import UNREADABLE, encode_record
 from rmgr.coord.views.answers import job_view
 from rmgr.errors import DataLost, UsageError
@@ -24,10 +23,6 @@ from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.model.views import JobView
 from rmgr.model.wire.stream import json_decoder
-
-#: Deletes of one multi, beside its checks.
-DELETES = 180
-
 
 # -- history ------------------------------------------------------------------------------------------------------------------
 
@@ -102,24 +97,3 @@ def kept_outputs(number: int, tail: Tail, ends: Iterable[tuple[Fragment, Outcome
     return kept
 
 
-def removal(
-    submission: Submission, token_digest: str, children: Mapping[str, Sequence[str]], *, has_gate: bool, has_token: bool
-) -> list[Multi]:
-    """The multis that remove a collected submission, children first; the record goes with the last one.
-
-    Args:
-        children: names below `done` and `failed`, by their parent's path.
-        has_gate, has_token: whether these exist.
-    """
-    number = submission.id
-    below = [f"{parent}/{name}" for parent, names in sorted(children.items()) for name in sorted(names)]
-    multis = [_delete([Check(paths.sub(number))], below[at : at + DELETES]) for at in range(0, len(below), DELETES)]
-    last = [paths.gate(number)] if has_gate else []
-    last += [paths.tail(number), paths.done(number), paths.failed(number)]
-    last += [paths.token(token_digest)] if has_token else []
-    multis.append(_delete([], [*last, paths.sub(number)], proof=paths.sub(number)))
-    return multis
-
-
-def _delete(checks: list[Op], gone: list[str], *, proof: str = "") -> Multi:
-    return Multi(name="COLLECT", ops=(*checks, *(Delete(path) for path in gone)), proof=Gone(proof or gone[0]))

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rmgr.coord.decisions import liveness
 from rmgr.coord.decisions.liveness import Absent, Behind, First
-from rmgr.coord.ops.leader import take_over
+from rmgr.coord.ops import leader as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Coordinator
@@ -88,11 +88,11 @@ class Candidacy:
             try:
                 if enters:
                     enters = False
-                    yield self._coordinator.commit(liveness.stand(self._guid, replace(self._record, since_us=machine.wall_us())))
+                    yield self._coordinator.commit(ops.stand(self._guid, replace(self._record, since_us=machine.wall_us())))
                 # Whatever came of it: the line tells.
                 children = (yield self._coordinator.children(paths.WATCHDOGS)) or []
                 for double in liveness.doubles(children, self._guid):
-                    self._coordinator.commit(liveness.withdraw(double))
+                    self._coordinator.commit(ops.leave_line(double))
                 match liveness.standing(children, self._guid):
                     case Absent():
                         enters = True
@@ -115,12 +115,12 @@ class Candidacy:
         old = EpochRecord() if found is None else decode_record(found.data, EpochRecord, paths.EPOCH)
         record = replace(self._record, epoch=old.epoch + 1, candidate=name, since_us=machine.wall_us())
         failpoint("leader.before_take_over")
-        multi = take_over(name, record, None if found is None else found.version)
+        multi = ops.take_over(name, record, None if found is None else found.version)
         outcome = yield self._coordinator.commit(multi)
         if not isinstance(outcome, Committed):
             self._log.info("take_over_not_committed", epoch=record.epoch, outcome=type(outcome).__name__)
             return False
         self._is_leading = self.is_standing = True
         failpoint("leader.after_take_over")
-        self._leads(record, liveness.epoch_version(multi, outcome))
+        self._leads(record, ops.epoch_version(multi, outcome))
         return True

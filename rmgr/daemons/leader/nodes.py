@@ -18,7 +18,7 @@ from typing import Any
 from rmgr.coord import validity
 from rmgr.coord.decisions import liveness
 from rmgr.coord.decisions.liveness import LossWindow, MassLoss, Meter
-from rmgr.coord.ops.leader import discard, fail, fence
+from rmgr.coord.ops.leader import discard, fail, fence, tidy_node
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Conflict, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.protocol.records import decode_record
@@ -452,7 +452,7 @@ class Clearer:
         # Orders to the node, and its idle marker, are of no use.
         asked: list[Future[Any]] = [self._tree.children(paths.inbox_node(name)), self._tree.stat(paths.idle(name))]
         orders, idle = yield from each(asked)
-        multi = liveness.tidy(self._term.epoch_version, name, version, orders=orders or [], idle=idle is not None)
+        multi = tidy_node(self._term.epoch_version, name, version, orders=orders or [], idle=idle is not None)
         if multi is not None:
             self._tree.commit(multi)
 

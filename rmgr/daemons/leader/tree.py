@@ -1,6 +1,6 @@
 """What the parts of one leadership share: reads and commits under the leader fence, calls that wait, a mirror that watches keep fresh.
 
-Every multi carries the fence (`coord.decisions.liveness.fenced`); the first one refused by it ends the leadership. While the session is in
+Every multi carries the fence (`coord.ops.leader.fenced`); the first one refused by it ends the leadership. While the session is in
 doubt (`pause`) nothing is sent: commits and reads wait, in their order, until the fence was read again.
 
 What happens over time is told by stories (`runtime/story.py`), which end with the leadership:
@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.coord.decisions.liveness import fenced
+from rmgr.coord.ops.leader import fenced
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat, Unknown
 from rmgr.coord.protocol.ports import Coordinator, Store

@@ -22,6 +22,7 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.coord.decisions import admitted
 from rmgr.coord.decisions.rights import check_operator
+from rmgr.coord.ops.leader import tell_use
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Stamped
 from rmgr.coord.protocol.records import decode_block
@@ -126,7 +127,7 @@ class CapKeeper:
         read = (yield self._tree.get_all([paths.running_block(node, key) for node, key in wanted])) if wanted else []
         used, told = self._count(blocks, dict(zip(wanted, read, strict=True)))
         if self._told != (used, told):
-            outcome = yield self._tree.commit(admitted.tell_use(told, self._version))
+            outcome = yield self._tree.commit(tell_use(told, self._version))
             if isinstance(outcome, Committed):
                 self._version, self._told = 0 if self._version is None else self._version + 1, (used, told)
             else:

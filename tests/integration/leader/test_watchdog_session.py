@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord.decisions import liveness
-from rmgr.coord.ops.leader import take_over
+from rmgr.coord.ops.leader import stand, take_over
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
@@ -56,7 +55,7 @@ def test_a_leadership_ends_when_the_epoch_has_moved_while_the_session_was_in_dou
 ) -> None:
     watchdog.wait_event("leadership_began")
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as other:
-        committed(other, liveness.stand("usurper", EpochRecord()))
+        committed(other, stand("usurper", EpochRecord()))
         name = next(item for item in other.children(paths.WATCHDOGS).result(60) or [] if "usurper" in item)
         committed(other, take_over(name, EpochRecord(epoch=2, leader="usurper"), 0))
     watchdog.coordinator.drop_link()
@@ -70,7 +69,7 @@ def test_a_write_after_another_has_taken_over_is_fenced_and_ends_the_leadership(
 ) -> None:
     watchdog.wait_event("leadership_began")
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as other:
-        committed(other, liveness.stand("usurper", EpochRecord()))
+        committed(other, stand("usurper", EpochRecord()))
         name = next(item for item in other.children(paths.WATCHDOGS).result(60) or [] if "usurper" in item)
         committed(other, take_over(name, EpochRecord(epoch=2, leader="usurper"), 0))
         starter = Starter(other, "n1")

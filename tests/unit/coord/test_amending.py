@@ -8,9 +8,9 @@ import pytest
 
 from rmgr.coord import validity
 from rmgr.coord.decisions.changing import Change, Doer, Standing, amended, held, limit_of_running, released, signed
-from rmgr.coord.decisions.keeping import BringBack, EndBlock, RenameBlock, SetBlockAside, end_block, moves
+from rmgr.coord.decisions.keeping import BringBack, EndBlock, RenameBlock, SetBlockAside, moves
 from rmgr.coord.ops import work as ops
-from rmgr.coord.ops.leader import resubmit
+from rmgr.coord.ops.leader import end_block, resubmit
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Delete, Set
 from rmgr.coord.protocol.records import encode_block, encode_record

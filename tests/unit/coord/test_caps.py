@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.coord.decisions.admitted import capped, room_below_cap, tell_use
+from rmgr.coord.decisions.admitted import capped, room_below_cap
+from rmgr.coord.ops.leader import tell_use
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_USAGE_BYTES, Create, Set
 from rmgr.coord.protocol.records import encode_record

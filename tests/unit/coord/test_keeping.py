@@ -35,6 +35,7 @@ from rmgr.coord.decisions.keeping import (
     weigh,
 )
 from rmgr.coord.decisions.progress import Progress, overall_state
+from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_fragment, encode_record
@@ -129,7 +130,7 @@ def test_what_a_list_waits_for_is_cancelled_when_its_program_goes_before_it_is_r
     assert plan(released, 100.0 + GONE_S).actions == (EndTail(),), "its release let all go; it ends as COMPLETED"
     with_tasks = replace(known, tail=Tail(next=4))
     assert plan(with_tasks, 100.0 + GONE_S).actions == (EndTail(),), "an Executor that somebody holds keeps what it was given"
-    gone, multi = keeping.abandoned(anchor, 3)
+    gone, multi = leader_ops.abandoned(anchor, 3)
     assert (gone.phase, gone.reason) == (Phase.CANCELLED, Reason.OWNER_GONE)
     assert multi.ops == (Set(paths.sub(7), encode_record(gone), 3),), "a release on the same version loses"
     assert plan(replace(known, submission=gone), 100.0 + GONE_S).actions == (EndTail(),)
@@ -138,9 +139,9 @@ def test_what_a_list_waits_for_is_cancelled_when_its_program_goes_before_it_is_r
 def test_what_was_cancelled_without_a_task_stays_so_when_it_is_closed() -> None:
     progress = Progress()
     progress.tail = Tail(complete=True)
-    gone, _ = keeping.abandoned(a_submission(phase=Phase.HELD), 0)
+    gone, _ = leader_ops.abandoned(a_submission(phase=Phase.HELD), 0)
     assert overall_state(gone, progress, 0) is State.CANCELLED
-    closed, _ = keeping.close(gone, 1, now_us=5, gate=False)
+    closed, _ = leader_ops.close(gone, 1, now_us=5, gate=False)
     assert overall_state(closed, progress, 0) is State.CANCELLED, "what depends on it must never be met"
     released = a_submission(phase=Phase.CLOSED)
     assert overall_state(released, progress, 0) is State.COMPLETED
@@ -265,7 +266,7 @@ def test_without_a_cap_there_is_no_room_to_count() -> None:
 
 def test_ending_the_largest_block_fits_one_znode_and_leaves_nothing() -> None:
     key = a_key(9_999_999_000, MAX_TASKS)
-    multi = keeping.end_block(a_submission(phase=Phase.CANCELLED, reason="DEPENDENCY_FAILED"), key, held=True)
+    multi = leader_ops.end_block(a_submission(phase=Phase.CANCELLED, reason="DEPENDENCY_FAILED"), key, held=True)
     assert multi.ops[0] == Delete(paths.held_block("default", key))
     created = multi.ops[1]
     assert isinstance(created, Create)
@@ -276,20 +277,20 @@ def test_ending_the_largest_block_fits_one_znode_and_leaves_nothing() -> None:
 
 
 def test_a_reason_that_is_no_reason_is_the_users() -> None:
-    assert keeping.cancel_reason(a_submission(reason="because")) is Reason.USER_CANCEL
-    assert keeping.cancel_reason(a_submission(reason="")) is Reason.USER_CANCEL
+    assert leader_ops.cancel_reason(a_submission(reason="because")) is Reason.USER_CANCEL
+    assert leader_ops.cancel_reason(a_submission(reason="")) is Reason.USER_CANCEL
 
 
 def test_records_change_with_their_gates() -> None:
     held = a_submission(phase=Phase.HELD, reason=Reason.DEPENDENCY, after=(Dependency(condition=Condition.OK, submission=3),))
-    met, let_go = keeping.let_go(held, 4)
+    met, let_go = leader_ops.let_go(held, 4)
     assert let_go.ops == (Set(paths.sub(7), encode_record(met), 4), Create(paths.gate(7)))
     assert met.phase is Phase.OPEN
-    unmet, broken = keeping.unmet(held, 4, "ok:3")
+    unmet, broken = leader_ops.unmet(held, 4, "ok:3")
     assert broken.ops == (Set(paths.sub(7), encode_record(unmet), 4),)
     assert (unmet.phase, unmet.reason, unmet.reason_detail) == (Phase.CANCELLED, Reason.DEPENDENCY_FAILED, "ok:3")
     going = a_submission()
-    closed, close = keeping.close(going, 4, now_us=99, gate=True)
+    closed, close = leader_ops.close(going, 4, now_us=99, gate=True)
     assert close.ops == (Set(paths.sub(7), encode_record(closed), 4), Delete(paths.gate(7)), nonces.end_of(going))
     assert (closed.phase, closed.closed_us) == (Phase.CLOSED, 99)
 

@@ -6,7 +6,7 @@ import pytest
 
 from rmgr.coord.decisions import liveness
 from rmgr.coord.decisions.liveness import LossWindow, MassLoss, Meter
-from rmgr.coord.ops.leader import epoch_check
+from rmgr.coord.ops.leader import epoch_check, tidy_node
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Delete
 from rmgr.model.base.resources import Capacity
@@ -83,8 +83,8 @@ def test_a_meter_below_one_a_second_still_lets_the_first_pass() -> None:
 
 
 def test_tidying_a_fenced_node_checks_both_fences_and_stays_below_the_caps() -> None:
-    multi = liveness.tidy(5, "a", 3, orders=[f"{n:03d}" for n in range(300)], idle=True)
+    multi = tidy_node(5, "a", 3, orders=[f"{n:03d}" for n in range(300)], idle=True)
     assert multi.ops[:2] == (epoch_check(5), Check(paths.node("a"), 3))
     assert len(multi.ops) == 193
     assert multi.ops[-1] == Delete(paths.idle("a"))
-    assert liveness.tidy(5, "a", 3, orders=[], idle=False) is None
+    assert tidy_node(5, "a", 3, orders=[], idle=False) is None

@@ -21,11 +21,6 @@ from rmgr.coord.decisions.keeping import (
     FailedSeen,
     Page,
     Resubmit,
-    abandoned,
-    barred,
-    break_off,
-    cancel_reason,
-    close,
     is_to_be_abandoned,
     is_to_be_broken_off,
 )
@@ -116,7 +111,7 @@ class ReconcileActions:
             return found
         submission, failed, version = found
         multi = leader_ops.cancel_failed(
-            submission, action.first, action.count, action.attempt, failed, version, reason=cancel_reason(submission)
+            submission, action.first, action.count, action.attempt, failed, version, reason=leader_ops.cancel_reason(submission)
         )
         failpoint("leader.before_drop_failed")
         outcome = yield from self._settle(followed, action, multi)
@@ -174,7 +169,7 @@ class ReconcileActions:
     def bar(self, followed: Followed, action: Bar) -> Story[bool]:
         """The key of its user was revoked."""
         assert followed.submission is not None
-        changed, multi = barred(followed.submission, followed.version, action)
+        changed, multi = leader_ops.barred(followed.submission, followed.version, cancels=action.cancels, detail=action.detail)
         facts = {"state": changed.phase, "why": changed.reason_detail}
         return (yield from self._change(followed, changed, multi, name="bar", event="submission_barred", **facts))
 
@@ -184,7 +179,7 @@ class ReconcileActions:
         assert submission is not None
         if not is_to_be_broken_off(submission, failures):  # somebody has cancelled it meanwhile
             return True
-        changed, multi = break_off(submission, followed.version, failures)
+        changed, multi = leader_ops.break_off(submission, followed.version, failures)
         event, why = "submission_broken_off", changed.reason_detail
         return (yield from self._change(followed, changed, multi, name="break_off", event=event, why=why))
 
@@ -194,7 +189,7 @@ class ReconcileActions:
         assert submission is not None
         if not is_to_be_abandoned(submission, followed.progress.tail):  # it was released just now
             return True
-        changed, multi = abandoned(submission, followed.version)
+        changed, multi = leader_ops.abandoned(submission, followed.version)
         return (yield from self._change(followed, changed, multi, name="abandon", event="submission_abandoned"))
 
     def _change(self, followed: Followed, changed: Submission, multi: Multi, *, name: str, event: str, **facts: object) -> Story[bool]:
@@ -252,7 +247,7 @@ class ReconcileActions:
         submission = followed.submission
         if submission is None or submission.phase is Phase.CLOSED:
             return True
-        closed, multi = close(submission, followed.version, now_us=self._term.wall_us(), gate=submission.phase is Phase.OPEN)
+        closed, multi = leader_ops.close(submission, followed.version, now_us=self._term.wall_us(), gate=submission.phase is Phase.OPEN)
         followed.will_change()
         total = followed.progress.total
         is_closed = yield from self._change(followed, closed, multi, name="close", event="submission_closed", total=total)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rmgr.coord import validity
 from rmgr.coord.decisions import keeping
 from rmgr.coord.decisions.progress import Codes
+from rmgr.coord.ops.leader import end_missing
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Stamped
 from rmgr.daemons.leader.tree import LeaderContext
@@ -145,7 +146,7 @@ class Census:
         assert isinstance(tail, Stamped)
         assert isinstance(directory, Stamped)
         outcome = yield self._tree.commit(
-            keeping.end_missing(
+            end_missing(
                 validity.submission(record.data, number),
                 indices,
                 epoch_version=self._term.epoch_version,

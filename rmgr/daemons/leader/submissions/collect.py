@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.coord import contents, nonces, validity
 from rmgr.coord.decisions.progress import EndFold
-from rmgr.coord.ops.leader import forget_nonces
+from rmgr.coord.ops.leader import forget_nonces, removal
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Conflict
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.coord.views.closing import kept_outputs, removal
+from rmgr.coord.views.closing import kept_outputs
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.block import Outcome as TaskOutcome

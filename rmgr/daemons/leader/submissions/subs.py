@@ -36,7 +36,7 @@ from rmgr.coord.decisions.keeping import (
 )
 from rmgr.coord.decisions.progress import overall_state
 from rmgr.coord.nonces import place_of
-from rmgr.coord.ops.leader import order, tidy_bucket
+from rmgr.coord.ops.leader import let_go, order, tidy_bucket, unmet
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Unknown
 from rmgr.coord.protocol.ports import Store
@@ -413,10 +413,10 @@ class SubmissionKeeper:
         match weigh(submission.after, self._endings(followed, submission)):
             case Met():
                 failpoint("leader.before_met")
-                event, (changed, multi) = "dependencies_met", keeping.let_go(submission, followed.version)
+                event, (changed, multi) = "dependencies_met", let_go(submission, followed.version)
             case Unmet(detail):
                 failpoint("leader.before_unmet")
-                event, (changed, multi) = "dependency_failed", keeping.unmet(submission, followed.version, detail)
+                event, (changed, multi) = "dependency_failed", unmet(submission, followed.version, detail)
             case Open(_, missing):
                 for number in missing:
                     self._tree.tell(self._look_up(followed, number), f"end of submission {number}", key=(followed, number))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.coord import validity
 from rmgr.coord.decisions.changing import cancel_words
-from rmgr.coord.decisions.keeping import BringBack, EndBlock, Move, RenameBlock, SetBlockAside, cancel_reason, end_block, moves, room_of
-from rmgr.coord.ops.leader import discard
+from rmgr.coord.decisions.keeping import BringBack, EndBlock, Move, RenameBlock, SetBlockAside, moves, room_of
+from rmgr.coord.ops.leader import cancel_reason, discard, end_block
 from rmgr.coord.ops.work import bring_back, rename, set_aside
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Stamped

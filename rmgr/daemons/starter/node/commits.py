@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rmgr.coord import validity
-from rmgr.coord.decisions import keeping
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
@@ -670,12 +669,12 @@ class DeletedClaims:
 
     def _put_back(self, block: ClaimedBlock) -> Story[None]:
         node, name = self._node.name, paths.block_name(block.key)
-        what = f"{keeping.CLAIM_WAS_GONE} at {utc(machine.wall_us())}, and node {node} put it back"
+        what = f"{ops.CLAIM_WAS_GONE} at {utc(machine.wall_us())}, and node {node} put it back"
         data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12], story=(*block.data.story, what)[-MAX_STORY:])
         block.sending = PendingNote(data=data)
         self._node.log.error("claim_was_gone", block=name)
         commits = self._shared.committer
-        outcome: Outcome = yield commits.outcome_of(keeping.put_back(node, commits.fence(node), block.key, data))
+        outcome: Outcome = yield commits.outcome_of(ops.put_back(node, commits.fence(node), block.key, data))
         if self._node.blocks.get(block.key) is not block:
             return
         if isinstance(outcome, Committed):

@@ -9,6 +9,7 @@ import msgspec
 
 from rmgr.coord.decisions import keeping
 from rmgr.coord.decisions.progress import Codes
+from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Delete, Gone, Multi
@@ -103,7 +104,7 @@ def test_a_late_complete_of_a_claim_that_was_deleted_conflicts_and_one_result_is
     bench.advance(2 * CENSUS_S + 1)
     assert outcomes(bench, number) == dict.fromkeys(range(2), (State.FAILED, Reason.DATA_LOST))
     assert isinstance(bench.outside.commit(late).result(60), Conflict)
-    back = keeping.put_back("n1", starter.versions["n1"], key, decode_block(found.data))
+    back = ops.put_back("n1", starter.versions["n1"], key, decode_block(found.data))
     assert isinstance(bench.outside.commit(back).result(60), Conflict), "what was ended stays ended"
 
 
@@ -115,7 +116,7 @@ def test_a_claim_that_was_put_back_in_time_goes_on(bench: Bench, starter: Starte
     assert found is not None
     vanish(bench, path)
     bench.advance(CENSUS_S + 0.5)
-    back = keeping.put_back("n1", starter.versions["n1"], key, decode_block(found.data))
+    back = ops.put_back("n1", starter.versions["n1"], key, decode_block(found.data))
     assert isinstance(bench.outside.commit(back).result(60), Committed)
     bench.advance(3 * CENSUS_S)
     assert outcomes(bench, number) == {}
@@ -137,10 +138,10 @@ def test_an_end_conflicts_with_whatever_changed_since_the_moment_it_was_decided_
     right = {"epoch_version": epoch.version, "version": found.version, "tail_version": 0, "failed_version": 0}
     for name in right:
         wrong = right | {name: right[name] + 1}
-        multi = keeping.end_missing(followed, [0], stamp=uuid.uuid4().hex, **wrong)
+        multi = leader_ops.end_missing(followed, [0], stamp=uuid.uuid4().hex, **wrong)
         assert isinstance(bench.outside.commit(multi).result(60), Conflict), name
-    assert isinstance(bench.outside.commit(keeping.end_missing(followed, [0], stamp="s", **right)).result(60), Committed)
-    assert isinstance(bench.outside.commit(keeping.end_missing(followed, [0], stamp="t", **right)).result(60), Conflict), "a second doer"
+    assert isinstance(bench.outside.commit(leader_ops.end_missing(followed, [0], stamp="s", **right)).result(60), Committed)
+    assert isinstance(bench.outside.commit(leader_ops.end_missing(followed, [0], stamp="t", **right)).result(60), Conflict), "a second doer"
 
 
 def late_complete(bench: Bench, starter: Starter, key: BlockKey) -> Multi:

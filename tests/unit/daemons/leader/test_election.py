@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rmgr.coord.decisions import liveness
 from rmgr.coord.decisions.liveness import Absent, Behind, First
-from rmgr.coord.ops.leader import epoch_check, fail, take_over
+from rmgr.coord.ops.leader import epoch_check, epoch_version, fail, fenced, take_over
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Delete, Gone, Multi
 from rmgr.model.cluster.node import EpochRecord
@@ -52,16 +52,16 @@ def test_exactly_one_candidate_is_first_and_predecessors_form_one_chain(numbers:
 
 def test_the_epoch_version_comes_from_the_answer_of_the_take_over() -> None:
     first = take_over("n-a-1", EpochRecord(epoch=1), None)
-    assert liveness.epoch_version(first, Committed(paths=("", paths.EPOCH), versions=(-1, 0))) == 0
+    assert epoch_version(first, Committed(paths=("", paths.EPOCH), versions=(-1, 0))) == 0
     later = take_over("n-a-1", EpochRecord(epoch=2), 0)
-    assert liveness.epoch_version(later, Committed(paths=("", paths.EPOCH), versions=(-1, 1))) == 1
+    assert epoch_version(later, Committed(paths=("", paths.EPOCH), versions=(-1, 1))) == 1
 
 
 def test_a_fenced_multi_checks_the_epoch_first_and_only_once() -> None:
     multi = Multi(name="X", ops=(Delete("/a", 3),), proof=Gone("/a"))
-    assert liveness.fenced(7, multi).ops == (epoch_check(7), Delete("/a", 3))
-    assert liveness.fenced(7, liveness.fenced(7, multi)).ops == (epoch_check(7), Delete("/a", 3))
-    assert liveness.fenced(7, multi).proof == multi.proof
+    assert fenced(7, multi).ops == (epoch_check(7), Delete("/a", 3))
+    assert fenced(7, fenced(7, multi)).ops == (epoch_check(7), Delete("/a", 3))
+    assert fenced(7, multi).proof == multi.proof
 
 
 def test_a_multi_with_its_own_guard_keeps_it() -> None:
@@ -71,4 +71,4 @@ def test_a_multi_with_its_own_guard_keeps_it() -> None:
 
     key = BlockKey(priority=0, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0)
     multi = fail(Check("/nodes/a", 4), "a", "default", key, encode_block(BlockData()), 0, reason=Reason.NODE_LOST, now_us=1)
-    assert liveness.fenced(7, multi).ops[:2] == (epoch_check(7), Check("/nodes/a", 4))
+    assert fenced(7, multi).ops[:2] == (epoch_check(7), Check("/nodes/a", 4))

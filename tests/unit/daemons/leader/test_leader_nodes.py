@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord.decisions import liveness
 from rmgr.coord.ops import membership
-from rmgr.coord.ops.leader import fence, order, take_over
+from rmgr.coord.ops.leader import fence, order, stand, take_over
 from rmgr.coord.ops.work import mark_idle
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Delete, Gone, Holds, Multi, Set
@@ -142,7 +141,7 @@ def test_a_new_leader_finishes_what_the_old_one_fenced(bench: Bench) -> None:
     # fenced by a leader that died before its first FAIL
 
     dead = bench.connect()
-    committed(dead, liveness.stand("dead", EpochRecord()))
+    committed(dead, stand("dead", EpochRecord()))
     name = bench.look.names(paths.WATCHDOGS)[0]
     committed(dead, take_over(name, EpochRecord(epoch=1), None))
     committed(dead, fence(0, bench.look.node("n1"), 0, "lost"))
@@ -160,7 +159,7 @@ def test_a_deposed_leader_commits_nothing_more(bench: Bench, starter: Starter) -
     successor = bench.connect()
     # the successor takes over while the old one sleeps: only its fence tells
 
-    committed(successor, liveness.stand("next", EpochRecord()))
+    committed(successor, stand("next", EpochRecord()))
     name = bench.look.names(paths.WATCHDOGS)[-1]
     committed(successor, take_over(name, EpochRecord(epoch=2), 0))
     starter.close()
