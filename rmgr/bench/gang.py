@@ -50,8 +50,7 @@ from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.placing import Rigid, job_id
 from rmgr.model.tasks.submission import Command, Work
 from rmgr.procedures.admission import admit
-from rmgr.sched.capacity.gangs import Carousel
-from rmgr.sched.capacity.timetable import Timetable
+from rmgr.sched.capacity.gangs import Carousel, Timetable
 from rmgr.sched.records import Gang
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 

@@ -25,7 +25,7 @@ from rmgr.model.views import PolicyView, QueueView, StatusView
 
 if TYPE_CHECKING:
     from rmgr.client.queries import GangView
-    from rmgr.sched.capacity.timetable import Timetable
+    from rmgr.sched.capacity.gangs import Timetable
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 #: A gateway that says nothing for so long is not asked for its servers.
@@ -405,7 +405,7 @@ def _label(job: int) -> str:
 
 def _timetable(view: GangView) -> Timetable:
     """At the present slot, or the first one of the record where that is not known."""
-    from rmgr.sched.capacity.timetable import Timetable
+    from rmgr.sched.capacity.gangs import Timetable
 
     found = Timetable(view.record, "")
     found.skip_to(view.record.slot if view.slot is None else view.slot)

@@ -44,11 +44,11 @@ from rmgr.model.cluster.servers import (
 from rmgr.sched.catalogue import call_policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
+from rmgr.sched.forecast import throughput_of
 from rmgr.sched.pipeline import stage_for_calls
 from rmgr.sched.plan import Plan, Send, Why
 from rmgr.sched.policies.servers import Choosing, Option
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.predictors.forecast import throughput_of
 from rmgr.sched.records import Answered, Call, Demand, Server
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Recorder

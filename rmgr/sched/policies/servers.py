@@ -1,7 +1,7 @@
 """Policies that choose a server for each call (paper 004): the loop that all share, RR, LOAD, LOTH, and one that adapts to congestion.
 
 Waiting calls are looked at in order of arrival; of the servers that can take a call, the policy chooses one. Names and presets stand in the
-catalogue. Parameters of all: load, performance, predictor (`rmgr.sched.predictors.forecast`).
+catalogue. Parameters of all: load, performance, predictor (`rmgr.sched.forecast`).
 Source: papers.md 4.1. Differs from it in: a server of k slots counts max(1, (L + 1) / k) for L + 1 (k = 1: nothing).
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 from rmgr.sched.draft import Draft
+from rmgr.sched.forecast import Added, Ewma, Forecast, Last, Performance, Predictor, Queueing, speed_of
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause
-from rmgr.sched.predictors.forecast import Added, Ewma, Forecast, Last, Performance, Predictor, Queueing, speed_of
 from rmgr.sched.records import Call, Server
 
 NO_SERVER = Why("server", "no open server offers what it calls")

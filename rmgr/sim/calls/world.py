@@ -16,9 +16,9 @@ from random import Random
 from typing import Literal, NamedTuple, Protocol
 
 from rmgr.sched.engine import run_pass
+from rmgr.sched.forecast import Added, InFlight, Last, Performance, sends_now, speed_of
 from rmgr.sched.plan import Send
 from rmgr.sched.policy import Cause, Policy, Stage
-from rmgr.sched.predictors.forecast import Added, InFlight, Last, Performance, sends_now, speed_of
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Recorder
@@ -595,7 +595,7 @@ def wants_next(
     """Whether a program with many calls to make (`call_many`) makes its next one now.
 
     Args:
-        window: `predicted` (rmgr.sched.predictors.forecast), `one` call at a time, or `all` at once.
+        window: `predicted` (rmgr.sched.forecast), `one` call at a time, or `all` at once.
         servers: as last measured. in_flight: the program's own calls without an answer; they share its link to their server, and
             those sent before the measurement are in the server's load.
     """

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from rmgr.sched.predictors.forecast import Forecast, Last
+from rmgr.sched.forecast import Forecast, Last
 from rmgr.sched.records import Call, Server
 from rmgr.sim.calls.runs import Group, Summary, played, summed
 from rmgr.sim.calls.scenario import scenario_named

@@ -11,10 +11,10 @@ from rmgr.errors import ConfigError, NotFound, StateConflict
 from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named, policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
+from rmgr.sched.forecast import Added, Ewma, InFlight, Last, Queueing, sends_now, smoothed, throughput_of, waiting_s
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Accepted, Infeasible, Plan, Send, Why
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.predictors.forecast import Added, Ewma, InFlight, Last, Queueing, sends_now, smoothed, throughput_of, waiting_s
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import AT_ONCE, Opening, decode, encode

@@ -8,8 +8,7 @@ import pytest
 
 from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.tasks.placing import job_id, run_label
-from rmgr.sched.capacity.gangs import Carousel
-from rmgr.sched.capacity.timetable import Timetable
+from rmgr.sched.capacity.gangs import Carousel, Timetable
 from rmgr.sched.records import Gang
 
 NODES = (("n1", 2), ("n2", 1), ("n3", 4), ("n4", 1))

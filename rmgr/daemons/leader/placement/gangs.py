@@ -26,9 +26,8 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.views import GangSummary
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReading
-from rmgr.sched.capacity.gangs import Carousel
+from rmgr.sched.capacity.gangs import Carousel, numbered
 from rmgr.sched.capacity.holds import each_node
-from rmgr.sched.capacity.timetable import numbered
 from rmgr.sched.job import Node, Running, nodes_of
 from rmgr.sched.policy import Cause
 from rmgr.sched.records import Gang

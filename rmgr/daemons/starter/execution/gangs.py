@@ -27,7 +27,7 @@ from rmgr.model.tasks.placing import run_label
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import OWN, ClockReader
 from rmgr.runtime.story import Pause, Story
-from rmgr.sched.capacity.timetable import SlotRow, Timetable
+from rmgr.sched.capacity.gangs import SlotRow, Timetable
 
 if TYPE_CHECKING:
 

@@ -30,8 +30,7 @@ from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.model.views import GangSummary
 from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine
-from rmgr.sched.capacity.gangs import Carousel
-from rmgr.sched.capacity.timetable import Timetable
+from rmgr.sched.capacity.gangs import Carousel, Timetable
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
