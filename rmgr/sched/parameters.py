@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from enum import Enum, StrEnum
 from fractions import Fraction
@@ -18,12 +20,15 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from rmgr.errors import ConfigError, UsageError
-from rmgr.model.base.units import parse_duration_us, parse_size
+from rmgr.model.base.units import MAX_DURATION_US, MAX_SIZE_BYTES, parse_duration_us, parse_size
 from rmgr.sched.policy import Order
 
 _METADATA = "rmgr.parameter"
-#: No duration is longer than the age of the universe; not-a-number is not below it either.
-_MOST_SECONDS = 1e18
+#: Larger whole numbers fit into no record.
+_MOST_INTEGER = (1 << 63) - 1
+_MOST_NUMBER = 1.7e308
+_INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_EXACT = re.compile(r"[+-]?\d{1,18}(\.\d{1,18}|/\d{1,18})?", re.ASCII)
 _YES = frozenset({"yes", "true", "on", "1"})
 _NO = frozenset({"no", "false", "off", "0"})
 _LENGTHS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000))
@@ -121,13 +126,15 @@ class Parameter:
         match self.kind:
             case Kind.DURATION if text is not None:
                 return parse_duration_us(text)
-            case Kind.DURATION if number and abs(value) < _MOST_SECONDS:
+            case Kind.DURATION if number and abs(value) <= MAX_DURATION_US / 1e6:
                 return round(value * 1_000_000)
             case Kind.SIZE if text is not None:
                 return parse_size(text)
-            case Kind.SIZE | Kind.INTEGER if number and math.isfinite(value) and value == math.floor(value):
+            case Kind.SIZE if number and abs(value) <= MAX_SIZE_BYTES and value == math.floor(value):
                 return int(value)
-            case Kind.INTEGER if text is not None and text.lstrip("+-").isdecimal():
+            case Kind.INTEGER if number and abs(value) <= _MOST_INTEGER and value == math.floor(value):
+                return int(value)
+            case Kind.INTEGER if text is not None and _INTEGER.fullmatch(text):
                 return int(text)
             case Kind.NUMBER if text is not None or number:
                 return self._number(value)
@@ -145,12 +152,13 @@ class Parameter:
         raise UsageError(_EXPECTED[self.kind].format(name=self.name) + (f", {self.range}" if self.range else ""))
 
     def _number(self, value: Any) -> Any:
-        kind = self.held if self.held is Fraction else float
-        try:
-            found = kind(value)
-        except (ValueError, ZeroDivisionError):
-            found = math.nan
-        if not math.isfinite(found):
+        is_exact = self.held is Fraction
+        if is_exact and isinstance(value, str) and not _EXACT.fullmatch(value.strip()):
+            raise UsageError(_EXPECTED[Kind.NUMBER])  # 1e1000000000 would be computed to its last digit
+        found: Any = math.nan
+        with suppress(ValueError, ZeroDivisionError, OverflowError):
+            found = Fraction(value) if is_exact else float(value)
+        if not abs(found) <= _MOST_NUMBER:
             raise UsageError(_EXPECTED[Kind.NUMBER])
         return found
 
@@ -252,7 +260,7 @@ def _shares(value: object) -> tuple[tuple[str, int], ...]:
     """Sorted by name."""
     if isinstance(value, str):
         pairs = [word.rpartition(":") for word in value.split(",") if word.strip()]
-        if all(colon and name.strip() and share.strip().isdecimal() for name, colon, share in pairs):
+        if all(colon and name.strip() and _INTEGER.fullmatch(share.strip()) for name, colon, share in pairs):
             return tuple(sorted({name.strip(): int(share) for name, _, share in pairs}.items()))
     elif isinstance(value, Mapping) and all(isinstance(share, int) and not isinstance(share, bool) for share in value.values()):
         return tuple(sorted((str(name), share) for name, share in value.items()))

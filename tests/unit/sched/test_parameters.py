@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
 from typing import ClassVar
 
 import pytest
@@ -32,6 +33,7 @@ class Everything:
     memory_bytes: int = 0
     cores: int = field(default=2, metadata=about("cores kept free", unit="cores", least=0, most=8))
     factor: float = field(default=1.5, metadata=about("a factor", least=0))
+    exact: Fraction = Fraction(1)
     eager: bool = False
     colour: Colour = Colour.RED
     site: str = ""
@@ -54,6 +56,9 @@ PARAMETERS = [p for p in parameters_of(Everything) if p.name != "order"]
         ("cores", "8", {"cores": 8}),
         ("cores", 3, {"cores": 3}),
         ("factor", "2", {"factor": 2.0}),
+        ("exact", "1.1", {"exact": Fraction(11, 10)}),
+        ("exact", "2/3", {"exact": Fraction(2, 3)}),
+        ("exact", 2, {"exact": Fraction(2)}),
         ("eager", "Yes", {"eager": True}),
         ("eager", False, {"eager": False}),
         ("colour", "green", {"colour": Colour.GREEN}),
@@ -90,9 +95,24 @@ def test_a_value_is_read_from_text_and_from_toml(key: str, given: object, held: 
         ("shares", "physics", "shares are expected, as physics:3"),
         ("shares", {"physics": 1.5}, "shares are expected"),
         ("sites", [1], "names are expected"),
+        ("cores", "+-5", "a whole number is expected"),
+        ("cores", "9" * 5000, "a whole number is expected"),
+        ("cores", 10**400, "a whole number is expected"),
+        ("most", 1 << 80, "a whole number is expected"),
+        ("memory", 10**400, "a size is expected"),
+        ("memory", 1 << 70, "a size is expected"),
+        ("wait", 10**400, "a duration is expected"),
+        ("factor", 10**400, "a number is expected"),
+        ("factor", "1e999", "a number is expected"),
+        ("exact", "1e1000000000", "a number is expected"),
+        ("exact", "1e-1000000000", "a number is expected"),
+        ("exact", 10**400, "a number is expected"),
+        ("exact", "1/0", "a number is expected"),
+        ("shares", "physics:" + "9" * 5000, "shares are expected"),
         ("corse", "1", "no parameter of everything is called 'corse'; did you mean cores"),
         ("wait_us", "1", "did you mean wait"),
     ],
+    ids=lambda value: str(value if not isinstance(value, int) or abs(value) < 1 << 80 else "huge")[:30],
 )
 def test_an_error_names_key_value_unit_range_and_the_nearest(key: str, given: object, said: str) -> None:
     with pytest.raises(ConfigError) as error:
