@@ -7,7 +7,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, cast
@@ -167,6 +167,14 @@ class Info:
         return spec
 
 
+class RecordState(Enum):
+    """What is known of a submission that was read once."""
+
+    OPEN = auto()
+    CLOSED = auto()
+    ASKED = auto()  #: it is being looked at: ask again
+
+
 class RecordCache:
     """Level-triggered cache of `Info`.
 
@@ -218,13 +226,13 @@ class RecordCache:
         """Where its record should be there was none. Blocks that name it may be those of somebody who guesses numbers."""
         return self._refused_whys.get(submission) == _ABSENT
 
-    def is_open(self, submission: int, age_s: float) -> bool | None:
-        """Whether it was open `age_s` seconds ago or later, in this session; None: it is being looked at."""
+    def state(self, submission: int, age_s: float) -> RecordState:
+        """Of a submission, as it was `age_s` seconds ago or later, in this session."""
         info = self._here.get(submission)
         if info is not None and machine.monotonic() - info.read_s <= age_s and info.session == self._coordinator.session_id:
-            return not info.is_closed
+            return RecordState.CLOSED if info.is_closed else RecordState.OPEN
         self._stories.begin(self._look(submission), key=("look", submission))
-        return None
+        return RecordState.ASKED
 
     def _look(self, submission: int) -> Story[None]:
         session, is_closed = self._coordinator.session_id, True
@@ -573,7 +581,7 @@ class Gate:
             self._nonces.ask(info.nonce)
             return None
         found = nonce.found
-        if found is None and self._records.is_open(record.id, math.inf) is None:
+        if found is None and self._records.state(record.id, math.inf) is RecordState.ASKED:
             return None  # the record was read on another connection, which may have known more: it is read on this one first
         if (why := nonces.fault(record, info.czxid, found)) or found is None:
             return why

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.submissions import Info
+from rmgr.daemons.starter.core.submissions import Info, RecordState
 from rmgr.errors import ConfigError
 from rmgr.model.base.resources import Needs, lent_variables, needs_of
 from rmgr.model.base.states import Reason
@@ -410,8 +410,8 @@ class Lanes:
             self._kept[whose] = _Kept(*found, lent)
         return found == (cores, memory_mib) and all(len(kept[name]) == count for name, count in needs)
 
-    def dismiss(self, now_s: float, is_open: Callable[[int], bool | None]) -> float:
-        """Ends idle workers of programs that have ended: nobody will ask for them. is_open: of a submission, None = not known yet.
+    def dismiss(self, now_s: float, state_of: Callable[[int], RecordState]) -> float:
+        """Ends idle workers of programs that have ended: nobody will ask for them. state_of: of a submission.
 
         Returns when to look again (monotonic), inf = no worker is idle. Cost: every few seconds, a look at the record of each.
         """
@@ -423,7 +423,7 @@ class Lanes:
             if lane.tasks or lane.cores or worker.is_leaving or spec is None or not spec.program or idle_s < _DISMISS_S:
                 continue
             is_forgotten = idle_s >= _FORGOTTEN_S and not spec.group  # an initializer may have been dear
-            if is_forgotten or is_open(lane.last) is False:
+            if is_forgotten or state_of(lane.last) is RecordState.CLOSED:
                 worker.is_leaving = True
                 worker.stop(reason=Reason.NONE, grace_us=0)
         self._dismisses_s = now_s + _DISMISS_S / 2

@@ -249,7 +249,7 @@ class NodeAgent:
             self.at(self.logs.flush(self.lanes, now_s))
         # Workers that nobody will ask for cost memory only.
         with step:
-            self.at(self.lanes.dismiss(now_s, lambda submission: shared.records.is_open(submission, _OPEN_AGE_S)))
+            self.at(self.lanes.dismiss(now_s, lambda submission: shared.records.state(submission, _OPEN_AGE_S)))
         # An order is crossed off when what it asks for has been done above.
         with step:
             self.orders.settle()

@@ -19,7 +19,7 @@ from rmgr.coord.protocol.records import decode_block, encode_block, encode_recor
 from rmgr.daemons.starter.core import submissions as starter_trust
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.core.submissions import Admission, Gate
+from rmgr.daemons.starter.core.submissions import Admission, Gate, RecordState
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Submission, Terms, Work
@@ -72,7 +72,7 @@ class Cluster:
                 look=lambda key_id, at_s, dated=False: self.known[key_id], listen=lambda _: None, was_key_of=lambda key_id, zxid: ""
             ),
             SimpleNamespace(  # type: ignore[arg-type]
-                is_open=lambda number, age_s: True,
+                state=lambda number, age_s: RecordState.OPEN,
                 nonces=SimpleNamespace(generation=0, look=lambda path: self.nonce or SimpleNamespace(found=standing(self.number))),
                 operators=("eva",),
             ),
@@ -252,7 +252,7 @@ def test_a_record_that_another_connection_has_read_is_read_again_before_a_nonce_
     cluster = Cluster(ann)
     [(key, data)] = blocks(1, by=ann)
     cluster.nonce = SimpleNamespace(found=None)
-    cluster.gate._records.is_open = lambda number, age_s: None  # type: ignore[method-assign]
+    cluster.gate._records.state = lambda number, age_s: RecordState.ASKED  # type: ignore[method-assign]
     block = ClaimedBlock.claimed("n1", "default", key, data)
     block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))  # type: ignore[assignment]
     assert cluster.gate.admission(block) is Admission.AWAITED
