@@ -286,7 +286,7 @@ class Watchdog:
         self._metrics.take_overs.inc()
         self._log.info("leadership_began", epoch=record.epoch, candidate=record.candidate)
         leader.start()
-        self._watch_lease(leader)
+        self._stories.begin(self._watch_lease(leader))
 
     def _on_deposed(self, why: str) -> None:
         self._end_leadership(why)
@@ -301,16 +301,13 @@ class Watchdog:
         self._metrics.epoch.set(0)
         self._log.warning("leadership_ended", epoch=leader.record.epoch, why=why)
 
-    def _watch_lease(self, leader: Leader) -> None:
+    def _watch_lease(self, leader: Leader) -> Story[None]:
         """No answer for longer than the lease: whatever the session says, somebody else may lead by now."""
-        if self.leader is not leader:
-            return
-        if not self._lease.is_valid():
+        while self.leader is leader and self._lease.is_valid():
+            # At its end, and not much later should the host be suspended until then, while the clock of timers stands still.
+            yield Pause(max(0.1, min(self._lease.remaining_s(), self._lease.length_s / 2)))
+        if self.leader is leader:
             self._on_deposed("the lease is over")
-            return
-        # At its end, and not much later should the host be suspended until then, while the clock of timers stands still.
-        wait_s = min(self._lease.remaining_s(), self._lease.length_s / 2)
-        self.mailbox.after(max(0.1, wait_s), partial(self._watch_lease, leader))
 
 
 # -- the process --------------------------------------------------------------------------------------------------------------
