@@ -414,6 +414,11 @@ def _lives(pid: int) -> bool:
     return True
 
 
+def is_of_dev(zk: str) -> bool:
+    """This ZooKeeper is that of a `rmgr dev` which was not stopped."""
+    return bool(zk) and _dev_cluster(os.environ)[0].get("zk") == zk
+
+
 def stopped_dev(env: Mapping[str, str] | None = None) -> str:
     """The directory of a `rmgr dev` that was not stopped and has lost its ZooKeeper, "" = there is none."""
     env = os.environ if env is None else env

@@ -308,7 +308,8 @@ def _process(name: str, directory: str | None) -> tuple[DevState, DevProcess]:
     """A cluster and its process of that id. Raises NotFound."""
     state = _find(directory)
     if state is None:
-        raise NotFound(f"there is no cluster in {directory or 'the default directory'}", hint="rmgr dev status shows where one runs")
+        where = f"there is no cluster in {directory}" if directory else "no cluster of yours runs on this machine"
+        raise NotFound(where, hint="start one: rmgr dev --detach" + (f" --dir {directory}" if directory else ""))
     for process in state.processes:
         if process.id == name:
             return state, process

@@ -426,12 +426,6 @@ class FoundValue:
 @contextlib.contextmanager
 def open_values(session: Session) -> Iterator[Opened]:
     """The configured store. Raises: NotConnected, StoreUnavailable; DeadlineExceeded instead when --timeout ran out."""
-    cluster = session.config().cluster
-    if not cluster.store and not cluster.uses_gateway:
-        raise NotConnected(
-            "no data store is configured and no cluster is running on this machine",
-            hint="start one with: rmgr dev   (or: --store sqlite:PATH)",
-        )
     timeout_s = session.left_s(30.0) or 30.0
 
     def locate(user_key: str, pointer: keys.Pointer) -> str:
@@ -515,7 +509,7 @@ def parts_of(source: Path) -> Iterator[bytes]:
     try:
         file = source.open("rb")
     except OSError as error:
-        raise UsageError(f"cannot read {source}: {error.strerror}") from None
+        raise UsageError(f"cannot read {source}: {error.strerror}", hint="name a file, - for stdin, or a text: --value TEXT") from None
     if _is_endless(file):
         file.close()
         raise UsageError(f"{source} is a device, and may have no end", hint=f"say how much: head -c 1M {source} | rmgr store put KEY")

@@ -438,7 +438,6 @@ class DevCluster:
             told = f"{role} {name} of the cluster in {self.directory} runs already (pid {running[0].pid})"
             raise StateConflict(told, hint="choose another name, or end that one first")
         log = self.log_file(name)
-        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         argv = (sys.executable, "-m", "rmgr.cli.main", role, *options)
         variables = self.daemon_environment(role, name) | self._environment | dict(more)
         self._recipes[name] = recipe = Recipe(argv=argv, cwd=str(self.directory), log=str(log), variables=variables)

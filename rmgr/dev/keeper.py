@@ -226,6 +226,7 @@ class Recipe:
     def start(self) -> subprocess.Popen[bytes]:
         """Starts it. Raises OSError."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
+        Path(self.log).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with Path(self.log).open("ab") as sink:
             return subprocess.Popen(
                 self.argv,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 
@@ -75,18 +76,21 @@ def logs(
         if not tasks:
             session.note(f"no task of {selector} has failed")
     sink = _sink(session, tasks, out, job.id)
+    silent = True
     try:
         for task in tasks:
             pieces: Iterator[OutputPiece] = _written(session, task, streams, attempt)
             empty = True
             for piece in _last_lines(pieces, tail) if tail is not None else pieces:
                 sink.take(piece)
-                empty = False
+                empty = silent = False
             if empty and attempt is not None:
                 session.note(f"{task.id}: nothing is kept of what attempt {attempt} wrote")
             sink.done(task.position)
     finally:
         sink.close()
+    if tasks and silent and attempt is None and sys.stdout.isatty() and not session.json:
+        session.note(f"{selector} has written nothing{'' if job.state.is_final else ' yet'}: rmgr explain {selector}")
 
 
 def _follow(session: Session, target: Target, selector: str, out: str, streams: tuple[str, ...]) -> None:

@@ -171,7 +171,9 @@ def _check_usable(settings: ClusterSettings, partition: str) -> None:
         refuse_shared_names(settings, partition)
     except ConfigError as error:
         hint = f"{error.hint}  (rmgr policy list describes them)" if error.hint.startswith("known:") else error.hint
-        raise UsageError(error.message, hint=hint) from error
+        spec = settings.pipeline(partition)
+        where = f"partition {partition}, policy {spec.name}: [[stage]] 1 ({spec.name}): " if spec is not None else ""
+        raise UsageError(error.message.removeprefix(where), hint=hint) from error  # of one policy its name says where
 
 
 def _partition(settings: ClusterSettings, given: str) -> str:

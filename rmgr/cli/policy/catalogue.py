@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmgr.adapters import policy_files
-from rmgr.cli.display.render import Column, Layout, emit, table
+from rmgr.cli.display.render import Column, Layout, emit, folded, paint, table
 from rmgr.errors import ConfigError, UsageError
 from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, Entry
 from rmgr.sched.parameters import Parameter, shown, unknown
@@ -83,18 +83,30 @@ def draw(policies: Sequence[Listed]) -> None:
 
 def draw_one(policy: Listed) -> None:
     """The parameters of one policy, a line each."""
-    sys.stdout.write(f"{policy.name}: {policy.summary}\n")
+    out = sys.stdout
+    out.write(f"{folded(f'{policy.name}: {policy.summary}', out, indent=2)}\n")
     if not policy.parameters:
-        sys.stdout.write("It has no parameters.\n")
+        out.write("It has no parameters.\n")
+        return
+    if out.isatty():  # the meanings would not fit beside the rest
+        for item in policy.parameters:
+            default = f"default {_default(item)}" if _default(item) else ""
+            facts = "; ".join(filter(None, (str(item.kind), default, item.range or ", ".join(item.choices))))
+            out.write(f"\n{paint(item.name, 'bold', out)}  {folded(facts, out, begin=len(item.name) + 2, indent=4)}\n")
+            out.write(f"    {folded(_meaning(item), out, begin=4, indent=4)}\n")
         return
     columns = (
         Column(name="PARAMETER", text=lambda p: p.name, is_id=True),
         Column(name="KIND", text=lambda p: str(p.kind), is_id=True),
         Column(name="DEFAULT", text=_default),
         Column(name="RANGE", text=lambda p: p.range or ", ".join(p.choices)),
-        Column(name="MEANING", text=lambda p: f"with {p.goes_with}: {p.what}" if p.goes_with else p.what),
+        Column(name="MEANING", text=_meaning),
     )
     table(policy.parameters, columns, Layout())
+
+
+def _meaning(item: Parameter) -> str:
+    return f"with {item.goes_with}: {item.what}" if item.goes_with else item.what
 
 
 def tell(policies: list[Listed]) -> None:

@@ -225,6 +225,10 @@ class Session:
         return coordinator
 
     def _nobody_there(self) -> str:
+        from rmgr.config import is_of_dev
+
+        if not self.zk and is_of_dev(self.config().cluster.zk):
+            return "it is that of your rmgr dev: rmgr dev status tells what of it is dead, rmgr dev start ID starts that again"
         if self.zk or not self.config().source:
             return "start a cluster: rmgr dev   (or name another: --zk HOSTS, RMGR_ZK); rmgr doctor looks closer"
         return f"is it running? its address comes from {self.config().source}; rmgr doctor looks closer"
@@ -335,6 +339,7 @@ class Session:
 
             return GatewayStore(config.cluster.gateway, credentials=self.shown_credentials())
         if not config.cluster.store:
+            config.cluster.hosts_and_chroot()  # no cluster at all is said so
             raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
         store = open_store(config.cluster.store, create=False)
         try:

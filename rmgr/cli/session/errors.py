@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from contextlib import suppress
 
@@ -131,7 +132,16 @@ def hint_of(error: click.ClickException, otherwise: str = "") -> str:
         known = {name for parameter in ctx.command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         if told := option_for(option, ctx.meta.get("rmgr.args", ()), command=ctx.command.name or "", known=known):
             return told
-    return otherwise or (f"{ctx.command_path} --help" if ctx is not None else "rmgr --help")
+    if ctx is None or otherwise:
+        return otherwise or "rmgr --help"
+    example = _example(ctx.command.epilog) if isinstance(error, click.MissingParameter) else ""
+    return f"as in: {example}   ({ctx.command_path} --help)" if example else f"{ctx.command_path} --help"
+
+
+def _example(epilog: str | None) -> str:
+    """The first example of a command's help, without what explains it."""
+    lines = (epilog or "").splitlines()[1:2]
+    return re.split(r" {2,}| +#", lines[0].strip(), maxsplit=1)[0] if lines else ""
 
 
 def _option_of(error: click.ClickException) -> str:

@@ -50,6 +50,8 @@ DURATION = Parsed("duration", lambda text: parse_duration_us(text) / 1e6)
 DURATION_US = Parsed("duration", parse_duration_us)
 
 _IS_NOTED = "rmgr.limit_is_noted"
+#: Names that a hint lists.
+_MOST_KNOWN = 50
 
 
 class _TimeLimit(Parsed):
@@ -74,8 +76,8 @@ def nearest(kind: str, given: str, known: Iterable[str], *, listed_by: str = "")
     import difflib  # slips of the pen are rare
 
     names = sorted(known)
-    close = difflib.get_close_matches(given, names, 1, 0.5) or [name for name in names if name.lower() == given.lower()]
-    told = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    close = difflib.get_close_matches(given, names, 1) or [name for name in names if name.lower() == given.lower()]
+    told = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names[:_MOST_KNOWN])}{', ...' * (len(names) > _MOST_KNOWN)}"
     return UsageError(f"there is no {kind} {given!r}", hint=f"{told}  ({listed_by} lists them)" if listed_by else told)
 
 

@@ -53,7 +53,7 @@ class Change:
 def cancelled(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change | str:
     """CANCEL, or why there is nothing to do."""
     if record.phase in {Phase.CLOSED, Phase.CANCELLED}:
-        return f"it is {record.phase} already"
+        return f"{_over(record.phase)} already"
     why = doer.of(record, Reason.USER_CANCEL, Reason.OPERATOR_CANCEL)
     gone = replace(record, phase=Phase.CANCELLED, reason_detail=detail[:MAX_DETAIL], **why)  # type: ignore[arg-type]
     return Change(gone, False if record.phase is Phase.OPEN else None)
@@ -66,7 +66,7 @@ def held(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change | str
     if record.phase is Phase.HELD and not takes_over:
         return "it is held already" if record.reason != Reason.DEPENDENCY else "it waits for its dependencies already"
     if record.phase not in {Phase.OPEN, Phase.HELD}:
-        return f"it is {record.phase}"
+        return _over(record.phase)
     now = replace(record, phase=Phase.HELD, reason_detail=detail[:MAX_DETAIL], **why)  # type: ignore[arg-type]
     return Change(now, False if record.phase is Phase.OPEN else None)
 
@@ -144,7 +144,7 @@ def amended(record: Submission, terms: Terms, doer: Doer, standing: Standing = S
     standing: as its user was shown it; what must hold at the commit is checked by it (`ops.update`).
     """
     if record.phase in {Phase.CLOSED, Phase.CANCELLED}:
-        return f"it is {record.phase}"
+        return _over(record.phase)
     if record.reason == Reason.REVOKED:
         return f"{record.reason_detail}: submit it again with new ones"
     said = {name: value for name, value in terms.said().items() if value != getattr(terms_of(record), name)}
@@ -231,3 +231,8 @@ def limit_of_running(record: Submission, old_us: int, since: int) -> int:
         if new_us is not None and may_cut(new_us, limit_us, record, by=change.by, is_operators=change.is_operators):
             limit_us = new_us
     return limit_us
+
+
+def _over(phase: Phase) -> str:
+    """Why nothing of it can be changed."""
+    return "it has ended" if phase is Phase.CLOSED else f"it is {phase}"

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -97,7 +98,9 @@ def test_global_options_stand_before_and_after_the_command(capsys: pytest.Captur
         (("completion", "basj"), "no shell 'basj'", "'bash'"),
         (("version", "--timeout", "x"), "--timeout: 'x' is not a duration", "1h30m"),
         (("version", "--jsn"), "--jsn", "rmgr version --help"),
-        (("show",), "ID", "rmgr show --help"),
+        (("show",), "ID", "as in: rmgr show 42   (rmgr show --help)"),
+        (("sim", "run", "x.swf"), "--policy", "as in: rmgr sim run KTH-SP2-1996-2.1-cln.swf.gz --policy easy   (rmgr sim run --help)"),
+        (("completion", "tcsh"), "no shell 'tcsh'", "known: bash, fish, zsh"),
         (("jobs", "--states", "R"), "--states", "-s STATE"),
     ],
 )
@@ -248,13 +251,19 @@ def test_a_json_word_of_the_work_is_not_ours() -> None:
     assert not main.asked_for_json(["submit", "--", "x", "--json"])
 
 
-def test_nothing_configured_says_rmgr_dev(tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_configured_says_rmgr_dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("RMGR_ZK", "RMGR_STORE", "RMGR_GATEWAY", "RMGR_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     code, _, err = run("jobs", capsys=capsys)
     assert code == 5
     assert "rmgr dev" in err
+    code, _, err = run("report", capsys=capsys)
+    assert (code, "no cluster is configured" in err, "rmgr dev" in err) == (5, True, True)
+    (tmp_path / ".rmgr").mkdir()
+    (tmp_path / ".rmgr" / "dev.toml").write_text(f'[dev]\npids = [{os.getpid()}]\ndirectory = "/x"\n\n[cluster]\nzk = "127.0.0.1:1/x"\n')
+    code, _, err = run("jobs", "--timeout", "0.2", capsys=capsys)
+    assert (code, "it is that of your rmgr dev: rmgr dev status tells" in err) == (6, True)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

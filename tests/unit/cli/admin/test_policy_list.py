@@ -39,7 +39,7 @@ def test_json_has_every_policy_with_its_parameters(capsys: Captured) -> None:
     assert all(policy["summary"] for policy in answer["policies"])
 
 
-def test_text_tells_where_they_work_and_how_one_is_set(capsys: Captured) -> None:
+def test_text_tells_where_they_work_and_how_one_is_set(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["policy", "list"]) == 0
     told = capsys.readouterr()
     assert [line.split()[0] for line in told.out.splitlines()][:4] == ["POLICY", "fair", "fifo", "fcfs"]
@@ -49,6 +49,14 @@ def test_text_tells_where_they_work_and_how_one_is_set(capsys: Captured) -> None
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:4] == ["PARAMETER", "KIND", "DEFAULT", "RANGE"]
     assert [line.split()[0] for line in lines[2:5]] == ["search", "order", "max_wait"]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run(["policy", "list", "easy"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    at = lines.index("half_life  duration; default 7d; from 1s to 36500d")
+    assert lines[at + 1] == "    with order=fair_share: use counts half after so long"
     assert run(["policy", "list", "esay"]) == 2
     assert "did you mean easy" in capsys.readouterr().err
 
