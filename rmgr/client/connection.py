@@ -11,10 +11,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from rmgr.client import futures
-from rmgr.client.pickling import Functions
+from rmgr.client.pickling import Functions, stays_here
 from rmgr.client.values import Values
 from rmgr.client.waiting import check_timeout
 from rmgr.coord.protocol.ports import SessionState
@@ -87,6 +87,9 @@ class Connection:
         state = words[self.submitter.session_state]
         state = "closed" if self.is_closed else "of the parent process" if self.is_forked else state
         return f"<rmgr.Connection to {self.where}: {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        stays_here("a Connection", "call rmgr.connect() where it is needed: in a task it has the same cluster")
 
     @property
     def is_usable(self) -> bool:

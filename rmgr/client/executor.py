@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from rmgr.client import content
 from rmgr.client.chunk import call_each
@@ -27,7 +27,7 @@ from rmgr.client.connection import Connection, at_end, connect, is_ending
 from rmgr.client.content import Payload
 from rmgr.client.futures import Future, raised_by
 from rmgr.client.output import LiveEcho, LongEcho, write
-from rmgr.client.pickling import dump_call, dump_function, name_of, ship
+from rmgr.client.pickling import dump_call, dump_function, name_of, ship, stays_here
 from rmgr.client.ports import TaskSpec
 from rmgr.client.progress import card, shown_on
 from rmgr.client.specs import OF_CALLS, Duration, Options, Size, Variants, draft_of, python_environment
@@ -160,6 +160,9 @@ class Executor(stdlib.Executor):
         if not core.number:
             return f"<rmgr.Executor at {where}: unused{shut}>"
         return f"<rmgr.Executor {core.number} at {where}: {core.ended} call{'s' * (not core.ended.endswith(' of 1'))} ended{shut}>"
+
+    def __reduce__(self) -> NoReturn:
+        stays_here("an Executor", "make one where it is needed: rmgr.Executor() in a task has the same cluster")
 
     def _repr_html_(self) -> str:
         core = self._core

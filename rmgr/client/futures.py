@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import pickle
 import threading
 import weakref
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 #: Lines of a failed task's output that its error shows; rows of a table in a notebook.
 TAIL_LINES, _SHOWN_ROWS = 10, 20
+_LOG = logging.getLogger("concurrent.futures")  # as of futures of others
 _DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})
 #: After which a task that was found neither waiting nor running is looked for again.
 _LOOK_AGAIN_S = 0.5
@@ -193,7 +195,7 @@ class Future(BaseFuture[Any]):
         for hook in hooks:
             hook(self)
         if self._done_callbacks:
-            self._source.call_soon(self._invoke_callbacks)  # type: ignore[attr-defined]
+            self._source.call_soon(self._invoke_callbacks)
 
     def _change(self, state: str, settled: Settled | None, error: BaseException | None) -> Any:
         self._settled, self._exception = settled, error
@@ -293,6 +295,14 @@ class Future(BaseFuture[Any]):
         with giving_slot_back(), condition:
             if not machine.wait_for(condition, lambda: self._state in _DONE, timeout):
                 raise DeadlineExceeded(self._story(f"not done within {format_duration(timeout or 0.0)}"))
+
+    def _invoke_callbacks(self) -> None:
+        """Whatever one of them raises, the others are called: they run on one thread, which outlives them all."""
+        for callback in self._done_callbacks:
+            try:
+                callback(self)
+            except BaseException:  # noqa: BLE001 - code of users
+                _LOG.exception("exception calling callback for %r", self)
 
     def _story(self, what: str) -> str:
         trouble = self._source.connection.trouble()

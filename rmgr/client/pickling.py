@@ -21,13 +21,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rmgr.client.content import Payload, is_large, put_content, renew_content, scattered
 from rmgr.coord.contents import TRUSTED_S
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding, Store
-from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
+from rmgr.errors import NotFound, PickleFailed, RmgrError, UsageError, ValueTooLarge
 from rmgr.model.tasks.submission import MAX_FUNCTION_BYTES, MAX_INITIALIZER_BYTES, MAX_MODULE_BYTES
 from rmgr.runner import program
 from rmgr.runner.program import Snapshot
@@ -91,12 +91,10 @@ def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: s
         raise FutureHasNoValue(f"an argument of {function} holds a Future: pass its value, future.result()") from error
     except Exception as error:  # noqa: BLE001 - as above
         for name, value in named:
-            why = _why_not(value)
-            if why:
-                raise PickleFailed(
-                    f"{name} of {function}, a {type(value).__qualname__}, cannot be pickled: {why}",
-                    hint="pass plain data, or a key in the data store; open files, locks and connections cannot travel",
-                ) from None
+            if (why := _why_not(value)) is not None:
+                hint = "pass plain data, or a key in the data store; open files, locks and connections cannot travel"
+                told = f"{name} of {function}, a {type(value).__qualname__}, cannot be pickled: {_told(why)}"
+                raise PickleFailed(told, hint=_hint(why, hint)) from None
         raise PickleFailed(f"the arguments of {function} cannot be pickled: {type(error).__name__}: {error}") from None
 
 
@@ -110,8 +108,8 @@ def dump_function(function: Callable[..., Any]) -> tuple[bytes, program.Snapshot
         raise PickleFailed(f"the function {name_of(function)} cannot be pickled: {error.message}", hint=error.hint) from error
     except Exception as error:  # noqa: BLE001 - as above
         raise PickleFailed(
-            f"the function {name_of(function)} cannot be pickled: {type(error).__name__}: {error}",
-            hint="it, or what it refers to, holds something that cannot travel: an open file, a lock, a connection",
+            f"the function {name_of(function)} cannot be pickled: {_told(error)}",
+            hint=_hint(error, "it, or what it refers to, holds something that cannot travel: an open file, a lock, a connection"),
         ) from None
 
 
@@ -124,7 +122,8 @@ def dump_value(value: Any, what: str) -> Payload:
         try:
             data = program.dumps(value)
         except Exception as error:  # noqa: BLE001 - as above
-            raise PickleFailed(f"{what}, a {type(value).__qualname__}, cannot be pickled: {type(error).__name__}: {error}") from None
+            told = f"{what}, a {type(value).__qualname__}, cannot be pickled: {_told(error)}"
+            raise PickleFailed(told, hint=_hint(error, "")) from None
     if len(data) > MAX_VALUE_BYTES:
         raise ValueTooLarge(f"{what} has {len(data)} bytes; the limit is {MAX_VALUE_BYTES}", hint="store it in parts, under several keys")
     return data
@@ -155,12 +154,25 @@ def name_of(function: object) -> str:
     return name if module in {None, "builtins", "__main__"} else f"{module}.{name}"
 
 
-def _why_not(value: object) -> str:
+def stays_here(what: str, instead: str) -> NoReturn:
+    """For `__reduce__` of what belongs to one process. instead: what to do where it is needed."""
+    raise PickleFailed(f"{what} stays in its process", hint=instead)
+
+
+def _why_not(value: object) -> Exception | None:
     try:
         program.dumps(value)
     except Exception as error:  # noqa: BLE001 - as above
-        return f"{type(error).__name__}: {error}"
-    return ""
+        return error
+    return None
+
+
+def _told(error: Exception) -> str:
+    return error.message if isinstance(error, RmgrError) else f"{type(error).__name__}: {error}"
+
+
+def _hint(error: Exception, otherwise: str) -> str:
+    return error.hint if isinstance(error, RmgrError) and error.hint else otherwise
 
 
 # -- functions -----------------------------------------------------------------------------------------------------------------

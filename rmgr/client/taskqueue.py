@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from functools import partial
 from itertools import islice
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
 from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.content import Payload
 from rmgr.client.futures import Future, Futures, as_completed
-from rmgr.client.pickling import dump_call, name_of, ship
+from rmgr.client.pickling import dump_call, name_of, ship, stays_here
 from rmgr.client.ports import TaskSpec
 from rmgr.client.progress import ProgressDisplay, card
 from rmgr.client.specs import (
@@ -262,6 +262,9 @@ class TaskQueue:
         if self._tasks.handle is None:
             return f"<rmgr.TaskQueue {where}: unused>"
         return f"<rmgr.TaskQueue {self.name} {where}: {self._tasks.ended} task{'s' * (len(self) != 1)} ended{', closed' * self.is_closed}>"
+
+    def __reduce__(self) -> NoReturn:
+        stays_here("a TaskQueue", "pass its name, and TaskQueue.attach(name) there; or make one where it is needed: rmgr.TaskQueue(f)")
 
     def _repr_html_(self) -> str:
         name = "" if self._tasks.handle is None else self.name

@@ -25,6 +25,8 @@ _FRAME, _MOST_SOURCE_BYTES = re.compile(r'([\s|]*)File "([^"]+)", line (\d{1,9})
 _CHAIN = 50
 #: A class that has one of these says itself how it is pickled.
 _OWN_PICKLING = frozenset({"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"})
+#: What code of users may raise to end a process.
+_ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 #: What every exception has, and `AttributeError.obj`, which may be anything.
 _NOT_MEMBERS = frozenset({"args", "obj"})
 
@@ -184,11 +186,11 @@ def dump_value(value: object) -> bytes:
     """
     try:
         return program.plain_or_own(value)
-    except Exception as error:  # noqa: BLE001 - __reduce__ of user classes may raise anything
-        raise PickleFailed(
-            f"the result, a {_name(type(value))}, cannot be pickled: {type(error).__name__}: {error}",
-            hint="return plain data, or write a file and return its name",
-        ) from None
+    except (Exception, *_ENDS) as error:  # noqa: BLE001 - __reduce__ of user classes may raise anything
+        hint = "return plain data, or write a file and return its name"
+        if isinstance(value, types.CoroutineType):
+            hint = "an async function only makes a coroutine: call asyncio.run(f(...)) in a plain one"
+        raise PickleFailed(f"the result, a {_name(type(value))}, cannot be pickled: {summary(error)}", hint=hint) from None
 
 
 def dump_exception(error: BaseException) -> tuple[bytes, str]:

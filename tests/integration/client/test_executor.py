@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures as stdlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rmgr
+from rmgr.errors import PickleFailed
 from tests.places import ROOT
 
 if TYPE_CHECKING:
@@ -170,3 +173,62 @@ def test_ctrl_c_says_what_still_runs_and_another_one_leaves_it_to_the_cluster(co
     finally:
         (tmp_path / "go").touch()
     assert rmgr.TaskQueue.attach(int(number), connection=connection).future(0).result(60) is None, "it did not go on"
+
+
+class EndsWhenPickled:
+    """A result that raises what would end its worker while it is pickled."""
+
+    def __init__(self, end: type[BaseException]) -> None:
+        self.end = end
+
+    def __reduce__(self) -> str:
+        raise self.end("pickled")
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_result_that_ends_its_process_when_it_is_pickled_fails_its_call_alone(connection: Connection, end: type[BaseException]) -> None:
+    with rmgr.Executor(connection=connection) as executor:
+        first = executor.submit(os.getpid).result(60)
+        with pytest.raises(PickleFailed, match=f"the result, a .*EndsWhenPickled, cannot be pickled: {end.__name__}: pickled"):
+            executor.submit(EndsWhenPickled, end).result(60)
+        assert first in {executor.submit(os.getpid).result(60) for _ in range(20)}, "the worker lives on"
+
+
+async def promise(x: int) -> int:
+    return x
+
+
+def test_a_coroutine_as_a_result_says_what_to_do(connection: Connection) -> None:
+    with rmgr.Executor(connection=connection) as executor, pytest.raises(PickleFailed, match="the result, a coroutine") as caught:
+        executor.submit(promise, 1).result(60)
+    assert "asyncio.run" in caught.value.hint
+
+
+def test_what_belongs_to_a_process_says_what_to_do_in_another(connection: Connection) -> None:
+    with rmgr.Executor(connection=connection) as executor, rmgr.TaskQueue(abs, connection=connection) as queue:
+        for value, what, instead in (
+            (executor, "an Executor", r"rmgr.Executor\(\) in a task"),
+            (queue, "a TaskQueue", r"TaskQueue.attach\(name\)"),
+            (connection, "a Connection", r"rmgr.connect\(\)"),
+        ):
+            for call in (lambda value=value: executor.submit(str, value), lambda value=value: executor.submit(lambda: str(value))):
+                with pytest.raises(PickleFailed, match=f"{what} stays in its process") as caught:
+                    call()
+                assert re.search(instead, caught.value.hint)
+
+
+def test_whatever_a_callback_raises_the_others_are_called(connection: Connection) -> None:
+    called: list[str] = []
+    with rmgr.Executor(connection=connection) as executor:
+        future = executor.submit(time.sleep, 0.5)
+        for error in (ValueError, SystemExit, KeyboardInterrupt):
+
+            def fail(_: object, error: type[BaseException] = error) -> None:
+                called.append(error.__name__)
+                raise error("of a callback")
+
+            future.add_done_callback(fail)
+        last = threading.Event()
+        future.add_done_callback(lambda _: last.set())
+        assert last.wait(60)
+    assert called == ["ValueError", "SystemExit", "KeyboardInterrupt"]
