@@ -196,7 +196,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of, zookeeper_options
-    from rmgr.submitter.lines import Lines
+    from rmgr.submitter.handing import Lines
 
     credentials = credentials_of(config)
     options = zookeeper_options(config, credentials)

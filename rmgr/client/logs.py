@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import STREAMS
@@ -25,10 +25,8 @@ from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.submitter.questions import NodeClaims, Question
-
-A = TypeVar("A")
+    from rmgr.client.reach import NodeReach
+    from rmgr.submitter.questions import NodeClaims
 
 #: Tasks whose output is streamed at once; of the others it comes when they end.
 MAX_STREAMS = 64
@@ -45,31 +43,6 @@ _PARTS_A_LOOK = 4
 #: Parts of an attempt that has ended that one read takes.
 _PARTS_A_READ = 16
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 1.0
-
-
-class Place(Protocol):
-    """Leads to nodes and to the store: a command's session, or a connection."""
-
-    @property
-    def via(self) -> str:
-        """The gateway through which daemons are asked, "" = none."""
-        ...
-
-    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
-        """The answer, within `most_s` and the caller's deadline. Raises NotConnected, CoordinationUnavailable, what the question says."""
-        ...
-
-    def credentials(self) -> Credentials | None:
-        """The caller's, proved; None in an open cluster."""
-        ...
-
-    def data_store(self) -> Store:
-        """Opened on first use. Raises StoreUnavailable, NotConnected."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Shows one line to the user."""
-        ...
 
 
 class EndedTask(Protocol):
@@ -129,14 +102,14 @@ class LiveOutput:
 
     def __init__(
         self,
-        place: Place,
+        reach: NodeReach,
         number: int,
         *,
         wanted: frozenset[int] | None = None,
         streams: tuple[str, ...] = STREAMS,
         admits: Callable[[int, int], bool] = lambda *_: True,
     ) -> None:
-        self._place = place
+        self._reach = reach
         self._number = number
         self._wanted = wanted
         self._streams_wanted = streams
@@ -181,7 +154,7 @@ class LiveOutput:
         """
         with contextlib.suppress(Unavailable):
             silent = []
-            for claims in claims_of(self._place, self._number):
+            for claims in claims_of(self._reach, self._number):
                 if self._silent.get(claims.endpoint, (0, -math.inf))[1] < machine.monotonic():
                     self._look_at(claims.node, claims.endpoint)
                 if self._silent.get(claims.endpoint, (0, 0.0))[0] >= _SURE:
@@ -208,7 +181,7 @@ class LiveOutput:
             if name not in self._streams_wanted:
                 continue
             skip = shown[number]
-            store = self._place.data_store() if end.log_parts[number] else None
+            store = self._reach.data_store() if end.log_parts[number] else None
             parts, rest = end.log_parts[number], end.log[number]
             kept = read_ended(store, self._number, end.position, end.attempt, name, parts=parts, rest=rest)
             for fresh in unseen(kept, skip, on_drop=partial(self._tell_drop, end, name)):
@@ -220,7 +193,7 @@ class LiveOutput:
     def _tell_drop(self, end: EndedTask, stream: str, count: int, cap: int) -> None:
         if (end.position, stream) not in self._told:
             self._told.add((end.position, stream))
-            self._place.note(
+            self._reach.note(
                 f"{end.id} wrote more to {stream} than is kept ({format_size(cap)}): {count} bytes from the middle of it are missing; "
                 "large output belongs into a file (--output KEY=FILE, -o FILE)"
             )
@@ -237,11 +210,11 @@ class LiveOutput:
         from rmgr.adapters.rpc.server import NodeClient
 
         try:
-            with NodeClient(endpoint, timeout_s=2.0, via=self._place.via, credentials=self._place.credentials()) as client:
+            with NodeClient(endpoint, timeout_s=2.0, via=self._reach.via, credentials=self._reach.credentials()) as client:
                 running = client.running(self._number)
         except RmgrError as error:  # it is going, or cannot be reached from here
             count = self._silent.get(endpoint, (0, 0.0))[0] + isinstance(error, (Unavailable, PermissionDenied))
-            alone_s = _SILENT_S if count >= _SURE and not self._place.via else _SILENT_FIRST_S
+            alone_s = _SILENT_S if count >= _SURE and not self._reach.via else _SILENT_FIRST_S
             self._silent[endpoint] = count, machine.monotonic() + alone_s
             return
         self._silent.pop(endpoint, None)
@@ -265,7 +238,7 @@ class LiveOutput:
         for claims in silent:
             if claims.node not in self._told_silent:
                 self._told_silent.add(claims.node)
-                self._place.note(
+                self._reach.note(
                     f"node {claims.node} does not answer at {claims.endpoint}: what its tasks write comes from the data store, "
                     "seconds to a minute later (rmgr doctor)"
                 )
@@ -278,7 +251,7 @@ class LiveOutput:
                     for number, name in enumerate(STREAMS)
                     if name in self._streams_wanted
                 }
-                found = rows_within(self._place.data_store(), list(rows), MOST_LOG_PART_BYTES, timeout_s=_STORE_S)
+                found = rows_within(self._reach.data_store(), list(rows), MOST_LOG_PART_BYTES, timeout_s=_STORE_S)
                 asked = {rows[row][0]: asked[rows[row][0]] for row in rows if row in found}
                 for row in rows:
                     if row in found:
@@ -337,7 +310,7 @@ class LiveOutput:
         from rmgr.adapters.rpc.server import NodeClient
 
         stream = _Stream(attempt, node, shown)
-        stream.client = NodeClient(endpoint, via=self._place.via, credentials=self._place.credentials())
+        stream.client = NodeClient(endpoint, via=self._reach.via, credentials=self._reach.credentials())
         self._streams[position] = stream
         stream.thread = machine.Thread(target=self._read, args=(position, stream), name=f"logs-{position}", daemon=True)
         stream.thread.start()
@@ -376,16 +349,16 @@ class LiveOutput:
             stream.client.close()
 
 
-def nodes_of(place: Place, number: int) -> list[tuple[str, str]]:
+def nodes_of(reach: NodeReach, number: int) -> list[tuple[str, str]]:
     """(node, endpoint) of the nodes that have claimed something of a submission. Raises Unavailable."""
-    return [(claims.node, claims.endpoint) for claims in claims_of(place, number)]
+    return [(claims.node, claims.endpoint) for claims in claims_of(reach, number)]
 
 
-def claims_of(place: Place, number: int) -> list[NodeClaims]:
+def claims_of(reach: NodeReach, number: int) -> list[NodeClaims]:
     """What nodes have claimed of a submission. Raises Unavailable."""
     from rmgr.submitter.questions import ReadClaims
 
-    return [*place.ask(ReadClaims(number=number), 5.0)]
+    return [*reach.ask(ReadClaims(number=number), 5.0)]
 
 
 # -- what attempts have left that have ended -----------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def _lines(source: Tasks, futures: list[Future], streams: tuple[str, ...], *, fo
     while follow and any(future.index < 0 and not future.done() for future in futures):  # it waits for its turn to be sent
         _pause(deadline)
     left = {future.index: future for future in futures if future.index >= 0}
-    reach, cutter = ConnectionPlace(source.connection), LineCutter()
+    reach, cutter = ConnectionReach(source.connection), LineCutter()
     live = LiveOutput(reach, source.number, wanted=frozenset(left), streams=streams)
     try:
         while True:
@@ -90,7 +90,7 @@ def _pause(deadline: Deadline) -> None:
         threading.Event().wait(_TICK_S)
 
 
-def _so_far(reach: ConnectionPlace, number: int, wanted: dict[int, Future], streams: tuple[str, ...]) -> Iterator[OutputPiece]:
+def _so_far(reach: ConnectionReach, number: int, wanted: dict[int, Future], streams: tuple[str, ...]) -> Iterator[OutputPiece]:
     """What tasks that run have written by now; of a node that cannot be reached, as far as the store has it."""
     from rmgr.adapters.rpc.server import NodeClient
 
@@ -110,7 +110,7 @@ def _so_far(reach: ConnectionPlace, number: int, wanted: dict[int, Future], stre
 
 
 def _stored_so_far(
-    reach: ConnectionPlace, number: int, claims: NodeClaims, wanted: dict[int, Future], streams: tuple[str, ...]
+    reach: ConnectionReach, number: int, claims: NodeClaims, wanted: dict[int, Future], streams: tuple[str, ...]
 ) -> Iterator[OutputPiece]:
     for block in claims.blocks:
         for index in range(block.first, block.end):
@@ -140,8 +140,8 @@ class OutputEnd:
         return cls(id=future.task_id, position=future.index, attempt=settled.attempt, log=outcome.log, log_parts=outcome.log_parts)
 
 
-class ConnectionPlace:
-    """`live.Place`: how a connection gets at nodes and store."""
+class ConnectionReach:
+    """`reach.NodeReach`: how a connection gets at nodes and store."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -152,7 +152,7 @@ class ConnectionPlace:
         return str(getattr(self._connection.asks, "endpoint", "")) if self._connection.config.cluster.uses_gateway else ""
 
     def ask(self, question: Question[A], most_s: float = 10.0) -> A:
-        """See `live.Place`."""
+        """See `reach.NodeReach`."""
         return self._connection.asks.ask(question, timeout_s=most_s)
 
     def credentials(self) -> Credentials | None:
@@ -233,7 +233,7 @@ class LiveEcho:
 
     def _run(self) -> None:
         core, cutter = self._core, LineCutter()
-        live = LiveOutput(ConnectionPlace(core.connection), core.number, admits=self._admits)
+        live = LiveOutput(ConnectionReach(core.connection), core.number, admits=self._admits)
         try:
             while core.connection.is_usable and core.dead is None and not (core.is_over and self._ends.empty()):
                 with contextlib.suppress(RmgrError):

@@ -1,25 +1,51 @@
-"""What a command's parts get of who calls them: identity, deadline, and the ways to the cluster, each opened on first use.
+"""What parts of commands and programs get of who calls them: identity, deadline, and the ways to the cluster, each opened on first use.
 
 Commands hand on their session (`cli/session`), which closes what it opened.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-from rmgr.client.logs import Place
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.client.identity import Signer
     from rmgr.client.submission.engine import Engine
     from rmgr.client.values import Values
+    from rmgr.coord.protocol.ports import Store
     from rmgr.model.cluster.node import EpochRecord
     from rmgr.submitter.port import Order, Submitted
-    from rmgr.submitter.questions import Asks
+    from rmgr.submitter.questions import Asks, Question
+
+A = TypeVar("A")
 
 
-class Reach(Place, Protocol):
+class NodeReach(Protocol):
+    """Leads to nodes and to the store: of a command (`Reach`), or of a program (`output.ConnectionReach`)."""
+
+    @property
+    def via(self) -> str:
+        """The gateway through which daemons are asked, "" = none."""
+        ...
+
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        """The answer, within `most_s` and the caller's deadline. Raises NotConnected, CoordinationUnavailable, what the question says."""
+        ...
+
+    def credentials(self) -> Credentials | None:
+        """The caller's, proved; None in an open cluster."""
+        ...
+
+    def data_store(self) -> Store:
+        """Opened on first use. Raises StoreUnavailable, NotConnected."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Shows one line to the user."""
+        ...
+
+
+class Reach(NodeReach, Protocol):
     """One caller, and all that it reaches."""
 
     @property

@@ -16,15 +16,14 @@ from rmgr.procedures.bootstrap import require_store
 from rmgr.runtime import machine
 from rmgr.submitter import submitting
 from rmgr.submitter.follower import Believes
-from rmgr.submitter.gauge import Gauge
 from rmgr.submitter.ownership import OwnerEntry, OwnerWatch
 from rmgr.submitter.port import KeptListener, Order, Stored, Submitted
-from rmgr.submitter.records import ClusterRecords, read_stored
+from rmgr.submitter.records import ClusterRecords, Gauge, read_stored
 from rmgr.submitter.thread import SubmitterThread
 from rmgr.submitter.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from rmgr.submitter.lines import Hearing, Lines
+    from rmgr.submitter.handing import Hearing, Lines
 
 
 class Submitter:

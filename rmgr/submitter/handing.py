@@ -3,13 +3,15 @@
 Tried only when everything sent before is final, and with the node that ran the last of it. The block fits that node, which
 shows its idle marker with the commit of the last outcome. Whether the node is still idle the multi itself finds out.
 When it is refused, the block is queued, and the next tries wait longer. When several in a row were taken, a direct line to
-the Starter pays (`lines.py`). It announces the block while the HAND is on its way: the Starter reads its inputs and claims its
+the Starter pays (`Lines`). It announces the block while the HAND is on its way: the Starter reads its inputs and claims its
 output keys meanwhile. Where the Submitter claims these itself, the block is announced when that begins. Lives on the Submitter's thread.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import paths
@@ -18,19 +20,26 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.submission import Submission
-from rmgr.model.wire.line import Claimed, ClaimStage, Hint
+from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
 from rmgr.runtime import machine
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.story import Stories, Story
 from rmgr.submitter.port import Growth
+from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
+    from rmgr.adapters.host.channel import Loop
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.rpc.line import DirectLine
     from rmgr.submitter.direct import Submitter
 
+_LOG = logging.getLogger("rmgr.submitter")
 #: After a refusal it is not tried for about so long (s), and longer after each in a row, up to the second.
 _PAUSE_S, _LONGEST_S = 0.1, 5.0
 #: A direct line pays after so many in a row.
 _PAYS = 3
+#: So many lines of one process: nobody alternates between more nodes with one task at a time. After a failure none is dialled for so long.
+_MOST_LINES, _DIAL_PAUSE_S = 8, 30.0
 
 
 class Handing:
@@ -121,3 +130,96 @@ class Handing:
                 self._known = found.version, decode_record(found.data, NodeRecord, paths.node(node))
         except RmgrError:
             self.refused(paths.node(node))
+
+
+# -- direct lines ----------------------------------------------------------------------------------------------------------------
+
+#: Hears what a Starter has committed, or is about to.
+Hearing = Callable[[Ahead | Told], None]
+
+
+class Lines:
+    """Direct lines of one Submitter, by the address at which a Starter listens: made when they pay, given up when they break.
+
+    What is said on them is in `adapters/rpc/line.py`. Without a line everything works, later. Threads beside the Submitter's only dial, and
+    post what is heard.
+
+    Args: hear: called on the Submitter's thread. credentials: of a secured cluster.
+    """
+
+    def __init__(self, loop: SubmitterThread, hear: Hearing, credentials: Credentials | None) -> None:
+        self._loop = loop
+        self._stories = Stories(loop)
+        self._hear = hear
+        self._credentials = credentials
+        self._lines: dict[str, DirectLine] = {}
+        self._not_before_s: dict[str, float] = {}  #: also of those that are being dialled
+        self._links: Loop | None = None  #: the thread of all of them
+        self._closed = False
+
+    def of(self, record: NodeRecord) -> DirectLine | None:
+        """The line to the node's Starter, if there is one now."""
+        return self._lines.get(record.line)
+
+    def want(self, record: NodeRecord) -> None:
+        """A line to it would pay. Never waits."""
+        address = record.line
+        if not address or address in self._lines or len(self._lines) >= _MOST_LINES:
+            return
+        if machine.monotonic() < self._not_before_s.get(address, -math.inf):
+            return
+        self._not_before_s[address] = machine.monotonic() + _DIAL_PAUSE_S
+        if self._links is None:
+            from rmgr.adapters.host.channel import Loop
+
+            try:
+                self._links = Loop("rmgr-lines", on_crash=lambda error: _LOG.error("lines_ended: %r", error))
+            except (OSError, RuntimeError) as error:  # no descriptor, memory or thread is left for what is only faster
+                _LOG.info("no_line: %s: %s", address, error)
+                return
+        self._stories.begin(self._open(self._links, address, record.key_id))
+
+    def close(self) -> None:
+        """Ends all of them."""
+        self._closed = True
+        for line in self._lines.values():
+            line.close()
+        if self._links is not None:
+            self._links.close()
+
+    # -- inside
+
+    def _dial(self, links: Loop, address: str, key_id: str) -> DirectLine:
+        """On a thread that may wait."""
+        from rmgr.adapters.rpc.line import dial
+
+        def ended(_line: DirectLine) -> None:
+            self._loop.post(lambda: self._ended(address))
+
+        line = dial(address, credentials=self._credentials, key_id=key_id, loop=links, on_message=self._heard, on_end=ended)
+        if self._closed:  # nobody will look at what was dialled
+            line.close()
+        return line
+
+    def _open(self, links: Loop, address: str, key_id: str) -> Story[None]:
+        try:
+            line = yield self._loop.io(lambda: self._dial(links, address, key_id))
+        except (OSError, ValueError, RmgrError) as error:
+            _LOG.info("no_line: %s: %s", address, error)
+            return
+        if self._closed:
+            line.close()
+        elif line.is_open:
+            self._lines[address] = line
+            self._not_before_s.pop(address, None)
+
+    def _ended(self, address: str) -> None:
+        if self._lines.pop(address, None) is not None:
+            self._not_before_s[address] = machine.monotonic() + 1.0
+
+    def _heard(self, line: DirectLine, message: Message) -> None:
+        """On the line's thread."""
+        if isinstance(message, Ahead | Told):
+            self._loop.post(lambda: self._hear(message))
+        else:
+            line.close()

@@ -26,9 +26,9 @@ from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Bell, Pause, Stories, Story
 from rmgr.submitter.follower import Follower
-from rmgr.submitter.gauge import FULL_LOOK_S
 from rmgr.submitter.handing import Handing
 from rmgr.submitter.port import Growing, Grown, Growth, KeptListener, NotTaken, Read, Stored
+from rmgr.submitter.records import FULL_LOOK_S
 from rmgr.submitter.repair import Repair
 
 if TYPE_CHECKING:

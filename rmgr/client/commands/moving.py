@@ -9,6 +9,7 @@ from typing import TypeVar
 from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.tasks.request import StopRequest
 from rmgr.runtime import machine
+from rmgr.runtime.backoff import Backoff
 from rmgr.submitter.questions import Asks, MoveTask, ReadMoved, ReadVacated, VacateNode
 
 _Answer = TypeVar("_Answer")
@@ -53,14 +54,13 @@ def _send(asks: Asks, shown: str, order: MoveTask | VacateNode, deadline_s: floa
 
 def _wait(asks: Asks, shown: str, order: MoveTask | VacateNode, deadline_s: float) -> StopRequest:
     """Its answer."""
-    pause_s = _SOON_S
+    pauses = Backoff(_SOON_S, _SELDOM_S, factor=1.5)
     look = ReadMoved(number=order.number, guid=order.guid) if isinstance(order, MoveTask) else ReadVacated(node=order.node, guid=order.guid)
     while True:
         found = asks.ask(look, timeout_s=_left_s(shown, order, deadline_s))
         if found.answered:
             return found
-        machine.sleep(min(pause_s, _left_s(shown, order, deadline_s)))
-        pause_s = min(_SELDOM_S, pause_s * 1.5)
+        machine.sleep(min(pauses.next_s(), _left_s(shown, order, deadline_s)))
 
 
 def _left_s(shown: str, order: MoveTask | VacateNode, deadline_s: float) -> float:

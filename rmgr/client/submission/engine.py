@@ -37,7 +37,7 @@ from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.submitter.lines import Hearing, Lines
+    from rmgr.submitter.handing import Hearing, Lines
 
 _LOG = logging.getLogger("rmgr.submitter")
 #: Longest that publishing the user's certificate may take.

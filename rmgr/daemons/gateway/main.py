@@ -55,7 +55,7 @@ from rmgr.runtime.secured import check_exposure, credentials_of, open_trust, zoo
 from rmgr.runtime.store_watch import WatchedStore
 from rmgr.runtime.supervision import Notifier, StallGuard
 from rmgr.submitter.direct import Submitter
-from rmgr.submitter.lines import Lines
+from rmgr.submitter.handing import Lines
 from rmgr.submitter.thread import SubmitterThread
 
 #: Clients at once: each has a stream, which costs two threads.

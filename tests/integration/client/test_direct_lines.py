@@ -35,7 +35,7 @@ from rmgr.model.tasks.block import BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 from rmgr.submitter.direct import DirectWork
-from rmgr.submitter.lines import Lines
+from rmgr.submitter.handing import Lines
 from tests.harness.bundles import session_bundles
 from tests.harness.line_ends import Post, call, sound_loop
 from tests.harness.starter_rig import Rig
