@@ -17,6 +17,8 @@ from tests.places import ROOT
 HOLE = "\0"
 #: A command ends with its sentence, or where another one begins.
 COMMAND = re.compile(r"(?<![\w/.@$-])rmgr((?: +[^\s;,`\"'()|&<>]+)+)")
+#: The name of the program at a word's end, before a space or the end of a piece of a text.
+NAMED = re.compile(r"""(?<![\w/.@$-])rmgr[ "'\\]""")
 #: Words after `rmgr` that begin no command: placeholders, and options before any command.
 FREE = re.compile(r"^(?:COMMAND|-|\.\.\.|" + HOLE + ")")
 #: Words that follow the name of the program in sentences; none is like a command.
@@ -38,8 +40,9 @@ def docstrings(tree: ast.AST) -> set[int]:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of each string of a file that is no docstring; what an f-string fills in is a hole."""
-    tree = ast.parse(path.read_text())
+    """Line and text of each string of a file that is no docstring; what an f-string fills in is a hole. None of a file without commands."""
+    source = path.read_text()
+    tree = ast.parse(source if NAMED.search(source) else "")
     hidden = docstrings(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):

@@ -71,6 +71,8 @@ NOT_ALONE = {
 
 def decodes(source: str) -> bool:
     """Something in it is made of bytes or text by a decoder of a library."""
+    if not any(word in source for word in (*_METHODS, *(module.rpartition(".")[2] for module in _MODULES))):
+        return False
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
             if node.attr in _METHODS or (node.attr in _FUNCTIONS and ast.unparse(node.value) in _MODULES):

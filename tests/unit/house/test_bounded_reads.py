@@ -32,7 +32,9 @@ ELSEWHERE = {
 
 def own_asks(source: str) -> list[int]:
     """Lines where a store that is kept is asked for something, or given to a function."""
-    found = []
+    found: list[int] = []
+    if "store" not in source:
+        return found
     for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
         target = call.func.value if isinstance(call.func, ast.Attribute) else None
         makes = ast.unparse(call.func).rpartition(".")[2].lstrip("_")[:1].isupper()
@@ -45,7 +47,8 @@ def own_asks(source: str) -> list[int]:
 
 def whole_reads(source: str) -> list[int]:
     """Lines where a store is asked for a value of any size."""
-    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
+    tree = ast.parse(source if "store" in source else "")
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
     return [call.lineno for call in calls if call.func.attr in _WHOLE and ast.unparse(call.func.value).rpartition(".")[2] in _STORES]  # type: ignore[attr-defined]
 
 
