@@ -101,7 +101,7 @@ def archive_of_links(size: int, links: int) -> bytes:
 
 
 def all_idle(rig: Rig) -> None:
-    eventually(lambda: all(running.agent(name).idle.present for name, running in zip(NODES, rig.starters, strict=True)), "three idle nodes")
+    eventually(lambda: all(running.agent(name).idle.is_set for name, running in zip(NODES, rig.starters, strict=True)), "three idle nodes")
 
 
 def work(script: str, *uploads: Upload) -> Command:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,10 @@ from rmgr.daemons.starter.checkpoint.files import (
 from rmgr.daemons.starter.checkpoint.way import (
     CheckpointEffect,
     CheckpointEvent,
+    CheckpointKind,
     CheckpointPhase,
     OpenCheckpoint,
+    kind_of,
     next_step,
     rigid_of,
     says_saved,
@@ -134,8 +137,8 @@ class Checkpoints:
 
     def order(self, block: ClaimedBlock, guid: str, order: InboxOrder) -> None:
         """A CHECKPOINT order was read. One that is not taken up is crossed off by whoever reads the inbox."""
-        extra = order.extra
-        is_stop, kills = extra.get("then") == "stop", extra.get("kill") == "1"
+        extra, kind = order.extra, kind_of(order.extra)
+        is_stop, kills = kind is not CheckpointKind.GO_ON, kind is CheckpointKind.PREEMPT
         by_policy = is_stop and not kills and extra.get("why") == "policy"
         case = self._open.get(block)
         if case is not None and guid in case.orders:
@@ -160,15 +163,14 @@ class Checkpoints:
         if case is not None and (not is_stop or case.is_stop):
             case.orders.append(guid)
             if kills and not case.kills and case.ending is None:
-                case.kills, case.grace_us = True, grace_us
+                case.kind, case.grace_us = CheckpointKind.PREEMPT, grace_us
                 self.happened(case, CheckpointEvent.KILL)
             return
         orders = [guid]
         if case is not None:  # a stop does not wait for what goes on
             orders += case.orders
             self.happened(case, CheckpointEvent.REPLACED)
-        goes_on = extra.get("unsaved") == "go-on"
-        self._begin(self._case(block, why, grace_us, is_stop=is_stop, kills=kills, goes_on=goes_on, by_policy=by_policy, orders=orders))
+        self._begin(self._case(block, why, grace_us, kind=kind, by_policy=by_policy, orders=orders))
 
     def is_obeying(self, guid: str) -> bool:
         """The order is crossed off with a commit of ours."""
@@ -338,7 +340,7 @@ class Checkpoints:
         if case is not None:
             self.happened(case, CheckpointEvent.REPLACED)
         why = f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state"
-        return self._case(block, why, 0, is_stop=True, answered=True, orders=case.orders if case is not None else [])
+        return self._case(block, why, 0, kind=CheckpointKind.STOP, answered=True, orders=case.orders if case is not None else [])
 
     def _copy(self, case: OpenCheckpoint, _detail: str | Exception = "") -> Story[None]:
         """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
@@ -559,13 +561,24 @@ class RestoredCheckpoint:
     bad: set[str] = field(default_factory=set)
 
 
+class _Stage(StrEnum):
+    """Where what a job begins with is. COMING -> HERE -> EVERYWHERE; HERE -> COMING where another node cannot read it; all -> OVER."""
+
+    COMING = "coming"
+    HERE = "here"  #: in the directory of this node
+    EVERYWHERE = "everywhere"
+    OVER = "over"  #: nobody waits for it
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Case:
     block: ClaimedBlock
     found: RestoredCheckpoint = field(default_factory=RestoredCheckpoint)
-    is_here: bool = False  #: in the directory of this node
-    is_everywhere: bool = False
-    is_over: bool = False
+    stage: _Stage = _Stage.COMING
+
+    @property
+    def is_over(self) -> bool:
+        return self.stage is _Stage.OVER
 
 
 class Restores:
@@ -589,16 +602,16 @@ class Restores:
         case = self._cases.get(block)
         if case is None:
             case = self._cases[block] = _Case(block=block)
-        if not case.is_here:
+        if case.stage is _Stage.COMING:
             self._node.jobs.stories.begin(self._restore(case, self._parts.own_part(block)), key=("restore", case))
-        return case.is_here
+        return case.stage is not _Stage.COMING
 
     def is_everywhere(self, block: ClaimedBlock) -> bool:
         """... and on its other nodes, which are ready; sees to it that it gets there."""
         case = self._cases.get(block)
-        if case is None or case.found.manifest is None or case.is_everywhere:
+        if case is None or case.found.manifest is None or case.stage is _Stage.EVERYWHERE:
             return True
-        if case.is_here:
+        if case.stage is _Stage.HERE:
             self._node.jobs.stories.begin(self._spread(case, case.found.manifest, case.found.key), key=("restore", case))
         return False
 
@@ -606,7 +619,7 @@ class Restores:
         """The block is over."""
         case = self._cases.pop(block, None)
         if case is not None:
-            case.is_over = True
+            case.stage = _Stage.OVER
 
     # -- here --------------------------------------------------------------------------------------------------------------------
 
@@ -633,7 +646,7 @@ class Restores:
                 return
         if case.is_over:
             return
-        case.is_here = True
+        case.stage = _Stage.HERE
         for words in result.lost:
             reason = Reason.UNTRUSTED if "(UNTRUSTED)" in words else Reason.DATA_LOST
             self._node.log.error("checkpoint_lost", block=paths.block_name(block.key), reason=reason.value, detail=words)
@@ -661,7 +674,7 @@ class Restores:
                 return
             case.found.bad.add(key)
             case.found.lost.append(f"checkpoint {key.rpartition('/')[2]} cannot be read (DATA_LOST): {error.message}")
-            case.found.manifest, case.is_here = None, False
+            case.found.manifest, case.stage = None, _Stage.COMING
             yield from self._restore(case, self._parts.own_part(block))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job begins elsewhere
             if case.is_over:
@@ -669,7 +682,8 @@ class Restores:
             self._node.log.error("checkpoint_not_restored", block=paths.block_name(block.key), error=sentence(error))
             self._node.giving.revoke(block)
         else:
-            case.is_everywhere = True
+            if not case.is_over:
+                case.stage = _Stage.EVERYWHERE
 
 
 def newest(store: Store, part: LocalPart, sub: int, index: int, found: RestoredCheckpoint) -> RestoredCheckpoint:

@@ -12,7 +12,7 @@ nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
@@ -187,19 +187,16 @@ def next_step(phase: CheckpointPhase, event: CheckpointEvent, kind: CheckpointKi
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OpenCheckpoint:
-    """One checkpoint under way. kills: none, the attempt ends now. ending: of the attempt, once it has; tell: what it would end as then.
+    """One checkpoint under way. ending: of the attempt, once it has ended; tell: what it would end as then.
 
-    goes_on: a job that has not saved its state in its grace is not ended. by_policy: a policy moves it. is_telling: its processes are being
-    told. answered: the program has said that it has saved.
+    by_policy: a policy moves it. is_telling: its processes are being told. answered: the program has said that it has saved.
     """
 
     block: ClaimedBlock
     number: int
-    is_stop: bool = False
-    kills: bool = False
+    kind: CheckpointKind = CheckpointKind.GO_ON
     why: str
     grace_us: int
-    goes_on: bool = False
     by_policy: bool = False
     is_telling: bool = False
     answered: bool = False
@@ -222,18 +219,28 @@ class OpenCheckpoint:
         return self.phase is CheckpointPhase.ASKED
 
     @property
-    def kind(self) -> CheckpointKind:
-        """What becomes of the job."""
-        if not self.is_stop:
-            return CheckpointKind.GO_ON
-        if self.kills:
-            return CheckpointKind.PREEMPT
-        return CheckpointKind.POLICY if self.goes_on else CheckpointKind.STOP
+    def is_stop(self) -> bool:
+        """The job is to stop, if it can."""
+        return self.kind is not CheckpointKind.GO_ON
+
+    @property
+    def kills(self) -> bool:
+        """The attempt ends now, and nothing of it is stored."""
+        return self.kind is CheckpointKind.PREEMPT
 
     @property
     def reason(self) -> Reason:
         """Of the attempt that it ends."""
         return Reason.PREEMPTED if self.kills else Reason.MIGRATED
+
+
+def kind_of(order: Mapping[str, str]) -> CheckpointKind:
+    """What an order asks for, by its `extra`."""
+    if order.get("then") != "stop":
+        return CheckpointKind.GO_ON
+    if order.get("kill") == "1":
+        return CheckpointKind.PREEMPT
+    return CheckpointKind.POLICY if order.get("unsaved") == "go-on" else CheckpointKind.STOP
 
 
 def rigid_of(block: ClaimedBlock) -> Rigid:

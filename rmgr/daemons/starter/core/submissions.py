@@ -482,11 +482,11 @@ class Gate:
             return Admission.AWAITED
         info: Info = block.info
         try:
-            known = self._verify(block, info)
+            admission = self._verify(block, info)
         except NotSealed as error:
             return FetchFailure(Reason.UNTRUSTED, f"refused: {error}", blames_node=False, is_refusal=True)  # who ends it audits it
-        block.is_verified = known
-        return Admission.GRANTED if known else Admission.AWAITED
+        block.is_verified = admission is Admission.GRANTED
+        return admission
 
     def belief(self, record: Submission) -> str | Admission:
         """Whether the amendments of a record are those of the people who may make them, else why not. Cost: 0.2 ms each.
@@ -527,8 +527,8 @@ class Gate:
         """On any thread: keys may have been revoked."""
         self._revocations = self._trust.revocations
 
-    def _verify(self, block: ClaimedBlock, info: Info) -> bool:
-        """True: it is what its user signed. False: something is on its way. Raises NotSealed."""
+    def _verify(self, block: ClaimedBlock, info: Info) -> Admission:
+        """GRANTED: it is what its user signed. Raises NotSealed."""
         seal, record, now_s = block.seal, info.origin, machine.wall_s()
         if seal is None or record is None:
             raise NotSealed("nobody signed it")
@@ -541,7 +541,7 @@ class Gate:
         if isinstance(belief, str):
             raise NotSealed(belief)
         if belief is Admission.AWAITED:
-            return False
+            return belief
         # As claimed, while the arguments are the block's own: pieces of files come from its row.
         payloads = () if block.data.row else cast("Sequence[bytes]", block.payloads or ())
         statement = block_statement(
@@ -555,16 +555,16 @@ class Gate:
             spec=info.spec,
         )
         signer = self._trust.look(seal.key_id, at_s=now_s)
-        why_not = self._nonce_fault(record, info)
-        if signer is None or why_not is None:
-            return False
+        nonce = self._nonce_admission(record, info)
+        if signer is None or nonce is Admission.AWAITED:
+            return Admission.AWAITED
         if isinstance(signer, str):
             raise NotSealed(signer)
         who = signer.identity
         if not who.is_person or who.name != record.user:
             raise NotSealed(f"it was signed by {who.role} {who.name}, and is to run for {record.user}")
-        if why_not:
-            raise NotSealed(why_not)
+        if isinstance(nonce, str):
+            raise NotSealed(nonce)
         signature, signed = opened(seal.signature, statement)
         if self._verified.get((seal.key_id, signature)) != signed:
             if not signer.verify(signature, signed):
@@ -572,17 +572,18 @@ class Gate:
             self._verified[seal.key_id, signature] = signed
             while len(self._verified) > _KEEP_VERIFIED:
                 self._verified.popitem(last=False)
-        return True
+        return Admission.GRANTED
 
-    def _nonce_fault(self, record: Submission, info: Info) -> str | None:
-        """Why its nonce does not let it run, "" = it does; None: that is on its way. Cost: 10 us."""
+    def _nonce_admission(self, record: Submission, info: Info) -> str | Admission:
+        """Whether its nonce lets it run, else why not. Cost: 10 us."""
         nonce = self._nonces.look(info.nonce)
         if nonce is None:
             self._nonces.ask(info.nonce)
-            return None
+            return Admission.AWAITED
         found = nonce.found
         if found is None and self._records.state(record.id, math.inf) is RecordState.ASKED:
-            return None  # the record was read on another connection, which may have known more: it is read on this one first
-        if (why := nonces.fault(record, info.czxid, found)) or found is None:
-            return why
-        return nonces.untimely(record, found.stat.ctime_ms / 1000, "ZooKeeper's clock")
+            return Admission.AWAITED  # the record was read on another connection, which may have known more: it is read on this one first
+        why = nonces.fault(record, info.czxid, found)
+        if not why and found is not None:
+            why = nonces.untimely(record, found.stat.ctime_ms / 1000, "ZooKeeper's clock")
+        return why or Admission.GRANTED

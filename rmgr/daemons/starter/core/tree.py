@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -41,12 +42,50 @@ _FAILED_PAUSE_S = 0.5
 Ask = Callable[[Callable[[], None]], "Future[V]"]
 
 
+class IdleStage(StrEnum):
+    """Whether `/idle/<node>` stands, as far as it is known."""
+
+    ABSENT = "absent"
+    SETTING = "setting"  #: a multi that creates it is in flight
+    SET = "set"
+    CLEARING = "clearing"  #: a multi that deletes it is in flight
+
+
+#: Stage -> what may follow. SET -> ABSENT: somebody has handed the node something.
+IDLE_CHANGES: dict[IdleStage, frozenset[IdleStage]] = {
+    IdleStage.ABSENT: frozenset({IdleStage.SETTING}),
+    IdleStage.SETTING: frozenset({IdleStage.SET, IdleStage.ABSENT}),
+    IdleStage.SET: frozenset({IdleStage.CLEARING, IdleStage.ABSENT}),
+    IdleStage.CLEARING: frozenset({IdleStage.SET, IdleStage.ABSENT}),
+}
+
+
 @dataclass(slots=True)
 class IdleMark:
-    """`/idle/<node>` as far as it is known. changing: a multi that creates or deletes it is in flight."""
+    """The mark of one node that wants work. One multi at a time changes it."""
 
-    present: bool = False
-    changing: bool = False
+    stage: IdleStage = IdleStage.ABSENT
+
+    @property
+    def is_set(self) -> bool:
+        """It stands, and no multi of this node's is about to delete it."""
+        return self.stage is IdleStage.SET
+
+    @property
+    def stood(self) -> bool:
+        """It stood when the last multi that changes it was answered."""
+        return self.stage in (IdleStage.SET, IdleStage.CLEARING)
+
+    def goes(self, stage: IdleStage) -> bool:
+        """False: that cannot follow (`IDLE_CHANGES`), and nothing changes."""
+        is_next = stage in IDLE_CHANGES[self.stage]
+        if is_next:
+            self.stage = stage
+        return is_next
+
+    def answered(self, *, stands: bool) -> None:
+        """The multi that was to change it is answered, and so it stands, or does not."""
+        self.goes(IdleStage.SET if stands else IdleStage.ABSENT)
 
 
 class Loop:

@@ -69,7 +69,6 @@ class Dispatcher:
         self._stager = node.stager
         self._launches: dict[BlockKey, LaunchSpec] = {}
         self._coming: set[BlockKey] = set()  #: blocks whose launch specifications are on their way
-        self.is_held_up = False  #: the first block that waits does not fit: nothing may be claimed meanwhile
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
@@ -105,7 +104,6 @@ class Dispatcher:
     def run(self) -> None:
         """One pass. Raises: OSError when no slot can be opened."""
         self._lanes.grant()
-        self.is_held_up = False
         wants_grant = self._lanes.wants_grant  # by what was pulled: it goes first, but not before those that need none of its cores
         if wants_grant and not any(map(self._jobs.gangs.label, self._blocks.values())):
             return
@@ -148,10 +146,8 @@ class Dispatcher:
             elif waits_for_room and needs and self._lanes.fits(block.key.cores, block.key.memory_mib):
                 lacking.update(name for name, count in needs if self._lanes.free_of(name) < count)
             elif waits_for_room and not block.info.queue.backfill_pull:
-                self.is_held_up = not self._lanes.fits(block.key.cores, block.key.memory_mib)
                 self._fetch_ahead()
                 return
-        self.is_held_up = is_reserved
         if is_crowded:
             self.recall_all()  # what waits behind running tasks would keep their slots
 

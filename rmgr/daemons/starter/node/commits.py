@@ -24,6 +24,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.protocol.records import brief
 from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock, CompletePart, PendingNote, Return, split_share
+from rmgr.daemons.starter.core.tree import IdleStage
 from rmgr.daemons.starter.execution.dispatch import words_of
 from rmgr.daemons.starter.pull.hands import News
 from rmgr.errors import RmgrError
@@ -111,9 +112,7 @@ class Completing:
 
     def _complete(self, block: ClaimedBlock, part: CompletePart) -> None:
         part.orders = self._node.orders.obeyed_by(block, part.indices)
-        part.go_idle = self._node.puller.is_hungry and not self._node.idle.present and not self._node.idle.changing
-        if part.go_idle:
-            self._node.idle.changing = True
+        part.go_idle = self._node.puller.is_hungry and self._node.idle.goes(IdleStage.SETTING)
         gate = self._shared.gate
         seal = partial(gate.sign, block.key.submission) if gate is not None else lambda bare: bare
         multi = block.complete(part, self._shared.committer.fence(self._node.name), machine.guid()[:12], sign=seal)
@@ -127,11 +126,9 @@ class Completing:
 
     def _completed(self, block: ClaimedBlock, part: CompletePart, outcome: Outcome) -> None:
         if part.go_idle:
-            self._node.idle.changing = False
+            self._node.idle.answered(stands=stands_after(self._node, outcome))
         if isinstance(outcome, Committed):
             failpoint("starter.after_complete")
-            if part.go_idle:
-                self._node.idle.present = True
             block.committed()
             self._node.orders.settled(part.orders)
             self._shared.metrics.committed(len(part.outcomes), len(part.failed))
@@ -146,7 +143,6 @@ class Completing:
         now_s = machine.monotonic()
         self._node.orders.released(orders)
         if conflict.path == paths.idle(self._node.name):
-            self._node.idle.present = True
             block.refused(now_s)
         elif any(conflict.path == paths.inbox(self._node.name, guid) for guid in orders):
             self._node.orders.gone(conflict.path.rpartition("/")[2])
@@ -259,9 +255,7 @@ class Joint:
             fragment = self._shared.gate.sign(first.submission, fragment)
         for block, part in some:
             part.orders = self._node.orders.obeyed_by(block, part.indices)
-        idle = self._node.idle
-        go_idle = self._node.puller.is_hungry and not idle.present and not idle.changing
-        idle.changing = idle.changing or go_idle
+        go_idle = self._node.puller.is_hungry and self._node.idle.goes(IdleStage.SETTING)
         multi = place_ops.complete(
             self._node.name,
             self._shared.committer.fence(self._node.name),
@@ -274,15 +268,13 @@ class Joint:
         self._shared.committer.commit(multi, partial(self._completed, some, go_idle))
 
     def _completed(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], go_idle: bool, outcome: Outcome) -> None:
-        idle = self._node.idle
         if go_idle:
-            idle.changing = False
+            self._node.idle.answered(stands=stands_after(self._node, outcome))
         if not isinstance(outcome, Committed):
             assert isinstance(outcome, Conflict)
             self._refused(some, outcome)
             return
         failpoint("starter.after_complete")
-        idle.present = idle.present or go_idle
         self._shared.metrics.committed(len(some), 0)
         for block, part in some:
             block.committed()
@@ -299,9 +291,7 @@ class Joint:
                 node.orders.released(part.orders)
                 discard(node, block, conflict)
             return
-        if conflict.path == paths.idle(node.name):
-            node.idle.present = True
-        elif gone is None and not odd:
+        if gone is None and not odd and conflict.path != paths.idle(node.name):
             odd = [block for block, _ in some]
         for block, part in some:
             node.orders.released(part.orders)
@@ -311,6 +301,11 @@ class Joint:
                 block.refused(0.0)
         if gone is not None:
             node.orders.gone(gone)
+
+
+def stands_after(node: NodeAgent, outcome: Outcome) -> bool:
+    """The idle mark stands, after a multi that was to set it: it was made, or met the mark."""
+    return isinstance(outcome, Committed) or (isinstance(outcome, Conflict) and outcome.path == paths.idle(node.name))
 
 
 def discard(node: NodeAgent, block: ClaimedBlock, conflict: Conflict) -> None:

@@ -27,7 +27,7 @@ from rmgr.daemons.starter.core.home import Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.shares import Caps, TaskTimes, Turns
 from rmgr.daemons.starter.core.submissions import Gate, RecordCache
-from rmgr.daemons.starter.core.tree import Committer, IdleMark, Loop
+from rmgr.daemons.starter.core.tree import Committer, IdleMark, IdleStage, Loop
 from rmgr.daemons.starter.execution.dispatch import Dispatcher, words_of
 from rmgr.daemons.starter.execution.ends import Ends, LiveLogs, cancelled
 from rmgr.daemons.starter.execution.lanes import Lanes
@@ -146,7 +146,7 @@ class NodeAgent:
     def registered(self, incarnation: int, *, idle: bool) -> None:
         """A new registration stands; the blocks that were adopted are in `blocks`."""
         self.incarnation = incarnation
-        self.idle = IdleMark(present=idle)
+        self.idle = IdleMark(IdleStage.SET if idle else IdleStage.ABSENT)
         self.stories.stop()
         self._marking.reset()
         self._trouble.reset()

@@ -251,10 +251,7 @@ class Registry:
         for key, found in standing.items():
             block = agent.blocks.get(key)
             if block is None and key in in_doubt:
-                queue, info = in_doubt[key]
-                block = ClaimedBlock.claimed(agent.name, queue, key, decode_block(found.data), found.version)
-                block.info = info
-                agent.blocks[key] = block
+                block = agent.blocks[key] = in_doubt[key]
             if block is not None:
                 commits.append((key, self._adopt(agent.name, incarnation, fence, block, found)))
             elif _is_placed_now(incarnation, found):

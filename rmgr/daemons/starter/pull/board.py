@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from itertools import chain, groupby
 
@@ -51,9 +52,21 @@ _MOST_PAUSE_S = 60.0
 _CLAIMS = 64
 
 
+class CandidateStage(StrEnum):
+    """What is known of a block that was listed."""
+
+    WAITS = "waits"
+    TAKEN = "taken"  #: a claim of it is under way
+    UNSUITABLE = "unsuitable"  #: the node could never run it
+    GONE = "gone"  #: it was claimed, here or elsewhere
+
+
+_STANDING = frozenset({CandidateStage.WAITS, CandidateStage.TAKEN})
+
+
 @dataclass(slots=True, eq=False)
 class BlockCandidate:
-    """A waiting block. data: None while it is fetched. is_taken: a claim of it is under way.
+    """A waiting block. data: None while it is fetched.
 
     refusal: why nothing of it may run, whatever its data say ("" = it may): it is claimed whole, and ends.
     """
@@ -63,9 +76,8 @@ class BlockCandidate:
     data: BlockData | None = None
     version: int = 0
     is_coming: bool = False
-    gone: int = 0  #: the number of readings begun when it was found gone, 0 = it is there
-    is_taken: bool = False
-    is_unsuitable: bool = False
+    stage: CandidateStage = CandidateStage.WAITS
+    gone_at: int = 0  #: how many readings of the list were begun when it was found gone
     refusal: str = ""
     pauses: int = 0
     is_own: bool = False  #: what a claim of ours has left: nobody else knows it before reading the list
@@ -206,9 +218,7 @@ class PendingQueue:
             candidate = self._candidate(line.names[at])
             if (
                 candidate is None
-                or candidate.is_taken
-                or candidate.gone
-                or candidate.is_unsuitable
+                or candidate.stage is not CandidateStage.WAITS
                 or candidate.name in passed
                 or candidate.key.submission in without
                 or (barred and candidate.key.user in barred)
@@ -231,7 +241,7 @@ class PendingQueue:
 
     def fetch(self, candidate: BlockCandidate) -> None:
         """Sees to it that the data of a candidate come."""
-        if candidate.data is None and not candidate.is_coming and not candidate.gone:
+        if candidate.data is None and not candidate.is_coming and candidate.stage is not CandidateStage.GONE:
             candidate.is_coming = True
             future = self._coordinator.get(paths.pending_block(self.spec.name, candidate.key))
             future.add_done_callback(lambda done: self._post(partial(self._fetched, candidate, done)))
@@ -249,7 +259,7 @@ class PendingQueue:
             found, line = 0, self._lines[user]
             for at in range(line.at, min(len(line.names), line.at + each + _CLAIMS)):
                 candidate = self._candidate(line.names[at])
-                if candidate is None or candidate.is_taken or candidate.gone or candidate.is_unsuitable:
+                if candidate is None or candidate.stage is not CandidateStage.WAITS:
                     continue
                 self.fetch(candidate)
                 few.append(candidate)
@@ -295,7 +305,7 @@ class PendingQueue:
 
     def take(self, candidate: BlockCandidate, rest: tuple[BlockKey, BlockData] | None) -> BlockCandidate | None:
         """A claim of `candidate` is under way; what it leaves behind is known already and can be claimed at once."""
-        candidate.is_taken = True
+        candidate.stage = CandidateStage.TAKEN
         if rest is None:
             return None
         key, data = rest
@@ -341,7 +351,7 @@ class PendingQueue:
         left = 0
         for at in range(line.at, len(line.names)):
             candidate = self._candidate(line.names[at])
-            if candidate is None or candidate.is_taken or candidate.gone or candidate.is_unsuitable:
+            if candidate is None or candidate.stage is not CandidateStage.WAITS:
                 continue
             if left == _ENOUGH or (priority is not None and candidate.key.priority != priority):
                 break
@@ -350,7 +360,8 @@ class PendingQueue:
 
     def put_back(self, candidate: BlockCandidate, rest: BlockCandidate | None) -> None:
         """The claim was not made for another reason: the block is still there."""
-        candidate.is_taken = False
+        if candidate.stage is CandidateStage.TAKEN:
+            candidate.stage = CandidateStage.WAITS
         if rest is not None:
             self._lose(rest)
 
@@ -442,7 +453,8 @@ class PendingQueue:
         self._candidates = {
             name: candidate
             for name, candidate in self._candidates.items()
-            if (name in listed or candidate.is_taken) and not 0 < candidate.gone < number
+            if (name in listed or candidate.stage is CandidateStage.TAKEN)
+            and not (candidate.stage is CandidateStage.GONE and candidate.gone_at < number)
         }
 
     def _fetched(self, candidate: BlockCandidate, done: Future[Stamped | None]) -> None:
@@ -459,7 +471,7 @@ class PendingQueue:
             self._next_read_s = self._clock() + _FAILED_PAUSE_S
 
     def _lose(self, candidate: BlockCandidate) -> None:
-        candidate.gone, candidate.data = max(1, self._reads), None
+        candidate.stage, candidate.gone_at, candidate.data = CandidateStage.GONE, self._reads, None
 
     def _candidate(self, name: str) -> BlockCandidate | None:
         candidate = self._candidates.get(name)
@@ -477,7 +489,7 @@ class PendingQueue:
         while line.at < len(line.names):
             name = line.names[line.at]
             candidate = self._candidates.get(name)
-            if name not in self._strange and (candidate is None or not (candidate.gone or candidate.is_unsuitable)):
+            if name not in self._strange and (candidate is None or candidate.stage in _STANDING):
                 return
             line.at += 1
 

@@ -30,6 +30,7 @@ from rmgr.coord.protocol.multi import Committed, Create, Multi, Stamped, Stat
 from rmgr.coord.validity import check_block, decode
 from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock
 from rmgr.daemons.starter.core.io import Quietly
+from rmgr.daemons.starter.core.tree import IdleStage
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.identity import Role
@@ -92,7 +93,7 @@ class Hands:
         """Watches the mark while it stands; takes what has come."""
         idle = self._node.idle
         self.due_s = math.inf
-        if idle.present and not idle.changing and not self._watched:
+        if idle.is_set and not self._watched:
             if now_s >= self._watch_s:
                 self._watch()
             else:
@@ -153,8 +154,8 @@ class Hands:
         idle = self._node.idle
         found = done.result() if done.exception() is None else None
         if found is not None:
-            if idle.present and not idle.changing:
-                idle.present = False  # it went with it
+            if idle.is_set:
+                idle.goes(IdleStage.ABSENT)  # with it
             self._meet(key, found)
         else:
             self._watch_s = -math.inf  # it came too early, or came to nothing: as without it
@@ -170,7 +171,7 @@ class Hands:
     def _on_fired(self, generation: int, key: BlockKey | None) -> None:
         """On the thread that brings it."""
         idle = self._node.idle
-        may_ask = key is not None and generation == self._generation and not (idle.present and idle.changing)  # else it is a CLAIM's doing
+        may_ask = key is not None and generation == self._generation and idle.stage is not IdleStage.CLEARING  # else it is a CLAIM's doing
         asked = self._coordinator.get(paths.running_block(self._node.name, key)) if may_ask and key is not None else None
         self._post(partial(self._fired, generation, key, asked))
 
@@ -179,8 +180,8 @@ class Hands:
             return
         self._watched = False
         idle = self._node.idle
-        if idle.present and not idle.changing:  # else a commit of one's own took it away, or will tell that it was gone
-            idle.present = False
+        if idle.is_set:  # else a commit of one's own took it away, or will tell that it was gone
+            idle.goes(IdleStage.ABSENT)
             self.look(key, asked)
 
     def _seen(self, generation: int, done: Future[Stat | None]) -> None:
@@ -191,8 +192,8 @@ class Hands:
         except RmgrError:
             return  # the watch fires with the connection
         idle = self._node.idle
-        if not is_there and idle.present and not idle.changing:
-            idle.present = False
+        if not is_there and idle.is_set:
+            idle.goes(IdleStage.ABSENT)
             self.look()
 
     # -- the block ---------------------------------------------------------------------------------------------------------

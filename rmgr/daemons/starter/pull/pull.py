@@ -22,9 +22,10 @@ from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Outcome
 from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock
 from rmgr.daemons.starter.core.shares import AGAIN_S, AHEAD_S, claim_size, owed_of, wants_more
 from rmgr.daemons.starter.core.submissions import Info
-from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
+from rmgr.daemons.starter.core.tree import IdleStage
+from rmgr.daemons.starter.pull.board import BlockCandidate, CandidateStage, PendingQueue
 from rmgr.model.base.resources import Needs
-from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
+from rmgr.model.tasks.block import MAX_TASKS, BlockKey
 from rmgr.model.tasks.submission import key_now
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
@@ -50,20 +51,11 @@ _IDLE_DELAY_S, _SATED_DELAY_S = 0.01, 0.5
 class _Flying:
     """A claim in flight."""
 
-    key: BlockKey
-    info: Info
-    queue: str
-    data: BlockData
+    block: ClaimedBlock  #: what it will be
     board: PendingQueue
     candidate: BlockCandidate
     rest: BlockCandidate | None
     clears_idle: bool
-    block: ClaimedBlock  #: what it will be
-
-    @property
-    def kind(self) -> str | int:
-        """As of the block that it will be."""
-        return self.data.function or self.info.kind
 
 
 @dataclass(slots=True)
@@ -124,9 +116,9 @@ class Puller:
             return True
         return any(key.submission == submission for key in self._flying)
 
-    def in_doubt(self) -> dict[BlockKey, tuple[str, Info]]:
-        """Claims in flight, with queue and record: after a lost session the tree tells which of them were made."""
-        return {key: (flying.queue, flying.info) for key, flying in self._flying.items()}
+    def in_doubt(self) -> dict[BlockKey, ClaimedBlock]:
+        """What claims in flight will be: after a lost session the tree tells which of them were made."""
+        return {key: flying.block for key, flying in self._flying.items()}
 
     def in_use(self) -> dict[str, int]:
         """Cores that users have claimed here, by user. Cost: 0.5 us a block."""
@@ -222,7 +214,7 @@ class Puller:
             board.turns.charge(user, 1, _LOOK_S, 1, now_s)
             return _Choice.DONE
         if not self.suits(info, key):
-            candidate.is_unsuitable = True
+            candidate.stage = CandidateStage.UNSUITABLE
             return _Choice.NEXT
         if self._node.accounts is not None and not info.refusal and not self._node.accounts.may_claim(info.record.user):
             self._without.add(key.submission)
@@ -317,8 +309,8 @@ class Puller:
         """Beside this claim, slots stay free, or all that there is are short tasks with a slot for each."""
         if len(self._flying) > 1 or self._node.blocks:
             return False
-        key = flying.key
-        task_s = self._shared.times.of(flying.kind)
+        key = flying.block.key
+        task_s = self._shared.times.of(flying.block.kind)
         return key.count * key.cores <= self._node.lanes.cores and task_s is not None and task_s < _SHORT_S
 
     def _is_draining(self) -> bool:
@@ -374,22 +366,21 @@ class Puller:
         lanes, of = self._node.lanes, self._shared.times.of
         cores, memory_mib, ahead_s = lanes.free_cores, lanes.free_memory_mib, 0.0
         others = {name: lanes.free_of(name) for name in lanes.resources} if lanes.resources else {}
-        waiting: list[tuple[BlockKey, int, ClaimedBlock | None]]
-        waiting = [(block.key, len(block.ready), block) for block in self._node.blocks.values() if block.waits]
-        waiting += [(key, key.count, None) for key in self._flying]
-        for key, count, block in waiting:
-            serial = self._flying[key].data.serial if block is None else block.data.serial
-            ready = count if not serial else 0 if block is not None and block.live else 1
+        waiting = [block for block in self._node.blocks.values() if block.waits]
+        waiting += [flying.block for flying in self._flying.values()]
+        for block in waiting:
+            key = block.key
+            ready = len(block.ready) if not block.data.serial else 0 if block.live else 1
             fitting = min(ready, max(0, cores // key.cores))
             if others:
-                for name, each in (block.info if block is not None else self._flying[key].info).needs:
+                for name, each in block.info.needs:
                     fitting = min(fitting, max(0, others.get(name, 0)) // each)
                     others[name] = others.get(name, 0) - ready * each
             cores -= fitting * key.cores
             memory_mib -= fitting * key.memory_mib
             left = ready - fitting
             if left:
-                task_s = of(block.kind if block is not None else self._flying[key].kind)
+                task_s = of(block.kind)
                 ahead_s += left * task_s * key.cores if task_s is not None else math.inf
         for lane in lanes:
             behind = len(lane.tasks) - 1
@@ -410,7 +401,7 @@ class Puller:
         data = msgspec.structs.replace(
             candidate.data, incarnation=node.incarnation, claimed_us=machine.wall_us(), stamp=machine.guid()[:12], started=0
         )
-        clears_idle = node.idle.present and not node.idle.changing
+        clears_idle = node.idle.is_set
         multi, mine = ops.claim(
             node.name,
             self._shared.committer.fence(node.name),
@@ -429,15 +420,14 @@ class Puller:
             rest_key = replace(key, first=mine.end, count=key.count - take)
             rest = (rest_key, ops.cut(left, key.first, rest_key.first, rest_key.count))
         if clears_idle:
-            node.idle.changing = True
+            node.idle.goes(IdleStage.CLEARING)
         left_behind = board.take(candidate, rest)
         part = ops.cut(data, key.first, mine.first, take)
         block = ClaimedBlock.claimed(node.name, board.spec.name, mine, part)
         block.info = info
         if candidate.refusal:
             block.judge(BlockVerdict.REFUSED, candidate.refusal)
-        flying = _Flying(mine, info, board.spec.name, part, board, candidate, left_behind, clears_idle, block)
-        self._flying[mine] = flying
+        flying = self._flying[mine] = _Flying(block, board, candidate, left_behind, clears_idle)
         self._seen = None
         self._claims += 1
         failpoint("starter.before_claim")
@@ -449,15 +439,14 @@ class Puller:
         self._node.stager.meet(block)
 
     def _answered(self, flying: _Flying, outcome: Outcome) -> None:
-        if self._flying.pop(flying.key, None) is not flying:
+        if self._flying.pop(flying.block.key, None) is not flying:
             return  # of an older registration
         node = self._node
         if flying.clears_idle:
-            node.idle.changing = False
+            was_gone = isinstance(outcome, Conflict) and outcome.path == paths.idle(node.name)
+            node.idle.answered(stands=not (was_gone or isinstance(outcome, Committed)))
         if isinstance(outcome, Committed):
             failpoint("starter.after_claim")
-            if flying.clears_idle:
-                node.idle.present = False
             flying.board.taken(flying.candidate)
             node.claimed(flying.block)
             self._shared.metrics.claimed(won=True)
@@ -470,18 +459,17 @@ class Puller:
     def _lost(self, flying: _Flying, conflict: Conflict) -> None:
         """Why the claim was not made, and what to do differently."""
         now_s = machine.monotonic()
-        board, candidate = flying.board, flying.candidate
-        if conflict.path == paths.gate(flying.key.submission):
+        key, board, candidate = flying.block.key, flying.board, flying.candidate
+        if conflict.path == paths.gate(key.submission):
             board.put_back(candidate, flying.rest)
             if conflict.kind is ConflictKind.BAD_VERSION:  # its terms were changed: claimed by those as soon as they are read
-                self._shared.records.forget(flying.key.submission)
+                self._shared.records.forget(key.submission)
             else:
                 board.pause(candidate, now_s, _GATE_PAUSE_S)
         elif conflict.path == paths.idle(self._node.name):
-            self._node.idle.present = False
             self._node.hands.look()
             board.put_back(candidate, flying.rest)
-        elif conflict.path == paths.running_block(self._node.name, flying.key) and conflict.kind is ConflictKind.NODE_EXISTS:
+        elif conflict.path == paths.running_block(self._node.name, key) and conflict.kind is ConflictKind.NODE_EXISTS:
             self._node.log.error("claim_met_its_own_block", node=self._node.name, block=candidate.name)
             board.pause(candidate, now_s, _GATE_PAUSE_S)
             board.put_back(candidate, flying.rest)
@@ -508,23 +496,21 @@ class IdleMarking:
         """Commits the change that no other commit has made. Returns: when to call again (monotonic), inf = when something changes."""
         node, idle = self._node, self._node.idle
         hungry = node.puller.is_hungry
-        if hungry == idle.present:
+        if hungry == idle.stood:
             self._wrong_s = None
             return math.inf
-        if idle.changing or node.puller.in_flight:
+        if idle.stage in (IdleStage.SETTING, IdleStage.CLEARING) or node.puller.in_flight:
             return math.inf
         self._wrong_s = now_s if self._wrong_s is None else self._wrong_s
         at_s = self._wrong_s + (_IDLE_DELAY_S if hungry or node.is_draining else _SATED_DELAY_S)
         if now_s < at_s:
             return at_s
-        idle.changing = True
+        idle.goes(IdleStage.SETTING if hungry else IdleStage.CLEARING)
         multi = ops.mark_idle(node.name, self._node.shared.committer.fence(node.name), idle=hungry)
         self._node.shared.committer.commit(multi, partial(self._marked, hungry))
         return math.inf
 
     def _marked(self, idle: bool, outcome: Outcome) -> None:
-        mark = self._node.idle
-        mark.changing = False
-        mark.present = idle  # a Conflict says that it was so already
+        self._node.idle.answered(stands=idle)  # a Conflict says that it was so already
         if not idle and isinstance(outcome, Conflict):
             self._node.hands.look()

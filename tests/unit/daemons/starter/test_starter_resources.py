@@ -18,7 +18,7 @@ from rmgr.daemons.starter.core.shares import Caps
 from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.core.tree import IdleMark
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
-from rmgr.daemons.starter.pull.board import BlockCandidate
+from rmgr.daemons.starter.pull.board import BlockCandidate, CandidateStage
 from rmgr.daemons.starter.pull.pull import Puller
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.base.resources import Capacity, Needs, NodeAttributes, Request, checked_resources, lent_variables
@@ -115,7 +115,7 @@ class Board:
         left = (
             candidate
             for candidate in self.candidates
-            if candidate.name not in passed and candidate.key.submission not in without and not candidate.is_unsuitable
+            if candidate.name not in passed and candidate.key.submission not in without and candidate.stage is CandidateStage.WAITS
         )
         return next(left, None)
 

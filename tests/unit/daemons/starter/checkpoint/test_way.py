@@ -21,6 +21,7 @@ from rmgr.daemons.starter.checkpoint.way import (
     CheckpointPhase,
     CheckpointStep,
     OpenCheckpoint,
+    kind_of,
     next_step,
 )
 from rmgr.model.tasks.placing import Rigid
@@ -151,14 +152,16 @@ def test_periodic_checkpoints_of_a_job_that_shares_its_cores_count_served_time()
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind"),
+    ("order", "kind"),
     [
         ({}, K.GO_ON),
-        ({"goes_on": True}, K.GO_ON),
-        ({"is_stop": True}, K.STOP),
-        ({"is_stop": True, "goes_on": True}, K.POLICY),
-        ({"is_stop": True, "goes_on": True, "kills": True}, K.PREEMPT),
+        ({"unsaved": "go-on"}, K.GO_ON),
+        ({"kill": "1"}, K.GO_ON),
+        ({"then": "stop"}, K.STOP),
+        ({"then": "stop", "unsaved": "go-on"}, K.POLICY),
+        ({"then": "stop", "unsaved": "go-on", "kill": "1"}, K.PREEMPT),
     ],
 )
-def test_the_kind_is_what_was_asked(fields: dict[str, bool], kind: CheckpointKind) -> None:
-    assert OpenCheckpoint(block=Mock(), number=1, why="", grace_us=0, made_us=0, **fields).kind is kind
+def test_the_kind_is_what_was_asked(order: dict[str, str], kind: CheckpointKind) -> None:
+    case = OpenCheckpoint(block=Mock(), number=1, why="", grace_us=0, made_us=0, kind=kind_of(order))
+    assert (case.kind, case.is_stop, case.kills) == (kind, kind is not K.GO_ON, kind is K.PREEMPT)

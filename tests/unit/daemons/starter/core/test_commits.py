@@ -14,7 +14,7 @@ import structlog
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Outcome, Set, Unknown
-from rmgr.daemons.starter.core.tree import Committer
+from rmgr.daemons.starter.core.tree import IDLE_CHANGES, Committer, IdleMark, IdleStage
 from rmgr.errors import QuotaReached
 from tests.harness.memory import MemoryCoordinator
 
@@ -147,3 +147,23 @@ def test_answers_of_an_older_registration_reach_nobody() -> None:
     world.deliver()
     assert world.answers == []
     assert not world.committer.is_registered
+
+
+@pytest.mark.parametrize("before", IdleStage)
+@pytest.mark.parametrize("after", IdleStage)
+def test_the_idle_mark_changes_as_its_table_says(before: IdleStage, after: IdleStage) -> None:
+    mark = IdleMark(before)
+    assert mark.goes(after) is (after in IDLE_CHANGES[before])
+    assert mark.stage is (after if after in IDLE_CHANGES[before] else before)
+
+
+def test_one_commit_at_a_time_changes_the_idle_mark() -> None:
+    mark = IdleMark()
+    assert mark.goes(IdleStage.SETTING)
+    assert not mark.goes(IdleStage.SETTING)
+    mark.answered(stands=True)
+    assert (mark.is_set, mark.stood) == (True, True)
+    assert mark.goes(IdleStage.CLEARING)
+    assert (mark.is_set, mark.stood) == (False, True), "until it is known that it is gone"
+    mark.answered(stands=False)
+    assert mark.stage is IdleStage.ABSENT

@@ -13,6 +13,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Create, Delete, Multi
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.tree import IdleMark
 from rmgr.daemons.starter.node.commits import GATHER_S, MOST_BYTES, SHORT_S, Joint
 from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
 from rmgr.model.tasks.placing import Allocation
@@ -32,7 +33,7 @@ class Bench:
             released=lambda _guids: None,
             gone=lambda guid: self.crossed.update([guid]),
         )
-        idle = SimpleNamespace(present=False, changing=False)
+        idle = IdleMark()
         self.node = SimpleNamespace(
             name="n1", blocks={}, orders=orders, idle=idle, puller=SimpleNamespace(is_hungry=True), log=structlog.get_logger(),
             over=self.over.append, completing=SimpleNamespace(reread=lambda block, _: self.read.append(block)),
@@ -86,7 +87,7 @@ def test_a_job_alone_goes_at_once_and_what_ends_meanwhile_goes_together() -> Non
     assert gone == {paths.running_block("n1", block.key) for block in later} | {paths.inbox("n1", f"start-{at}") for at in (1, 2, 3)}
     bench.sent[3][1](Committed((0,)))
     assert bench.over == [first, *later]
-    assert bench.node.idle.present, "the first of them carried the idle marker"
+    assert bench.node.idle.is_set, "the first of them carried the idle marker"
     assert set(bench.crossed) == {f"start-{at}" for at in range(4)}
     assert all(block.sending is not None for block in (other, again))
 

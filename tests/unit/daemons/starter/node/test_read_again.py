@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Conflict, ConflictKind, Stamped
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Stamped
 from rmgr.coord.protocol.records import encode_block, encode_record
-from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock
 from rmgr.daemons.starter.jobs.jobs import Jobs
 from rmgr.daemons.starter.node.commits import Completing
 from rmgr.daemons.starter.node.orders import Amendments, Inbox
+from rmgr.daemons.starter.node.registry import Registry
 from rmgr.errors import CoordinationUnavailable, PermissionDenied
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -212,3 +213,30 @@ def test_a_start_whose_record_is_gone_is_given_up_once_its_block_is_gone_too(nod
     node.answer([None])
     assert not jobs.is_taking(42), "else no order about it would ever be crossed off"
     assert node.left == [KEY]
+
+
+# -- claims whose answer a lost session has taken ----------------------------------------------------------------------------------------
+
+
+def test_a_claim_that_was_made_though_nobody_heard_of_it_is_the_block_that_it_would_have_been(node: Any) -> None:
+    """With its verdict: what was claimed only to be refused would run otherwise."""
+    claimed = ClaimedBlock.claimed("n1", "default", KEY, BlockData(incarnation=1, stamp="invalid"))
+    claimed.judge(BlockVerdict.REFUSED, "no block looks so")
+    there = stamped(encode_block(claimed.data), version=0)
+    answers = {paths.running_node("n1"): [paths.block_name(KEY)], paths.running_block("n1", KEY): there, paths.idle("n1"): None}
+    answered: Any = lambda what: (made := Future(), made.set_result(what))[0]  # noqa: E731
+    coordinator = SimpleNamespace(
+        get=lambda path: answered(answers[path]),
+        children=lambda path: answered(answers[path]),
+        stat=lambda path: answered(answers[path]),
+        commit=lambda _multi, timeout_s: answered(Committed((0,))),
+    )
+    registry: Any = Registry.__new__(Registry)
+    registry._coordinator, registry._log = coordinator, node.log
+    registry._progress, registry._is_stopping = lambda: None, lambda: False
+    node.blocks.clear()
+    node.puller = SimpleNamespace(in_doubt=lambda: {KEY: claimed})
+    node.registered = lambda _incarnation, *, idle: None
+    registry._take_over(node, 2, 7)
+    assert node.blocks == {KEY: claimed}
+    assert (claimed.verdict, claimed.version, claimed.data.incarnation) == (BlockVerdict.REFUSED, 1, 2)

@@ -12,6 +12,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import encode_block
 from rmgr.daemons.starter.core.submissions import Info
+from rmgr.daemons.starter.core.tree import IdleMark, IdleStage
 from rmgr.daemons.starter.pull.hands import Hands
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -42,7 +43,7 @@ class Node:
             incarnation=1,
             shared=shared,
             blocks=self.blocks,
-            idle=SimpleNamespace(present=True, changing=False),
+            idle=IdleMark(IdleStage.SET),
             puller=SimpleNamespace(in_doubt=lambda: (), suits=lambda _info, _key: True),
             stager=SimpleNamespace(meet=lambda _: None, forget=lambda _: None),
             stories=Stories(loop),
