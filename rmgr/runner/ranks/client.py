@@ -1,7 +1,7 @@
 """`rmgr run` inside a job: one process a rank on all of its nodes, their output, signals and codes; and the launcher of mpirun.
 
 Ranks of this node are children of this process; the others are started through the socket RMGR_RANKS (runner/ranks/ranks.py says what
-is spoken). Standard library alone: mpirun's launcher is run with nothing else.
+is spoken). Standard library alone: mpirun's launcher is run with nothing else. And little of that: each rank's start waits for it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from rmgr.runner.host import dispositions
 from rmgr.runner.ranks import ranks
@@ -39,8 +39,7 @@ class NotInJob(ValueError):
     """The environment describes a job that cannot be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnAllocation:
+class OwnAllocation(NamedTuple):
     """The allocation around this process. shares: (node, processes), the node of the script first."""
 
     here: str
@@ -76,14 +75,12 @@ class OwnAllocation:
         return found
 
 
-@dataclass(slots=True, eq=False)
 class _Remote:
-    """The ranks of another node."""
+    """The ranks of another node. waiting: those that have not ended."""
 
-    node: str
-    link: socket.socket
-    waiting: set[int]
-    cutter: ranks.Cutter = field(default_factory=ranks.Cutter)
+    def __init__(self, node: str, link: socket.socket, waiting: set[int]) -> None:
+        self.node, self.link, self.waiting = node, link, waiting
+        self.cutter = ranks.Cutter()
 
 
 class _Printer:

@@ -13,13 +13,11 @@ import contextlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -470,7 +468,9 @@ class _Launch:
                 self.crew.kill()
 
     def _keep(self, piece: bytes) -> None:
-        self.directory = self.directory or tempfile.mkdtemp(prefix="bundle-", dir=self._host.directory)
+        if not self.directory:
+            self.directory = os.path.join(self._host.directory, f"bundle-{os.urandom(8).hex()}")
+            os.mkdir(self.directory, 0o700)
         with open(os.path.join(self.directory, "bundle"), "ab") as file:
             file.write(piece)
 
@@ -516,6 +516,8 @@ class _Host:
         launch.link.close()
         launch.crew.kill()
         if launch.directory:
+            import shutil  # compressors, which few launches need
+
             shutil.rmtree(launch.directory, ignore_errors=True)
         self._launches.discard(launch)
         self._leaving.append(launch)

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rmgr.runner.host import slurm
 from rmgr.runner.ranks import client
@@ -91,8 +91,7 @@ class Unlike(ValueError):
     """An option, or a command, that means something else here; the text says what to type."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """What a command line of srun asks for; 0: as many as the job has."""
 
     argv: tuple[str, ...]
