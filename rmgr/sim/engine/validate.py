@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from heapq import merge
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from typing import NamedTuple
 
 from rmgr.errors import RmgrError
@@ -16,7 +16,7 @@ from rmgr.model.base.states import State
 from rmgr.sched.job import Node
 from rmgr.sim.engine.execution import Execution, Recorded, unexecuted
 from rmgr.sim.engine.machine import Machine
-from rmgr.sim.engine.outcome import KEEPING, JobOutcome, Parting, Result, Setting, Spell
+from rmgr.sim.engine.outcome import KEEPING, Cores, JobOutcome, Parting, Result, Setting, Spell
 from rmgr.sim.workload.events import NodesFail, NodesRepaired, Window
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
@@ -38,12 +38,16 @@ def violations(result: Result, workload: Workload, setting: Setting | None = Non
     Cost: O(n log n + cores held by all spells).
     """
     found: list[str] = []
-    if not _same_jobs(result, workload):
-        found.append(f"{len(workload.jobs)} jobs were submitted, but the outcomes are not theirs ({len(result.outcomes)} outcomes)")
     machine = Machine(result.processors) if setting is None else Machine(setting.nodes, setting.cores)
     worked = _Worked(machine, execution or (Recorded() if setting is None else setting.execution))
-    for outcome in result.outcomes:
-        found += _of_one(outcome, result.processors, worked)
+    theirs = len(result.outcomes) == len(workload.jobs)
+    for outcome, job in zip_longest(result.outcomes, workload.jobs):
+        if outcome is not None:
+            theirs = theirs and _is_of(outcome, job)
+            found += _of_one(outcome, result.processors, worked)
+    if not theirs:
+        told = f"{len(workload.jobs)} jobs were submitted, but the outcomes are not theirs ({len(result.outcomes)} outcomes)"
+        found.insert(0, told)
     return found + list(_overlaps(result, [] if setting is None else _closures(result, setting, machine)))
 
 
@@ -56,14 +60,9 @@ def check(result: Result, workload: Workload, setting: Setting | None = None, *,
         raise RmgrError(f"the schedule is not valid: {told}{more}", hint="nothing was written; report it with the command line")
 
 
-def _same_jobs(result: Result, workload: Workload) -> bool:
-    """They are; a job that waited for another's end may have been submitted at another time."""
-    if len(result.outcomes) != len(workload.jobs):
-        return False
-    return all(
-        outcome.job == job or (job.after and replace(outcome.job, submit_us=job.submit_us) == job)
-        for outcome, job in zip(result.outcomes, workload.jobs, strict=True)
-    )
+def _is_of(outcome: JobOutcome, job: WorkloadJob) -> bool:
+    """It is; a job that waited for another's end may have been submitted at another time."""
+    return outcome.job == job or (bool(job.after) and replace(outcome.job, submit_us=job.submit_us) == job)
 
 
 def _of_one(outcome: JobOutcome, processors: int, worked: _Worked) -> list[str]:
@@ -182,8 +181,14 @@ def _overlaps(result: Result, closures: list[tuple[int, int, int, int]]) -> Iter
     order.sort()
     busy_until, holder = [0] * processors, [0] * processors
     for start, end, position, at in order:
-        number = outcomes[position].job.number if position >= 0 else 0
-        for first, last in outcomes[position].spells[at].cores if position >= 0 else (closures[at][2:],):
+        number = 0
+        cores: Cores = ()
+        if position < 0:
+            cores = (closures[at][2:],)
+        else:
+            outcome = outcomes[position]  # made when it is read
+            number, cores = outcome.job.number, outcome.spells[at].cores
+        for first, last in cores:
             low, beyond = max(first, 0), min(last + 1, processors)
             if low >= beyond:
                 continue
