@@ -202,6 +202,36 @@ def _rows(name: str, found: Sequence[Compared]) -> list[Row]:
 # -- paper 000 in small --------------------------------------------------------------------------------------------------------
 
 
+def classes(plan: MeasuringPlan) -> list[Row]:
+    """All three on one cluster, one after the other."""
+    count = plan.count(CLASS_JOBS)
+    rows: list[Row] = []
+    tables = {system: system_document(system) for system in SYSTEMS}
+    jobs = {system: system_workload(system, jobs=count) for system in SYSTEMS}
+    for system, virtual, lives in _played(plan, tables, jobs, nodes=CLASS_NODES, cores=CLASS_CORES):
+        found = [compare(live, virtual) for live in lives]
+        rows.append(
+            row(
+                "rmgr",
+                CLASS_SETUP,
+                f"{count} jobs, {system}: makespan",
+                "s",
+                [one.makespan_s for one in found],
+                ratio=statistics.median(one.makespan_s / one.simulated_s for one in found),
+                simulated=found[0].simulated_s,
+                large_wait=statistics.median(_waits(jobs[system], live) for live in lives),
+                large_wait_simulated=_waits(jobs[system], virtual),
+            )
+        )
+    return rows
+
+
+def _waits(jobs: Workload, played: Sequence[Played]) -> float:
+    """Mean wait (s) of the jobs of at least a whole node."""
+    waits = [one.start_us - job.submit_us for job, one in zip(jobs.jobs, played, strict=True) if job.processors >= CLASS_CORES]
+    return statistics.fmean(waits) / 1e6 if waits else 0.0
+
+
 def system_document(system: str, pace: float = 1.0) -> Mapping[str, object]:
     """The pipeline of a system; pace: as for `system_workload`.
 
@@ -236,33 +266,3 @@ def _small(job: WorkloadJob, pace: float) -> WorkloadJob:
 def _run_us(seconds: float, pace: float) -> int:
     longer: float = (seconds / 5) ** 0.2
     return round(_SHORTEST_US * pace * longer) // 1000 * 1000
-
-
-def classes(plan: MeasuringPlan) -> list[Row]:
-    """All three on one cluster, one after the other."""
-    count = plan.count(CLASS_JOBS)
-    rows: list[Row] = []
-    tables = {system: system_document(system) for system in SYSTEMS}
-    jobs = {system: system_workload(system, jobs=count) for system in SYSTEMS}
-    for system, virtual, lives in _played(plan, tables, jobs, nodes=CLASS_NODES, cores=CLASS_CORES):
-        found = [compare(live, virtual) for live in lives]
-        rows.append(
-            row(
-                "rmgr",
-                CLASS_SETUP,
-                f"{count} jobs, {system}: makespan",
-                "s",
-                [one.makespan_s for one in found],
-                ratio=statistics.median(one.makespan_s / one.simulated_s for one in found),
-                simulated=found[0].simulated_s,
-                large_wait=statistics.median(_waits(jobs[system], live) for live in lives),
-                large_wait_simulated=_waits(jobs[system], virtual),
-            )
-        )
-    return rows
-
-
-def _waits(jobs: Workload, played: Sequence[Played]) -> float:
-    """Mean wait (s) of the jobs of at least a whole node."""
-    waits = [one.start_us - job.submit_us for job, one in zip(jobs.jobs, played, strict=True) if job.processors >= CLASS_CORES]
-    return statistics.fmean(waits) / 1e6 if waits else 0.0

@@ -61,12 +61,12 @@ def _inputs(plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor, setup:
         floors.append(_one_thread(count))
         puts.append(_put(bench, count, name))
         try:
-            with peak_of_starter(bench) as peak:
+            with memory_of_starter(bench) as samples:
                 rate = _mb(count, lambda: _by_keys(bench, count, name))
         finally:
             for number in range(count):
                 bench.connection.store.delete(f"{name}/{number}")
-        peaks.append(peak[0])
+        peaks.append(max(samples))
         return rate
 
     rows = paired(
@@ -175,19 +175,8 @@ def _mb(count: int, work: Callable[[], object]) -> float:
 
 
 @contextmanager
-def peak_of_starter(bench: Bench) -> Iterator[list[float]]:
-    """The most memory (MiB PSS, in a list of one) that the Starter, its spawners and workers have in all while this lasts."""
-    peak = [0.0]
-    with memory_of_starter(bench) as samples:
-        try:
-            yield peak
-        finally:
-            peak[0] = max(samples, default=0.0)
-
-
-@contextmanager
 def memory_of_starter(bench: Bench) -> Iterator[list[float]]:
-    """The same memory all the while, one sample after the other."""
+    """Memory (MiB PSS) that the Starter, its spawners and workers have in all, all the while, one sample after the other."""
     pid = bench.cluster.process("n1").pid
     with sampled(lambda: sum(pss_bytes(one) for one in (pid, *children_of(pid))) / MIB, _LOOK_S) as samples:
         yield samples

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -103,15 +105,17 @@ def pool(workers=2, **options):
 """
 
 
-def at_home(name: str, directory: Path) -> str:
+@cache
+def at_home(name: str) -> str:
     """What a program prints with a pool of processes."""
-    (directory / "main.py").write_text(_AT_HOME + textwrap.dedent(PROGRAMS[name]))
-    return subprocess.run([sys.executable, "main.py"], cwd=directory, capture_output=True, text=True, timeout=60, check=True).stdout
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "main.py").write_text(_AT_HOME + textwrap.dedent(PROGRAMS[name]))
+        return subprocess.run([sys.executable, "main.py"], cwd=directory, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_prints_what_it_prints_at_home(tmp_path: Path, name: str) -> None:
-    assert run(PROGRAMS[name], tmp_path) == at_home(name, tmp_path)
+    assert run(PROGRAMS[name], tmp_path) == at_home(name)
 
 
 @pytest.mark.parametrize(("client", "worker"), _MIXED, ids="-".join)
@@ -123,7 +127,7 @@ def test_a_program_prints_what_it_prints_at_home(tmp_path: Path, name: str) -> N
     ],
 )
 def test_with_the_oldest_cloudpickle_too(tmp_path: Path, name: str, client: str, worker: str) -> None:
-    assert run(PROGRAMS[name], tmp_path, client, worker) == at_home(name, tmp_path)
+    assert run(PROGRAMS[name], tmp_path, client, worker) == at_home(name)
 
 
 def test_what_is_bound_anew_is_seen_by_later_calls_and_a_change_in_place_is_not(tmp_path: Path) -> None:
