@@ -97,28 +97,18 @@ class ZooKeeperKeys:
             except RmgrError:
                 take(None)
                 return
-            found: dict[str, RevokedKey | None] = {name: None for name in names if name in known}
             missing = [name for name in names if name not in known]
-            left, lock = [len(missing)], threading.Lock()
-            if not missing:
+
+            def read(answer: Future[list[Stamped | None]]) -> None:
+                gone = RevokedKey(b"", 0, 0)  # certainly revoked, at a time that is not known
+                found: dict[str, RevokedKey | None] = {name: None if name in known else gone for name in names}
+                with suppress(RmgrError):
+                    for name, one in zip(missing, answer.result(), strict=True):
+                        if one is not None:
+                            found[name] = RevokedKey(one.data, one.stat.mzxid, one.stat.czxid or one.stat.mzxid)
                 take(found)
 
-            def read(name: str, answer: Future[Stamped | None]) -> None:
-                try:
-                    stamped = answer.result()
-                except RmgrError:
-                    stamped = None
-                gone = RevokedKey(b"", 0, 0)  # certainly revoked, at a time that is not known
-                one = gone if stamped is None else RevokedKey(stamped.data, stamped.stat.mzxid, stamped.stat.czxid or stamped.stat.mzxid)
-                with lock:
-                    found[name] = one
-                    left[0] -= 1
-                    is_last = not left[0]
-                if is_last:
-                    take(found)
-
-            for name in missing:
-                self._coordinator.get(paths.revoked(name)).add_done_callback(partial(read, name))
+            self._coordinator.get_many([paths.revoked(name) for name in missing]).add_done_callback(read)
 
         self._coordinator.children(paths.REVOKED, watch=changed).add_done_callback(listed)
 
@@ -254,7 +244,7 @@ class Trust:
             if self._reading or (self._revoked is not None and time.monotonic() - self._read_s < self._keys.resync_s):
                 return
             self._reading, self._again = True, False
-            known = frozenset(self._revoked or ())
+            known = frozenset(name for name, zxid in (self._revoked or {}).items() if zxid)  # else it is asked again when that was
         self._keys.revocations(known, self._changed, self._listed)
 
     def _changed(self) -> None:

@@ -6,18 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.identity.pki import Certified
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Stamped
 from rmgr.coord.protocol.records import encode_fragment
 from rmgr.coord.seal import seal_fragment
-from rmgr.errors import PermissionDenied
+from rmgr.errors import CoordinationUnavailable, PermissionDenied
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Revocation, Role
 from rmgr.model.tasks.block import Fragment, Outcome
@@ -137,7 +139,7 @@ def test_a_revocation_that_comes_while_another_is_read_is_known_soon(world: Worl
     """The watch of the list is spent before its records have come: they are read again, not at some later look of its own."""
     monkeypatch.setattr("rmgr.adapters.identity.trust._RESYNC_S", 3600.0)
     nodes = [world.published(Role.STARTER, f"n{number}-{time.monotonic_ns()}") for number in (1, 2)]
-    held, told, here = Future[Stamped | None](), threading.Event(), world.coordinator
+    held, told, here = Future[list[Stamped | None]](), threading.Event(), world.coordinator
 
     class Slow:
         """The answer about the first key waits for the test."""
@@ -145,8 +147,8 @@ def test_a_revocation_that_comes_while_another_is_read_is_known_soon(world: Worl
         def children(self, path: str, *, watch: Callable[[], None]) -> Future[list[str] | None]:
             return here.children(path, watch=lambda: (watch(), told.set()))  # type: ignore[arg-type, return-value]
 
-        def get(self, path: str) -> Future[Stamped | None]:
-            return held if path == paths.revoked(nodes[0].identity.key_id) and not held.done() else here.get(path)
+        def get_many(self, wanted: list[str]) -> Future[list[Stamped | None]]:
+            return held if wanted == [paths.revoked(nodes[0].identity.key_id)] and not held.done() else here.get_many(wanted)
 
     def revoke(node: Credentials) -> None:
         gone = Revocation(key_id=node.identity.key_id, name="n", role=Role.STARTER, by="admin", since_us=1)
@@ -157,8 +159,40 @@ def test_a_revocation_that_comes_while_another_is_read_is_known_soon(world: Worl
     assert not trust.is_revoked(nodes[0].identity.key_id)
     revoke(nodes[1])
     assert told.wait(60)
-    held.set_result(here.get(paths.revoked(nodes[0].identity.key_id)).result(60))
+    held.set_result(here.get_many([paths.revoked(nodes[0].identity.key_id)]).result(60))
     eventually(lambda: all(trust.is_revoked(node.identity.key_id) for node in nodes))
+
+
+def test_when_a_key_was_revoked_is_asked_again_where_it_could_not_be_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then nothing of that key is believed, afterwards what was committed before is."""
+    monkeypatch.setattr(ZooKeeperKeys, "resync_s", 0.0)
+    node = world.published(Role.STARTER, f"n{time.monotonic_ns()}")
+    key_id, here, fails = node.identity.key_id, world.coordinator, [True]
+
+    class Failing:
+        """A lost connection fails the first read of the record."""
+
+        def children(self, path: str, *, watch: Callable[[], None]) -> Future[list[str] | None]:
+            return here.children(path, watch=watch)
+
+        def get(self, path: str) -> Future[Stamped | None]:
+            return self._lost() if path == paths.revoked(key_id) and fails else here.get(path)
+
+        def get_many(self, wanted: list[str]) -> Future[list[Stamped | None]]:
+            return self._lost() if paths.revoked(key_id) in wanted and fails else here.get_many(wanted)
+
+        def _lost(self) -> Future[Any]:
+            fails.clear()
+            lost = Future[Any]()
+            lost.set_exception(CoordinationUnavailable("the connection was lost"))
+            return lost
+
+    before = world.zxid()
+    gone = Revocation(key_id=key_id, name="n", role=Role.STARTER, by="admin", since_us=1)
+    assert isinstance(here.commit(membership.revoke(gone)).result(60), Committed)
+    trust = Trust(ZooKeeperKeys(Failing()), world.node.ca_pem)  # type: ignore[arg-type] - what it asks for
+    eventually(lambda: trust.is_revoked(key_id))
+    eventually(lambda: isinstance(trust.look(key_id, at_s=time.time(), zxid=before), Certified))
 
 
 def test_a_certificate_must_have_been_valid_when_it_signed(world: World) -> None:
