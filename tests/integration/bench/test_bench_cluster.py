@@ -98,15 +98,15 @@ def test_virtual_starters_run_every_task_once_and_their_cost_is_counted(tiny: Me
     monkeypatch.setattr(bench_scale, "_TOGETHER", 1)  # two processes of one Starter each
     monkeypatch.setattr(bench_scale, "_SETTLE_S", 0.0)
     found = bench_scale._measured(tiny, 2, 60)
-    cost = found[0].per_task()
-    assert (len(found), found[0].tasks) == (1, 60)
-    assert all(value > 0 for what, (_, value) in cost.items() if "refused" not in what)
+    (used,) = found
+    assert used["tasks"] == 60
+    assert all(value > 0 for what, value in used.items() if what != "refused")
     monkeypatch.setattr(bench_scale, "losses", lambda _plan: [])
     monkeypatch.setattr(bench_scale, "_measured", lambda _plan, starters, _tasks: found * 3 if starters == 1 else found)
     rows = bench_scale.scale(tiny)
-    assert [row.ratio for row in rows if row.setup == "the same run"] == [1.0] * len(cost)
+    assert [row.ratio for row in rows if row.setup == "the same run"] == [1.0] * len(bench_scale._COSTS)
     growth = [row.ratio for row in rows if row.system == "2 Starters" and row.unit != "tasks/s"]
-    assert growth == [1.0 if value else None for _, value in cost.values()]
+    assert growth == [1.0 if any(used[part] for part in parts) else None for _, _, parts in bench_scale._COSTS.values()]
     assert [row.unit for row in rows[-2:]] == ["tasks/s", "tasks/s"]
 
 

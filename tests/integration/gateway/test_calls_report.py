@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,9 +23,17 @@ from tests.harness.waiting import eventually
 
 SERVERS = 17
 _ARGUMENTS = [f"in {'a' * 55}{number:03} float64[n]" for number in range(60)]
-_TABLES = ({"name": f"f{number}", "version": 1, "arguments": _ARGUMENTS, "operations": "n"} for number in range(1000))
-_TEXTS = [encode_interface(interface_of(table, "the test")) for table in _TABLES]
-FUNCTIONS = tuple(_TEXTS[: ALL_BYTES // max(map(len, _TEXTS))])
+
+
+def _function(number: int) -> str:
+    table = {"name": f"f{number:04}", "version": 1, "arguments": _ARGUMENTS, "operations": "n"}
+    return encode_interface(interface_of(table, "the test"))
+
+
+@cache
+def functions() -> tuple[str, ...]:
+    """As many as a server may offer."""
+    return tuple(map(_function, range(ALL_BYTES // len(_function(0)))))
 
 
 @dataclass
@@ -52,7 +61,7 @@ class Leader:
 
     def known(self) -> int:
         """Servers that it can send calls to."""
-        return sum(len(server.functions) == len(FUNCTIONS) for server in self.meta.servers().servers)
+        return sum(len(server.functions) == len(functions()) for server in self.meta.servers().servers)
 
 
 class Routes:
@@ -77,7 +86,7 @@ def leaders() -> Iterator[list[Leader]]:
 
 
 def test_servers_with_the_largest_interfaces_are_all_reported_and_each_interface_once_to_a_leader(leaders: list[Leader]) -> None:
-    assert SERVERS * sum(map(len, FUNCTIONS)) > MAX_MESSAGE_BYTES
+    assert SERVERS * sum(map(len, functions())) > MAX_MESSAGE_BYTES
     routes: Any = Routes(leaders[0])
     calls = Calls(
         routes,
@@ -91,7 +100,7 @@ def test_servers_with_the_largest_interfaces_are_all_reported_and_each_interface
     door.add_generic(calls.relay.handler)
     door.start()
     calls.start(door.endpoint)
-    servers = [PlayedServer(door.endpoint, f"s{number}", functions=FUNCTIONS) for number in range(SERVERS)]
+    servers = [PlayedServer(door.endpoint, f"s{number}", functions=functions()) for number in range(SERVERS)]
     try:
         for leader in leaders:
             routes.now = leader
@@ -100,7 +109,7 @@ def test_servers_with_the_largest_interfaces_are_all_reported_and_each_interface
             eventually(lambda leader=leader, told=told: len(leader.reports) > told + 1, "it reports on")  # type: ignore[misc]
             assert leader.reports[-1] == 0
             assert max(leader.reports) < MAX_MESSAGE_BYTES / 2
-            assert sum(leader.reports) == SERVERS * sum(map(len, FUNCTIONS))
+            assert sum(leader.reports) == SERVERS * sum(map(len, functions()))
         assert not calls.is_degraded
     finally:
         for server in servers:

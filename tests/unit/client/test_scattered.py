@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -22,35 +23,39 @@ def loaded(made: object) -> object:
 
 
 @pytest.mark.parametrize(
-    "value",
+    "made",
     [
-        b"x" * LARGE,
-        bytearray(b"y" * LARGE),
-        [b"x" * LARGE, 3],
-        {"a": b"x" * LARGE, "b": "c" * 70_000},
-        np.arange(LARGE // 8 + 1),
-        np.arange(LARGE // 4).reshape(2, -1)[:, ::2],
-        np.asfortranarray(np.ones((4, LARGE // 32 + 1))),
+        lambda: b"x" * LARGE,
+        lambda: bytearray(b"y" * LARGE),
+        lambda: [b"x" * LARGE, 3],
+        lambda: {"a": b"x" * LARGE, "b": "c" * 70_000},
+        lambda: np.arange(LARGE // 8 + 1),
+        lambda: np.arange(LARGE // 4).reshape(2, -1)[:, ::2],
+        lambda: np.asfortranarray(np.ones((4, LARGE // 32 + 1))),
     ],
     ids=["bytes", "bytearray", "list", "dict", "array", "strided", "fortran"],
 )
-def test_a_large_argument_comes_back_as_it_was(value: object) -> None:
+def test_a_large_argument_comes_back_as_it_was(made: Callable[[], object]) -> None:
+    value = made()
     ((back,), kwargs) = loaded(dump_call((value,), {}, "f"))
     assert type(back) is type(value)
     assert not kwargs
     assert np.array_equal(back, value) if isinstance(value, np.ndarray) else back == value
 
 
-@pytest.mark.parametrize("value", [b"x" * LARGE, bytearray(LARGE), np.zeros(LARGE // 8 + 1)], ids=lambda value: type(value).__name__)
-def test_what_is_large_is_not_copied(value: object) -> None:
+@pytest.mark.parametrize(
+    "made", [lambda: b"x" * LARGE, lambda: bytearray(LARGE), lambda: np.zeros(LARGE // 8 + 1)], ids=["bytes", "bytearray", "ndarray"]
+)
+def test_what_is_large_is_not_copied(made: Callable[[], object]) -> None:
+    value = made()
     tracemalloc.start()
     try:
-        made = dump_call((value,), {"k": 1}, "f")
-        content.hash_of(content.parts_of((made,)))
+        packed = dump_call((value,), {"k": 1}, "f")
+        content.hash_of(content.parts_of((packed,)))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    assert len(made) > LARGE
+    assert len(packed) > LARGE
 
 
 def test_small_arguments_are_one_piece() -> None:
