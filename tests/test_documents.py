@@ -387,7 +387,7 @@ def test_the_papers_list_the_checks_of_the_code(number: str) -> None:
     from rmgr.sim.papers import paper_named
 
     listed = sections("papers")
-    own = [check for check in paper_named(number).CHECKS if check.startswith("C")]
+    own = [check for check in paper_named(number).checks if check.startswith("C")]
     assert [check for check in own if check not in listed] == []
     of_paper = {check for check in listed if check.startswith(f"C{int(number)}.")}
     assert of_paper == set(own)

@@ -189,7 +189,7 @@ def test_the_workload_is_the_same_whoever_names_the_queue() -> None:
 
 def test_the_report_of_named_checks_runs_what_they_need_only() -> None:
     seen: list[tuple[int, int]] = []
-    report = paper000.report([1], ["C0.2", "C0.5"], lambda done, total: seen.append((done, total)))
+    report = paper000.STUDY.report(Paper000Runs((1,)), ["C0.2", "C0.5"], on_progress=lambda *at: seen.append(at))
     assert [one.id for one in report.checks] == ["C0.2a", "C0.2b", "C0.5"]
     assert report.passes
     assert seen == [(0, 0)]

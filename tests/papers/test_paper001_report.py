@@ -11,9 +11,8 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Running
 from rmgr.sched.policies.migration import PASSED, Migration
 from rmgr.sim.engine.execution import Grid
-from rmgr.sim.papers import paper001
+from rmgr.sim.papers.paper001 import STUDY, figures, tables
 from rmgr.sim.papers.paper001 import checks as paper001_case
-from rmgr.sim.papers.paper001 import figures, tables
 from rmgr.sim.papers.paper001.checks import CHECKS
 from rmgr.sim.papers.paper001.runs import ALGORITHMS, Paper001Measures, Paper001Run, Paper001Runs, measure
 from rmgr.sim.papers.report import mean
@@ -22,7 +21,7 @@ from rmgr.sim.workload.jobs import WorkloadJob
 
 def test_the_paper_s_seven_algorithms_and_ten_checks() -> None:
     assert list(ALGORITHMS) == ["FCFS", "SJF", "LJF", "FCFS/FF", "LJF/FF", "FCFS/FF+mig", "LJF/FF+mig"]
-    assert tuple(f"C1.{n}" for n in range(1, 11)) == paper001.CHECKS
+    assert tuple(f"C1.{n}" for n in range(1, 11)) == tuple(CHECKS)
 
 
 def test_a_check_asks_for_its_own_runs_only_and_all_algorithms_share_the_workload() -> None:
@@ -48,7 +47,7 @@ def test_tables_and_figures_can_be_asked_before_they_are_known() -> None:
 
 def test_the_orderings_of_figure_2_hold_on_small_workloads_too() -> None:
     """1,000 jobs: the factors of C1.2 are large. The other orderings need the 10,000 jobs of the paper."""
-    report = paper001.report((1,), ("C1.2",), jobs=1000)
+    report = STUDY.report(Paper001Runs((1,), jobs=1000), ("C1.2",))
     assert [(check.id, check.verdict) for check in report.checks] == [("C1.2", "pass")]
     assert (report.tables, report.figures) == ((), ())
     assert report.notes == ("3 seeds were run, not 1: fewer say nothing (papers.md 2.5).",)
@@ -147,11 +146,11 @@ def _all_that_passed(_self: Migration, draft: Draft, _head: Job) -> list[Running
 def test_c1_7c_finds_another_charge(monkeypatch: pytest.MonkeyPatch, charge: Callable[[WorkloadJob, int], int]) -> None:
     """A penalty for each migration, not for each of its nodes; and one that is charged twice."""
     monkeypatch.setattr(Grid, "after_migration", lambda self, job, left: (left[0] + charge(job, self.penalty_us), left[1]))
-    found = paper001.report((1, 2, 3), ("C1.7",), jobs=3000, quick=True)
+    found = STUDY.report(Paper001Runs((1, 2, 3), jobs=3000, quick=True), ("C1.7",))
     assert {check.id: check.verdict for check in found.checks}["C1.7c"] == "fail"
 
 
 def test_what_is_listed_as_not_holding_are_checks() -> None:
     runs = Paper001Runs((1, 2, 3), jobs=60, quick=True)
     ids = {check.id for check in CHECKS["C1.8"](runs)} | {check.id for check in CHECKS["C1.9"](runs)}
-    assert set(paper001.EXPECTED) <= ids
+    assert set(STUDY.expected) <= ids

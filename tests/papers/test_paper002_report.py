@@ -11,8 +11,7 @@ from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sched.tree.shape import Tree
 from rmgr.sim.gangs import Sharing, Spec, Task, drawn, run, run_batch, stepped, turns
-from rmgr.sim.papers import paper002
-from rmgr.sim.papers.paper002 import figures, tables
+from rmgr.sim.papers.paper002 import STUDY, figures, tables
 from rmgr.sim.papers.paper002.checks import CHECKS
 from rmgr.sim.papers.paper002.runs import EXACT, Paper002Run, Paper002Runs, measure, random_tasks
 
@@ -105,7 +104,7 @@ def test_tables_and_figures_can_be_asked_before_they_are_known() -> None:
 
 
 def test_a_report_of_exact_statements_passes_and_says_that_it_was_short() -> None:
-    found = paper002.report((1,), ("C2.1", "C2.13"), slots=1000)
+    found = STUDY.report(Paper002Runs((1,), slots=1000), ("C2.1", "C2.13"))
     assert found.passes
     assert [check.verdict for check in found.checks] == ["pass", "pass"]
     assert found.notes == ("1,000 slots were run, not 1,000,000: a look, not a result.",)

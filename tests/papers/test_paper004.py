@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.sim.papers import paper004
-from rmgr.sim.papers.paper004 import CASES, NOTES, POLICIES, TABLE_3, TABLE_4
+from rmgr.sim.papers.paper004 import CASES, NOTES, POLICIES, STUDY, TABLE_3, TABLE_4, Paper004Runs
 from rmgr.sim.papers.report import PaperCheck
 
 #: Enough for orderings; the tolerances of C4.2 want the paper's 50.
@@ -19,7 +18,7 @@ def test_the_printed_tables_are_whole() -> None:
 
 
 def test_c4_1_is_exact() -> None:
-    report = paper004.report((1,), ("C4.1",))
+    report = STUDY.report(Paper004Runs((1,)), ("C4.1",))
     assert {check.id: check.verdict for check in report.checks} == {"C4.1": "pass", "C4.1b": "pass", "C4.1c": "pass"}
     assert (report.tables, report.notes) == ((), ())
 
@@ -28,7 +27,7 @@ def test_c4_1_is_exact() -> None:
 def orderings() -> dict[str, list[PaperCheck]]:
     """The checks that compare policies, by id without a letter; what several of them ask for is run once."""
     found: dict[str, list[PaperCheck]] = {}
-    for check in paper004.report(FEW, ("C4.3", "C4.4", "C4.6", "C4.7", "C4.8")).checks:
+    for check in STUDY.report(Paper004Runs(FEW), ("C4.3", "C4.4", "C4.6", "C4.7", "C4.8")).checks:
         found.setdefault(check.id.rstrip("abcdefghijklmnopqrstuvwxyz"), []).append(check)
     return found
 
@@ -40,14 +39,14 @@ def test_the_orderings_of_tables_3_and_4(orderings: dict[str, list[PaperCheck]],
 
 
 def test_c4_2_table_4_within_its_tolerances() -> None:
-    report = paper004.report(range(1, 51), ("C4.2",))
+    report = STUDY.report(Paper004Runs(range(1, 51)), ("C4.2",))
     assert {check.id: check.verdict for check in report.checks} == dict.fromkeys(
         ["C4.2", *(f"C4.2{letter}" for letter in "bcdefgh")], "pass"
     )
 
 
 def test_reported_checks_do_not_fail_the_report_and_notes_name_the_errata() -> None:
-    report = paper004.report((1, 2), ("C4.5", "tnet", "adaptive", "queueing"))
+    report = STUDY.report(Paper004Runs((1, 2)), ("C4.5", "tnet", "adaptive", "queueing"))
     assert {check.verdict for check in report.checks} == {"reported"}
     assert report.passes
     assert any("columns of utilisation in table 4 are swapped" in note for note in NOTES)

@@ -70,26 +70,26 @@ def paper(
 
     if number == "all" and checks:
         raise UsageError("--check names a check of one paper", hint="as rmgr sim paper 001 --check C1.4")
-    module = paper_named(number) if number != "all" else None
-    wanted = checks_named(number, checks, module.CHECKS) if module and checks else None
+    study = paper_named(number) if number != "all" else None
+    wanted = checks_named(number, checks, tuple(study.checks)) if study and checks else None
     if out is not None:
         refuse_existing(out)
     found: list[_Found] = []
-    for name in PAPERS if module is None else (number,):
+    for name in PAPERS if study is None else (number,):
         found.append(_run(session, name, wanted, seeds, processes, quick))
         if out is not None:
-            out.mkdir(exist_ok=True) if module is None else None
-            _write(session, out / name if module is None else out, found[-1], wanted)
+            out.mkdir(exist_ok=True) if study is None else None
+            _write(session, out / name if study is None else out, found[-1], wanted)
     if session.json:
-        emit({"schema": "rmgr/1", "papers": [one.report.document() for one in found]} if module is None else found[0].report.document())
-    elif module is None:
+        emit({"schema": "rmgr/1", "papers": [one.report.document() for one in found]} if study is None else found[0].report.document())
+    elif study is None:
         sys.stdout.writelines(f"{line}\n" for line in _summary(found))
     else:
         sys.stdout.writelines(f"{line}\n" for line in _told(found[0].report))
         told = f"{found[0].runs} runs, seeds {_ranges(found[0].seeds)}, {format_duration(found[0].seconds)}"
         sys.stdout.write(f"\n{_verdicts(found[0].report)}; {told}\n")
     if out is not None and not session.json:
-        what = ", ".join(PAPERS) if module is None else f"report.json, {len(found[0].report.tables)} tables as csv"
+        what = ", ".join(PAPERS) if study is None else f"report.json, {len(found[0].report.tables)} tables as csv"
         sys.stdout.write(f"written: {out}: {what}\n")
     if not all(one.report.passes for one in found):
         click.get_current_context().exit(1)
@@ -110,8 +110,8 @@ def _run(
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.papers import paper_named
 
-    module = paper_named(number)
-    chosen = seeds or tuple(range(1, (module.QUICK_SEEDS if quick else module.SEEDS) + 1))
+    study = paper_named(number)
+    chosen = seeds or tuple(range(1, (study.quick_seeds if quick else study.seeds) + 1))
     began, runs = time.monotonic(), 0
     with ProgressDisplay(f"paper {number}", enabled=not session.json) as display:
 
@@ -120,7 +120,7 @@ def _run(
             runs = total
             display.update(Counts(total=total, final=done))
 
-        report = module.report(chosen, wanted, on_progress, processes, quick=quick)
+        report = study.report(study.runs(chosen, quick=quick), wanted, processes=processes, on_progress=on_progress)
     return _Found(report, chosen, runs, time.monotonic() - began)
 
 

@@ -1,4 +1,4 @@
-"""The papers' experiments, run again: each module returns a report of checks and tables beside what the paper printed.
+"""The papers' experiments, run again: each module has a STUDY, which reports checks and tables beside what the paper printed.
 
 One folder a paper. A paper uses `engine`, `runs`, `gangs` and `calls`, and no other paper.
 """
@@ -6,12 +6,12 @@ One folder a paper. A paper uses `engine`, `runs`, `gangs` and `calls`, and no o
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Protocol, cast
+from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.sim.papers.report import PaperReport
+from rmgr.sim.papers.report import Study
 
 #: number -> (module, what it is about). A paper stands here when it can be run.
 PAPERS: Mapping[str, tuple[str, str]] = {
@@ -22,27 +22,7 @@ PAPERS: Mapping[str, tuple[str, str]] = {
 }
 
 
-class Paper(Protocol):
-    """Parts of a paper's module."""
-
-    CHECKS: tuple[str, ...]  #: ids of papers.md, without the letters of parts
-    SEEDS: int  #: how many seeds are run when nothing is said
-    QUICK_SEEDS: int  #: in a quick report
-
-    def report(
-        self,
-        seeds: Sequence[int],
-        checks: Sequence[str] | None = None,
-        on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-        processes: int = 1,
-        *,
-        quick: bool = False,
-    ) -> PaperReport:
-        """Runs what the checks need (None: everything, tables and figures too). quick: less of it, at most some 80 s of a processor."""
-        ...
-
-
-def paper_named(number: str) -> Paper:
+def paper_named(number: str) -> Study[Any]:
     """Raises: UsageError for an unknown paper; it names the nearest."""
     if number not in PAPERS:
         digits = number.strip().lower().removeprefix("paper").removesuffix(".txt").lstrip("_-")[:3].zfill(3)
@@ -50,7 +30,8 @@ def paper_named(number: str) -> Paper:
         meant = f"; did you mean {near[0]}?" if near else ""
         known = ", ".join(f"{name} ({about})" for name, (_, about) in PAPERS.items())
         raise UsageError(f"no paper is called {number!r}{meant}", hint=f"known: {known}; all for every one")
-    return cast(Paper, importlib.import_module(PAPERS[number][0]))
+    study: Study[Any] = importlib.import_module(PAPERS[number][0]).STUDY
+    return study
 
 
 def checks_named(paper: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ May touch: `rmgr.sim.calls` and the report. Must not: know how calls are simulat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,11 +15,8 @@ from rmgr.sched.forecast import Forecast, Last
 from rmgr.sched.records import Call, Server
 from rmgr.sim.calls.runs import Group, Summary, played, summed
 from rmgr.sim.calls.scenario import scenario_named
-from rmgr.sim.papers.report import Cell, PaperCheck, PaperReport, Runs, Study, Table, Within, WithinBounds
-
-#: Replications, as in the paper.
-SEEDS = 50
-QUICK_SEEDS = 50
+from rmgr.sim.papers.report import Cell, PaperCheck, Runs, Study, Table, Within, WithinBounds
+from rmgr.sim.runs.parallel import OnProgress
 
 #: Where the paper contradicts itself or is silent, and what we read.
 NOTES = (
@@ -64,33 +61,16 @@ _PREDICTORS = ("last", "ewma", "queueing")
 _SOURCES = ("declared", "calibrated", "learnt")
 
 
-def report(
-    seeds: Sequence[int],
-    checks: Sequence[str] | None = None,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-    processes: int = 1,
-    *,
-    quick: bool = False,
-) -> PaperReport:
-    """Runs what the checks need, each run once; None: all of them, and the tables.
-
-    Args:
-        seeds: of the replications. processes: at a time. quick: no tables.
-    Raises: RmgrError for a run that failed.
-    """
-
-    def run(asked: Iterable[Group]) -> Mapping[Group, Summary]:
-        return {group: summed(its) for group, its in played(asked, seeds, processes=processes, on_progress=on_progress).items()}
-
-    return _STUDY.report(Paper004Runs(seeds, quick=quick), checks, run)
-
-
 class Paper004Runs(Runs[Group, Summary]):
-    """Sums over all seeds, by scenario, policy and case."""
+    """Sums over all seeds, by scenario, policy and case. quick: no tables."""
 
     def __init__(self, seeds: Sequence[int], *, quick: bool = False) -> None:
-        super().__init__(seeds, UNKNOWN, quick=quick)
+        super().__init__(seeds, UNKNOWN, lambda group: summed(played((group,), self.seeds)[group]), quick=quick)
         self._scenario = cache(scenario_named)
+
+    def run(self, processes: int, on_progress: OnProgress) -> Mapping[Group, Summary]:
+        """In chunks of seeds."""
+        return {group: summed(its) for group, its in played(self.asked, self.seeds, processes=processes, on_progress=on_progress).items()}
 
     def of(self, scenario: str, policy: str, case: str, *, change: Mapping[str, Any] | None = None, **params: str) -> Summary:
         """change: fields of the scenario that are replaced."""
@@ -255,7 +235,7 @@ def _ratio(runs: Paper004Runs, check_id: str, what: str, above: str, below: str,
 
 
 #: Every id without the letters of its parts.
-_CHECKS: Mapping[str, Callable[[Paper004Runs], Iterator[PaperCheck]]] = {
+CHECKS: Mapping[str, Callable[[Paper004Runs], Iterator[PaperCheck]]] = {
     "C4.1": c4_1,
     "C4.2": c4_2,
     "C4.3": c4_3,
@@ -268,7 +248,6 @@ _CHECKS: Mapping[str, Callable[[Paper004Runs], Iterator[PaperCheck]]] = {
     "adaptive": adaptive,
     "queueing": queueing,
 }
-CHECKS = tuple(_CHECKS)
 
 
 def tables(runs: Paper004Runs) -> Iterator[Table]:
@@ -429,4 +408,14 @@ TABLE_4: Mapping[tuple[str, str], Modelled] = {
     ("loth+lt", "B"): Modelled(0.636, 4.816, 5.452, 0.275, 0.132),
 }
 
-_STUDY = Study(paper="004", checks=_CHECKS, tables=tables, figures=lambda _runs: (), notes=NOTES)
+#: 50 replications, as in the paper.
+STUDY = Study(
+    paper="004",
+    runs=Paper004Runs,
+    seeds=50,
+    quick_seeds=50,
+    checks=CHECKS,
+    tables=tables,
+    figures=lambda _runs: (),
+    notes=NOTES,
+)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
+from rmgr.sim.runs.parallel import OnProgress, measured
+
 Number: TypeAlias = int | float
 #: A number, or numbers by the name of their row; None: the paper (or nobody) gives one.
 Value: TypeAlias = Number | Mapping[str, Number] | None
@@ -256,13 +258,20 @@ class Runs(Generic[Run, Found]):
     """What was measured, by what was run; a paper adds how its checks and tables ask.
 
     Before anything was run (`found` None) each run that somebody asks for is taken down in `asked`, and answered by `unknown`.
+    measure: as in `measured`. remarks: notes on this extent of it.
     """
 
-    def __init__(self, seeds: Sequence[int], unknown: Found, *, quick: bool = False) -> None:
+    remarks: tuple[str, ...] = ()
+
+    def __init__(self, seeds: Sequence[int], unknown: Found, measure: Callable[[Run], Found], *, quick: bool = False) -> None:
         self.seeds, self.quick = tuple(seeds), quick
         self.asked: dict[Run, None] = {}
         self.found: Mapping[Run, Found] | None = None
-        self._unknown = unknown
+        self._unknown, self._measure = unknown, measure
+
+    def run(self, processes: int, on_progress: OnProgress) -> Mapping[Run, Found]:
+        """Everything that was asked for, once. Raises: RmgrError for a run that failed."""
+        return measured(self.asked, self._measure, processes=processes, on_progress=on_progress)
 
     def __getitem__(self, run: Run) -> Found:
         if self.found is None:
@@ -276,34 +285,48 @@ Of = TypeVar("Of", bound=Runs[Any, Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study(Generic[Of]):
-    """A paper that can be repeated: its statements, and what is shown beside them. All of it is written from `Runs`.
+    """A paper that can be repeated: its statements, and what is shown beside them. All of it is written from its `Runs`.
 
-    checks: by id, without the letters of parts. notes: errata and readings. expected: of required checks that are known not to hold, the
-    experiment that shows why.
+    runs: of these seeds; quick: less of it, at most some 80 s of a processor. seeds, quick_seeds: how many are run when nothing is said.
+    checks: by id of papers.md, without the letters of parts. notes: errata and readings. expected: of required checks that are known
+    not to hold, the experiment that shows why.
     """
 
     paper: str
+    runs: Callable[..., Of]
+    seeds: int
+    quick_seeds: int
     checks: Mapping[str, Callable[[Of], Iterator[PaperCheck]]]
     tables: Callable[[Of], Iterable[Table]]
     figures: Callable[[Of], Iterable[Figure | Boxes]]
     notes: tuple[str, ...]
     expected: Mapping[str, str] = field(default_factory=dict)
 
-    def report(self, runs: Of, wanted: Sequence[str] | None, run: Callable[[Iterable[Any]], Mapping[Any, Any]]) -> PaperReport:
-        """Writes the checks that are wanted twice: to learn which runs they need, and from what was measured. None: all of them, with
-        tables, figures and notes.
+    def report(
+        self,
+        runs: Of,
+        wanted: Sequence[str] | None = None,
+        *,
+        processes: int = 1,
+        on_progress: OnProgress = lambda _done, _total: None,
+    ) -> PaperReport:
+        """Writes the checks that are wanted twice: to learn which runs they need, and from what was measured.
+
+        Args:
+            wanted: None: all of them, with tables, figures and notes. processes: at a time.
+        Raises: RmgrError for a run that failed.
         """
         self._written(runs, wanted)
-        runs.found = run(runs.asked)
+        runs.found = runs.run(processes, on_progress)
         return self._written(runs, wanted)
 
     def _written(self, runs: Of, wanted: Sequence[str] | None) -> PaperReport:
         names = self.checks if wanted is None else wanted
         checks = tuple(replace(one, expected=self.expected.get(one.id, "")) for name in names for one in self.checks[name](runs))
         if wanted is not None:
-            return PaperReport(paper=self.paper, checks=checks)
+            return PaperReport(paper=self.paper, checks=checks, notes=runs.remarks)
         tables, figures = tuple(self.tables(runs)), tuple(self.figures(runs))
-        return PaperReport(paper=self.paper, checks=checks, tables=tables, notes=self.notes, figures=figures)
+        return PaperReport(paper=self.paper, checks=checks, tables=tables, notes=(*self.notes, *runs.remarks), figures=figures)
 
 
 # -- over the seeds -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.models.feitelson96 import feitelson96
 from rmgr.sim.papers.paper001.runs import Paper001Run, measure
-from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Point, Table, Within, WithinBounds, spread
+from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Point, Runs, Study, Table, Within, WithinBounds, spread
 from rmgr.sim.runs.parallel import measured
 from tests.harness.fair_time import FairTimer
 
@@ -154,18 +154,26 @@ def a_paper(monkeypatch: pytest.MonkeyPatch, ours: float) -> None:
     """Paper 999: one check that ours is above 0, one table, one figure."""
     figure = Figure(title="Figure 1", x_label="x", y_label="y", lines=(("a", (Point(1, 2, 1, 3), Point(2, 3, 3, 3))),))
 
-    def report(
-        seeds: Sequence[int], checks: Sequence[str] | None, on_progress: Callable[[int, int], None], processes: int, *, quick: bool
-    ) -> PaperReport:
-        on_progress(len(seeds), len(seeds))
-        table = Table(title="Table 1", columns=("seed", "processes"), rows=tuple((seed, processes) for seed in seeds))
-        whole = checks is None and not quick
-        return PaperReport(
-            paper="999", checks=(a_check(ours=ours),), tables=(table,) * whole, notes=("so",) * whole, figures=(figure,) * whole
-        )
+    class Squares(Runs[int, int]):
+        def __init__(self, seeds: Sequence[int], *, quick: bool = False) -> None:
+            super().__init__(seeds, 0, squared, quick=quick)
+
+    def checks(runs: Squares) -> Iterator[PaperCheck]:
+        assert all(runs[seed] in {0, seed * seed} for seed in runs.seeds)
+        yield a_check(ours=ours)
+
+    def tables(runs: Squares) -> Iterator[Table]:
+        if not runs.quick:
+            yield Table(title="Table 1", columns=("seed", "square"), rows=tuple((seed, runs[seed]) for seed in runs.seeds))
+
+    def figures(runs: Squares) -> Iterator[Figure]:
+        if not runs.quick:
+            yield figure
 
     module = types.ModuleType("paper999")
-    vars(module).update(CHECKS=("C9.1",), SEEDS=3, QUICK_SEEDS=2, report=report)
+    module.STUDY = Study(  # type: ignore[attr-defined]
+        paper="999", runs=Squares, seeds=3, quick_seeds=2, checks={"C9.1": checks}, tables=tables, figures=figures, notes=("so",)
+    )
     monkeypatch.setitem(sys.modules, "paper999", module)
     monkeypatch.setattr(papers, "PAPERS", {**papers.PAPERS, "999": ("paper999", "a test")})
 
@@ -177,7 +185,7 @@ def test_a_paper_that_passes_writes_everything_and_ends_well(tmp_path: Path, mon
     assert "C9.1   pass  it holds" in told.out
     assert "1 pass, 0 fail, 0 reported; 3 runs, seeds 1-3" in told.out
     assert json.loads((tmp_path / "out" / "report.json").read_text())["paper"] == "999"
-    assert list(csv.reader((tmp_path / "out" / "table-1.csv").open())) == [["seed", "processes"], ["1", "1"], ["2", "1"], ["3", "1"]]
+    assert list(csv.reader((tmp_path / "out" / "table-1.csv").open())) == [["seed", "square"], ["1", "1"], ["2", "4"], ["3", "9"]]
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["seeds"] == [1, 2, 3]
     assert (tmp_path / "out" / "figure-1.png").exists() or "matplotlib is missing" in told.err
 

@@ -7,18 +7,16 @@ stands here: figures 2 and 3, the region in which the claims hold, the future wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from itertools import product
 from math import sqrt
 from typing import NamedTuple, TypeAlias
 
 from rmgr.model.base.units import counted
 from rmgr.sched.queue_class import HPC2500, Ladder
-from rmgr.sim.papers.paper000.checks import CHECKS as _CHECKS
-from rmgr.sim.papers.paper000.checks import CLAIMS, CLEARLY, LARGE, SMALL, Claim, compared, judged
+from rmgr.sim.papers.paper000.checks import CHECKS, CLAIMS, CLEARLY, LARGE, SMALL, Claim, compared, judged
 from rmgr.sim.papers.paper000.runs import (
     ALL,
     CONVENTIONAL,
@@ -33,14 +31,9 @@ from rmgr.sim.papers.paper000.runs import (
     Measured,
     Paper000Run,
     Paper000Runs,
-    measure,
 )
-from rmgr.sim.papers.report import Boxes, Cell, Figure, PaperReport, Point, Study, Table, mean, spread
-from rmgr.sim.runs.parallel import measured
+from rmgr.sim.papers.report import Boxes, Cell, Figure, Point, Study, Table, mean, spread
 
-CHECKS = tuple(_CHECKS)
-SEEDS = 5
-QUICK_SEEDS = 2
 ROWS = (*QUEUES, ALL)
 #: Seeds of the future work and of the region, and their jobs: fewer than the figures', for there are many settings.
 _SWEEP_SEEDS, _REGION_SEEDS = 2, 3
@@ -80,25 +73,6 @@ NOTES = (
         "finds room soon, that makes the longest waits longer, not shorter"
     ),
 )
-
-
-def report(
-    seeds: Sequence[int],
-    checks: Sequence[str] | None = None,
-    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
-    processes: int = 1,
-    *,
-    quick: bool = False,
-) -> PaperReport:
-    """Runs what the checks need, each run once; None: all of them, tables and figures too.
-
-    Args:
-        seeds: of the workloads of the figures; the future work takes the first two, the region the first three.
-        processes: at a time. quick: the higher load alone, neither region nor future work.
-    Cost: 40 runs of 20,000 jobs for five seeds, 94 of 3,000 for the future work and 126 for the region: four minutes of two processors.
-    """
-    run = partial(measured, measure=measure, processes=processes, on_progress=on_progress)
-    return _STUDY.report(Paper000Runs(seeds, quick=quick), checks, run)
 
 
 def tables(runs: Paper000Runs) -> Iterator[Table]:
@@ -337,4 +311,7 @@ def _by_threshold(runs: Paper000Runs) -> Iterator[Figure]:
         )
 
 
-_STUDY = Study(paper="000", checks=_CHECKS, tables=tables, figures=figures, notes=NOTES)
+#: For five seeds 40 runs of 20,000 jobs, 94 of 3,000 for the future work and 126 for the region: four minutes of two processors.
+STUDY = Study(
+    paper="000", runs=Paper000Runs, seeds=5, quick_seeds=2, checks=CHECKS, tables=tables, figures=figures, notes=NOTES
+)

@@ -77,10 +77,13 @@ class Measured:
 
 
 class Paper000Runs(Runs[Paper000Run, Measured]):
-    """The runs of figures 2 and 3 by system and load, a value a seed; those of other sizes by `Paper000Run`."""
+    """The runs of figures 2 and 3 by system and load, a value a seed; those of other sizes by `Paper000Run`.
+
+    quick: the higher load alone, neither region nor future work.
+    """
 
     def __init__(self, seeds: Sequence[int], *, quick: bool = False) -> None:
-        super().__init__(seeds, Measured(waits={}, utilisation=1.0, held={}, made={}, faults=0), quick=quick)
+        super().__init__(seeds, Measured(waits={}, utilisation=1.0, held={}, made={}, faults=0), measure, quick=quick)
         self.loads = LOADS[-1:] if quick else LOADS
 
     def of(self, system: str, load: Fraction) -> list[Measured]:

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 
 from rmgr.sim.papers.paper001.checks import (
     BUSY,
+    CHECKS,
     LESS_BUSY,
     MIGRATING,
     PAPER_MIGRATIONS,
@@ -21,14 +20,8 @@ from rmgr.sim.papers.paper001.checks import (
     growth,
     readings,
 )
-from rmgr.sim.papers.paper001.checks import CHECKS as _CHECKS
-from rmgr.sim.papers.paper001.runs import ALGORITHMS, CALIBRATIONS, JOBS, LEAST_SEEDS, PENALTIES, Paper001Runs, measure
-from rmgr.sim.papers.report import Cell, Figure, PaperReport, Point, Study, Table, mean
-from rmgr.sim.runs.parallel import measured
-
-CHECKS = tuple(_CHECKS)
-SEEDS = 6
-QUICK_SEEDS = 3
+from rmgr.sim.papers.paper001.runs import ALGORITHMS, CALIBRATIONS, PENALTIES, Paper001Runs
+from rmgr.sim.papers.report import Cell, Figure, Point, Study, Table, mean
 
 #: Required checks that are known not to hold: the experiment that shows why (papers.md 7).
 EXPECTED: Mapping[str, str] = {
@@ -60,30 +53,6 @@ WAITS = {0: "none", 10_080: "7 days", 43_200: "30 days"}
 FIGURES = ("Figure 2: slowdown ratio", "Figure 3: utilisation", "Figure 4: cost of migration", "Figure 5: starved jobs")
 #: Penalty 60 costs a job of 1,024 nodes 20 of them.
 PAPER_RUN = 3072
-
-
-def report(
-    seeds: Sequence[int],
-    checks: Sequence[str] | None = None,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-    processes: int = 1,
-    *,
-    quick: bool = False,
-    jobs: int = JOBS,
-) -> PaperReport:
-    """Runs what the checks need, each run once; None: all of them, tables and figures too.
-
-    Args:
-        seeds: to fewer than three (papers.md 2.5) the next ones are added, and a note says so; for C1.4 to fewer than six.
-        processes: at a time. quick: three inter-arrival times and two penalties, our reading alone. jobs: fewer give a look, not a result.
-    Raises: RmgrError for a run that failed.
-    """
-    runs = Paper001Runs(seeds, jobs=jobs, quick=quick)
-    found = _STUDY.report(runs, checks, partial(measured, measure=measure, processes=processes, on_progress=on_progress))
-    if len(seeds) >= LEAST_SEEDS:
-        return found
-    few = f"{LEAST_SEEDS} seeds were run, not {len(seeds)}: fewer say nothing (papers.md 2.5)."
-    return replace(found, notes=(*found.notes, few))
 
 
 # -- tables and figures: calibrations side by side, figures 2 to 5 of two of them, readings, ageing ----------------------------
@@ -232,4 +201,14 @@ def _ageing(runs: Paper001Runs) -> Table:
     return Table(title="Future work: ageing against starvation by sorting", columns=columns, rows=tuple(rows))
 
 
-_STUDY = Study(paper="001", checks=_CHECKS, tables=tables, figures=figures, notes=NOTES, expected=EXPECTED)
+STUDY = Study(
+    paper="001",
+    runs=Paper001Runs,
+    seeds=6,
+    quick_seeds=3,
+    checks=CHECKS,
+    tables=tables,
+    figures=figures,
+    notes=NOTES,
+    expected=EXPECTED,
+)

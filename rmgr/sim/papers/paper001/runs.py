@@ -220,10 +220,16 @@ def _stretched(grid: Grid, outcome: JobOutcome) -> float:
 
 
 class Paper001Runs(Runs[Paper001Run, Paper001Measures]):
-    """Measures by algorithm and inter-arrival time, a value a seed."""
+    """Measures by algorithm and inter-arrival time, a value a seed.
+
+    seeds: to fewer than three (papers.md 2.5) the next ones are added, for C1.4 to fewer than six. jobs: fewer give a look, not a result.
+    quick: three inter-arrival times and two penalties, our reading alone.
+    """
 
     def __init__(self, seeds: Sequence[int], *, jobs: int = JOBS, quick: bool = False) -> None:
-        super().__init__(seeds, Paper001Measures(*[1] * len(Paper001Measures._fields)), quick=quick)
+        super().__init__(seeds, Paper001Measures(*[1] * len(Paper001Measures._fields)), measure, quick=quick)
+        if len(seeds) < LEAST_SEEDS:
+            self.remarks = (f"{LEAST_SEEDS} seeds were run, not {len(seeds)}: fewer say nothing (papers.md 2.5).",)
         self.intervals = QUICK_INTERVALS if quick else INTERVALS
         self.penalties = (PENALTIES[0], PENALTIES[-1]) if quick else PENALTIES
         self.fields: dict[str, Any] = {}

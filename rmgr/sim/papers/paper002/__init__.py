@@ -5,22 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from rmgr.sched.tree.rotation import Newcomers
-from rmgr.sim.gangs import SLOTS
-from rmgr.sim.papers.paper002.checks import BUSY, LOADS, NAMES, PAPER, PAPER_BATCH, QUIET
-from rmgr.sim.papers.paper002.checks import CHECKS as _CHECKS
-from rmgr.sim.papers.paper002.runs import FIGURE_1, HEIGHTS, LARGEST, TABLE_1, Measures, Paper002Runs, measure, table_1
-from rmgr.sim.papers.report import Cell, Figure, PaperReport, Point, Study, Table, mean
-from rmgr.sim.runs.parallel import measured
-
-CHECKS = tuple(_CHECKS)
-SEEDS = 5
-QUICK_SEEDS, QUICK_HEIGHTS = 2, (7, 8)
+from rmgr.sim.papers.paper002.checks import BUSY, CHECKS, LOADS, NAMES, PAPER, PAPER_BATCH, QUIET
+from rmgr.sim.papers.paper002.runs import FIGURE_1, LARGEST, TABLE_1, Measures, Paper002Runs, table_1
+from rmgr.sim.papers.report import Cell, Figure, Point, Study, Table, mean
 
 #: Where the paper contradicts itself or is silent, and what we read.
 NOTES = (
@@ -49,30 +40,6 @@ SWITCHES = (0.0, 0.001, 0.01, 0.05)
 _WEIGHTS = (1, 2, 4)
 #: Trees of 64 processors.
 _WIDTHS, _PROCESSORS = (2, 4, 8), 64
-
-
-def report(
-    seeds: Sequence[int],
-    checks: Sequence[str] | None = None,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-    processes: int = 1,
-    *,
-    quick: bool = False,
-    heights: Sequence[int] = HEIGHTS,
-    slots: int = SLOTS,
-) -> PaperReport:
-    """Runs what the checks need, each run once; None: all of them, tables and figures too.
-
-    Args:
-        processes: at a time. quick: two heights, and of the tables those of the figures.
-        heights: of figures 8 to 10. slots: of each run; fewer give a look, not a result.
-    Raises: RmgrError for a run that failed.
-    """
-    runs = Paper002Runs(seeds, heights=QUICK_HEIGHTS if quick else heights, slots=slots, quick=quick)
-    found = _STUDY.report(runs, checks, partial(measured, measure=measure, processes=processes, on_progress=on_progress))
-    if slots == SLOTS:
-        return found
-    return replace(found, notes=(*found.notes, f"{slots:,} slots were run, not {SLOTS:,}: a look, not a result."))
 
 
 # -- tables 1 to 4, figures 8 to 10 beside the paper's, and what the paper leaves open -----------------------------------------
@@ -272,4 +239,6 @@ def _lines(runs: Paper002Runs, title: str, label: str, what: str, **fields: Any)
     return Figure(title=title, x_label="load (workload ratio)", y_label=label, lines=tuple(lines))
 
 
-_STUDY = Study(paper="002", checks=_CHECKS, tables=tables, figures=figures, notes=NOTES)
+STUDY = Study(
+    paper="002", runs=Paper002Runs, seeds=5, quick_seeds=2, checks=CHECKS, tables=tables, figures=figures, notes=NOTES
+)

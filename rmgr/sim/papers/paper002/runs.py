@@ -23,6 +23,7 @@ LARGEST = 256
 Kind: TypeAlias = Literal["dqt", "batch", "schedule", "guarantees", "skipping", "weights"]
 #: Of the tree in figures 8 to 10; 2^7 is that of tables 2 to 4.
 HEIGHTS = (7, 8, 9, 10, 11)
+QUICK_HEIGHTS = (7, 8)
 TABLES_HEIGHT = 7
 #: Trees higher than this are run with `_FEW` seeds; batches are quick, and run with all.
 _LOW, _FEW = 9, 2
@@ -165,12 +166,18 @@ _UNKNOWN = Measures(
 
 
 class Paper002Runs(Runs[Paper002Run, Measures]):
-    """Measures by load, height of the tree and policy, a value a seed."""
+    """Measures by load, height of the tree and policy, a value a seed.
+
+    heights: of figures 8 to 10. slots: of each run; fewer give a look, not a result. quick: two heights, and of the tables those of the
+    figures.
+    """
 
     def __init__(self, seeds: Sequence[int], *, heights: Sequence[int] = HEIGHTS, slots: int = SLOTS, quick: bool = False) -> None:
-        super().__init__(seeds, _UNKNOWN, quick=quick)
-        self.heights = tuple(heights)
+        super().__init__(seeds, _UNKNOWN, measure, quick=quick)
+        self.heights = QUICK_HEIGHTS if quick else tuple(heights)
         self._slots = slots
+        if slots != SLOTS:
+            self.remarks = (f"{slots:,} slots were run, not {SLOTS:,}: a look, not a result.",)
 
     def all(self, *, height: int = TABLES_HEIGHT, **fields: Any) -> list[Measures]:
         """Of each seed. fields: of `Paper002Run`."""
