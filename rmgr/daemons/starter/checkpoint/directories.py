@@ -46,6 +46,7 @@ from rmgr.daemons.starter.checkpoint.files import (
     unpack,
 )
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.io import on_thread
 from rmgr.daemons.starter.execution.holds import CHECKPOINTS, HeldParts
 from rmgr.daemons.starter.staging.outputs import charged
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
@@ -131,19 +132,12 @@ class JobDirectories:
 
     def background(self, job: Callable[[], T], *, copies: bool = False) -> Future[T]:
         """Runs `job` on a thread of its own. copies: it moves files: only a few at once."""
-        answer: Future[T] = Future()
 
-        def run() -> None:
-            try:
-                with _COPIES_AT_ONCE if copies else nullcontext():
-                    result = job()
-            except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the owner gets it
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)
+        def run() -> T:
+            with _COPIES_AT_ONCE if copies else nullcontext():
+                return job()
 
-        machine.Thread(target=run, name="checkpoint", daemon=True).start()
-        return answer
+        return on_thread(run, "checkpoint")
 
     def place_of(self, block: ClaimedBlock) -> Path | None:
         """Its directory here, None = there is none."""

@@ -157,15 +157,11 @@ class Fetched(Generic[V]):
         for key, found in list(self._here.items()):
             path = "" if isinstance(found, FetchFailure) else path_of(found)
             if isinstance(found, FetchFailure) or (path and not os.path.lexists(path)):
-                self._forget(key)
-
-    def forget(self, key: str) -> None:
-        """It is not kept for anybody else. Owner's thread only."""
-        self._forget(key)
+                self.forget(key)
 
     def _arrived(self, key: str, result: V | Exception) -> None:
         self._coming.discard(key)
-        self._forget(key)
+        self.forget(key)
         if isinstance(result, Exception):
             self._here[key] = FetchFailure.of(result, str(result))
             self._failed_s[key] = machine.monotonic()
@@ -174,12 +170,13 @@ class Fetched(Generic[V]):
             self._bytes += getattr(result, "size", 0)
         self._asked_s[key] = machine.monotonic()
         while len(self._here) > self._keep or (self._bytes > _KEEP_BYTES and self._is_old(next(iter(self._here)))):
-            self._forget(next(iter(self._here)))
+            self.forget(next(iter(self._here)))
 
     def _is_old(self, key: str) -> bool:
         return machine.monotonic() - self._asked_s.get(key, -math.inf) > _RECENT_S
 
-    def _forget(self, key: str) -> None:
+    def forget(self, key: str) -> None:
+        """It is not kept for anybody else. Owner's thread only."""
         self._bytes -= getattr(self._here.pop(key, None), "size", 0)
         self._failed_s.pop(key, None)
         self._asked_s.pop(key, None)

@@ -14,6 +14,7 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -134,6 +135,13 @@ class StoreIO:
                 self._help()
             elif user or self._busy >= len(self._threads):
                 self._help_newcomers()
+
+    def answer(self, job: Callable[[Store], T], *, size: int = 0) -> Future[T]:
+        """The same for a story: what the job returns, or raises."""
+        answer: Future[T] = Future()
+        done = lambda result: answer.set_exception(result) if isinstance(result, Exception) else answer.set_result(result)  # noqa: E731
+        self.run(job, done, size=size)
+        return answer
 
     def begin(
         self,
@@ -357,6 +365,22 @@ class StoreIO:
         """Tells the owner, on its thread. True: the nodes have to settle."""
         settles = job.done(result)
         return bool(settles) or not job.tells
+
+
+def on_thread(job: Callable[[], T], name: str) -> Future[T]:
+    """Runs `job` on a thread of its own: for what may wait as long as it likes, and needs no turn."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = job()
+        except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the owner gets it
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+
+    machine.Thread(target=run, name=name, daemon=True).start()
+    return answer
 
 
 # -- messages after which nothing settles ----------------------------------------------------------------------------------

@@ -92,23 +92,25 @@ class Completing:
             return due_s
         part = block.take_part()
         if part.row:
-            put, written = (lambda store: store.put(part.row, part.row_bytes)), partial(self._row_written, block, part)
-            self._shared.io.run(put, written, size=len(part.row_bytes))
+            self._node.stories.begin(self._complete_by_row(block, part))
         else:
             self._complete(block, part)
         return math.inf
 
-    def _row_written(self, block: ClaimedBlock, part: CompletePart, result: Exception | None) -> None:
+    def _complete_by_row(self, block: ClaimedBlock, part: CompletePart) -> Story[None]:
+        error: Exception | None = None
+        try:
+            yield self._shared.io.answer(lambda store: store.put(part.row, part.row_bytes), size=len(part.row_bytes))
+        except Exception as found:  # noqa: BLE001 - whatever it is, what has ended is not forgotten
+            error = found
         if self._node.blocks.get(block.key) is not block or block.sending is not part:
             return
-        if isinstance(result, Exception):
-            self._node.strike("fragment_not_stored", str(result))
-            block.refused(machine.monotonic())
-            return
-        if self._shared.committer.may_commit:
+        if error is None and self._shared.committer.may_commit:
             self._complete(block, part)
-        else:
-            block.refused(machine.monotonic())
+            return
+        if error is not None:
+            self._node.strike("fragment_not_stored", str(error))
+        block.refused(machine.monotonic())
 
     def _complete(self, block: ClaimedBlock, part: CompletePart) -> None:
         part.orders = self._node.orders.obeyed_by(block, part.indices)
@@ -457,19 +459,20 @@ class Giving:
             return
         count = block.tail(256)
         if count and self._shared.committer.may_commit:
-            self.give_back(block, count, name="RETURN", held=held)
+            yield from self._give_back(block, count, name="RETURN", held=held)
 
     # -- the commit of both ----------------------------------------------------------------------------------------------
 
     def give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
         """Its last `count` waiting tasks become a block of their own. name: of the multi. held: the submission's gate is away."""
+        self._node.stories.begin(self._give_back(block, count, name=name, held=held))
+
+    def _give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> Story[None]:
         for index in list(block.ready)[-count:]:
             self._node.stager.done(block, index)
         multi = block.give_back(count, self._shared.committer.fence(self._node.name), machine.guid()[:12], name=name, held=held)
         failpoint("starter.before_split")
-        self._shared.committer.commit(multi, partial(self._gave_back, block))
-
-    def _gave_back(self, block: ClaimedBlock, outcome: Outcome) -> None:
+        outcome: Outcome = yield self._shared.committer.outcome_of(multi)
         if isinstance(outcome, Committed):
             failpoint("starter.after_split")
             sent = block.committed()

@@ -103,10 +103,10 @@ class Inbox:
                 active.since_s, self._starts[active.starts] = now_s, active  # type: ignore[index]
         starts = [active for active in due if active.starts is not None]
         for at in range(0, len(starts), _TOGETHER):
-            self._cross_off(starts[at : at + _TOGETHER])
+            self._node.stories.begin(self._cross_off(starts[at : at + _TOGETHER]))
         for active in due:
             if active.starts is None:
-                self._cross_off([active])
+                self._node.stories.begin(self._cross_off([active]))
 
     def _has_not_begun(self, active: _Active, now_s: float) -> bool:
         """Its job is here, waits, and was last looked at long ago."""
@@ -320,16 +320,14 @@ class Inbox:
                     left.add(index)
         return left
 
-    def _cross_off(self, some: Sequence[_Active]) -> None:
+    def _cross_off(self, some: Sequence[_Active]) -> Story[None]:
         for active in some:
             active.crossing = True
         multi = ops.obey(self._node.name, self._shared.committer.fence(self._node.name), *(active.guid for active in some))
-        self._shared.committer.commit(multi, partial(self._crossed_off, some))
-
-    def _crossed_off(self, some: Sequence[_Active], outcome: Outcome) -> None:
+        outcome: Outcome = yield self._shared.committer.outcome_of(multi)
         if isinstance(outcome, Conflict) and len(some) > 1:  # one of them was gone, so none of them is by this
             for active in some:
-                self._cross_off([active])
+                self._node.stories.begin(self._cross_off([active]))
             return
         for active in some:
             self.gone(active.guid)

@@ -20,12 +20,13 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
 from rmgr.coord.protocol.records import decode_record
+from rmgr.daemons.starter.core.io import on_thread
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_size
 from rmgr.model.cluster.node import Drain, Trouble, TroubleKind
 from rmgr.runtime import machine
-from rmgr.runtime.story import Story
+from rmgr.runtime.story import Pause, Story
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.process import Slot
@@ -405,13 +406,20 @@ class WorkLimits:
         self._agents = agents
         self._shared = shared
         self._caps = caps
-        shared.after(_EVERY_S, self._look)
+        self._stories = shared.stories()
+        self._stories.begin(self._look_again_and_again())
 
-    def _look(self) -> None:
-        machine.Thread(target=self._count, name="work-use", daemon=True).start()
+    def _look_again_and_again(self) -> Story[None]:
+        pause_s = _EVERY_S
+        while True:
+            yield Pause(pause_s)
+            begun_s = machine.monotonic()
+            uses: list[Use] = yield on_thread(self._count, "work-use")
+            pause_s = max(_EVERY_S, _TIMES * (machine.monotonic() - begun_s))
+            for use, why in excess(uses, self._caps, max_things=MAX_THINGS):
+                self._shared.aside.attempt(partial(self._end, use, why))  # others' is looked at all the same
 
-    def _count(self) -> None:
-        begun_s = machine.monotonic()
+    def _count(self) -> list[Use]:
         uses: list[Use] = []
         left: dict[int, int] = {}
         try:
@@ -422,17 +430,12 @@ class WorkLimits:
                     uses.append(use)
         except OSError as error:
             self._shared.log.warning("work_not_counted", error=str(error))
-        took_s = machine.monotonic() - begun_s
-        self._shared.post(partial(self._counted, uses, took_s))
+        return uses
 
-    def _counted(self, uses: list[Use], took_s: float) -> None:
-        self._shared.after(max(_EVERY_S, _TIMES * took_s), self._look)
-        for use, why in excess(uses, self._caps, max_things=MAX_THINGS):
-            name = Path(use.path).relative_to(self._shared.directory).parts[0]
-            self._end(self._agents[name], use, f"ended on node {name}: {why}")
-
-    def _end(self, agent: NodeAgent, use: Use, why: str) -> None:
+    def _end(self, use: Use, why: str) -> None:
         """Ends the tasks in a directory; where none runs, the slot. What was staged for tasks that have not begun stays."""
+        agent = self._agents[Path(use.path).relative_to(self._shared.directory).parts[0]]
+        why = f"ended on node {agent.name}: {why}"
         tasks = _tasks_in(agent, use.path)
         ids = ",".join(f"{block.key.submission}_{index}" for block, index in tasks)
         agent.log.warning("work_over_limit", uid=use.uid, task_id=ids, bytes=use.size_bytes, total=use.things, why=why)

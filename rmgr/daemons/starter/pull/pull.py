@@ -29,6 +29,7 @@ from rmgr.model.tasks.block import MAX_TASKS, BlockKey
 from rmgr.model.tasks.submission import key_now
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.story import Story
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
@@ -506,11 +507,12 @@ class IdleMarking:
         if now_s < at_s:
             return at_s
         idle.goes(IdleStage.SETTING if hungry else IdleStage.CLEARING)
-        multi = ops.mark_idle(node.name, self._node.shared.committer.fence(node.name), idle=hungry)
-        self._node.shared.committer.commit(multi, partial(self._marked, hungry))
+        node.stories.begin(self._mark(hungry=hungry))
         return math.inf
 
-    def _marked(self, idle: bool, outcome: Outcome) -> None:
-        self._node.idle.answered(stands=idle)  # a Conflict says that it was so already
-        if not idle and isinstance(outcome, Conflict):
-            self._node.hands.look()
+    def _mark(self, *, hungry: bool) -> Story[None]:
+        node, commits = self._node, self._node.shared.committer
+        outcome: Outcome = yield commits.outcome_of(ops.mark_idle(node.name, commits.fence(node.name), idle=hungry))
+        node.idle.answered(stands=hungry)  # a Conflict says that it was so already
+        if not hungry and isinstance(outcome, Conflict):
+            node.hands.look()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from rmgr.daemons.starter.node.orders import Amendments, Inbox
 from rmgr.daemons.starter.node.registry import Registry
 from rmgr.errors import CoordinationUnavailable, PermissionDenied
 from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
 from rmgr.model.tasks.placing import Allocation
 from rmgr.runtime.story import Stories
 
@@ -240,3 +241,58 @@ def test_a_claim_that_was_made_though_nobody_heard_of_it_is_the_block_that_it_wo
     registry._take_over(node, 2, 7)
     assert node.blocks == {KEY: claimed}
     assert (claimed.verdict, claimed.version, claimed.data.incarnation) == (BlockVerdict.REFUSED, 1, 2)
+
+
+# -- commits that are stories ------------------------------------------------------------------------------------------------------------
+
+
+def test_orders_that_were_to_be_crossed_off_together_go_each_alone_when_one_was_gone(node: Any) -> None:
+    sent: list[tuple[Any, Future[Any]]] = []
+
+    def outcome_of(multi: Any) -> Future[Any]:
+        sent.append((multi, Future()))
+        return sent[-1][1]
+
+    node.shared.committer = SimpleNamespace(outcome_of=outcome_of, fence=lambda _: 7)
+    node.blocks.clear()
+    node.puller = SimpleNamespace(is_claiming=lambda _: False)
+    begun: list[Any] = []
+    node.jobs = SimpleNamespace(checkpoints=SimpleNamespace(is_obeying=lambda _: False), is_taking=lambda _: False, begin=begun.extend)
+    inbox: Any = Inbox(node)
+    inbox.settle()
+    names = [paths.start_order("one", KEY), paths.start_order("two", replace(KEY, first=2))]
+    node.answer(names)
+    assert [name for name, _ in begun] == names
+    inbox.left(KEY)
+    inbox.settle()
+    (multi, answer) = sent.pop()
+    assert len(multi.ops) == 1 + len(names)
+    answer.set_result(Conflict(1, paths.inbox("n1", names[0]), ConflictKind.NO_NODE))
+    assert [len(multi.ops) for multi, _ in sent] == [2, 2]
+    sent[0][1].set_result(Conflict(1, paths.inbox("n1", names[0]), ConflictKind.NO_NODE))
+    sent[1][1].set_result(Committed((0,)))
+    assert not inbox._active
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_ends_that_need_a_row_are_committed_once_it_is_stored_and_else_wait_for_the_next_commit(node: Any, is_stored: bool) -> None:
+    row: Future[None] = Future()
+    completed: list[ClaimedBlock] = []
+    struck: list[str] = []
+    node.shared.io = SimpleNamespace(answer=lambda _job, size: row)
+    node.strike = lambda what, _why: struck.append(what)
+    block = node.blocks[KEY]
+    block.hand_out(2)
+    block.live = 0
+    block.settle([Outcome(index, value=b"x") for index in range(2)], 1.0)
+    part = block.take_part()
+    made: Any = Completing(node)
+    made._complete = lambda block, _part: completed.append(block)
+    node.stories.begin(made._complete_by_row(block, part))
+    assert not completed
+    if is_stored:
+        row.set_result(None)
+    else:
+        row.set_exception(OSError("no room"))
+    assert (completed, struck) == (([block], []) if is_stored else ([], ["fragment_not_stored"]))
+    assert (block.sending is part, len(block.arrived)) == ((True, 0) if is_stored else (False, 2))
