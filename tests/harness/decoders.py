@@ -31,7 +31,7 @@ from rmgr.coord.protocol import keys, records
 from rmgr.coord.seal import NotSealed
 from rmgr.coord.views import closing
 from rmgr.daemons.leader.placement import job_table as placing
-from rmgr.daemons.service import written
+from rmgr.daemons.service import keepers
 from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.core import fetch
 from rmgr.daemons.starter.jobs import ranks as starter_ranks
@@ -213,7 +213,7 @@ DECODERS = (
     ),
     Decoder("history", "coord/views/closing.py", closing.decode_summary, (DataLost,), Form.JSON, kind=JobView, sample=_VIEW),
     Decoder("ending in the history", "coord/views/closing.py", closing.decode_ending, (DataLost,), Form.JSON, kind=JobView, sample=_VIEW),
-    Decoder("written today", "daemons/service/written.py", written.decode_written, (DataLost,), Form.JSON, kind=written.WrittenToday),
+    Decoder("written today", "daemons/service/keepers.py", keepers.decode_written, (DataLost,), Form.JSON, kind=keepers.WrittenToday),
     Decoder(
         "records of policies", "daemons/leader/placement/job_table.py", placing.decode_records, (msgspec.DecodeError,), Form.MSGPACK,
         kind=placing.Records

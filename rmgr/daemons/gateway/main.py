@@ -36,11 +36,9 @@ from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.gateway.talking import Desk
 from rmgr.daemons.gateway.values import OwnedStore, OwnerOf, Owners, UserStores
+from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper, WrittenKeeper, recognise
 from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
-from rmgr.daemons.service.self_check import VoiceCheck, Working, check_key, check_voice, ending
-from rmgr.daemons.service.serving import LimitsKeeper, audited, open_server, opened
-from rmgr.daemons.service.written import WrittenKeeper
+from rmgr.daemons.service.serving import VoiceCheck, Working, audited, check_key, check_voice, ending, open_server, opened
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.base.units import counted

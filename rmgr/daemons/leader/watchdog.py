@@ -35,9 +35,9 @@ from rmgr.daemons.leader.metrics import ClusterMetrics, LeaderMetrics
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.daemons.leader.use import LeaderUse
+from rmgr.daemons.service.keepers import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.service.self_check import VoiceCheck, Working, check_key, check_voice, ending
-from rmgr.daemons.service.serving import LimitsKeeper, open_server, opened
+from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, ending, open_server, opened
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord

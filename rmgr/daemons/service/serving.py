@@ -1,12 +1,11 @@
-"""Opens what every daemon works with, ZooKeeper, the data store and its own gRPC server; and whom that serves, within which limits."""
+"""What every daemon works with: ZooKeeper, the data store, its own gRPC server and whom that serves; and how a daemon looks at itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from rmgr import log as logs
 from rmgr.adapters.access.auth import Caller, Refused
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials
@@ -15,20 +14,26 @@ from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import ANYBODY, Person
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped
-from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, Unavailable
 from rmgr.log import audit
+from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.identity import Identity
-from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
+from rmgr.runtime.lease import LastAnswer
 from rmgr.runtime.logger import Log
 from rmgr.runtime.secured import open_zookeeper
 from rmgr.runtime.store_watch import WatchedStore, meet_store
+from rmgr.runtime.supervision import StallGuard
 
-_TIMEOUT_S, _AGAIN_S = 10.0, 2.0
+#: How often the server is asked, how long an answer may take, and after how long without any it is mute. A flood costs some seconds.
+_ASK_S, _ANSWER_S, MUTE_S = 15.0, 10.0, 60.0
+#: How long a daemon's own server may take to let it in at the start, and how long it is not asked again.
+_GREET_S, _AGAIN_S = 30.0, 0.2
+_NO_CALL = "it answers no call"
+#: A loop comes round at least every 2.5 s.
+_STALLED_S = 5.0
+#: As `runtime/lease.py`: after this part of the session timeout without an answer nothing is acted upon.
+_LEASE_SHARE = 2 / 3
 
 
 def open_server(
@@ -72,39 +77,6 @@ def opened(
         coordinator.close(timeout_s=2.0)
 
 
-class LimitsKeeper:
-    """Reads /config, watches it, and puts the limits into `bounds` and the book of audit lines. Never blocks, never ends."""
-
-    def __init__(self, coordinator: Coordinator, bounds: Bounds, log: Log) -> None:
-        self._coordinator = coordinator
-        self._bounds = bounds
-        self._log = log
-
-    def start(self) -> LimitsKeeper:
-        """Begins to read."""
-        self._read()
-        return self
-
-    def _read(self) -> None:
-        asked = self._coordinator.get(paths.CONFIG, watch=self._read, timeout_s=_TIMEOUT_S)
-        asked.add_done_callback(self._answered)
-
-    def _answered(self, asked: Future[Stamped | None]) -> None:
-        try:
-            found = asked.result()
-            settings = decode_record(found.data, ClusterSettings, paths.CONFIG) if found is not None and found.data else ClusterSettings()
-        except RmgrError as error:
-            self._log.warning("limits_unreadable", error=error.message)
-            again = machine.Timer(_AGAIN_S, self._read)
-            again.daemon = True
-            again.start()
-            return
-        if settings.limits != self._bounds.limits:
-            self._log.info("limits_changed")
-        self._bounds.limits = settings.limits
-        logs.BOOK.lines = settings.limits.audit_lines
-
-
 def person_of(caller: Caller | None, operators: Iterable[str] = ()) -> Person:
     """operators: names of `[security] operators`. caller None: this process itself."""
     if caller is None or caller.is_open:
@@ -122,3 +94,150 @@ def audited(log: Log | None, person: Person, what: str, target: str) -> Iterator
         if log is not None:
             audit(log, who=person.name, role=person.role, what=what, target=target, allowed=False, why=error.message)
         raise
+
+
+# -- a daemon looks at itself ----------------------------------------------------------------------------------------------
+# At its start whether its key counts and its own server lets it in, later whether that answers anybody. The stall guard looks at the main
+# loop, and ZooKeeper at its session; both can be well while nobody believes what the daemon signs, or nobody reaches it. A gateway or a
+# WatchDog that answers nobody ends, so that another one takes its place; a Starter says so and goes on, for its work needs no server. What
+# it stands on besides, its `/healthz` tells (`Working`).
+
+
+def check_key(trust: Trust | None, credentials: Credentials | None, log: Log) -> None:
+    """The key of this daemon is one that others believe. At its start, after its certificate was published.
+
+    Raises: PermissionDenied when it was revoked, or its certificate is not believed; when that cannot be read now it is taken for good.
+    """
+    if trust is None or credentials is None:
+        return
+    who = credentials.identity
+    try:
+        found = trust.find(who.key_id, at_s=machine.wall_us() / 1e6)
+    except CoordinationUnavailable as error:
+        log.warning("own_key_not_looked_up", error=error.message)
+        return
+    if isinstance(found, str):
+        raise PermissionDenied(
+            f"nobody in this cluster would believe what {who.role} {who.name} signs: {found}",
+            hint=f"is the clock right? {_fresh(credentials)}",
+        )
+
+
+def check_voice(server: RpcServer, credentials: Credentials | None, log: Log, *, patience_s: float = _GREET_S) -> None:
+    """The server, which was started, answers this daemon's own call.
+
+    Raises: PermissionDenied when it turns it away; Unavailable when no connection comes about within `patience_s`. A server
+        that is only late is taken for good, and told.
+    """
+    end_s = machine.monotonic() + patience_s
+    pause = threading.Event()
+    while True:
+        try:
+            server.greet(max(0.1, end_s - machine.monotonic()))
+        except TimeoutError:
+            log.warning("own_server_is_late", endpoint=server.endpoint, waited_s=patience_s)
+        except PermissionDenied as error:
+            words = f"this daemon and its own server do not take each other: {error.message}"
+            raise PermissionDenied(words, hint=_fresh(credentials)) from None
+        except Unavailable as error:
+            if machine.monotonic() < end_s:
+                pause.wait(_AGAIN_S)
+                continue
+            raise Unavailable(
+                f"this daemon's own server at {server.endpoint} does not take its connection, so nobody's: {error.message}",
+                hint=f"is the port open on this machine? {_fresh(credentials)}",
+            ) from None
+        return
+
+
+def _fresh(credentials: Credentials | None) -> str:
+    """What to do about a bundle that does not work."""
+    if credentials is None:
+        return "rmgr doctor"
+    who = credentials.identity
+    return f"take another bundle than {credentials.directory}: rmgr admin add-node {who.name} --role {who.role} --renew; rmgr doctor"
+
+
+def ending(whose: str) -> StallGuard:
+    """Ends the process, with all stacks, when its server is mute. whose: "the gateway's"."""
+    return StallGuard(MUTE_S, name=f"{whose} server: {_NO_CALL}")
+
+
+def telling(whose: str, log: Log) -> StallGuard:
+    """Writes it to the log again and again, and no more."""
+
+    def tell(why: str) -> None:
+        log.error("server_is_mute", error=why)
+
+    return StallGuard(MUTE_S, name=f"{whose} server: {_NO_CALL}", on_stall=tell)
+
+
+class VoiceCheck:
+    """Asks the server of this process again and again whether it answers.
+
+    Args:
+        is_mute: `RpcServer.is_mute`. guard: what becomes of a mute daemon: `ending`, `telling`. pause_s, answer_s: for tests.
+    """
+
+    def __init__(
+        self,
+        is_mute: Callable[[float], bool],
+        guard: StallGuard,
+        *,
+        pause_s: float = _ASK_S,
+        answer_s: float = _ANSWER_S,
+    ) -> None:
+        self._is_mute = is_mute
+        self._guard = guard
+        self._pause_s = pause_s
+        self._answer_s = answer_s
+        self._stopped = threading.Event()
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody reaches this daemon, "" while it answers. From any thread."""
+        silent_s = self._guard.silent_s
+        return f"its server has answered no call for {format_duration(silent_s)}" if silent_s > self._pause_s + 2 * self._answer_s else ""
+
+    def start(self) -> VoiceCheck:
+        """Begins to ask."""
+        self._guard.start()
+        machine.Thread(target=self._run, name="own-voice", daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._guard.stop()
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._pause_s):
+            if not self._is_mute(self._answer_s):
+                self._guard.progress()
+
+
+class Working:
+    """Looks at what a daemon stands on. Thread-safe.
+
+    Args: unable: what else is asked why it cannot work; each answers "" while it can.
+    """
+
+    def __init__(self, coordinator: LastAnswer, store: WatchedStore, guard: StallGuard, *unable: Callable[[], str]) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._guard = guard
+        self._unable = unable
+
+    def trouble(self) -> str:
+        """Every reason why the daemon cannot work now, "" while it can. Never waits."""
+        return "; ".join(dict.fromkeys(why for why in self._reasons() if why))
+
+    def _reasons(self) -> tuple[str, ...]:
+        silent_s, unanswered_s = self._guard.silent_s, machine.monotonic() - self._coordinator.last_answer_s()
+        is_over = unanswered_s > self._coordinator.session_timeout_s * _LEASE_SHARE
+        return (
+            f"its loop has not come round for {format_duration(silent_s)}" if silent_s > _STALLED_S else "",
+            "the lease is over: ZooKeeper does not answer" if is_over else "",
+            f"data store: {self._store.trouble}" if self._store.trouble else "",
+            *(ask() for ask in self._unable),
+        )

@@ -25,11 +25,9 @@ from rmgr.adapters.rpc.ranks import Peers, handler_of
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import MAX_NODES, Config, StarterConfig
 from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper, WrittenKeeper, recognise
 from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
-from rmgr.daemons.service.self_check import VoiceCheck, Working, check_key, check_voice, telling
-from rmgr.daemons.service.serving import LimitsKeeper, open_server, opened
-from rmgr.daemons.service.written import WrittenKeeper
+from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, open_server, opened, telling
 from rmgr.daemons.starter.checkpoint.files import seals_of
 from rmgr.daemons.starter.core.fetch import Fetcher
 from rmgr.daemons.starter.core.home import DiskWatch, Home

@@ -19,7 +19,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi
 from rmgr.daemons.gateway.asking import MOST, Loose
 from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse
-from rmgr.daemons.service.written import WrittenKeeper
+from rmgr.daemons.service.keepers import WrittenKeeper
 from rmgr.errors import ConfigError, LimitReached, QueueFull, Unavailable
 from rmgr.model.cluster.queue import BOUND, BOUNDS, ClusterSettings, UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
@@ -140,7 +140,7 @@ def test_what_was_written_is_recalled_by_the_gateway_that_follows(monkeypatch: p
     third, keeper = gateway()
     assert third.used("ann")["store_bytes"] == 40  # the rest is of yesterday
     keeper.close()
-    monkeypatch.setattr("rmgr.daemons.service.written._MOST_ROW_BYTES", 10_000)
+    monkeypatch.setattr("rmgr.daemons.service.keepers._MOST_ROW_BYTES", 10_000)
     good = store.get("use/g:1")
     assert good is not None
     for junk in (

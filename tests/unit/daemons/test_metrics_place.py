@@ -21,7 +21,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.tls import context_of
 from rmgr.daemons.service import metrics_place
 from rmgr.daemons.service.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, MOST, PORTS, MetricsPlace
-from rmgr.daemons.service.self_check import Working
+from rmgr.daemons.service.serving import Working
 from rmgr.errors import ConfigError, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.runtime.secured import advertised_metrics

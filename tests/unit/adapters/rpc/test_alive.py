@@ -16,7 +16,7 @@ from rmgr.adapters.access.auth import Expeller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.daemons.service.self_check import VoiceCheck, check_voice, telling
+from rmgr.daemons.service.serving import VoiceCheck, check_voice, telling
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.runtime.supervision import StallGuard

@@ -14,7 +14,7 @@ from rmgr.cli.admin import members as admin_rotate
 from rmgr.cli.control.operate import drain_node, resume_node
 from rmgr.cli.main import run
 from rmgr.cli.session.context import Session
-from rmgr.daemons.service.secret_keeper import let_in
+from rmgr.daemons.service.keepers import let_in
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
 

@@ -1,38 +1,58 @@
-"""Keeps a daemon's secret of ZooKeeper up to date: when its role's secret was rotated, a WatchDog hands over the new one.
-
-A daemon whose key was revoked gets none, and stays outside. One that slept through the whole rotation is let in by the
-same door: it knows from its bundle where WatchDogs were.
-"""
+"""What a daemon keeps up to date by itself: its secret of ZooKeeper, the limits of users, what these wrote today."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
+import msgspec
+
+from rmgr import log as logs
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials, endpoints_file, known_endpoints, write_files
 from rmgr.adapters.identity.pki import digest_id
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import Config
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.ports import SessionState
-from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import ConfigError, PermissionDenied, RmgrError
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
+from rmgr.coord.protocol.records import UNREADABLE, cut, decode_record
+from rmgr.errors import ConfigError, DataLost, PermissionDenied, RmgrError
 from rmgr.model.cluster.identity import AclRecord
 from rmgr.model.cluster.node import Meta
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.wire.stream import json_decoder
 from rmgr.procedures.bootstrap import verify
+from rmgr.procedures.bounded import row_of
 from rmgr.procedures.securing import watchdogs
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 from rmgr.runtime.secured import zookeeper_options
 
-_RETRY_S = 2.0
-_TIMEOUT_S = 5.0
+#: Pause before a WatchDog is asked again for a secret, and how long its answer may take.
+_RETRY_S, _TIMEOUT_S = 2.0, 5.0
+#: How long `/config` may take, and the pause before it is read again.
+_CONFIG_S, _AGAIN_S = 10.0, 2.0
+#: Between two writings of what users wrote, and how long the store may take.
+SAVE_S = 2.0
+_STORE_S = 10.0
+_HOUR_S = 3600
+#: The row of a daemon that never comes back goes by itself.
+_TTL_S = 2 * 86_400.0
+#: What nobody writes within a day: a row with more was not written by a daemon.
+_MOST = 1 << 62
+#: 24 hours of 10,000 users are a fifth of it.
+_MOST_ROW_BYTES = 32 * 2**20
 
 
 class SecretKeeper:
-    """One thread that waits for `/acl` to change.
+    """One thread that waits for `/acl` to change: when its role's secret was rotated, a WatchDog hands over the new one.
+
+    A daemon whose key was revoked gets none, and stays outside. One that slept through the whole rotation is let in by the same door: it
+    knows from its bundle where WatchDogs were.
 
     Args:
         renewed: is told the new credentials, after the daemon's own session has taken them.
@@ -176,3 +196,128 @@ def _keep(credentials: Credentials, files: Mapping[str, bytes]) -> None:
         write_files(credentials.directory, files, replace=True)
     except (OSError, ConfigError):
         return
+
+
+# -- limits of users -------------------------------------------------------------------------------------------------------
+
+
+class LimitsKeeper:
+    """Reads /config, watches it, and puts the limits into `bounds` and the book of audit lines. Never blocks, never ends."""
+
+    def __init__(self, coordinator: Coordinator, bounds: Bounds, log: Log) -> None:
+        self._coordinator = coordinator
+        self._bounds = bounds
+        self._log = log
+
+    def start(self) -> LimitsKeeper:
+        """Begins to read."""
+        self._read()
+        return self
+
+    def _read(self) -> None:
+        asked = self._coordinator.get(paths.CONFIG, watch=self._read, timeout_s=_CONFIG_S)
+        asked.add_done_callback(self._answered)
+
+    def _answered(self, asked: Future[Stamped | None]) -> None:
+        try:
+            found = asked.result()
+            settings = decode_record(found.data, ClusterSettings, paths.CONFIG) if found is not None and found.data else ClusterSettings()
+        except RmgrError as error:
+            self._log.warning("limits_unreadable", error=error.message)
+            again = machine.Timer(_AGAIN_S, self._read)
+            again.daemon = True
+            again.start()
+            return
+        if settings.limits != self._bounds.limits:
+            self._log.info("limits_changed")
+        self._bounds.limits = settings.limits
+        logs.BOOK.lines = settings.limits.audit_lines
+
+
+# -- what users wrote today ------------------------------------------------------------------------------------------------
+# Kept in a row of the store, which a gateway or Starter finds when it is restarted: what users wrote through it within a day. The row is
+# written every few seconds while anything is, and at the end. A daemon that is killed forgets at most those seconds.
+
+
+class WrittenToday(msgspec.Struct, frozen=True):
+    """The row. by_user: user -> hour since 1970 (UTC) -> bytes."""
+
+    format: int
+    by_user: dict[str, dict[int, int]]
+
+
+def decode_written(data: bytes) -> WrittenToday:
+    """The row as a gateway wrote it. Raises DataLost."""
+    try:
+        return json_decoder(WrittenToday).decode(data)
+    except UNREADABLE as error:
+        raise DataLost(f"what users have written today cannot be read: {cut(error)}") from None
+
+
+class WrittenKeeper:
+    """Reads the row of the daemon `name` into `bounds`, then keeps it. Never blocks its caller but in `close`.
+
+    Args: name: where a gateway listens, `starter-` and its first node of a Starter. wall: seconds since 1970.
+    """
+
+    def __init__(self, store: Store, name: str, bounds: Bounds, log: Log, *, wall: Callable[[], float] | None = None) -> None:
+        self._store = store
+        self._row = keys.use(name)
+        self._bounds = bounds
+        self._log = log
+        self._wall = wall or machine.wall_s
+        self._end = threading.Event()
+        self._saved: dict[str, dict[int, int]] | None = None  #: None: the row was not read yet
+        self._thread = machine.Thread(target=self._run, name="written", daemon=True)
+
+    def start(self, *, waits: bool = True) -> WrittenKeeper:
+        """Begins: reads at once where the store answers, else as soon as it does. waits: for its first answer."""
+        if waits:
+            self._round()
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Writes what is known. Takes a few seconds at most."""
+        self._end.set()
+        self._thread.join(_STORE_S)
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            self._round()
+            self._end.wait(SAVE_S)
+        self._round()
+
+    def _round(self) -> None:
+        try:
+            if self._saved is None:
+                self._load()
+            else:
+                self._save()
+        except RmgrError:
+            return  # the store is away, which others tell; again in a moment
+        except Exception:  # noqa: BLE001 - the loop boundary: the count goes on in memory
+            self._log.exception("written_not_kept")
+
+    def _load(self) -> None:
+        try:
+            found = row_of(self._store, self._row, _MOST_ROW_BYTES, timeout_s=_STORE_S)
+            row = decode_written(found) if found is not None else None
+        except DataLost as error:
+            self._log.warning("written_unreadable", row=self._row, error=str(error)[:200])
+            row = None
+        self._saved = {}
+        if row is None:
+            return
+        now = int(self._wall()) // _HOUR_S
+        sane = {user: {now - at: size for at, size in hours.items() if 0 < size < _MOST} for user, hours in row.by_user.items()}
+        self._bounds.recall(sane)
+        self._log.info("written_recalled", users=len(sane))
+
+    def _save(self) -> None:
+        now = int(self._wall()) // _HOUR_S
+        by_user = {user: {now - ago: size for ago, size in hours.items()} for user, hours in self._bounds.written().items()}
+        if by_user == self._saved:
+            return
+        self._store.put(self._row, msgspec.json.encode(WrittenToday(1, by_user)), ttl_s=_TTL_S, timeout_s=_STORE_S)
+        self._saved = by_user
