@@ -352,11 +352,6 @@ class Follow:
             end = -math.inf  # take what else is there, wait no more
         return ends
 
-    def wait_all(self) -> None:
-        """Until all has ended."""
-        while not self.is_ended:
-            self.next()
-
 
 class _Listener:
     """`ports.Listener`: passes everything on, at once."""

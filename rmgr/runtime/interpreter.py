@@ -1,4 +1,4 @@
-"""Sets up the interpreter of a daemon: what it never uses is not loaded, collections of garbage stay rare and short.
+"""Sets up the interpreter of a daemon: what it never uses is not loaded (nor by commands), collections of garbage stay rare and short.
 
 Modules that others import and a daemon never uses are loaded when somebody looks into them, which is never (`defer`). What it is worth: a
 daemon's private memory is 36.3 MiB with it, 42.1 without, 45.1 without it and without `rmgr.log`'s way around rich.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import time
 import unicodedata
@@ -142,6 +141,13 @@ def width_of(text: str) -> int:
     return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
+def columns_of_terminal() -> int:
+    """How wide the terminal is."""
+    import shutil  # with three libraries of archives: who writes into a pipe does without
+
+    return shutil.get_terminal_size().columns
+
+
 def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
     """`text` with its lines broken between words where a terminal would break them anywhere; a pipe gets it whole.
 
@@ -150,7 +156,7 @@ def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
     Args:
         begin: columns that stand before it on its first line. indent: of the lines that follow, which is written, too.
     """
-    if not out.isatty() or text.startswith("rmgr ") or begin + width_of(text) <= (room := shutil.get_terminal_size().columns):
+    if not out.isatty() or text.startswith("rmgr ") or begin + width_of(text) <= (room := columns_of_terminal()):
         return text
     words = _whole_commands(re.split("( +)", text))  # and between them, what parts them
     told, used = words[0], begin + width_of(words[0])
@@ -293,7 +299,7 @@ def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: T
         from rmgr.client.progress import is_ascii
 
         more = "+" if is_ascii(stream) else more
-        widths = _fit(widths, heads, chosen, shutil.get_terminal_size().columns)
+        widths = _fit(widths, heads, chosen, columns_of_terminal())
     if layout.header:
         names = [name if column.is_id else _cut(name, width, more) for name, width, column in zip(heads, widths, chosen, strict=True)]
         head = _GAP.join(_pad(name, width, column.right) for name, width, column in zip(names, widths, chosen, strict=True)).rstrip()

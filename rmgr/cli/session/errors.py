@@ -53,7 +53,7 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         case BrokenPipeError():
             return BROKEN_PIPE
         case KeyboardInterrupt() | click.Abort():
-            _tell("interrupted", "", verbose=0)
+            _tell("interrupted", "")
             return INTERRUPTED
         case RmgrError():
             code, message, hint, exit_code = error.code, error.message, error.hint, error.exit_code
@@ -83,9 +83,9 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         try:
             sys.stdout.write(json.dumps({"schema": "rmgr/1", "error": told | ({"token": token} if token else {})}) + "\n")
         except OSError:  # a full disk behind stdout: then at least people see it
-            _tell(message, hint, verbose=verbose)
+            _tell(message, hint)
     else:
-        _tell(message, hint or (f"send it again, safely: --token {token}" if token else ""), verbose=verbose)
+        _tell(message, hint or (f"send it again, safely: --token {token}" if token else ""))
     if verbose and not isinstance(error, click.ClickException):
         import traceback
 
@@ -102,12 +102,12 @@ def flush(code: int) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else Python tries once more at its end, and ends with 120
             is_gone = isinstance(error, BrokenPipeError)
             if not is_gone and stream is sys.stdout:  # a full disk behind it
-                _tell(f"the output could not be written: {error.strerror}", "", verbose=0)
+                _tell(f"the output could not be written: {error.strerror}", "")
             code = code or (BROKEN_PIPE if is_gone else 1)
     return code
 
 
-def _tell(message: str, hint: str, *, verbose: int) -> None:  # noqa: ARG001 - one signature for all
+def _tell(message: str, hint: str) -> None:
     from rmgr.cli.display.render import folded, paint, printable
 
     if not sys.stdout.closed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmgr.cli.display.render import Layout, clock, now_us, paint
+from rmgr.cli.display.render import Layout, clock, columns_of_terminal, now_us, paint
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import STATES
 from rmgr.cli.words.selectors import Filter
@@ -71,7 +70,7 @@ def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
         while True:
             if is_screen:
                 sys.stdout.write("\x1b[2J\x1b[H")  # clear, cursor home
-                sys.stdout.write(paint(f"{clock(now_us()):>{shutil.get_terminal_size().columns - 1}}", "dim", sys.stdout) + "\n")
+                sys.stdout.write(paint(f"{clock(now_us()):>{columns_of_terminal() - 1}}", "dim", sys.stdout) + "\n")
             once()
             sys.stdout.flush()
             time.sleep(session.left_s(_INTERVAL_S) or _INTERVAL_S)

@@ -92,6 +92,8 @@ def test_commands_load_only_what_they_need(sh: Shell) -> None:
         eventually(
             lambda words=words, unneeded=unneeded: not unneeded & modules_of(sh, *words), f"rmgr {words[0]} loads no more than it needs"
         )
+    assert {"asyncio", "cryptography.x509", "prometheus_client"} & modules_of(sh, "nodes") == set()
+    assert "grpc" not in modules_of(sh, "cancel", "all")
     submitted = modules_of(sh, "submit", "--parsable", "--", "true")
     assert (never | {"cryptography.x509", "google"}) & submitted == set()
     assert "kazoo" in submitted  # else this test sees nothing

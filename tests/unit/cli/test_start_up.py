@@ -33,6 +33,10 @@ def test_help_loads_nothing_that_talks_to_a_cluster(words: list[str]) -> None:
     assert COSTLY & loaded(*words) == set()
 
 
+def test_the_version_is_told_by_little_more_than_the_parser() -> None:
+    assert (COSTLY | {"msgspec", "difflib", "pathlib", "traceback", "rmgr.cli.display.render"}) & loaded("--version") == set()
+
+
 def test_what_asks_a_daemon_by_grpc_loads_no_log() -> None:
     program = "import json, sys, rmgr.adapters.rpc.server; print(json.dumps([*sys.modules]))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
