@@ -330,6 +330,14 @@ def at_end(name: str, ending: Callable[[], None]) -> None:
     _register_ending()
 
 
+def try_at_end(job: Callable[[], object]) -> None:
+    """Does it at the end of the process: what it raises is said on stderr, and keeps nothing else from being done."""
+    try:
+        job()
+    except Exception as error:  # noqa: BLE001 - as above
+        sys.stderr.write(f"rmgr: {error}\n")
+
+
 def is_ending() -> bool:
     """The interpreter is shutting down: nothing new may be begun."""
     return _ending.is_set()
@@ -350,10 +358,7 @@ def _register_ending() -> None:
 def _end() -> None:
     _ending.set()
     for ending in list(_ENDINGS.values()):
-        try:
-            ending()
-        except Exception as error:  # noqa: BLE001 - the end of the process: say it and go on
-            sys.stderr.write(f"rmgr: {error}\n")
+        try_at_end(ending)
     for connection in list(_connections.values()):
         connection.close(timeout=2.0)
 

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from rmgr.client import content
 from rmgr.client.chunk import call_each
-from rmgr.client.connection import Connection, at_end, connect, is_ending
+from rmgr.client.connection import Connection, at_end, connect, is_ending, try_at_end
 from rmgr.client.content import Payload
 from rmgr.client.futures import Future, raised_by
 from rmgr.client.output import LiveEcho, LongEcho, write
@@ -59,7 +59,8 @@ class Executor(stdlib.Executor):
     Args:
         max_workers: most slots in use at once; None: as many as there are.
         initializer, initargs: called once in each worker before its first task.
-        cores, memory, time, features, resources: what each call needs. queue, priority: where it stands.
+        cores, memory, time, features, resources: what each call needs and may use ("2G", "1h30m", or bytes and seconds).
+        queue, priority: where it stands.
         name: as `rmgr jobs` shows it; default: that of the function that is called first.
         retries, backoff, resubmit: as for TaskQueue; resubmit (default): calls run again when their node dies.
         modules, python, on_disconnect: as for TaskQueue.
@@ -209,6 +210,9 @@ class Executor(stdlib.Executor):
             timeout: for all results together (TimeoutError).
             chunksize: calls a task: for very short calls with small arguments (blocks do most of it anyway).
             buffersize: most results not yet asked for; None: all input is read and scheduled at once.
+        Returns: an iterator. One that is dropped cancels what has not started, once it was asked for a result.
+        Raises: at once, as `submit`, and what reading the input raises; what was added before that runs. While iterating: what a call
+            raised, of a chunk its first; TimeoutError; CancelledError. Cost: a pickle of the arguments for each call.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -306,8 +310,7 @@ def _end_executors() -> None:
     """As the pools of concurrent.futures: the interpreter waits for what was submitted."""
     for core in list(_executors):
         if core.connection.is_usable:
-            core.shut(cancel=False)
-            core.wait_done()
+            try_at_end(core.end)
 
 
 class BrokenExecutor(RmgrError, stdlib.BrokenExecutor):
@@ -552,6 +555,11 @@ class Core(Tasks):
         for future in self._throttle.take_back() if self._throttle is not None else ():
             future.mark_cancelled()
         self._complete()
+
+    def end(self) -> None:
+        """No call can be added; waits until all have ended."""
+        self.shut(cancel=False)
+        self.wait_done()
 
     def wait_done(self) -> None:
         """Waits until every call has ended, and what it printed was written. In a forked child they are its parent's to wait for."""

@@ -236,6 +236,10 @@ class Future(BaseFuture[Any]):
             if self._state in _DONE:
                 return
 
+    def running(self) -> bool:
+        """False: a program is not told when a task starts. (`rmgr tasks ID` shows what runs.)"""
+        return False
+
     def done(self) -> bool:
         """It is final."""
         return self._state in _DONE

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
-from rmgr.client.connection import Connection, at_end, connect
+from rmgr.client.connection import Connection, at_end, connect, try_at_end
 from rmgr.client.content import Payload
 from rmgr.client.futures import Future, Futures, as_completed
 from rmgr.client.pickling import dump_call, name_of, ship, stays_here
@@ -75,6 +75,8 @@ if TYPE_CHECKING:
 _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
 #: Characters of a value in an error.
 _MOST_SHOWN = 60
+#: How long the end of the process may wait until what was submitted is durable (s), however many queues there are.
+_LAST_FLUSH_S = 10.0
 #: How often a wait without news looks whether the cluster still answers.
 _TICK_S = 1.0
 #: Output keys remembered before those are forgotten whose tasks have claimed them.
@@ -622,10 +624,11 @@ def _some(payloads: Iterator[Payload]) -> list[Payload]:
 
 
 def _flush_open_queues() -> None:
-    """What was submitted to queues that nobody closed becomes durable before the process ends."""
+    """What was submitted to queues that nobody closed becomes durable before the process ends, or it is said what was not."""
+    deadline = Deadline(_LAST_FLUSH_S)
     for queue in list(_open_queues):
         if not queue.is_closed and queue.connection.is_usable:
-            queue.flush(10.0)
+            try_at_end(lambda queue=queue: queue.flush(deadline.left()))  # type: ignore[misc]
 
 
 def _outcome_of(queue: TaskQueue, progress: bool, deadline: Deadline) -> Waited | TaskFailed:

@@ -121,6 +121,24 @@ def test_an_interpreter_that_ends_waits_for_what_it_submitted(live: DevCluster, 
     assert sorted(ended.stdout.splitlines()) == [f"done {x}" for x in range(8)]
 
 
+def test_the_end_of_a_program_tells_of_every_queue_that_was_refused_something(connection: Connection, tmp_path: Path) -> None:
+    for n in (1, 2, 3):
+        connection.store.put(f"at-the-end/{n}", 1)
+    program = """
+        import rmgr
+        def nothing():
+            return 1
+        if __name__ == "__main__":
+            queues = []
+            for key in "at-the-end/1", "at-the-end/2", "at-the-end/3":
+                queues.append(rmgr.TaskQueue(nothing))
+                queues[-1].submit(outputs=[key])
+    """
+    ended = run(program, tmp_path)
+    told = [line for line in ended.stderr.splitlines() if line.startswith("rmgr: ")]
+    assert sorted(key for line in told for key in re.findall("at-the-end/[123]", line)) == [f"at-the-end/{n}" for n in (1, 2, 3)]
+
+
 def test_exceptions_carry_the_traceback_of_the_node(connection: Connection) -> None:
     with rmgr.Executor(connection=connection) as executor:
         future = executor.submit(divmod, 1, 0)
