@@ -27,8 +27,9 @@ import hashlib
 import json
 import os
 import re
+import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,7 @@ from rmgr.adapters.identity.pki import (
     Authority,
     Certified,
     cluster_of,
+    identity_of,
     issue,
     issue_server,
     key_id_of,
@@ -457,6 +459,43 @@ def _time(tag: int, value: bytes) -> float:
         raise ValueError("a date was expected")
     year, month, day, hour, minute, second = (int(text[at:end]) for at, end in ((0, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 14)))
     return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+
+
+# -- TLS of sockets that are not gRPC's: both ends show certificates of the cluster's authority; nobody else's word counts -----
+
+
+def context_of(credentials: Credentials, protocol: int) -> ssl.SSLContext:
+    """A context that shows this bundle's certificate and asks for one of the same authority. Raises ConfigError."""
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(cadata=credentials.ca_pem.decode())
+        context.load_cert_chain(credentials.path("tls.crt"), credentials.path("tls.key"))
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"{credentials.directory}: {error}", hint="[security] dir must name a complete bundle: rmgr doctor") from error
+    return context
+
+
+class ServerContext:
+    """Gives a server its certificate as it is now, so that a renewed one needs no restart. One thread uses it."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._shown: tuple[int, ssl.SSLContext] | None = None
+
+    def current(self) -> ssl.SSLContext:
+        """Cost: one stat, and 1 ms when the file has changed. Raises OSError, ConfigError."""
+        stamp = Path(self._credentials.path("tls.crt")).stat().st_mtime_ns
+        if self._shown is None or self._shown[0] != stamp:
+            self._shown = stamp, context_of(self._credentials, ssl.PROTOCOL_TLS_SERVER)
+        return self._shown[1]
+
+
+def peer_of(sock: Any) -> Identity:
+    """Whose certificate the other end has shown. Raises PermissionDenied."""
+    shown: Iterable[tuple[str, str]] = (sock.getpeercert() or {}).get("subjectAltName", ())
+    return identity_of([name for kind, name in shown if kind == "URI"])
 
 
 # -- the bundles that a cluster begins with: each made once, and never overwritten ---------------------------------------------

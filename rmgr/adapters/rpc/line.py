@@ -17,18 +17,15 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rmgr.adapters.access.limits import Rates
 from rmgr.adapters.host.channel import Loop
-from rmgr.adapters.identity.tls import ServerContext, context_of, peer_of
+from rmgr.adapters.identity.credentials import Credentials, ServerContext, context_of, peer_of
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.wire.line import MAX_BYTES, Message
 from rmgr.model.wire.stream import FrameError, FrameReader, encode
-
-if TYPE_CHECKING:
-    from rmgr.adapters.identity.credentials import Credentials
 
 _READ = 64 * 1024
 #: A handshake takes no longer; lines of one Starter, and those whose handshake is under way.

@@ -29,8 +29,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.secured import is_loopback
 
 if TYPE_CHECKING:
-    from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.adapters.identity.tls import ServerContext
+    from rmgr.adapters.identity.credentials import Credentials, ServerContext
     from rmgr.adapters.identity.trust import Trust
 
 
@@ -131,7 +130,7 @@ class _Server:
         self._context: ServerContext | None = None
         self._handshakes = Rates(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         if credentials is not None:
-            from rmgr.adapters.identity.tls import ServerContext
+            from rmgr.adapters.identity.credentials import ServerContext
 
             self._context = ServerContext(credentials)
         self._ended = threading.Event()
@@ -209,7 +208,7 @@ class _Server:
 
     def _greet(self, sock: Any) -> None:
         """The handshake. Raises OSError; PermissionDenied for who is not of the cluster, or not any more."""
-        from rmgr.adapters.identity.tls import peer_of
+        from rmgr.adapters.identity.credentials import peer_of
 
         assert self._credentials is not None
         sock.do_handshake()

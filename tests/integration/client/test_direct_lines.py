@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.host.channel import Loop
-from rmgr.adapters.identity.tls import context_of
+from rmgr.adapters.identity.credentials import context_of
 from rmgr.adapters.rpc.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, DirectLine, LineServer, dial
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.ports import TaskSpec

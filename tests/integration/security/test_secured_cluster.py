@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.identity.credentials import Credentials, load_ca, write_files
+from rmgr.adapters.identity.credentials import Credentials, context_of, load_ca, write_files
 from rmgr.adapters.identity.pki import issue
-from rmgr.adapters.identity.tls import context_of
 from rmgr.adapters.rpc.server import LeaderClient, NodeClient
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol.multi import Committed

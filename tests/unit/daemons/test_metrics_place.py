@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.tls import context_of
+from rmgr.adapters.identity.credentials import Credentials, context_of
 from rmgr.daemons.service import metrics_place
 from rmgr.daemons.service.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, MOST, PORTS, MetricsPlace
 from rmgr.daemons.service.serving import Working
