@@ -10,7 +10,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperServer
-from tests.harness.ended_sessions import end_session
+from tests.harness import ended_sessions
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 from tests.harness.proxy import Proxy
@@ -133,4 +133,4 @@ class ZkWorld(World):
 
     def expire(self, coordinator: SessionCoordinator) -> None:
         server = self.server_of[id(coordinator)]
-        end_session(server.host, server.port, *coordinator._session)
+        ended_sessions.expire(server.hosts, coordinator.session_id)

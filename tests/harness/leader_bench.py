@@ -38,6 +38,7 @@ from rmgr.runtime.mailbox import Mailbox
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
+from tests.harness.metric_rows import value_of
 
 _guids = itertools.count(1)
 
@@ -375,7 +376,7 @@ class Bench:
         )
 
     def count(self, metric: Any) -> float:
-        return float(metric._value.get())
+        return value_of(metric)
 
     def lead(self, coordinator: MemoryCoordinator | None = None) -> Leader:
         """Candidate, take-over, leadership; what follows from it has happened when this returns."""

@@ -34,6 +34,12 @@ def of_registry(registry: CollectorRegistry) -> Iterator[tuple[str, str, tuple[s
             yield name, metric.type, tuple(collector._labelnames), metric.documentation
 
 
+def value_of(metric: Any) -> float:
+    """Of a counter or gauge, or of one of its labels."""
+    (family,) = metric.collect()
+    return float(next(sample.value for sample in family.samples if not sample.name.endswith("_created")))
+
+
 def rows() -> list[str]:
     """Lines of the table, by name."""
     found: dict[tuple[str, str, tuple[str, ...], str], list[str]] = {}

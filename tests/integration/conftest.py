@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, ready
+
 if TYPE_CHECKING:
     from rmgr.adapters.host.accounts import Account
     from rmgr.adapters.host.process import Slot
     from rmgr.adapters.host.worker import Worker
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.client.connection import Connection
+    from rmgr.coord.protocol.ports import Store
     from rmgr.dev.cluster import DevCluster
     from rmgr.dev.zookeeper import ZooKeeperServer
     from tests.harness.local_accounts import LocalAccounts
@@ -127,6 +130,21 @@ def place(accounts: LocalAccounts) -> Iterator[Path]:
 
     with open_place() as directory:
         yield directory
+
+
+# -- data stores, of each kind ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=sorted(ADAPTERS))
+def adapter(request: pytest.FixtureRequest) -> Adapter:
+    return ready(request)
+
+
+@pytest.fixture
+def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
+    opened = open_adapter(adapter, tmp_path)
+    yield opened
+    opened.close()
 
 
 # -- the runner's side of a node, without a cluster: one a module ---------------------------------------------------------

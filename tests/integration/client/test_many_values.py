@@ -18,13 +18,8 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import KeyExists, PermissionDenied, PickleFailed, UsageError
 from rmgr.model.cluster.identity import Role
 from tests.harness.gateway_process import GatewayProcess
-from tests.harness.store_adapters import ADAPTERS, Adapter, ready
+from tests.harness.store_adapters import Adapter
 from tests.harness.store_ways import WAYS, opened
-
-
-@pytest.fixture(params=sorted(ADAPTERS))
-def adapter(request: pytest.FixtureRequest) -> Adapter:
-    return ready(request)
 
 
 @pytest.fixture(params=WAYS)

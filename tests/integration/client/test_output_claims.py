@@ -15,13 +15,8 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists
 from rmgr.procedures.output_keys import Fates, claim_pointers, look
-from tests.harness.store_adapters import ADAPTERS, Adapter, ready, run_threads
+from tests.harness.store_adapters import Adapter, run_threads
 from tests.harness.store_ways import WAYS, opened
-
-
-@pytest.fixture(params=sorted(ADAPTERS))
-def adapter(request: pytest.FixtureRequest) -> Adapter:
-    return ready(request)
 
 
 @pytest.fixture(params=WAYS)

@@ -15,9 +15,10 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import NotFound, Unavailable, WrongCluster
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import EpochRecord
-from tests.harness.ended_sessions import end_session
+from tests.harness import ended_sessions
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Starter, Submitter, committed
+from tests.harness.metric_rows import value_of
 from tests.harness.waiting import eventually
 from tests.harness.watchdog_thread import WatchdogThread
 
@@ -29,10 +30,17 @@ def watchdog(zookeeper: ZooKeeperServer, chroot: str) -> Iterator[WatchdogThread
     one.close()
 
 
+def usurp(other: ZkCoordinator) -> None:
+    """Somebody else stands for election, and takes over out of turn."""
+    committed(other, stand("usurper", EpochRecord()))
+    name = next(item for item in other.children(paths.WATCHDOGS).result(60) or [] if "usurper" in item)
+    committed(other, take_over(name, EpochRecord(epoch=2, leader="usurper"), 0))
+
+
 def test_an_expired_leader_steps_down_and_stands_again(watchdog: WatchdogThread, zookeeper: ZooKeeperServer) -> None:
     first = watchdog.wait_event("leadership_began")
     session = watchdog.coordinator.session_id
-    end_session(zookeeper.host, zookeeper.port, *watchdog.coordinator._session)
+    ended_sessions.expire(zookeeper.hosts, watchdog.coordinator.session_id)
     second = watchdog.wait_event("leadership_began", count=2)
     assert watchdog.wait_event("leadership_ended")["why"] == "the session was lost"
     assert (first["epoch"], second["epoch"]) == (1, 2)
@@ -47,7 +55,7 @@ def test_a_leadership_goes_on_after_a_broken_connection_once_the_fence_was_read(
     watchdog.wait_event("leadership_continued")
     assert watchdog.events("leadership_suspended") == [{"level": "warning", "event": "leadership_suspended", "epoch": 1}]
     assert watchdog.epoch().epoch == 1
-    assert watchdog.metrics.leader._value.get() == 1
+    assert value_of(watchdog.metrics.leader) == 1
 
 
 def test_a_leadership_ends_when_the_epoch_has_moved_while_the_session_was_in_doubt(
@@ -55,9 +63,7 @@ def test_a_leadership_ends_when_the_epoch_has_moved_while_the_session_was_in_dou
 ) -> None:
     watchdog.wait_event("leadership_began")
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as other:
-        committed(other, stand("usurper", EpochRecord()))
-        name = next(item for item in other.children(paths.WATCHDOGS).result(60) or [] if "usurper" in item)
-        committed(other, take_over(name, EpochRecord(epoch=2, leader="usurper"), 0))
+        usurp(other)
     watchdog.coordinator.drop_link()
     ended = watchdog.wait_event("leadership_ended")
     assert ended["why"] == "the epoch has moved while the session was in doubt"
@@ -69,13 +75,11 @@ def test_a_write_after_another_has_taken_over_is_fenced_and_ends_the_leadership(
 ) -> None:
     watchdog.wait_event("leadership_began")
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as other:
-        committed(other, stand("usurper", EpochRecord()))
-        name = next(item for item in other.children(paths.WATCHDOGS).result(60) or [] if "usurper" in item)
-        committed(other, take_over(name, EpochRecord(epoch=2, leader="usurper"), 0))
+        usurp(other)
         starter = Starter(other, "n1")
     ended = watchdog.wait_event("leadership_ended")
     assert ended["why"] == "FENCE was refused by the leader fence"
-    assert watchdog.metrics.fenced_writes._value.get() == 1
+    assert value_of(watchdog.metrics.fenced_writes) == 1
     assert starter.versions == {"n1": 0}
     watchdog.wait_event("node_fenced")
 
@@ -103,7 +107,7 @@ def test_a_leader_that_is_cut_off_steps_down_within_its_lease(tmp_path: Path, ch
 def test_a_wiped_ensemble_ends_the_process_with_a_clear_error(watchdog: WatchdogThread, zookeeper: ZooKeeperServer) -> None:
     watchdog.wait_event("leadership_began")
     committed(watchdog.coordinator, Multi(name="WIPE", ops=(Delete(paths.META),), proof=Gone(paths.META)))
-    end_session(zookeeper.host, zookeeper.port, *watchdog.coordinator._session)
+    ended_sessions.expire(zookeeper.hosts, watchdog.coordinator.session_id)
     watchdog.wait_ended()
     assert isinstance(watchdog.watchdog.failure, WrongCluster)
     assert "was wiped" in watchdog.watchdog.failure.message

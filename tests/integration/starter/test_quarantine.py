@@ -137,18 +137,6 @@ def kill_parent() -> Callable[[], None]:
     return kill
 
 
-def worn_out(rig: Rig, number: int, count: int) -> dict[int, Outcome]:
-    """Outcomes of tasks that are run again whenever they failed, as a Submitter does it (without its pauses)."""
-
-    def over() -> bool:
-        for where, failed in rig.failed(number).items():
-            rig.resubmit(number, where, failed)
-        return rig.finals(number) >= count
-
-    eventually(over, f"{count} outcomes of {number}")
-    return rig.outcomes(number, count)
-
-
 @pytest.mark.parametrize("work", [Command(argv=("sh", "-c", "kill -9 $PPID; sleep 60")), kill_parent()], ids=["command", "call"])
 def test_work_that_kills_its_slot_wears_out_its_own_attempts_and_not_the_node(rig: Rig, work: Command | Callable[[], None]) -> None:
     running = rig.start()
@@ -157,7 +145,7 @@ def test_work_that_kills_its_slot_wears_out_its_own_attempts_and_not_the_node(ri
     with FairTimer() as timer:
         good = rig.submit(Command(argv=("true",)), user="somebody else")
         assert rig.outcomes(good, 1)[0].state is State.COMPLETED
-    ends = worn_out(rig, bad, 6).values()
+    ends = rig.outcomes_in_the_end(bad, 6).values()
     assert {(end.reason, len(end.past)) for end in ends} == {(Reason.POISON, 4)}
     assert {past.reason for end in ends for past in end.past} == {Reason.WORKER_LOST}
     assert all("was killed by SIGKILL" in end.error for end in ends), [end.error for end in ends]

@@ -85,16 +85,7 @@ class Work:
 
 
 def finished(rig: Rig, number: int) -> dict[int, Outcome]:
-    """Outcomes; what was lost is run again, as a Submitter does it."""
-    count = total(rig, number)
-
-    def over() -> bool:
-        for where, failed in rig.failed(number).items():
-            rig.resubmit(number, where, failed)
-        return rig.finals(number) >= count
-
-    eventually(over, f"{count} outcomes of {number}")
-    return rig.outcomes(number, count)
+    return rig.outcomes_in_the_end(number, total(rig, number))
 
 
 def total(rig: Rig, number: int) -> int:

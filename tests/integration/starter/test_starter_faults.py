@@ -20,8 +20,9 @@ from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Command, OnDisconnect
 from rmgr.model.wire import frames, stream
-from tests.harness.ended_sessions import end_session
+from tests.harness import ended_sessions
 from tests.harness.fair_time import FairTimer
+from tests.harness.metric_rows import value_of
 from tests.harness.proxy import Proxy
 from tests.harness.starter_rig import Rig, Running, call
 from tests.harness.waiting import eventually
@@ -45,8 +46,7 @@ def ledgered(ledger: Path, go: Path) -> Command:
 
 def expire(rig: Rig, running: Running) -> None:
     """Ends the session of a Starter behind its back."""
-    host, _, port = rig.hosts.partition(":")
-    end_session(host, int(port), *running.coordinator._session)
+    ended_sessions.expire(rig.hosts, running.coordinator.session_id)
 
 
 def bytes_maker() -> Callable[[int], bytes]:
@@ -122,7 +122,7 @@ def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Pat
     eventually(lambda: rig.failed(number), "its block failed")
     assert [one.reason for one in rig.failed(number).values()] == [Reason.NODE_LOST]
     assert rig.running() == []
-    eventually(lambda: running.parts.metrics.registrations._value.get() == 2, "the second registration to be counted")
+    eventually(lambda: value_of(running.parts.metrics.registrations) == 2, "the second registration to be counted")
     other = rig.submit(lambda: 1)
     rig.outcomes(other, 1)
 

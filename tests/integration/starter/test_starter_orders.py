@@ -18,6 +18,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.submission import Command
+from tests.harness.metric_rows import value_of
 from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually
 
@@ -325,7 +326,7 @@ def test_a_hungry_node_gets_half_of_what_another_has_claimed(rig: Rig, tmp_path:
     number = rig.submit(work, [call(str(go), x) for x in range(400)], blocks=4)
     eventually(lambda: rig.running("n1") and not rig.pending(), "all claimed by the first")
     rig.start("n2", cores=1)
-    eventually(lambda: first.parts.metrics.given_back._value.get() > 0, "a split")
+    eventually(lambda: value_of(first.parts.metrics.given_back) > 0, "a split")
     eventually(lambda: rig.running("n2"), "the second has some of them")
     go.touch()
     found = rig.outcomes(number, 400)

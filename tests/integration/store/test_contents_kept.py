@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.leader.submissions import collect
 from rmgr.errors import PermissionDenied
 from tests.harness.gateways import GatewayServer, OpenGate
-from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready
+from tests.harness.store_adapters import ADAPTERS, Adapter, pattern
 from tests.places import ROOT
 
 SIZES = [100, 3 * CHUNK_BYTES + 7]
@@ -40,18 +39,6 @@ put_content(open_store(sys.argv[1]), keys.upload(sha256(data).hexdigest()), data
 print("put", flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture(params=sorted(ADAPTERS))
-def adapter(request: pytest.FixtureRequest) -> Adapter:
-    return ready(request)
-
-
-@pytest.fixture
-def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
-    opened = open_adapter(adapter, tmp_path)
-    yield opened
-    opened.close()
 
 
 def of(data: bytes) -> str:

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Store
 from rmgr.errors import UsageError
-from tests.harness.gateways import GatewayServer, OpenGate
-from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready
+from tests.harness.store_adapters import Adapter, pattern
+from tests.harness.store_ways import WAYS, opened
 
 
-@pytest.fixture(params=sorted(ADAPTERS))
-def adapter(request: pytest.FixtureRequest) -> Adapter:
-    return ready(request)
-
-
-@pytest.fixture(params=["directly", "through a gateway"])
+@pytest.fixture(params=WAYS)
 def store(adapter: Adapter, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with ExitStack() as opened:
-        made: Store = open_adapter(adapter, tmp_path)
-        opened.callback(made.close)
-        if request.param != "directly":
-            server = GatewayServer(OpenGate(store=made))
-            opened.callback(server.stop)
-            made = GatewayStore(server.endpoint)
-            opened.callback(made.close)
+    with opened(adapter, request.param, tmp_path) as made:
         yield made
 
 

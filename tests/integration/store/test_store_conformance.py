@@ -30,21 +30,8 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.views import JobView
 from rmgr.model.wire.frames import Output
 from rmgr.procedures.history import ended_before, forget, oldest_end
-from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready, run_threads
+from tests.harness.store_adapters import Adapter, pattern, run_threads
 from tests.harness.waiting import eventually
-
-
-@pytest.fixture(params=sorted(ADAPTERS))
-def adapter(request: pytest.FixtureRequest) -> Adapter:
-    return ready(request)
-
-
-@pytest.fixture
-def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
-    opened = open_adapter(adapter, tmp_path)
-    yield opened
-    opened.close()
-
 
 DAY_US = 86_400_000_000
 

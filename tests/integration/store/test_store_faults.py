@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,7 @@ from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import DataLost, UsageError
-from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready, start
-
-
-@pytest.fixture(params=sorted(ADAPTERS))
-def adapter(request: pytest.FixtureRequest) -> Adapter:
-    return ready(request)
-
-
-@pytest.fixture
-def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
-    opened = open_adapter(adapter, tmp_path)
-    yield opened
-    opened.close()
+from tests.harness.store_adapters import ADAPTERS, Adapter, pattern, start
 
 
 def only(adapters: Callable[[Adapter], object]) -> pytest.MarkDecorator:

@@ -16,8 +16,8 @@ from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Multi, 
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port
 from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable
+from tests.harness import ended_sessions
 from tests.harness.coordinators import States
-from tests.harness.ended_sessions import end_session
 from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import eventually
@@ -114,7 +114,7 @@ def test_a_session_that_expired_behind_a_cut_is_lost_on_return(proxied: tuple[Zk
     states, session = States(coord), coord.session_id
     proxy.refuse()
     states.wait(SUSPENDED)
-    end_session(zookeeper.host, zookeeper.port, *coord._session)
+    ended_sessions.expire(zookeeper.hosts, coord.session_id)
     waiting = coord.commit(enqueue(1), timeout_s=20)
     proxy.refuse(False)
     states.wait(SUSPENDED, LOST, CONNECTED)

@@ -14,6 +14,7 @@ from rmgr.errors import Unavailable
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
 from rmgr.model.cluster.servers import CALLS, GatewayReport, PickRequest, ServerLoad, ServerReport
 from rmgr.model.views import StatusView
+from tests.harness.metric_rows import value_of
 
 STATUS = StatusView(healthy=True, leader=None, zookeeper={}, store={}, counts={}, nodes={})
 
@@ -83,7 +84,7 @@ def test_who_does_not_lead_or_does_not_know_its_settings_yet_refuses(calls: Lead
         answering.pick(PickRequest(gateway="g:1", function="", operations=1, bytes=1))
     calls.settings_read(settings())
     assert answering.pick(PickRequest(gateway="g:1", function="", operations=1, bytes=1)).why == "no server offers it"
-    assert metrics.call_picks.labels("none")._value.get() == 1
+    assert value_of(metrics.call_picks.labels("none")) == 1
 
 
 def test_the_policy_of_the_settings_picks_and_one_that_cannot_be_used_changes_nothing(calls: LeaderCalls) -> None:
