@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rmgr.config import Config
     from rmgr.coord.protocol.ports import Coordinator, Store
     from rmgr.submitter.questions import Asks, Question
+    from rmgr.submitter.remote import RemoteAnswers
 
 A = TypeVar("A")
 #: Before the interpreter goes: what must be waited for, and what must be closed.
@@ -47,13 +48,13 @@ class Connection:
         config: Config,
         coordinator: Coordinator | None,
         credentials: Credentials | None = None,
-        asks: ConnectionAsks | None = None,
+        asks: ConnectionAsks | RemoteAnswers | None = None,
     ) -> None:
         self.credentials = credentials
         self.submitter = submitter
         self.config = config
         self.coordinator = coordinator
-        self.asks = asks or ConnectionAsks(config, coordinator, submitter.store, credentials)
+        self.asks = asks or ConnectionAsks(coordinator, submitter.store, credentials)
         self.functions = Functions(submitter.store)
         self.store: Values = submitter.values
         self.pid = os.getpid()
@@ -207,7 +208,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
             owner = data.cluster_id(timeout_s=timeout_s)
             meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
             check_store(meta, owner)
-            asks = ConnectionAsks(config, coordinator, data, credentials)
+            asks = ConnectionAsks(coordinator, data, credentials)
             secured = secured_by(asks, credentials, config.security, meta.cluster_id, coordinator)
             engine = engine_here(coordinator, data, asks, lines=lambda thread, hear: Lines(thread, hear, credentials), secured=secured)
             return Connection(engine, config, coordinator, credentials, asks)
@@ -222,25 +223,28 @@ def _open(config: Config, timeout_s: float) -> Connection:
 def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.access.auth import check_not_forked
     from rmgr.adapters.gateway.store import GatewayStore
+    from rmgr.adapters.rpc.gateways import user_name
     from rmgr.client.identity import secured_by
     from rmgr.client.submission.engine import engine_through
     from rmgr.procedures.bootstrap import check_found
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of
     from rmgr.submitter.questions import ReadMeta
+    from rmgr.submitter.remote import RemoteAnswers
 
     check_not_forked()
     cluster = config.cluster
     credentials = credentials_of(config)
     data = GatewayStore(cluster.gateway, credentials=credentials)
-    asks = ConnectionAsks(config, None, data, credentials)
+    user = user_name() if credentials is None else ""
+    asks = RemoteAnswers(cluster.gateway, credentials=credentials, user=user, session_timeout_s=cluster.session_timeout_s)
     try:
         meta = asks.ask(ReadMeta(), timeout_s=timeout_s)
         owner = data.cluster_id(timeout_s=timeout_s)
         found = check_found(meta, cluster.cluster_id or owner)
         check_store(found, owner)
         secured = secured_by(asks, credentials, config.security, found.cluster_id)
-        engine = engine_through(cluster.gateway, data, asks, credentials=credentials, secured=secured)
+        engine = engine_through(asks, data, secured=secured)
     except BaseException:
         data.close()
         asks.close()
@@ -258,19 +262,13 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
 
 
 class ConnectionAsks:
-    """A `questions.Asks` of one connection; made when it is first asked. Thread-safe: two that are made at once are as good as one."""
+    """A `questions.Asks` of one connection to ZooKeeper; made when it is first asked: two that are made at once are as good as one."""
 
-    def __init__(self, config: Config, coordinator: Coordinator | None, store: Store, credentials: Credentials | None) -> None:
-        self._config = config
+    def __init__(self, coordinator: Coordinator | None, store: Store, credentials: Credentials | None) -> None:
         self._coordinator = coordinator
         self._store = store
         self._credentials = credentials
         self._asks: Asks | None = None
-
-    @property
-    def endpoint(self) -> str:
-        """The gateway that is asked, "" = none."""
-        return str(getattr(self._made(), "endpoint", ""))
 
     @property
     def hosts(self) -> str:
@@ -287,23 +285,12 @@ class ConnectionAsks:
         return self._made().ask(question, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Ends its channels, if it has any. Idempotent."""
-        close = getattr(self._asks, "close", None)
-        if close is not None:
-            close()
+        """Nothing of it has an end."""
 
     def _made(self) -> Asks:
         if self._asks is None:
-            self._asks = self._through_gateway() if self._config.cluster.uses_gateway else self._here()
+            self._asks = self._here()
         return self._asks
-
-    def _through_gateway(self) -> Asks:
-        from rmgr.adapters.rpc.gateways import user_name
-        from rmgr.submitter.remote import RemoteAnswers
-
-        cluster, user = self._config.cluster, user_name() if self._credentials is None else ""
-        timeout_s = cluster.session_timeout_s
-        return RemoteAnswers(cluster.gateway, credentials=self._credentials, user=user, session_timeout_s=timeout_s)
 
     def _here(self) -> Asks:
         from rmgr.coord.decisions.rights import ANYBODY, Person
@@ -312,7 +299,7 @@ class ConnectionAsks:
         from rmgr.submitter.answers import Answers
 
         if self._coordinator is None:
-            raise CoordinationUnavailable("this connection has none to ZooKeeper, nor to a gateway", hint="rmgr.connect()")
+            raise CoordinationUnavailable("this connection has none to ZooKeeper", hint="rmgr.connect()")
         who, certify = ANYBODY, None
         if self._credentials is not None:
             mine = self._credentials.identity

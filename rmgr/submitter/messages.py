@@ -1,14 +1,14 @@
 """What a client and a gateway say to each other on the stream `rmgr.v1.Work/Talk` (MessagePack structs).
 
-A client says hello, orders submissions, has some of them kept, and lets them grow; it hears of each what a `port.KeptListener` hears.
-Everything may be said again on another stream, to the same gateway or another one: an order is known by its nonce, a growth by the stamp in
-its tail, and whoever is kept anew says which fragment is the next. Records travel as they lie in ZooKeeper, and are checked by the same
-rules (`coord/validity`); blocks are the names and data of their znodes.
+A client asks (`questions.py`), or says hello, orders submissions, has some of them kept, and lets them grow; it hears of each what a
+`port.KeptListener` hears. Everything may be said again on another stream, to the same gateway or another one: an order is known by its
+nonce, a growth by the stamp in its tail, and whoever is kept anew says which fragment is the next. Records travel as they lie in ZooKeeper,
+and are checked by the same rules (`coord/validity`); blocks are the names and data of their znodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -28,9 +28,9 @@ from rmgr.submitter.port import Growth, Order, Read, Stored, Submitted
 
 #: Of these messages; a gateway serves clients of its own.
 VERSION = 1
-#: Bytes of one message: of the largest growth (`MAX_MULTI_BYTES`) and what is around it.
-MAX_BYTES = 512 * 1024
-#: Bytes of fragments in one message.
+#: Bytes of one message: of the largest growth (`MAX_MULTI_BYTES`) and what is around it; of a question, which `wire.py` bounds.
+MAX_BYTES, _ASK_BYTES = 512 * 1024, 1024 * 1024 + 64
+#: Bytes of fragments, or of an answer, in one message.
 FRAGMENT_BYTES = 256 * 1024
 
 #: Stands in the record and the blocks of an order where its number will stand.
@@ -136,10 +136,18 @@ class Leave(_Message, tag="leave"):
 
 
 class Bye(_Message, tag="bye"):
-    """The client ends: its submissions are the leader's, or whoever's wants them, at once."""
+    """The client is done with submissions: those it owned are the leader's, or whoever's wants them, at once."""
 
 
-FromClient: TypeAlias = Hello | Place | Keep | Grow | Claiming | AskTail | Leave | Bye
+class Ask(_Message, tag="ask"):
+    """A question (`wire.py`); needs no hello. timeout_ms: how long the client waits. Answered by `Answer`, under the same id."""
+
+    id: _Id
+    question: bytes
+    timeout_ms: _Id
+
+
+FromClient: TypeAlias = Hello | Place | Keep | Grow | Claiming | AskTail | Leave | Bye | Ask
 
 
 # -- from a gateway ----------------------------------------------------------------------------------------------------------------
@@ -249,8 +257,17 @@ class Dead(_Message, tag="dead"):
     fault: Fault
 
 
+class Answer(_Message, tag="answer"):
+    """A piece of the answer to a question. fault: there is none."""
+
+    id: _Id
+    piece: bytes
+    is_last: bool
+    fault: Fault | None = None
+
+
 FromGateway: TypeAlias = (
-    Welcome | State | Placed | Refused | Fragments | DidGrow | TailIs | RecordIs | Owned | Full | Trouble | Leaves | Dead
+    Welcome | State | Placed | Refused | Fragments | DidGrow | TailIs | RecordIs | Owned | Full | Trouble | Leaves | Dead | Answer
 )
 
 _T = TypeVar("_T")
@@ -275,12 +292,19 @@ def read_gateway(data: bytes) -> FromGateway:
 
 
 def _read(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
-    if len(data) > MAX_BYTES:
-        raise InvalidRecord(f"a message of {len(data):,} bytes is none of this service", hint="rmgr version")
+    if len(data) > _ASK_BYTES:
+        raise _too_long(data)
     try:
-        return decoder.decode(data)
+        message = decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRecord(f"what was said is no message of this service: {str(error)[:200]}", hint="rmgr version") from None
+    if len(data) > MAX_BYTES and not isinstance(message, Ask):
+        raise _too_long(data)
+    return message
+
+
+def _too_long(data: bytes) -> InvalidRecord:
+    return InvalidRecord(f"a message of {len(data):,} bytes is none of this service", hint="rmgr version")
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------------------
@@ -383,6 +407,13 @@ def fragments_of(kept_id: int, fragments: Sequence[Read]) -> list[Fragments]:
         made[-1].fragments.append((one.zxid, one.data))
         size += len(one.data) + 16
     return made
+
+
+def answers_of(ask_id: int, answer: bytes) -> Iterator[Answer]:
+    """An answer in messages of a bounded size."""
+    last = max(0, len(answer) - 1) // FRAGMENT_BYTES * FRAGMENT_BYTES
+    for at in range(0, last + 1, FRAGMENT_BYTES):
+        yield Answer(ask_id, answer[at : at + FRAGMENT_BYTES], at == last)
 
 
 def blocks_to(blocks: Sequence[Block]) -> list[tuple[str, bytes]]:

@@ -1,25 +1,63 @@
-"""Asks a gateway what `answers.py` would answer here: for clients that reach neither ZooKeeper nor the data store."""
+"""Asks a gateway what `answers.py` would answer here: for clients that reach neither ZooKeeper nor the data store.
+
+Questions are words of the one stream that a process has to one of its gateways at a time (`messages.py`); its submissions, if it has any,
+share it (`talking.py`). When the gateway dies, or is silent, the next one is asked what has no answer yet.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rmgr.adapters.rpc.gateways import WorkClient
-from rmgr.errors import CoordinationUnavailable, NotConnected, Throttled, Unavailable
+from rmgr.adapters.access.auth import check_not_forked
+from rmgr.adapters.gateway.talk import LOOK_S, Outbox, TalkLink
+from rmgr.adapters.rpc.gateways import Gateways
+from rmgr.errors import CoordinationUnavailable, LimitReached, NotConnected, QueueFull, RmgrError, Throttled, Unavailable
 from rmgr.runtime import machine
 from rmgr.runtime.backoff import Backoff
+from rmgr.submitter import messages
 from rmgr.submitter.questions import Question
-from rmgr.submitter.wire import decode_answer, encode_question
+from rmgr.submitter.wire import MAX_ANSWER_BYTES, decode_answer, encode_question
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
 
+_LOG = logging.getLogger("rmgr.submitter")
 A = TypeVar("A")
 
 #: Pauses between two tries, the first and the longest.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
-#: Where there are several gateways one that stands still is left after so long (s), the next after twice as long, and so on.
-_PATIENCE_S = 3.0
+#: The shortest time in which a question may be answered, and how long the end of a stream may take on which submissions were spoken of.
+_SHORTEST_S, _END_S = 0.1, 2.0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A question without an answer. was_said: on some stream, so what it orders may have been carried out."""
+
+    question: Question[Any]
+    data: bytes
+    end_s: float
+    done: Future[bytes] = field(default_factory=Future)
+    pieces: list[bytes] = field(default_factory=list)
+    was_said: bool = False
+
+    def fail(self, error: RmgrError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Who speaks on the same stream: told, on its thread, when one begins, what is no answer to a question, and when it is over."""
+
+    up: Callable[[Outbox], None]
+    heard: Callable[[list[messages.FromGateway]], None]
+    down: Callable[[], None]
 
 
 class RemoteAnswers:
@@ -29,18 +67,26 @@ class RemoteAnswers:
     """
 
     def __init__(self, gateways: str, *, credentials: Credentials | None, user: str = "", session_timeout_s: float = 10.0) -> None:
-        self._client = WorkClient(gateways, credentials, user)
+        self.user = user
+        self._gateways = Gateways(gateways, credentials)
         self._session_timeout_s = session_timeout_s
+        self._lock = threading.Lock()  # of what follows
+        self._last_id = 0
+        self._asked: dict[int, _Asked] = {}
+        self._beside: Beside | None = None
+        self._outbox: Outbox | None = None  #: of the stream that there is
+        self._is_begun = self._is_closed = False
+        self.link = TalkLink(self._gateways, user=user, up=self._up, heard=self._heard, down=self._down)
 
     @property
     def hosts(self) -> str:
         """The gateways, as they were named."""
-        return self._client.hosts
+        return str(self._gateways)
 
     @property
     def endpoint(self) -> str:
         """The gateway that is asked now."""
-        return self._client.endpoint
+        return self.link.endpoint or self._gateways.current
 
     @property
     def session_timeout_s(self) -> float:
@@ -54,28 +100,139 @@ class RemoteAnswers:
         """
         data = encode_question(question)
         end_s, pauses = machine.monotonic() + timeout_s, Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
-        patience_s = _PATIENCE_S if question.repeats and self._client.has_others else timeout_s
         while True:
-            endpoint = self._client.endpoint
+            asked = _Asked(question, data, max(end_s, machine.monotonic() + _SHORTEST_S))
             try:
-                answer = self._client.ask(data, timeout_s=max(0.1, min(patience_s, end_s - machine.monotonic())))
+                answer = self._answer(asked)
             except NotConnected:  # closed, or of the parent process
                 raise
             except (Unavailable, Throttled) as error:
-                is_answer = isinstance(error, CoordinationUnavailable)  # of the gateway: it does not reach ZooKeeper
-                if not isinstance(error, Throttled):
-                    self._client.failed(endpoint)
-                    if not question.repeats and not is_answer:
-                        told = f"it is not known whether {type(question).__name__} was carried out: {error.message}"
-                        raise CoordinationUnavailable(told, hint="look, before you try again") from error
+                if isinstance(error, CoordinationUnavailable):  # of the gateway: it does not reach ZooKeeper
+                    self.link.leave(error.message)
+                elif not isinstance(error, Throttled) and asked.was_said and not question.repeats:
+                    told = f"it is not known whether {type(question).__name__} was carried out: {error.message}"
+                    raise CoordinationUnavailable(told, hint="look, before you try again") from error
                 left_s = end_s - machine.monotonic()
                 if left_s <= 0:
                     raise
-                patience_s *= 2
                 machine.sleep(min(left_s, pauses.next_s()))
             else:
                 return decode_answer(question, answer)
 
+    def join(self, beside: Beside) -> None:
+        """Somebody else speaks on the stream from now on; it is opened, if there is none."""
+        with self._lock:
+            self._beside = beside
+            if self._outbox is not None:
+                beside.up(self._outbox)
+            self._begin()
+
     def close(self) -> None:
-        """Ends the channels. Idempotent."""
-        self._client.close()
+        """Ends the stream, after what was said on it if others speak there. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            for asked in self._asked.values():
+                asked.fail(_closed())
+        if self._is_begun:
+            self.link.close(_END_S if self._beside is not None else 0.0)
+        self._gateways.close()
+
+    # -- one question
+
+    def _answer(self, asked: _Asked) -> bytes:
+        """Its answer, whole. Raises also what a gateway said when it turned us away."""
+        check_not_forked()
+        with self._lock:
+            if self._is_closed:
+                raise _closed()
+            self._last_id += 1
+            number = self._last_id
+            self._asked[number] = asked
+            self._begin()
+            self._say(number, asked)
+        try:
+            while True:
+                left_s = asked.end_s - machine.monotonic()
+                try:
+                    return machine.result(asked.done, max(0.0, min(LOOK_S, left_s)))
+                except TimeoutError:
+                    if asked.done.done():  # with an error of that kind, or just now
+                        return machine.result(asked.done, 0.0)
+                    self.link.check()
+                    if left_s <= 0:
+                        raise self.link.refusal or self._silence() from None
+        finally:
+            with self._lock:
+                self._asked.pop(number, None)
+
+    def _silence(self) -> Unavailable:
+        failure = self.link.failure
+        if failure is not None:
+            return Unavailable(failure.message, hint=failure.hint)
+        return Unavailable(f"{self.endpoint} did not answer in time", hint="rmgr doctor")
+
+    def _say(self, number: int, asked: _Asked) -> None:
+        if self._outbox is not None:
+            asked.was_said = True
+            left_s = max(_SHORTEST_S, asked.end_s - machine.monotonic())
+            self._outbox.say(messages.encode(messages.Ask(number, asked.data, round(left_s * 1000))))
+
+    # -- the stream
+
+    def _begin(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            self.link.start()
+
+    def _up(self, outbox: Outbox) -> None:
+        with self._lock:
+            self._outbox = outbox
+            if self._beside is not None:
+                self._beside.up(outbox)
+            for number, asked in self._asked.items():
+                self._say(number, asked)
+
+    def _down(self) -> None:
+        with self._lock:
+            self._outbox = None
+            refusal = self.link.refusal
+            for asked in self._asked.values():
+                asked.pieces.clear()
+                if refusal is not None and not isinstance(refusal, QueueFull | LimitReached):
+                    asked.fail(refusal)
+                elif asked.was_said and not asked.question.repeats:
+                    asked.fail(self._silence())
+            if self._beside is not None:
+                self._beside.down()
+
+    def _heard(self, words: list[bytes]) -> None:
+        others: list[messages.FromGateway] = []
+        for word in words:
+            try:
+                message = messages.read_gateway(word)
+            except RmgrError:
+                _LOG.warning("gateway_not_understood", extra={"gateway": self.endpoint}, exc_info=True)
+                continue
+            if isinstance(message, messages.Answer):
+                self._answered(message)
+            else:
+                others.append(message)
+        if others and self._beside is not None:
+            self._beside.heard(others)
+
+    def _answered(self, answer: messages.Answer) -> None:
+        with self._lock:
+            asked = self._asked.get(answer.id)
+            if asked is None or asked.done.done():
+                return
+            asked.pieces.append(answer.piece)
+            if answer.fault is not None:
+                asked.fail(answer.fault.error())
+            elif sum(map(len, asked.pieces)) > MAX_ANSWER_BYTES:
+                asked.fail(Unavailable(f"the answer of {self.endpoint} does not end", hint="rmgr version, here and where the gateway runs"))
+            elif answer.is_last:
+                asked.done.set_result(b"".join(asked.pieces))
+
+
+def _closed() -> NotConnected:
+    return NotConnected("this connection was closed", hint="call rmgr.connect() again")

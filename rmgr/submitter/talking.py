@@ -1,4 +1,4 @@
-"""`WorkPort` through a gateway: one stream (`messages.py`), to another gateway when one dies.
+"""`WorkPort` through a gateway: words (`messages.py`) on the stream on which questions are asked (`remote.py`).
 
 A stream begins with a hello, then everything that is under way is said again: orders, what is kept and from which fragment on, growths. So
 nothing is lost with a gateway, and nothing is done twice (see `messages.py`). Lives on the Submitter's thread, but for calls that wait.
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from rmgr.adapters.gateway.talk import LOOK_S, Outbox, TalkLink
-from rmgr.adapters.rpc.gateways import Gateways
+from rmgr.adapters.gateway.talk import LOOK_S, Outbox
 from rmgr.coord import validity
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import read_fragment
@@ -25,8 +24,9 @@ from rmgr.model.wire.line import ClaimStage
 from rmgr.runtime import machine
 from rmgr.submitter import messages
 from rmgr.submitter.port import Growing, Grown, Growth, KeptListener, NotTaken, Order, Read, Stored, Submitted
-from rmgr.submitter.questions import Asks, ReadNodes, ReadRecord, ReadSettings
+from rmgr.submitter.questions import ReadNodes, ReadRecord, ReadSettings
 from rmgr.submitter.records import Lately
+from rmgr.submitter.remote import Beside, RemoteAnswers
 from rmgr.submitter.submitting import submit_unknown
 from rmgr.submitter.thread import SubmitterThread
 
@@ -46,34 +46,33 @@ class _Placing:
 
 
 class RemoteWork:
-    """`port.WorkPort` through one of `gateways`. Connects in the background; `wait_ready` waits.
+    """`port.WorkPort` on the stream of `asks`. Connects in the background; `wait_ready` waits.
 
-    Args: entry: who owns submissions. user: believed in an open cluster. asks: the same gateways, for what is read.
+    Args: entry: who owns submissions. asks: what is read is asked there; ends the stream.
     """
 
-    def __init__(self, loop: SubmitterThread, gateways: Gateways, entry: SubmitterEntry, user: str, asks: Asks) -> None:
+    def __init__(self, loop: SubmitterThread, asks: RemoteAnswers, entry: SubmitterEntry) -> None:
         self.guid = entry.guid
         self.session_state = SessionState.LOST
         self.session_timeout_s = 10.0
         self._loop = loop
         self._entry = entry
-        self._user = user
         self._asks = asks
+        self._link = asks.link
         self._settings = Lately(lambda timeout_s: asks.ask(ReadSettings(), timeout_s=timeout_s).settings)
         self._nodes = Lately(lambda timeout_s: [*asks.ask(ReadNodes(), timeout_s=timeout_s)])
-        self._gateways = gateways
         self._outbox: Outbox | None = None  #: of the stream that there is
         self._last_id = 0
         self._placing: dict[int, _Placing] = {}
         self._kept: dict[int, RemoteKept] = {}
-        self._link = TalkLink(
-            gateways,
-            up=lambda outbox: loop.post(lambda: self._up(outbox)),
-            heard=lambda words: loop.post(lambda: self._heard(words)),
-            down=lambda: loop.post(self._down),
-        )
         self._is_closed = False
-        self._link.start()
+        asks.join(
+            Beside(
+                up=lambda outbox: loop.post(lambda: self._up(outbox)),
+                heard=lambda words: loop.post(lambda: self._heard(words)),
+                down=lambda: loop.post(self._down),
+            )
+        )
         loop.post(self._look)
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -101,12 +100,12 @@ class RemoteWork:
         hint = "is it running? start one with: rmgr submitter --listen HOST:PORT   (or name another: --gateway, RMGR_GATEWAY)"
         if "does not talk to us" in why:
             hint = "a secured one hangs up on who has no credentials: set RMGR_SECURITY_DIR to your bundle (rmgr admin add-user)"
-        return NotConnected(f"no gateway answers at {self._gateways} within {format_duration(timeout_s)}{why}", hint=hint)
+        return NotConnected(f"no gateway answers at {self._asks.hosts} within {format_duration(timeout_s)}{why}", hint=hint)
 
     @property
     def endpoint(self) -> str:
         """The gateway that has the stream; one to try while there is none."""
-        return self._link.endpoint or self._gateways.current
+        return self._asks.endpoint
 
     # -- port.WorkPort
 
@@ -148,13 +147,12 @@ class RemoteWork:
         made.begin()
         return made
 
-    def close(self, *, timeout_s: float) -> None:
+    def close(self, *, timeout_s: float) -> None:  # noqa: ARG002 - the stream is not its own
         """See `port.WorkPort`. On the Submitter's thread, or once that has ended."""
         for kept in list(self._kept.values()):
             kept.leave()
         self._is_closed = True
         self.say(messages.Bye())
-        self._link.close(timeout_s)
 
     # -- for what is kept
 
@@ -208,7 +206,7 @@ class RemoteWork:
     def _up(self, outbox: Outbox) -> None:
         self._outbox = outbox
         entry = self._entry
-        self.say(messages.Hello(messages.VERSION, self.guid, self._user, entry.host, entry.pid, entry.since_us))
+        self.say(messages.Hello(messages.VERSION, self.guid, self._asks.user, entry.host, entry.pid, entry.since_us))
         for placing in self._placing.values():
             self._say_order(placing)
         for kept in self._kept.values():
@@ -220,10 +218,9 @@ class RemoteWork:
         for kept in self._kept.values():
             kept.most_left = 0
 
-    def _heard(self, words: list[bytes]) -> None:
-        for word in words:
+    def _heard(self, words: list[messages.FromGateway]) -> None:
+        for message in words:
             try:
-                message = messages.read_gateway(word)
                 if isinstance(message, messages.Welcome):
                     self.session_timeout_s = message.session_timeout_ms / 1000
                 elif isinstance(message, messages.State):
@@ -232,7 +229,7 @@ class RemoteWork:
                     self._answer(message.id, messages.submitted_of(message))
                 elif isinstance(message, messages.Refused):
                     self._answer(message.id, message.fault.error())
-                elif (kept := self._kept.get(message.id)) is not None:
+                elif not isinstance(message, messages.Answer) and (kept := self._kept.get(message.id)) is not None:
                     self._tell(kept, message)
             except (RmgrError, ValueError):
                 _LOG.warning("gateway_not_understood", extra={"gateway": self.endpoint}, exc_info=True)

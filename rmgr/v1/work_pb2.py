@@ -24,17 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12rmgr/v1/work.proto\x12\x07rmgr.v1\"\x16\n\x06Packed\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"$\n\x05Words\x12\r\n\x05words\x18\x01 \x03(\x0c\x12\x0c\n\x04ping\x18\x02 \x01(\x04\x32]\n\x04Work\x12)\n\x03\x41sk\x12\x0f.rmgr.v1.Packed\x1a\x0f.rmgr.v1.Packed0\x01\x12*\n\x04Talk\x12\x0e.rmgr.v1.Words\x1a\x0e.rmgr.v1.Words(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12rmgr/v1/work.proto\x12\x07rmgr.v1\"$\n\x05Words\x12\r\n\x05words\x18\x01 \x03(\x0c\x12\x0c\n\x04ping\x18\x02 \x01(\x04\x32\x32\n\x04Work\x12*\n\x04Talk\x12\x0e.rmgr.v1.Words\x1a\x0e.rmgr.v1.Words(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rmgr.v1.work_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PACKED']._serialized_start=31
-  _globals['_PACKED']._serialized_end=53
-  _globals['_WORDS']._serialized_start=55
-  _globals['_WORDS']._serialized_end=91
-  _globals['_WORK']._serialized_start=93
-  _globals['_WORK']._serialized_end=186
+  _globals['_WORDS']._serialized_start=31
+  _globals['_WORDS']._serialized_end=67
+  _globals['_WORK']._serialized_start=69
+  _globals['_WORK']._serialized_end=119
 # @@protoc_insertion_point(module_scope)

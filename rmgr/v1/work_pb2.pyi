@@ -5,12 +5,6 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Optional as _Op
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Packed(_message.Message):
-    __slots__ = ("data",)
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
-
 class Words(_message.Message):
     __slots__ = ("words", "ping")
     WORDS_FIELD_NUMBER: _ClassVar[int]

@@ -34,11 +34,6 @@ class WorkStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Ask = channel.unary_stream(
-                '/rmgr.v1.Work/Ask',
-                request_serializer=rmgr_dot_v1_dot_work__pb2.Packed.SerializeToString,
-                response_deserializer=rmgr_dot_v1_dot_work__pb2.Packed.FromString,
-                _registered_method=True)
         self.Talk = channel.stream_stream(
                 '/rmgr.v1.Work/Talk',
                 request_serializer=rmgr_dot_v1_dot_work__pb2.Words.SerializeToString,
@@ -49,15 +44,8 @@ class WorkStub(object):
 class WorkServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Ask(self, request, context):
-        """one question, one answer; a long one in pieces
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Talk(self, request_iterator, context):
-        """submissions that grow and are followed: one stream a process
+        """questions, and submissions that grow and are followed: one stream a process
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,11 +54,6 @@ class WorkServicer(object):
 
 def add_WorkServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Ask': grpc.unary_stream_rpc_method_handler(
-                    servicer.Ask,
-                    request_deserializer=rmgr_dot_v1_dot_work__pb2.Packed.FromString,
-                    response_serializer=rmgr_dot_v1_dot_work__pb2.Packed.SerializeToString,
-            ),
             'Talk': grpc.stream_stream_rpc_method_handler(
                     servicer.Talk,
                     request_deserializer=rmgr_dot_v1_dot_work__pb2.Words.FromString,
@@ -86,33 +69,6 @@ def add_WorkServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Work(object):
     """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Ask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/rmgr.v1.Work/Ask',
-            rmgr_dot_v1_dot_work__pb2.Packed.SerializeToString,
-            rmgr_dot_v1_dot_work__pb2.Packed.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Talk(request_iterator,

@@ -31,11 +31,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.gateways import Gateways
 from rmgr.adapters.rpc.server import LeaderClient
 from rmgr.coord.protocol import keys
 from rmgr.dev.cluster import DevCluster
@@ -48,8 +45,6 @@ from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q
 from rmgr.submitter.wire import encode_question
-from rmgr.v1 import work_pb2 as pb
-from rmgr.v1 import work_pb2_grpc
 from tests.bench.stages import STAGES, cluster_stages
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.handmade import Handmade
@@ -67,7 +62,6 @@ def attack(way: str, gateway: str, leader: str, credentials: Credentials, end_s:
             counts["session"] += 1
     store = GatewayStore(gateway, credentials=credentials)
     client = LeaderClient(leader, via=gateway, credentials=credentials)
-    ask = work_pb2_grpc.WorkStub(Gateways(gateway, credentials).channel(gateway)).Ask
     talk: Handmade | None = None
     while time.monotonic() < end_s:
         turn = way if way != "mixed" else rng.choice(("read", "follow", "submit", "value", "ask", "refused"))
@@ -90,19 +84,21 @@ def attack(way: str, gateway: str, leader: str, credentials: Credentials, end_s:
                 time.sleep(0.05)
                 del talk.heard[:]
             else:
-                _asked(turn, ask, counts)
+                _asked(turn, talk, counts)
         except (RmgrError, TimeoutError):
             counts["refused or late"] += 1
 
 
-def _asked(turn: str, ask: Any, counts: Counter[str]) -> None:
+def _asked(turn: str, talk: Handmade, counts: Counter[str]) -> None:
     """A hundred questions at once."""
     read: list[q.Question[Any]] = [q.CountWaiting(queue="default")] * 10 + [q.ReadSettings()] * 90
     asked = read if turn == "read" else [q.DrainNode(node="n1")] * 100
-    for call in [ask(pb.Packed(data=encode_question(one)), timeout=5.0) for one in asked]:
-        with contextlib.suppress(grpc.RpcError):
-            for _ in call:
-                counts["answered"] += 1
+    talk.say(*(m.Ask(at, encode_question(one), 5000) for at, one in enumerate(asked)))
+    end_s = time.monotonic() + 5.0
+    while len(talk.of(m.Answer)) < len(asked) and not talk.is_over and time.monotonic() < end_s:
+        time.sleep(0.02)
+    counts["answered"] += len(talk.of(m.Answer))
+    del talk.heard[:]
 
 
 _COMMAND = Command(argv=("true",))

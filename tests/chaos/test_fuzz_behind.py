@@ -252,13 +252,9 @@ def _words(made: Besieged, channel: grpc.Channel, number: int, texts: tuple[str,
                     break
         over.set()
 
-    def ask(data: bytes) -> None:
-        with contextlib.suppress(grpc.RpcError):
-            list(stub.Ask(work_pb2.Packed(data=data), timeout=2.0))
-
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(talk, streams))
-        list(pool.map(ask, asked))
+        list(pool.map(lambda data: talk([m.encode(m.Ask(1, data, 2000))]), asked))
     draft = Submission(id=0, name="spoilt", user=made.mallory.name, queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
     key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=1, attempt=1, cores=1, memory_mib=0)
     how = drawn(spoils(HOSTILE[Form.JSON] + HOSTILE[Form.MSGPACK]), seed=seed, count=20)

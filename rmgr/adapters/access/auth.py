@@ -49,7 +49,7 @@ METHODS: dict[str, frozenset[Role]] = {
     "/rmgr.v1.Node/Clock": _ASKERS | {Role.WATCHDOG, Role.STARTER},
     **{f"/rmgr.v1.Ranks/{name}": frozenset({Role.STARTER}) for name in ("Prepare", "Suspend", "Launch", "Checkpoint")},
     "/rmgr.v1.Terminal/Attach": _PEOPLE,
-    **{f"/rmgr.v1.Work/{name}": _PEOPLE for name in ("Ask", "Talk")},
+    "/rmgr.v1.Work/Talk": _PEOPLE,
     "/rmgr.v1.Limits/Use": _ASKERS,
     "/rmgr.v1.Tunnel/Open": _PEOPLE,
     **{f"/rmgr.v1.Store/{name}": _PEOPLE for name in _STORE},

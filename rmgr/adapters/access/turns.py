@@ -1,7 +1,8 @@
 """Turns of users at what a server does for few at once: of those who wait, whoever has had least of it lately goes first.
 
 So who asks now and then is served as if he were alone, however many others ask without end; these share what is left. What somebody
-has had is the time that was spent on him, in all turns of one server together; half of it is forgotten after some seconds.
+has had is the time that was spent on him, in all turns of one server together; half of it is forgotten after some seconds. It counts the
+more the more he has said that waits still: who asks one thing after another goes before those who ask a hundred at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from rmgr.errors import LimitReached, QueueFull, Throttled
 HALF_S = 5.0
 #: Whoever calls without a name.
 _NOBODY = "nobody"
+#: What waits of somebody makes what he has had count twice, three times, ...
+_FEW = 4
 #: Users who are remembered; who has had least of them is forgotten first.
 _KEEP = 10_000
 _LARGEST = 1e100
@@ -32,6 +35,7 @@ class Had:
         self._lock = threading.RLock()  # a collection of garbage on this thread may end a call
         self._since_s = clock()
         self._of: dict[str, float] = {}  #: in seconds of `_since_s`: what comes later weighs more, so nothing has to be made less
+        self._waiting: Counter[str] = Counter()
 
     def add(self, user: str, seconds: float) -> None:
         """So long was spent on him."""
@@ -45,9 +49,25 @@ class Had:
                 for name, _ in sorted(self._of.copy().items(), key=itemgetter(1))[: _KEEP // 2]:
                     self._of.pop(name, None)
 
+    @contextmanager
+    def waiting(self, user: str, count: int) -> Iterator[None]:
+        """So many things that he has said wait meanwhile."""
+        self.wait(user, count)
+        try:
+            yield
+        finally:
+            self.wait(user, -count)
+
+    def wait(self, user: str, count: int) -> None:
+        """So many more wait; below 0: so many less."""
+        with self._lock:
+            self._waiting[user] += count
+            if self._waiting[user] <= 0:
+                del self._waiting[user]
+
     def of(self, user: str) -> float:
         """What he has had: to be compared with what others have had, at the same moment."""
-        return self._of.get(user, 0.0)
+        return self._of.get(user, 0.0) * (1 + self._waiting[user] / _FEW)
 
 
 class _Waiting:

@@ -35,7 +35,7 @@ from rmgr.adapters.gateway.parts import (
     with_last,
 )
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.gateways import Gateways, user_metadata
+from rmgr.adapters.rpc.gateways import Gateways, user_metadata, user_name
 from rmgr.adapters.rpc.server import rebuild
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
@@ -95,7 +95,7 @@ class GatewayStore(Store):
 
     def __init__(self, gateways: str, *, credentials: Credentials | None = None) -> None:
         self._gateways = Gateways(gateways, credentials)
-        self._metadata = user_metadata()
+        self._metadata = user_metadata(user_name())
         self._closed = False
 
     @property

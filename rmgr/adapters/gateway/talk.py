@@ -27,8 +27,8 @@ from rmgr.v1 import work_pb2_grpc
 
 #: Words of one message, and their bytes.
 _BATCH, _BATCH_BYTES = 256, 1024 * 1024
-#: Words of a client that are heard in one turn; clients that are heard at once.
-_AT_ONCE, _HEARD_AT_ONCE = 32, 8
+#: Words of a client that are heard in one turn; clients that are heard at once: few, see `daemons/gateway/talking.py`.
+_AT_ONCE, _HEARD_AT_ONCE = 32, 2
 #: A client says so often that it lives, and leaves a gateway that says nothing for so long, if there is another one; else later (s).
 PING_S, SILENCE_S, ALONE_S = 0.5, 2.0, 6.0
 #: A stream on which nothing is heard for so long is over for the gateway (s).
@@ -37,6 +37,7 @@ GONE_S = 10.0
 _SLOWEST_S = 0.5
 #: Words (bytes) that wait for one client: above it nothing of its submissions is read until it has taken some; so long it may take (s).
 MOST_UNSENT, STALLED_S = 8 * 1024 * 1024, 20.0
+#: How often waiting clients look at their gateway, and gateways at their clients.
 LOOK_S = 0.25
 #: How often a client of which nothing is read is looked at.
 _ROOM_LOOK_S = 0.05
@@ -91,6 +92,7 @@ class TalkLink:
     """One stream at a time, again and again until `close`.
 
     Args:
+        user: who we are in an open cluster, "" = nobody or a secured one.
         up: a stream begins; told where to say words on it. heard: words that came on it. down: it is over.
             Called on the link's thread.
     """
@@ -99,22 +101,29 @@ class TalkLink:
         self,
         gateways: Gateways,
         *,
+        user: str = "",
         up: Callable[[Outbox], None],
         heard: Callable[[list[bytes]], None],
         down: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.last_error = ""
+        self.failure: RmgrError | None = None  #: why the last stream has ended, until a gateway says something again
         self.refusal: RmgrError | None = None  #: what a gateway said when it turned this client away
         self.endpoint = ""  #: of the gateway that has the stream
         self._gateways = gateways
+        self._metadata = user_metadata(user)
         self._up, self._heard, self._down = up, heard, down
         self._clock = clock
-        self._heard_s = clock()
+        self._begun_s = self._heard_s = clock()
         self._call: Any = None
         self._outbox: Outbox | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmgr-gateway", daemon=True)
+
+    @property
+    def last_error(self) -> str:
+        """The words of `failure`, "" = none."""
+        return self.failure.message if self.failure is not None else ""
 
     def start(self) -> None:
         """Begins to connect."""
@@ -138,12 +147,24 @@ class TalkLink:
             call.cancel()
 
     def check(self) -> None:
-        """Leaves a gateway that says nothing. To be called every `LOOK_S`."""
-        limit_s = SILENCE_S if len(self._gateways.endpoints) > 1 else ALONE_S
+        """Leaves a gateway that says nothing. To be called every `LOOK_S` while anything is waited for."""
+        limit_s = SILENCE_S if self._has_others else ALONE_S
         if self._call is not None and self._clock() - self._heard_s > limit_s:
-            self.last_error = f"the gateway at {self.endpoint} says nothing"
             self._heard_s = self._clock()
-            self._cancel()
+            self._leave(f"the gateway at {self.endpoint} says nothing")
+
+    def leave(self, why: str) -> None:
+        """Goes on at another gateway, if there is one and this one has had time."""
+        if self._has_others and self._clock() - self._begun_s > SILENCE_S:
+            self._leave(why)
+
+    @property
+    def _has_others(self) -> bool:
+        return len(self._gateways.endpoints) > 1
+
+    def _leave(self, why: str) -> None:
+        self.failure = Unavailable(why, hint="rmgr doctor")
+        self._cancel()
 
     def _run(self) -> None:
         tries = 0
@@ -155,12 +176,13 @@ class TalkLink:
                 was_up = self._stream(endpoint)
             except grpc.RpcError as error:
                 told = rebuild(error, endpoint)
-                if error.code() is not grpc.StatusCode.CANCELLED or not self.last_error:
-                    self.last_error = told.message
                 if not isinstance(told, Unavailable):
                     self.refusal = told
+                if error.code() is not grpc.StatusCode.CANCELLED or self.failure is None:
+                    self.failure = told
             except ValueError as error:  # the channel was closed
-                self.last_error = str(error)
+                self.failure = Unavailable(str(error))
+            self._down()
             self._gateways.failed(endpoint)
             tries = 0 if was_up else tries + 1
             self._closing.wait(min(_SLOWEST_S, 0.02 * 2**tries) * random.uniform(0.5, 1.0))
@@ -168,9 +190,9 @@ class TalkLink:
     def _stream(self, endpoint: str) -> bool:
         """Returns: something was heard on it."""
         outbox = Outbox()
-        self._heard_s = self._clock()
+        self._begun_s = self._heard_s = self._clock()
         stub = work_pb2_grpc.WorkStub(self._gateways.channel(endpoint))
-        call = self._call = stub.Talk(outbox.messages(self._clock), metadata=user_metadata())
+        call = self._call = stub.Talk(outbox.messages(self._clock), metadata=self._metadata)
         self._outbox = outbox
         was_up = False
         try:
@@ -178,14 +200,13 @@ class TalkLink:
             for message in call:
                 self._heard_s = self._clock()
                 if not was_up:
-                    was_up, self.last_error, self.refusal = True, "", None
+                    was_up, self.failure, self.refusal = True, None, None
                 if message.words:
                     self._heard(list(message.words))
         finally:
             self._call = self._outbox = None
             outbox.end()
             call.cancel()
-            self._down()
         return was_up
 
 
@@ -245,7 +266,7 @@ class Talks:
         self._bounds = bounds
         self._count = count
         self._places = bounds.places("sessions", most)
-        self._turns = Turns(bounds.had, at_once=_HEARD_AT_ONCE, of_one=2, most=most, what="streams")
+        self._turns = Turns(bounds.had, at_once=_HEARD_AT_ONCE, of_one=1, most=most, what="streams")
         self._live: set[_Talk] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -318,6 +339,7 @@ class _Talk:
         self.key_id = caller.identity.key_id if caller.identity is not None else ""
         self._context = context
         self._count = count
+        self._bounds = bounds
         self._holds = Booking(bounds, caller.user)
         self._turns = turns
         self._talker: Talker | None = None
@@ -407,32 +429,38 @@ class _Talk:
     # -- from the client
 
     def _read(self, requests: Iterator[Any]) -> None:
-        assert self._talker is not None
         try:
             for message in requests:
                 self._heard_s = time.monotonic()
-                for at in range(0, max(1, len(message.words)), _AT_ONCE):
-                    words = message.words[at : at + _AT_ONCE]
-                    self._wait_for_room()
-                    self._pause(True)
-                    try:
-                        self._holds.wait_turn(sum(map(len, words)), len(words), self._over)
-                        if self._draining or self._over.is_set():
+                if message.ping:
+                    self._pong(message.ping)
+                with self._bounds.had.waiting(self.user, len(message.words)):
+                    for at in range(0, len(message.words), _AT_ONCE):
+                        if not self._hear(message.words[at : at + _AT_ONCE]):
                             return
-                        with self._turns.turn(self.user, STALLED_S):
-                            if message.ping and not at:
-                                self._pong(message.ping)
-                            later = self._talker.heard(words) if words else ()
-                        for call in later:
-                            call()
-                    finally:
-                        self._pause(False)
         except RmgrError as error:
             self.end(error)
         except grpc.RpcError:
             pass  # the client has gone
         finally:
             self._out.put(_END)
+
+    def _hear(self, words: Sequence[bytes]) -> bool:
+        """Returns: the stream goes on. Raises RmgrError: it ends with that."""
+        assert self._talker is not None
+        self._wait_for_room()
+        self._pause(True)
+        try:
+            self._holds.wait_turn(sum(map(len, words)), len(words), self._over)
+            if self._draining or self._over.is_set():
+                return False
+            with self._turns.turn(self.user, STALLED_S):
+                later = self._talker.heard(words)
+            for call in later:
+                call()
+        finally:
+            self._pause(False)
+        return True
 
     def _pong(self, ping: int) -> None:
         was, self._ping = self._ping, ping

@@ -25,13 +25,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rmgr import errors
-from rmgr.adapters.access.auth import Caller, Doorkeeper, Refused, ServerIdentity, caller_of, open_channel
+from rmgr.adapters.access.auth import METHODS, Caller, Doorkeeper, Refused, ServerIdentity, caller_of, open_channel
 from rmgr.adapters.access.errors import ERROR_KEY, fail, named_error, rebuild
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Requests, Turnstile
@@ -233,8 +233,15 @@ class RpcServer:
         node_pb2_grpc.add_NodeServicer_to_server(_NodeServicer(answers), self._server)
 
     def add_generic(self, handler: grpc.GenericRpcHandler) -> None:
-        """Serves another service (the gateway's)."""
+        """Serves another service (the gateway's).
+
+        gRPC takes in calls one at a time; those of a method that it was told of have a line of their own: no flood of others holds them.
+        """
         self._server.add_generic_rpc_handlers((handler,))
+        for method in METHODS:
+            if (found := handler.service(_Named(method))) is not None:
+                service, _, name = method[1:].partition("/")
+                self._server.add_registered_method_handlers(service, {name: found})
 
     def start(self) -> None:
         """Begins to answer; health says SERVING."""
@@ -268,6 +275,13 @@ class RpcServer:
         self._health.end()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Named(NamedTuple):
+    """A `grpc.HandlerCallDetails` of no call: which handler has the method?"""
+
+    method: str
+    invocation_metadata: tuple[tuple[str, str], ...] = ()
 
 
 def _server_options() -> tuple[tuple[str, int], ...]:

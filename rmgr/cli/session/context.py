@@ -65,6 +65,7 @@ class Session:
     _coordinator: ZkCoordinator | None = None
     _store: Store | None = None
     _asks: Answers | RemoteAnswers | None = None
+    _submitter: Engine | None = None
     _query: Query | None = None
 
     def config(self, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
@@ -406,18 +407,24 @@ class Session:
         return submit(self.coordinator(), order, owner="", deadline_s=machine.monotonic() + timeout_s)
 
     def submitter(self) -> Engine:
-        """A Submitter of this process, on the session's own connections; ends with the command."""
+        """The Submitter of this process, on the session's own connections; ends with the command."""
+        if self._submitter is None:
+            self._submitter = self.own(self._open_submitter())
+        return self._submitter
+
+    def _open_submitter(self) -> Engine:
         from rmgr.client.identity import secured_by
         from rmgr.client.submission.engine import engine_here, engine_through
+        from rmgr.submitter.remote import RemoteAnswers
 
         asks, credentials, config = self.asks(), self.credentials(), self.config()
         cluster_id = self.cluster_id() if credentials is not None else ""
-        if config.cluster.uses_gateway:
+        if isinstance(asks, RemoteAnswers):
             secured = secured_by(asks, credentials, config.security, cluster_id)
-            return self.own(engine_through(config.cluster.gateway, self.data_store(), asks, credentials=credentials, secured=secured))
+            return engine_through(asks, self.data_store(), secured=secured)
         coordinator = self.coordinator()
         secured = secured_by(asks, credentials, config.security, cluster_id, coordinator)
-        return self.own(engine_here(coordinator, self.data_store(), asks, secured=secured))
+        return engine_here(coordinator, self.data_store(), asks, secured=secured)
 
     # -- the end
 
@@ -430,7 +437,7 @@ class Session:
         """Lets go of everything: of what it owns the latest first. Never raises: the command has ended already."""
         closables = [self._query, *reversed(self._owned), self._coordinator, self._store, self._asks]
         self._owned = []
-        self._query = self._coordinator = self._store = self._asks = None
+        self._query = self._coordinator = self._store = self._asks = self._submitter = None
         for closable in closables:
             if (close := getattr(closable, "close", None)) is not None:  # what answers here has none
                 with contextlib.suppress(Exception):

@@ -36,8 +36,8 @@ from rmgr.submitter.questions import Asks, CancelTasks
 from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
-    from rmgr.adapters.identity.credentials import Credentials
     from rmgr.submitter.handing import Hearing, Lines
+    from rmgr.submitter.remote import RemoteAnswers
 
 _LOG = logging.getLogger("rmgr.submitter")
 #: Longest that publishing the user's certificate may take.
@@ -273,21 +273,13 @@ def engine_here(
     return Engine(asks, store, work, fates=fates, secured=secured, close=close)
 
 
-def engine_through(
-    gateways: str,
-    store: Store,
-    asks: Asks,
-    *,
-    credentials: Credentials | None,
-    secured: Secured = _OPEN,
-) -> Engine:
-    """An engine whose work is done by `gateways` ("HOST:PORT,..."). Connects in the background. Args: as of `Engine`."""
-    from rmgr.adapters.rpc.gateways import Gateways, user_name
+def engine_through(asks: RemoteAnswers, store: Store, *, secured: Secured = _OPEN) -> Engine:
+    """An engine whose work is done by the gateways of `asks`. Connects in the background; is closed before them. Args: as of `Engine`."""
     from rmgr.submitter.fates import AskedFates
     from rmgr.submitter.talking import RemoteWork
 
     def work(thread: SubmitterThread, entry: SubmitterEntry) -> WorkPort:
-        return RemoteWork(thread, Gateways(gateways, credentials), entry, user_name(), asks)
+        return RemoteWork(thread, asks, entry)
 
     fates = AskedFates(asks)
     return Engine(asks, store, work, fates=fates, secured=secured, close=lambda _: None)

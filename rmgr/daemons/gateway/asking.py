@@ -1,4 +1,4 @@
-"""Answers the questions of clients (`rmgr/submitter`): few at once, in turns of their users, each in the name of who asks."""
+"""Answers the questions of clients (`rmgr/submitter`), each in the name of who asks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from functools import partial
 from typing import Any, cast
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.pki import signing_certificate
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.service.serving import audited, person_of
-from rmgr.errors import LimitReached, RmgrError
+from rmgr.errors import LimitReached
 from rmgr.log import audit
 from rmgr.procedures.output_keys import Fates
 from rmgr.runtime import machine
@@ -28,9 +27,6 @@ from rmgr.submitter.questions import Question
 from rmgr.submitter.rights import ORDERS, RIGHTS, Right, target_of
 from rmgr.submitter.wire import decode_question, encode_answer
 
-#: Questions that are answered at once, of one user; and that are asked, the waiting ones too: each holds a thread. Few: the thread of gRPC
-#: that takes in the calls of all has to get the interpreter between them.
-_AT_ONCE, _OF_ONE, MAX_ASKED = 3, 2, 64
 #: Tasks in one answer.
 _MOST_TASKS = 20_000
 #: Root -> most of one user below one parent (of orders: below each node's), and bytes of their data; through one gateway.
@@ -135,7 +131,6 @@ class Asking:
         self,
         coordinator: Coordinator,
         store: Store,
-        bounds: Bounds,
         log: Log | None,
         *,
         owner_of: Callable[[int], str | None],
@@ -146,34 +141,22 @@ class Asking:
     ) -> None:
         self._coordinator = coordinator
         self._store = store
-        self._bounds = bounds
         self._log = log
         self._owner_of = owner_of
         self._loose = loose
         self._operators = tuple(operators)
         self._certify = partial(signing_certificate, ca_pem=ca_pem) if ca_pem is not None else None
         self._count = count
-        self._turns = bounds.turns("calls", at_once=_AT_ONCE, of_one=_OF_ONE, most=MAX_ASKED - _AT_ONCE)
         self._fates = Fates(store, coordinator)
 
     def answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
-        """The answer to a question. Raises what it is refused for. Called on threads of the server."""
-        try:
-            return self._answer(data, caller, timeout_s)
-        except RmgrError as error:
-            self._count("refused", type(error).__name__)
-            raise
-
-    def _answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
-        end_s = machine.monotonic() + timeout_s
-        self._bounds.spend(caller.user)
-        with self._turns.turn(caller.user, timeout_s, is_operator=caller.is_certified_operator):
-            question = decode_question(data)
-            kind, name = type(question), type(question).__name__
-            self._count("asked", name)
-            person = person_of(caller, self._operators)
-            with audited(self._log, person, ORDERS.get(kind, name), target_of(question)):
-                return encode_answer(self._answers(person, caller).ask(question, timeout_s=max(0.1, end_s - machine.monotonic())))
+        """The answer to a question. Raises what it is refused for. May wait."""
+        question = decode_question(data)
+        kind, name = type(question), type(question).__name__
+        self._count("asked", name)
+        person = person_of(caller, self._operators)
+        with audited(self._log, person, ORDERS.get(kind, name), target_of(question)):
+            return encode_answer(self._answers(person, caller).ask(question, timeout_s=timeout_s))
 
     def _answers(self, person: Person, caller: Caller) -> Answers:
         bounded = cast(Coordinator, _OfUser(self._coordinator, self._loose, person.name))

@@ -20,7 +20,6 @@ from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc import use as rpc_use
-from rmgr.adapters.rpc.gateways import work_handler
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.terminals import MAX_TUNNELS, Tunnels
@@ -29,7 +28,7 @@ from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.ports import SessionState, Store
-from rmgr.daemons.gateway.asking import MAX_ASKED, Asking, Loose
+from rmgr.daemons.gateway.asking import Asking, Loose
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
 from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse, LeaderAsk
 from rmgr.daemons.gateway.metrics import GatewayMetrics
@@ -185,7 +184,7 @@ def _serve(
     check_key(trust, credentials, log)
     owned = _owned(coordinator, store, meta, log, credentials, trust, owners)
     stores = UserStores(store, log, owner_of=owners, owned=owned, operators=operators, count=metrics.count)
-    waiting = MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + MAX_ASKED
+    waiting = MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS
     threads = waiting + 3 * MAX_REMOTE_CALLS + 128
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
@@ -202,21 +201,9 @@ def _serve(
         lines=lambda thread, hear: Lines(thread, hear, credentials),
         believes=authenticity.believes if authenticity is not None else None,
     )
-    desk = Desk(
-        submitter,
-        log,
-        bounds,
-        use=cluster_use,
-        operators=operators,
-        count=metrics.count,
-    )
-    submitter_thread.start()
-    talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
-    told = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
     asking = Asking(
         coordinator,
         store,
-        bounds,
         log,
         owner_of=owners,
         loose=Loose(coordinator),
@@ -224,8 +211,20 @@ def _serve(
         ca_pem=credentials.ca_pem if credentials is not None else None,
         count=metrics.count,
     )
+    desk = Desk(
+        submitter,
+        log,
+        bounds,
+        asking.answer,
+        use=cluster_use,
+        operators=operators,
+        count=metrics.count,
+    )
+    submitter_thread.start()
+    talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
+    told = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
     rows, tunnels = Rows(stores, bounds=bounds), Tunnels(forwarder, bounds=bounds)
-    for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, told, work_handler(asking.answer)):
+    for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, told):
         server.add_generic(handler)
     if calls is not None:
         server.add_generic(calls.relay.handler)

@@ -1,7 +1,7 @@
-"""Serves the streams of clients (`submitter/messages.py`): each has a `DirectWork` of its own on the gateway's one Submitter.
+"""Serves the streams of clients (`submitter/messages.py`): who has submissions has a `DirectWork` of his own on the one Submitter.
 
-What may wait (orders, and readings before a submission is kept) runs on a few threads in turns of the users; everything else on the
-Submitter's thread, which never waits. Nothing here matters when the gateway dies: clients say everything again to another one.
+What may wait (orders; questions, and readings before a submission is kept) runs on a few threads in turns of the users; everything else on
+the Submitter's thread, which never waits. Nothing here matters when the gateway dies: clients say everything again to another one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.door import check_growth, check_order
 from rmgr.daemons.service.serving import audited, person_of
-from rmgr.errors import InvalidRecord, LimitReached, PermissionDenied, RmgrError, Unavailable, VersionMismatch
+from rmgr.errors import InvalidRecord, LimitReached, PermissionDenied, RmgrError, Throttled, Unavailable, VersionMismatch
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.procedures.admission import check_admitted
@@ -38,10 +38,14 @@ from rmgr.submitter.upkeep import Upkeep
 if TYPE_CHECKING:
     from rmgr.daemons.gateway.limits import ClusterUse
 
-#: Threads for what may wait, and how many of them one user has; jobs of one user that wait for one.
-_THREADS, _OF_ONE, _MOST_WAITING = 16, 8, 128
-#: How long the reading of a record may take, and the longest that a client may wait for an order.
-_READ_S, _LONGEST_S = 10.0, 120.0
+#: Threads for orders, which wait for commits, and how many of them one user has; the same for what is read. Those are few: they compute,
+#: and all the others of a gateway have to get the interpreter between them.
+_ORDERS_AT_ONCE, _ORDERS_OF_ONE = 16, 8
+_READS_AT_ONCE, _READS_OF_ONE = 3, 2
+#: Jobs of one user that wait for a thread: above it nothing more is read from him.
+_MOST_WAITING = 128
+#: How long the reading of a record may take, and the longest that a client may wait for an order, or an answer.
+_READ_S, _LONGEST_S, _LONGEST_ANSWER_S = 10.0, 120.0, 60.0
 #: After which a record is read again that could not be read (s).
 _AGAIN_S = 0.5
 #: Words about one submission that wait until its record was read; a client of ours has said three by then.
@@ -55,39 +59,51 @@ class _Job:
 
 
 class TurnsPool:
-    """Runs jobs on a few threads, those of whoever has had least first. Thread-safe."""
+    """Runs jobs on a few threads, those of whoever has had least first, and of operators before all others. Thread-safe.
 
-    def __init__(self, had: Had) -> None:
+    Args: threads: how many; of_one: of one user.
+    """
+
+    def __init__(self, had: Had, threads: int, of_one: int) -> None:
         self._had = had
-        self._turns: UserTurns[_Job] = UserTurns(_OF_ONE, had.of)
+        self._operators: set[str] = set()
+        self._turns: UserTurns[_Job] = UserTurns(of_one, lambda user: -1.0 if user in self._operators else had.of(user))
         self._waiting: Counter[str] = Counter()
         self._under_way: Counter[str] = Counter()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._room: dict[str, threading.Condition] = {}  #: of users who have no room
         self._closed = False
-        for at in range(_THREADS):
+        for at in range(threads):
             machine.Thread(target=self._run, name=f"gateway-work-{at}", daemon=True).start()
 
-    def run(self, user: str, call: Callable[[], None]) -> None:
+    def run(self, user: str, call: Callable[[], None], *, is_operator: bool = False) -> None:
         """Waits while too much of the user's waits already."""
         user = user or "nobody"  # "" would go before all others
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._waiting[user] < _MOST_WAITING)
+        with self._lock:
+            if is_operator:
+                self._operators.add(user)
+            if self._waiting[user] >= _MOST_WAITING:
+                room = self._room.setdefault(user, threading.Condition(self._lock))
+                room.wait_for(lambda: self._closed or self._waiting[user] < _MOST_WAITING)
         self.run_soon(user, call)
 
     def run_soon(self, user: str, call: Callable[[], None]) -> None:
         """As `run`, and never waits."""
         user = user or "nobody"
-        with self._changed:
+        self._had.wait(user, 1)
+        with self._lock:
             self._waiting[user] += 1
             self._turns.append(_Job(user, call))
-            self._changed.notify_all()
+            self._work.notify()
 
     def close(self) -> None:
         """Jobs that wait are dropped."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._turns.clear()
-            self._changed.notify_all()
+            for changed in (self._work, *self._room.values()):
+                changed.notify_all()
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
@@ -96,20 +112,21 @@ class TurnsPool:
                 job.call()
             finally:
                 self._had.add(job.user, machine.monotonic() - began_s)
-                with self._changed:
-                    self._under_way[job.user] -= 1
-                    self._changed.notify_all()
+                self._had.wait(job.user, -1)
+                with self._lock:
+                    self._under_way[job.user] -= 1  # this thread takes what this one's user may have now
 
     def _next(self) -> _Job | None:
-        with self._changed:
+        with self._lock:
             while not self._closed:
                 user = self._turns.next(self._under_way)
                 if user is not None:
                     self._waiting[user] -= 1
                     self._under_way[user] += 1
-                    self._changed.notify_all()
+                    if user in self._room and self._waiting[user] <= _MOST_WAITING // 2:
+                        self._room.pop(user).notify_all()
                     return self._turns.take(user)
-                self._changed.wait()
+                self._work.wait()
             return None
 
 
@@ -117,7 +134,8 @@ class Desk:
     """What the streams of a gateway share.
 
     Args:
-        submitter: on the gateway's session and store. use: limits of users in the whole cluster, None = not asked.
+        submitter: on the gateway's session and store. answer: to a question, within so many seconds, or it raises.
+        use: limits of users in the whole cluster, None = not asked.
         operators: of the gateway's configuration.
     """
 
@@ -126,6 +144,7 @@ class Desk:
         submitter: Submitter,
         log: Log,
         bounds: Bounds,
+        answer: Callable[[bytes, Caller, float], bytes],
         *,
         use: ClusterUse | None,
         operators: Collection[str],
@@ -134,10 +153,12 @@ class Desk:
         self.submitter = submitter
         self.log = log
         self.bounds = bounds
+        self.answer = answer
         self.use = use
         self.operators = tuple(operators)
         self.count = count
-        self.pool = TurnsPool(bounds.had)
+        self.orders = TurnsPool(Had(), _ORDERS_AT_ONCE, _ORDERS_OF_ONE)  # of commits alone: who asks much may submit a little
+        self.reads = TurnsPool(bounds.had, _READS_AT_ONCE, _READS_OF_ONE)
 
     def talker(self, caller: Caller, stream: Stream) -> ClientTalk:
         """Answers one client."""
@@ -145,7 +166,8 @@ class Desk:
 
     def close(self) -> None:
         """Streams have ended."""
-        self.pool.close()
+        self.orders.close()
+        self.reads.close()
 
 
 class ClientTalk:
@@ -159,34 +181,43 @@ class ClientTalk:
         self._work: DirectWork | None = None
         self._guid = ""
         self._kept: dict[int, _KeptHere] = {}  #: on the Submitter's thread
-        self._said_bye = False
+        self._has_gone = False  #: its work is over
         self._is_over = False
 
     # -- Talker, on the reader's thread
 
     def heard(self, words: Sequence[bytes]) -> list[Callable[[], None]]:
         """See `Talker`. Returns when the Submitter has taken them in: what a client says piles up before nobody's words but its own."""
-        orders: list[Callable[[], None]] = []
+        later: list[Callable[[], None]] = []
+        is_his = False  #: of the Submitter; questions and orders are nothing to it yet
         try:
             for word in words:
-                self._heard(messages.read_client(word), orders)
+                message = messages.read_client(word)
+                is_his = is_his or not isinstance(message, messages.Ask | messages.Place)
+                self._heard(message, later)
         finally:
-            taken_in = threading.Event()
-            self._desk.submitter.post(taken_in.set)
-            taken_in.wait(_LONGEST_S)
-        return orders
+            if is_his:
+                taken_in = threading.Event()
+                self._desk.submitter.post(taken_in.set)
+                taken_in.wait(_LONGEST_S)
+        return later
 
-    def _heard(self, message: messages.FromClient, orders: list[Callable[[], None]]) -> None:
+    def _heard(self, message: messages.FromClient, later: list[Callable[[], None]]) -> None:
         post = self._desk.submitter.post
-        if isinstance(message, messages.Hello):
+        if isinstance(message, messages.Ask):
+            answer = partial(self._answer, message, machine.monotonic() + min(_LONGEST_ANSWER_S, message.timeout_ms / 1000))
+            is_operator = self._caller.is_certified_operator
+            later.append(partial(self._desk.reads.run, self._caller.user, answer, is_operator=is_operator))
+        elif isinstance(message, messages.Hello):
             self._hello(message)
         elif self._work is None:
-            raise InvalidRecord("the first message of a stream is a hello", hint="rmgr version")
+            raise InvalidRecord("who submits or follows says hello first", hint="rmgr version")
         elif isinstance(message, messages.Place):
             self._desk.count("asked", "submit")
-            orders.append(partial(self._desk.pool.run, self._caller.user, partial(self._place, message)))
+            later.append(partial(self._desk.orders.run, self._caller.user, partial(self._place, message)))
         elif isinstance(message, messages.Keep):
             post(partial(self._begin, message))
+            later.append(partial(self._desk.reads.run, self._caller.user, partial(self._read, message.id)))
         elif isinstance(message, messages.Grow):
             self._desk.count("asked", "grow")
             post(partial(self._on_kept, message.id, self._growing(message)))
@@ -197,7 +228,7 @@ class ClientTalk:
         elif isinstance(message, messages.AskTail):
             post(partial(self._on_kept, message.id, lambda kept: kept.ask_tail(message.serial)))
         else:
-            self._said_bye = True
+            post(partial(self._let_go, 0.0))
 
     def taken(self) -> None:
         """See `Talker`."""
@@ -233,17 +264,39 @@ class ClientTalk:
 
     def _end(self) -> None:
         self._is_over = True
+        if self._work is not None:
+            self._let_go(self._work.session_timeout_s)  # on its way to another gateway it owns its submissions still
+
+    def _let_go(self, lingers_s: float) -> None:
         for kept_id in list(self._kept):
             self._leave(kept_id)
-        if self._work is not None:
-            # A client that is on its way to another gateway owns its submissions still.
-            self._work.end(0.0 if self._said_bye else self._work.session_timeout_s)
+        if self._work is not None and not self._has_gone:
+            self._has_gone = True
+            self._work.end(lingers_s)
 
     def _say(self, message: messages.FromGateway) -> None:
         if not self._is_over:
             self._stream.say(messages.encode(message))
 
-    # -- orders, on a thread that may wait
+    # -- questions and orders, on a thread that may wait
+
+    def _answer(self, ask: messages.Ask, end_s: float) -> None:
+        left_s = end_s - machine.monotonic()
+        if self._is_over or left_s <= 0:
+            return  # nobody waits for it any more
+        try:
+            if self._stream.is_full:
+                raise Throttled("answers wait to be taken", hint="take them, or ask for less at once")
+            answer = self._desk.answer(ask.question, self._caller, left_s)
+        except RmgrError as error:
+            self._refused(error)
+            self._say(messages.Answer(ask.id, b"", True, messages.Fault.of(error)))
+        except Exception as error:
+            self._desk.log.exception("question_failed", user=self._caller.user)
+            self._say(messages.Answer(ask.id, b"", True, messages.Fault.of(_failed(error))))
+        else:
+            for piece in messages.answers_of(ask.id, answer):
+                self._say(piece)
 
     def _place(self, place: messages.Place) -> None:
         assert self._work is not None
@@ -261,7 +314,7 @@ class ClientTalk:
             self._refuse(place.id, error)
         except Exception as error:
             self._desk.log.exception("order_failed", user=self._caller.user)
-            self._refuse(place.id, RmgrError(f"the gateway failed: {error!r}"[:500], hint="its log says more"))
+            self._refuse(place.id, _failed(error))
         else:
             self._desk.count("committed", "SUBMIT")
             self._say(messages.placed_of(place.id, made))
@@ -288,7 +341,7 @@ class ClientTalk:
 
     def _begin(self, keep: messages.Keep) -> None:
         assert self._work is not None
-        if self._is_over or keep.id in self._kept:
+        if self._has_gone or self._is_over or keep.id in self._kept:
             return
         try:
             self._desk.bounds.take("followed", self._caller.user)
@@ -296,11 +349,13 @@ class ClientTalk:
             self._refused(error)
             self._say(messages.Dead(keep.id, messages.Fault.of(error)))
             return
-        self._kept[keep.id] = kept = _KeptHere(self, keep, self._work)
-        self._desk.pool.run_soon(self._caller.user, partial(self._read, kept))
+        self._kept[keep.id] = _KeptHere(self, keep, self._work)
 
-    def _read(self, kept: _KeptHere) -> None:
+    def _read(self, kept_id: int) -> None:
         """On a thread that may wait. While nobody answers it is tried again: a client that has come from another gateway waits."""
+        kept = self._kept.get(kept_id)
+        if kept is None or not kept.is_unread:
+            return  # it was left, or refused, or kept twice
         keep = kept.keep
         assert self._work is not None
         submitter = self._desk.submitter
@@ -309,16 +364,13 @@ class ClientTalk:
             self._check_owner(keep, stored.submission)
         except Unavailable as error:
             kept.on_trouble(error)
-            submitter.post(lambda: submitter.after(submitter.jitter(_AGAIN_S), partial(self._read_again, kept)))
+            again = partial(self._desk.reads.run_soon, self._caller.user, partial(self._read, kept_id))
+            submitter.post(lambda: submitter.after(submitter.jitter(_AGAIN_S), again))
         except RmgrError as error:
             self._refused(error)
             self._desk.submitter.post(partial(kept.failed, error))
         else:
             self._desk.submitter.post(partial(kept.begin, stored))
-
-    def _read_again(self, kept: _KeptHere) -> None:
-        if self._kept.get(kept.keep.id) is kept:
-            self._desk.pool.run_soon(self._caller.user, partial(self._read, kept))
 
     def _check_owner(self, keep: messages.Keep, submission: Submission) -> None:
         with audited(self._desk.log, self._person, "FOLLOW", str(keep.number)):
@@ -364,6 +416,10 @@ class ClientTalk:
         return kept
 
 
+def _failed(error: Exception) -> RmgrError:
+    return RmgrError(f"the gateway failed: {error!r}"[:500], hint="its log says more")
+
+
 class _KeptHere:
     """`port.KeptListener` of one submission of one client. What is said of it before its record was read waits for that."""
 
@@ -376,9 +432,14 @@ class _KeptHere:
         self._most_left = 0
         self._is_over = False
 
+    @property
+    def is_unread(self) -> bool:
+        """Its record is to be read."""
+        return self._upkeep is None and not self._is_over
+
     def begin(self, stored: Stored) -> None:
         """Its record was read."""
-        if self._is_over:
+        if not self.is_unread:
             return
         keep = self.keep
         self._upkeep = self._work.keep(

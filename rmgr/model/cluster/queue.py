@@ -35,7 +35,7 @@ class UserLimits:
     sessions: int = 150  #: clients at once, of one gateway
     streams: int = 75  #: logs that are followed and terminals, of one gateway or Starter
     tunnels: int = 38  #: ways through one gateway to a node
-    calls: int = 48  #: questions and calls to the store at once, of one gateway or daemon
+    calls: int = 48  #: calls to the store at once, of one gateway; questions to one daemon
     remote_calls: int = 96  #: of named functions on servers, through one gateway at once; more wait in the client
     lines: int = 192  #: direct lines to one Starter
     followed: int = 50_000  #: submissions that clients follow, through one gateway

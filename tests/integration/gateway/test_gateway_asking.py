@@ -1,4 +1,4 @@
-"""Questions over gRPC: answers and errors arrive as they were, long ones in pieces; a gateway that dies is left for the next one."""
+"""Questions on a stream: answers and errors arrive as they were, long ones in pieces; a gateway that dies is left for the next one."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
+import structlog
 
 from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.errors import rebuild
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.rpc.gateways import WorkClient, work_handler
+from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.asking import Asking, Loose
+from rmgr.daemons.gateway.talking import Desk
 from rmgr.daemons.gateway.values import Owners
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, RequestTooLarge, StateConflict, Throttled, Unavailable, UsageError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 from rmgr.procedures.bootstrap import bootstrap
+from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q
+from rmgr.submitter.direct import Submitter
 from rmgr.submitter.remote import RemoteAnswers
-from rmgr.submitter.wire import MAX_QUESTION_BYTES
+from rmgr.submitter.thread import SubmitterThread
+from rmgr.submitter.wire import MAX_QUESTION_BYTES, encode_question
+from rmgr.v1 import work_pb2, work_pb2_grpc
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
@@ -43,18 +50,24 @@ class Place:
         self.asking = Asking(
             self.coordinator,
             self.store,
-            self.bounds,
             None,
             owner_of=Owners(self.coordinator, self.store),
             loose=Loose(self.coordinator),
         )
+        self.thread = SubmitterThread()
+        self.submitter = Submitter(self.thread, self.coordinator, self.store)
+        self.thread.start()
+        self.desks: list[Desk] = []
         self.servers: list[RpcServer] = []
         self.clients: list[RemoteAnswers] = []
 
     def gateway(self, answer: Callable[[bytes, Caller, float], bytes] | None = None) -> RpcServer:
         server = RpcServer("127.0.0.1:0")
-        server.add_generic(work_handler(answer or self.asking.answer))
+        count = lambda *_: None  # noqa: E731
+        desk = Desk(self.submitter, structlog.get_logger(), self.bounds, answer or self.asking.answer, use=None, operators=(), count=count)
+        server.add_generic(Talks(desk.talker, most=100, is_revoked=lambda _: False, bounds=self.bounds, count=count).handler)
         server.start()
+        self.desks.append(desk)
         self.servers.append(server)
         return server
 
@@ -68,6 +81,25 @@ class Place:
             client.close()
         for server in self.servers:
             server.stop(0)
+        for desk in self.desks:
+            desk.close()
+        self.thread.stop(10.0)
+
+
+def said(endpoint: str, data: bytes, times: int = 1) -> Exception | None:
+    """What is told to whoever asks this, so many times at once."""
+    over = threading.Event()
+
+    def words() -> Iterator[work_pb2.Words]:
+        yield work_pb2.Words(words=[m.encode(m.Ask(7, data, 60_000))] * times)
+        over.wait(60)
+
+    with grpc.insecure_channel(endpoint) as channel:
+        answer = m.read_gateway(next(work_pb2_grpc.WorkStub(channel).Talk(words())).words[0])
+        over.set()
+    assert isinstance(answer, m.Answer)
+    assert answer.id == 7
+    return answer.fault.error() if answer.fault is not None else None
 
 
 @pytest.fixture
@@ -103,21 +135,26 @@ def test_a_long_answer_comes_in_pieces(place: Place) -> None:
 
 
 def test_what_is_no_question_is_refused_with_words(place: Place) -> None:
-    client = WorkClient(place.gateway().endpoint, None)
+    endpoint = place.gateway().endpoint
     for data in (b"", b"\xc1", b"\x80", b"\x81\xa3ask\xa4What", b"\xdd\xff\xff\xff\xff", b"\x91" * 5000):
-        with pytest.raises(UsageError, match="a question"):
-            client.ask(data, timeout_s=60)
-    with pytest.raises(RequestTooLarge):
-        client.ask(b"x" * (MAX_QUESTION_BYTES + 1), timeout_s=60)
-    client.close()
+        error = said(endpoint, data)
+        assert isinstance(error, UsageError)
+        assert "a question" in error.message
+    assert isinstance(said(endpoint, b"x" * (MAX_QUESTION_BYTES + 1)), RequestTooLarge)
 
 
-def test_who_asks_too_much_is_refused(place: Place) -> None:
-    place.bounds.limits = UserLimits(requests_per_s=5)
+def test_who_asks_too_much_is_slowed_down_and_then_refused(place: Place) -> None:
+    place.bounds.limits = UserLimits(requests_per_s=25)
     client = place.client(place.gateway().endpoint)
-    with pytest.raises(Throttled, match="requests_per_s"):
+    began = time.monotonic()
+    for _ in range(75):
+        client.ask(q.WhoLeads(), timeout_s=60)
+    assert time.monotonic() - began > 1.0, "he may ask fifty times at once"
+    with pytest.raises(grpc.RpcError) as failed:
         for _ in range(100):
-            client.ask(q.WhoLeads(), timeout_s=0.0)
+            said(client.endpoint, encode_question(q.WhoLeads()), times=100)
+    assert isinstance(error := rebuild(failed.value, ""), Throttled)
+    assert "requests_per_s" in error.message
     client.ask(q.WhoLeads(), timeout_s=60)  # it is tried again until it is his turn
 
 
@@ -167,8 +204,8 @@ def test_an_order_whose_answer_was_lost_is_given_again_but_for_new_settings(plac
         breaking = Breaking(place)
         breaking.server = place.gateway(breaking.answer)
         client = place.client(breaking.server.endpoint)
-        client._client._gateways._at = 0
-        client._client._gateways.endpoints = (breaking.server.endpoint, place.gateway().endpoint)
+        client._gateways._at = 0
+        client._gateways.endpoints = (breaking.server.endpoint, place.gateway().endpoint)
         if question.repeats:
             client.ask(question, timeout_s=60)
         else:

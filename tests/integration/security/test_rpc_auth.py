@@ -35,7 +35,6 @@ from rmgr.adapters.terminals import handler_of as terminals
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.v1.calls_pb2_grpc import CallsServicer, add_CallsServicer_to_server
-from rmgr.v1.work_pb2_grpc import WorkServicer, add_WorkServicer_to_server
 from tests.harness.bundles import session_bundles
 from tests.harness.gateways import OpenGate
 from tests.harness.memory_store import MemoryStore
@@ -114,7 +113,6 @@ class Services:
     def __init__(self, server: RpcServer) -> None:
         self._server = server
         add_CallsServicer_to_server(CallsServicer(), self)
-        add_WorkServicer_to_server(WorkServicer(), self)
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
         for handler in handlers:

@@ -28,7 +28,6 @@ EXEMPT = {
     "adapters/rpc/join.py": _GRPC,
     "adapters/rpc/server.py": _GRPC,
     "adapters/rpc/ranks.py": _GRPC,
-    "adapters/rpc/gateways.py": _GRPC,
     "adapters/terminals.py": _GRPC,
     "adapters/host/leftovers.py": "files of the Starter in its own directory (mode 0700); what cannot be read is as none",
     "adapters/rpc/port_guard.py": "a number of the kernel",

@@ -19,7 +19,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
 from rmgr.daemons.gateway.talking import ClientTalk, Desk
-from rmgr.errors import InvalidRecord, RmgrError, VersionMismatch
+from rmgr.errors import InvalidRecord, NotFound, RmgrError, Throttled, VersionMismatch
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.cluster.queue import UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
@@ -74,10 +74,14 @@ class Gateway:
         self.thread = SubmitterThread()
         log: Any = Silent()
         submitter = Submitter(self.thread, self.coordinator, self.cluster.store)
-        self.desk = Desk(submitter, log, Bounds(), use=None, operators=("olga",), count=lambda *_: None)
+        self.answer: Callable[[bytes, Caller, float], bytes] = lambda data, _caller, _left_s: data
+        self.desk = Desk(submitter, log, Bounds(), self._answer, use=None, operators=("olga",), count=lambda *_: None)
         self.thread.start()
         eventually(lambda: self.desk.submitter.session_state is SessionState.CONNECTED, "the gateway is connected")
         self.talks: list[ClientTalk] = []
+
+    def _answer(self, data: bytes, caller: Caller, left_s: float) -> bytes:
+        return self.answer(data, caller, left_s)
 
     @property
     def followed(self) -> int:
@@ -260,6 +264,128 @@ def test_an_owner_that_goes_without_a_word_is_taken_to_live_for_a_while(gateway:
             eventually(lambda: not entries(), "its entry has gone")
 
 
+# -- questions -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_questions_need_no_hello_and_are_answered_under_their_ids(gateway: Gateway) -> None:
+    talk, told = gateway.client(hello=False)
+    long = b"x" * (m.FRAGMENT_BYTES + 1)
+    for at, question in enumerate((b"one", b"", long), 1):
+        say(talk, m.Ask(at, question, 60_000))
+    eventually(lambda: sum(one.is_last for one in told.of(m.Answer)) == 3, "all are answered")
+    pieces = {at: [one.piece for one in told.of(m.Answer) if one.id == at] for at in (1, 2, 3)}
+    assert pieces == {1: [b"one"], 2: [b""], 3: [long[:-1], b"x"]}
+
+
+def test_a_question_that_fails_is_told_so_and_one_for_which_nobody_waits_is_not_carried_out(gateway: Gateway) -> None:
+    asked: list[bytes] = []
+
+    def answer(data: bytes, _caller: Caller, _left_s: float) -> bytes:
+        asked.append(data)
+        raise NotFound("nothing there") if data == b"one" else ZeroDivisionError
+
+    gateway.answer = answer
+    talk, told = gateway.client()
+    for at, (data, timeout_ms) in enumerate(((b"late", 0), (b"one", 60_000), (b"two", 60_000)), 1):
+        say(talk, m.Ask(at, data, timeout_ms))
+    eventually(lambda: len(told.of(m.Answer)) == 2, "both are answered")
+    told_of = {one.id: one.fault.error() for one in told.of(m.Answer)}
+    assert isinstance(told_of[2], NotFound)
+    assert "the gateway failed: ZeroDivisionError" in told_of[3].message
+    talk.over()
+    gateway.settle()
+    say(talk, m.Ask(4, b"gone", 60_000))
+    assert sorted(asked) == [b"one", b"two"]
+
+
+def test_whose_answers_wait_to_be_taken_gets_no_more(gateway: Gateway) -> None:
+    talk, told = gateway.client()
+    told.is_full = True
+    say(talk, m.Ask(1, b"one", 60_000))
+    assert isinstance(told.one(m.Answer).fault.error(), Throttled)
+
+
+def test_who_is_done_with_submissions_may_ask_still(gateway: Gateway) -> None:
+    talk, told = gateway.client()
+    number = submitted(talk, told).number
+    say(talk, m.Bye())
+    say(talk, m.Keep(1, number, 0, False, False, False))
+    say(talk, m.Ask(1, b"one", 60_000))
+    assert told.one(m.Answer).piece == b"one"
+    gateway.settle()
+    assert (gateway.followed, told.of(m.Dead)) == (0, [])
+
+
+def test_what_was_left_is_not_read(gateway: Gateway) -> None:
+    talk, told = gateway.client()
+    number = submitted(talk, told).number
+    calls = [call for word in (m.Keep(1, number, 0, False, False, False), m.Leave(1)) for call in talk.heard([m.encode(word)])]
+    gateway.coordinator.pause()  # whoever reads now waits
+    for call in calls:
+        call()
+    say(talk, m.Ask(1, b"one", 60_000))
+    assert told.one(m.Answer).piece == b"one"
+    gateway.coordinator.resume()
+    gateway.settle()
+    assert not told.of(m.TailIs)
+
+
+def test_who_asks_one_thing_after_another_goes_before_who_asks_many_at_once(gateway: Gateway) -> None:
+    held, order_ = threading.Event(), []
+
+    def answer(data: bytes, caller: Caller, _left_s: float) -> bytes:
+        held.wait(60)
+        order_.append(caller.user)
+        return data
+
+    gateway.answer = answer
+    had = gateway.desk.bounds.had
+    mallory, _ = gateway.client("mallory", hello=False)
+    ben, _ = gateway.client("ben", hello=False)
+    ann, heard = gateway.client("ann", hello=False)
+    olga, _ = gateway.client("olga", hello=False)
+    for at in range(3):  # all threads are taken
+        say((mallory, mallory, ben)[at], m.Ask(at, b"", 60_000))
+    for at in range(10, 90):
+        say(mallory, m.Ask(at, b"", 60_000))
+    for name, seconds in (("mallory", 1.0), ("ann", 10.0), ("olga", 100.0)):
+        had.add(name, seconds)
+    for talk in (ann, olga):
+        say(talk, m.Ask(1, b"", 60_000))
+    held.set()
+    heard.one(m.Answer)
+    assert order_.index("ann") < 8, "he has had a tenth, and eighty of his wait"
+    assert order_.index("olga") < 6, "operators go first"
+
+
+def test_a_user_with_too_many_questions_is_read_no_further_and_goes_on_when_there_is_room(gateway: Gateway) -> None:
+    held = threading.Event()
+
+    def answer(data: bytes, _caller: Caller, _left_s: float) -> bytes:
+        held.wait(60)
+        return data
+
+    gateway.answer = answer
+    talk, told = gateway.client(hello=False)
+    said: list[int] = []
+
+    def asks() -> None:
+        for at in range(200):
+            say(talk, m.Ask(at, b"", 60_000))
+            said.append(at)
+
+    asking = threading.Thread(target=asks)
+    asking.start()
+    eventually(lambda: len(said) >= 128, "128 wait")
+    others, heard = gateway.client("ben", hello=False)
+    say(others, m.Ask(1, b"", 60_000))
+    assert len(said) <= 130
+    held.set()
+    assert heard.one(m.Answer).is_last
+    asking.join(60)
+    eventually(lambda: len(told.of(m.Answer)) == 200, "all are answered")
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------------------------
 
 
@@ -390,11 +516,12 @@ _WORDS = st.one_of(
     st.builds(m.AskTail, _IDS, _IDS),
     st.builds(m.Leave, _IDS),
     st.builds(m.Bye),
+    st.builds(m.Ask, _IDS, _BYTES, st.integers(0, 500)),
 )
 
 
 def test_every_word_of_a_client_is_in_the_fuzz() -> None:
-    assert set(m.FromClient.__args__) == {m.Hello, m.Place, m.Keep, m.Grow, m.Claiming, m.AskTail, m.Leave, m.Bye}
+    assert set(m.FromClient.__args__) == {m.Hello, m.Place, m.Keep, m.Grow, m.Claiming, m.AskTail, m.Leave, m.Bye, m.Ask}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
