@@ -313,7 +313,7 @@ class WatchedCache(Generic[C]):
 
     Args:
         ask: `tree.get` or `tree.children` (see `data_of`, `names_below`).
-        changed: called after each read whose value differs from the one before, and after the first.
+        changed: called after each read whose value differs from the one before, and after the first; after the next, too, when it raised.
     Attributes: pace_s: least time between two reads. is_watched: False: no more watches are set.
     asked_s: when the read of `value` was sent.
     is_chatty: `changed` is called after every read: what came and went between two reads leaves no difference.
@@ -323,6 +323,7 @@ class WatchedCache(Generic[C]):
         "_armed",
         "_ask",
         "_changed",
+        "_is_owed",
         "_read_s",
         "_reading",
         "_stale",
@@ -351,6 +352,7 @@ class WatchedCache(Generic[C]):
         self._reading = False
         self._stale = False  # asked for again while a read was on its way
         self._armed = False  # a watch of ours is set on the server
+        self._is_owed = False  # `changed` has not taken the value
         self._timer: Timer | None = None
 
     def refresh(self) -> None:
@@ -401,13 +403,14 @@ class WatchedCache(Generic[C]):
         self._reading = False
         if self._changed is None:
             return
-        differs = self.is_chatty or not self.is_known or not _same(self.value, value)
+        self._is_owed |= self.is_chatty or not self.is_known or not _same(self.value, value)
         self.value, self.is_known, self.asked_s = value, True, self._read_s
         if self._stale:
             self._stale = False
             self.refresh()
-        if differs:
+        if self._is_owed:
             self._changed()
+            self._is_owed = False
 
     def _failed(self) -> None:
         self._reading = False

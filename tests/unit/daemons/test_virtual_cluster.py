@@ -306,17 +306,17 @@ def test_a_user_stops_at_a_cap_and_goes_on_while_nobody_leads(world: VirtualMach
     most, _ = most_and_mean(3.0, "ann")
     assert most <= 6 + 4, "one claim of each Starter may be too much, until figures have come"
     most, mean = most_and_mean(20.0, "ann")
-    assert most <= 6
-    assert mean > 5.4, "who is at the cap keeps its cores, however short the tasks are"
+    assert most <= 6 + 3, "Starters that round up by chance at once: each of the others by a core"
+    assert 5.4 < mean < 6.4, "who is at the cap keeps its cores, however short the tasks are"
     bob = submitter.submit(6000, user="bob", **what)
     most, mean = most_and_mean(20.0, "ann")
-    assert most <= 7
-    assert mean > 4.5
+    assert most <= 6 + 3
+    assert 4.0 < mean < 6.4
     assert in_use(cluster)["bob"] >= 9, "nobody else waits for her cap"
     cluster.cut(link)
     most, mean = most_and_mean(20.0, "ann")
-    assert most <= 8, "the last figures hold"
-    assert mean > 3.0
+    assert most <= 6 + 3, "the last figures hold"
+    assert 3.0 < mean < 6.4
     assert set(shares(look, {"ann": ann, "bob": bob}).values()) != {0}
     cluster.mend(link)
     world.run_until(lambda: leader.leader is not None, "it leads again")

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.adapters.access.limits import Bounds
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Pointer
@@ -344,7 +343,7 @@ def test_whatever_a_user_sends_others_work_stays_as_it_is(data: bytes) -> None:
 
 
 def gateway(scene: Scene) -> Asking:
-    return Asking(scene.coordinator, scene.store, Bounds(), None, owner_of=owner_of(scene), loose=Loose(scene.coordinator))
+    return Asking(scene.coordinator, scene.store, None, owner_of=owner_of(scene), loose=Loose(scene.coordinator))
 
 
 CALLER = Caller(identity=Identity(name="ann", role=Role.USER, cluster="c", key_id="0" * 32))
