@@ -45,7 +45,7 @@ def test_what_waits_gets_other_terms_and_runs_by_them(sh: Shell, queue: str) -> 
     sh.ok("release", number)
     sh.ok("wait", number)
     assert sh.ok("logs", number).out.startswith("large")
-    assert "it is C" in sh.ok("update", number, "-t", "5m", "--json").json["unchanged"][0]["why"]
+    assert "it has ended" in sh.ok("update", number, "-t", "5m", "--json").json["unchanged"][0]["why"]
     task = sh.ok("tasks", number, "--json").json["tasks"][0]
     assert task["state"] == "COMPLETED"
 
