@@ -174,10 +174,7 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
         end_s = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
             left_s = 0.5 if end_s is None else max(0.0, min(0.5, end_s - time.monotonic()))
-            has_come = False
-            with contextlib.suppress(OSError, ValueError):  # another thread has closed it: the code is there
-                has_come = bool(select.select([self._status], [], [], left_s)[0])
-            if has_come:
+            if _is_readable(self._status, left_s):
                 with self._waitpid_lock:  # type: ignore[attr-defined]
                     if self.returncode is None:
                         self._handle_exitstatus(int(self._status.recv(64) or b"9"))  # type: ignore[attr-defined]
@@ -185,6 +182,14 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
             elif end_s is not None and time.monotonic() >= end_s:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return self.returncode
+
+
+def _is_readable(line: socket.socket, within_s: float) -> bool:
+    if line.fileno() < 0:  # another thread has read it: the code is there
+        return False
+    poll = select.poll()  # as select() has it, numbers of files above 1,023 are errors
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
 
 
 def _umask() -> int:

@@ -464,7 +464,7 @@ class Gate:
 
         Cost: 1 us.
         """
-        return seal is not None and self._trust.was_key_of(seal.key_id, info.czxid) == info.record.user
+        return seal is not None and not info.refusal and self._trust.was_key_of(seal.key_id, info.czxid) == info.record.user
 
     def has_ended(self, block: ClaimedBlock) -> bool:
         """Its submission has ended since it was verified."""

@@ -253,6 +253,7 @@ class Hands:
         node.claimed(block)
         self._next = replace(key, first=key.end)
         if info.refusal:
+            block.judge(BlockVerdict.REFUSED, info.refusal)
             return  # it ends here: nothing of it runs
         board = next((board for board in boards if board.spec.name == block.queue and board.spec.state != "stopped"), None)
         why = "" if board is not None and node.puller.suits(info, key) else "its queue is not served here, or it does not fit"

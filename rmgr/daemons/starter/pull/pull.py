@@ -426,8 +426,8 @@ class Puller:
         part = ops.cut(data, key.first, mine.first, take)
         block = ClaimedBlock.claimed(node.name, board.spec.name, mine, part)
         block.info = info
-        if candidate.refusal:
-            block.judge(BlockVerdict.REFUSED, candidate.refusal)
+        if why := candidate.refusal or info.refusal:
+            block.judge(BlockVerdict.REFUSED, why)
         flying = self._flying[mine] = _Flying(block, board, candidate, left_behind, clears_idle)
         self._seen = None
         self._claims += 1
