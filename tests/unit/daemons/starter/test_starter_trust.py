@@ -19,8 +19,9 @@ from rmgr.coord.protocol.records import decode_block, encode_block, encode_recor
 from rmgr.daemons.starter.core import submissions as starter_trust
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.core.submissions import Admission, Gate, RecordState
+from rmgr.daemons.starter.core.submissions import Admission, Gate, Info, RecordState, admission_of
 from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Submission, Terms, Work
 
@@ -82,7 +83,7 @@ class Cluster:
     def refusal(self, key: BlockKey, data: BlockData, record: Submission = RECORD) -> str:
         """Why the block may not run, "" = it may."""
         block = ClaimedBlock.claimed("n1", "default", key, decode_block(encode_block(data)))
-        block.info = SimpleNamespace(origin=record, record=record, czxid=1, spec=b"", nonce=nonces.place_of(record))
+        block.info = SimpleNamespace(origin=record, record=record, czxid=1, spec=b"", nonce=nonces.place_of(record), refusal="")
         self.number = record.id
         answer = self.gate.admission(block)
         assert answer is not Admission.AWAITED
@@ -215,6 +216,19 @@ def test_amendments_are_of_those_who_may_make_them() -> None:
     assert "revoked" in cluster.refusal(key, data, changed(mine, Terms(priority=5), olga, as_operator=True))
 
 
+def test_a_record_that_none_may_believe_is_nobodys_and_bars_no_key() -> None:
+    ann = Key("a" * 32)
+    [(key, data)] = blocks(1, by=ann)
+    block = ClaimedBlock.claimed("n1", "default", key, decode_block(encode_block(data)))
+    nobodys = Submission(id=RECORD.id, name="", user="", queue="", work=Work.COMMAND)
+    block.info = Info(nobodys, QueueSpec(name=""), None, refusal="no release has written that")
+    gate = Cluster(ann).gate
+    assert not gate.is_barred(block.seal, block.info)
+    answer = admission_of(block, gate)
+    assert isinstance(answer, FetchFailure)
+    assert "no release has written that" in answer.error
+
+
 def test_what_was_signed_runs_under_the_number_of_its_nonce_and_until_that_has_ended() -> None:
     ann = Key("a" * 32)
     cluster = Cluster(ann)
@@ -254,5 +268,7 @@ def test_a_record_that_another_connection_has_read_is_read_again_before_a_nonce_
     cluster.nonce = SimpleNamespace(found=None)
     cluster.gate._records.state = lambda number, age_s: RecordState.ASKED  # type: ignore[method-assign]
     block = ClaimedBlock.claimed("n1", "default", key, data)
-    block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))  # type: ignore[assignment]
+    block.info = SimpleNamespace(  # type: ignore[assignment]
+        origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD), refusal=""
+    )
     assert cluster.gate.admission(block) is Admission.AWAITED
