@@ -174,14 +174,10 @@ def _played(
 def _rows(name: str, found: Sequence[Compared]) -> list[Row]:
     apart = [[abs(late) for late in one.late_s] for one in found]
     return [
-        row(
-            "rmgr",
+        _makespan(
             SETUP,
-            f"{len(found[0].late_s)} jobs under {name}: makespan",
-            "s",
-            [one.makespan_s for one in found],
-            ratio=statistics.median(one.makespan_s / one.simulated_s for one in found),
-            simulated=found[0].simulated_s,
+            f"{len(found[0].late_s)} jobs under {name}",
+            found,
             off_percent=100 * statistics.median(one.off for one in found),
             moved=statistics.median(one.moved[0] for one in found),
             moved_simulated=found[0].moved[1],
@@ -199,6 +195,19 @@ def _rows(name: str, found: Sequence[Compared]) -> list[Row]:
     ]
 
 
+def _makespan(setup: str, what: str, found: Sequence[Compared], **more: float) -> Row:
+    return row(
+        "rmgr",
+        setup,
+        f"{what}: makespan",
+        "s",
+        [one.makespan_s for one in found],
+        ratio=statistics.median(one.makespan_s / one.simulated_s for one in found),
+        simulated=found[0].simulated_s,
+        **more,
+    )
+
+
 # -- paper 000 in small --------------------------------------------------------------------------------------------------------
 
 
@@ -211,14 +220,10 @@ def classes(plan: MeasuringPlan) -> list[Row]:
     for system, virtual, lives in _played(plan, tables, jobs, nodes=CLASS_NODES, cores=CLASS_CORES):
         found = [compare(live, virtual) for live in lives]
         rows.append(
-            row(
-                "rmgr",
+            _makespan(
                 CLASS_SETUP,
-                f"{count} jobs, {system}: makespan",
-                "s",
-                [one.makespan_s for one in found],
-                ratio=statistics.median(one.makespan_s / one.simulated_s for one in found),
-                simulated=found[0].simulated_s,
+                f"{count} jobs, {system}",
+                found,
                 large_wait=statistics.median(_waits(jobs[system], live) for live in lives),
                 large_wait_simulated=_waits(jobs[system], virtual),
             )

@@ -88,7 +88,8 @@ class _Nursery:
         self._lock = threading.Lock()
         self._owner = 0  #: the process that started it: a fork of this one starts its own
         self._path = ""
-        self._line: socket.socket | None = None
+        self._line: socket.socket | None = None  #: while it is open the nursery lives
+        self._process: subprocess.Popen[bytes] | None = None
         self._early: dict[str, str] = {}
         self._limits: list[tuple[int, int]] = []
 
@@ -121,7 +122,7 @@ class _Nursery:
         mine, its = socket.socketpair()
         self._path = os.path.join(tempfile.mkdtemp(prefix="rmgr-forked-"), "socket")
         words = [sys.executable, "-m", __name__, str(its.fileno()), self._path, *self._modules]
-        _executed(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT)
+        self._process = _executed(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT)
         its.close()
         mine.settimeout(_ANSWERS_S)
         if mine.recv(1) != b".":

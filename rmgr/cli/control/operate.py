@@ -17,8 +17,8 @@ from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.session.tables import positions_of
-from rmgr.cli.words.params import DURATION_US, nearest
-from rmgr.cli.words.selectors import parse_nodes, parse_one, resolve
+from rmgr.cli.words.params import DURATION_US, nearest, parse_nodes
+from rmgr.cli.words.selectors import parse_one, resolve
 from rmgr.errors import NotFound, RmgrError, StateConflict
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted

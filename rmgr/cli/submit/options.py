@@ -15,9 +15,8 @@ from click.core import ParameterSource
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import hint_of
 from rmgr.cli.words.moments import BEGIN, BEGINS
-from rmgr.cli.words.params import AFTER, DURATION_US, MEMORY, RESOURCE, TIME_LIMIT_US, Parsed, listed, one_of, parse_pair
+from rmgr.cli.words.params import AFTER, DURATION_US, MEMORY, RESOURCE, TIME_LIMIT_US, Parsed, listed, one_of, parse_nodes, parse_pair
 from rmgr.cli.words.script import Script, ignoring, looks_like_script, read_script, refused, translation, unset_slurm
-from rmgr.cli.words.selectors import parse_nodes
 from rmgr.client.commands.request import CommandOptions, CommandRequest
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.tasks.array import parse_array

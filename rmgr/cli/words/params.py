@@ -1,7 +1,8 @@
-"""Types of option values: durations, sizes, names; an error names the option and shows how it should look."""
+"""Types of option values: durations, sizes, names, nodes; an error names the option and shows how it should look."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ TIME_LIMIT = 124
 INFRASTRUCTURE = 125
 CANCELLED = 130
 _KILLED = 128 + 9
+_MAX_NODES = 100_000
+#: Groups of a list of nodes: `n`, `[1-3,7]`.
+_BRACKETS = re.compile(r"^([^\[\]]*)(?:\[([0-9,-]+)\])?([^\[\]]*)$")
 _INFRASTRUCTURE = LOSSES | {Reason.POISON}
 #: For the help of commands that wait.
 WORK_EXITS = """\
@@ -231,3 +235,32 @@ def exit_code_of(state: State, reason: str, exit_code: int | None) -> int:
 def highest(codes: Iterable[int]) -> int:
     """The exit code for several: the highest."""
     return max(codes, default=0)
+
+
+def parse_nodes(text: str) -> tuple[str, ...]:
+    """`n1,n2` or `n[1-3,7],m1`, each once, in this order. Raises UsageError."""
+    found: dict[str, None] = {}
+    for part in re.split(r",(?![^\[]*\])", text):
+        match = _BRACKETS.match(part.strip())
+        if not part.strip() or match is None:
+            raise UsageError(f"{text!r} is no list of nodes", hint="as n1,n2 or n[1-3,7]")
+        head, inside, tail = match.groups()
+        for number in _numbers(inside, text) if inside is not None else ("",):
+            found[f"{head}{number}{tail}"] = None
+        if len(found) > _MAX_NODES:
+            raise UsageError(f"{text!r} names more than {_MAX_NODES} nodes", hint="as n1,n2 or n[1-3,7]")
+    return tuple(found)
+
+
+def _numbers(inside: str, text: str) -> list[str]:
+    """`1-3,7` -> 1 2 3 7, with leading zeros as in the first."""
+    found: list[str] = []
+    for part in inside.split(","):
+        first, dash, last = part.partition("-")
+        if len(part) > 40:  # no number that Python reads
+            raise UsageError(f"{text!r} is no list of nodes: [{inside}]", hint="as n[1-3,7]")
+        low, high = (int(first), int(last)) if first and last else (int(first or 0), int(first or -1))
+        if not first or (dash and not last) or high < low or high - low > _MAX_NODES:
+            raise UsageError(f"{text!r} is no list of nodes: [{inside}]", hint="as n[1-3,7]")
+        found += [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
+    return found

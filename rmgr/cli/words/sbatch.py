@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rmgr.cli.words.params import parse_nodes
 from rmgr.cli.words.script import SBATCH
-from rmgr.cli.words.selectors import parse_nodes
 from rmgr.errors import UsageError
 from rmgr.model.base.units import parse_duration_us
 from rmgr.model.tasks.array import parse_array

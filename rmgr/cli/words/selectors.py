@@ -1,4 +1,4 @@
-"""Which submissions, tasks and nodes a command means: `42`, `42_7`, `1-10:2`, `last`, `all`, --name, --state, --queue; `n[1-3]`."""
+"""Which submissions and tasks a command means: `42`, `42_7`, `1-10:2`, `last`, `all`, --name, --state, --queue."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from rmgr.model.views import JobView
 _TASKS = re.compile(r"^(?:taskq-)?(\d{1,10})_\[?(\d[\d,:-]*)\]?$")
 _RANGE = re.compile(r"^\d{1,10}-\d{1,10}(?::\d{1,10})?$")
 NODE_NAME = re.compile(r"^[a-z][a-z-]*[0-9]+$")
-_MAX_NODES = 100_000
-#: Groups of a list of nodes: `n`, `[1-3,7]`.
-_BRACKETS = re.compile(r"^([^\[\]]*)(?:\[([0-9,-]+)\])?([^\[\]]*)$")
 HINT = "select with 42, 42_7, 42_1-5, 1-10:2, last, all, or with --name, --state, --queue"
 
 
@@ -185,35 +182,3 @@ class Changes:
                 self.unchanged.append((id_, reason))
             else:
                 self.changed.append(id_)
-
-
-# -- nodes ---------------------------------------------------------------------------------------------------------------------
-
-
-def parse_nodes(text: str) -> tuple[str, ...]:
-    """`n1,n2` or `n[1-3,7],m1`, each once, in this order. Raises UsageError."""
-    found: dict[str, None] = {}
-    for part in re.split(r",(?![^\[]*\])", text):
-        match = _BRACKETS.match(part.strip())
-        if not part.strip() or match is None:
-            raise UsageError(f"{text!r} is no list of nodes", hint="as n1,n2 or n[1-3,7]")
-        head, inside, tail = match.groups()
-        for number in _numbers(inside, text) if inside is not None else ("",):
-            found[f"{head}{number}{tail}"] = None
-        if len(found) > _MAX_NODES:
-            raise UsageError(f"{text!r} names more than {_MAX_NODES} nodes", hint="as n1,n2 or n[1-3,7]")
-    return tuple(found)
-
-
-def _numbers(inside: str, text: str) -> list[str]:
-    """`1-3,7` -> 1 2 3 7, with leading zeros as in the first."""
-    found: list[str] = []
-    for part in inside.split(","):
-        first, dash, last = part.partition("-")
-        if len(part) > 40:  # no number that Python reads
-            raise UsageError(f"{text!r} is no list of nodes: [{inside}]", hint="as n[1-3,7]")
-        low, high = (int(first), int(last)) if first and last else (int(first or 0), int(first or -1))
-        if not first or (dash and not last) or high < low or high - low > _MAX_NODES:
-            raise UsageError(f"{text!r} is no list of nodes: [{inside}]", hint="as n[1-3,7]")
-        found += [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
-    return found

@@ -11,7 +11,7 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.submit.options import read_work
 from rmgr.cli.submit.submit import submit
 from rmgr.cli.words.moments import parse_begin
-from rmgr.cli.words.selectors import parse_nodes
+from rmgr.cli.words.params import parse_nodes
 from rmgr.client.commands.request import CommandOptions
 from rmgr.errors import UsageError
 from rmgr.model.tasks.placing import Rigid

@@ -464,7 +464,8 @@ class Gate:
 
         Cost: 1 us.
         """
-        return seal is not None and not info.refusal and self._trust.was_key_of(seal.key_id, info.czxid) == info.record.user
+        was = self._trust.was_key_of(seal.key_id, info.czxid) if seal is not None else ""
+        return was != "" and was == info.record.user  # "" = the key was not revoked; and the user of a record that is nobody's
 
     def has_ended(self, block: ClaimedBlock) -> bool:
         """Its submission has ended since it was verified."""

@@ -83,7 +83,7 @@ class Cluster:
     def refusal(self, key: BlockKey, data: BlockData, record: Submission = RECORD) -> str:
         """Why the block may not run, "" = it may."""
         block = ClaimedBlock.claimed("n1", "default", key, decode_block(encode_block(data)))
-        block.info = SimpleNamespace(origin=record, record=record, czxid=1, spec=b"", nonce=nonces.place_of(record), refusal="")
+        block.info = SimpleNamespace(origin=record, record=record, czxid=1, spec=b"", nonce=nonces.place_of(record))
         self.number = record.id
         answer = self.gate.admission(block)
         assert answer is not Admission.AWAITED
@@ -268,7 +268,5 @@ def test_a_record_that_another_connection_has_read_is_read_again_before_a_nonce_
     cluster.nonce = SimpleNamespace(found=None)
     cluster.gate._records.state = lambda number, age_s: RecordState.ASKED  # type: ignore[method-assign]
     block = ClaimedBlock.claimed("n1", "default", key, data)
-    block.info = SimpleNamespace(  # type: ignore[assignment]
-        origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD), refusal=""
-    )
+    block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))  # type: ignore[assignment]
     assert cluster.gate.admission(block) is Admission.AWAITED
