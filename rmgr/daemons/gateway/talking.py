@@ -7,7 +7,7 @@ the Submitter's thread, which never waits. Nothing here matters when the gateway
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -160,9 +160,26 @@ class Desk:
         self.orders = TurnsPool(Had(), _ORDERS_AT_ONCE, _ORDERS_OF_ONE)  # of commits alone: who asks much may submit a little
         self.reads = TurnsPool(bounds.had, _READS_AT_ONCE, _READS_OF_ONE)
 
+        self._lingering: dict[str, deque[tuple[float, DirectWork]]] = {}  # user -> until when; on the Submitter's thread
+
     def talker(self, caller: Caller, stream: Stream) -> ClientTalk:
         """Answers one client."""
         return ClientTalk(self, caller, stream)
+
+    def linger(self, user: str, work: DirectWork) -> None:
+        """The client's stream has broken: on its way to another gateway it owns its submissions still.
+
+        As many owners of one user linger as he may have clients; of more the first goes at once, or who comes and goes fills the list.
+        """
+        now_s, lingers_s = machine.monotonic(), work.session_timeout_s
+        his = self._lingering.setdefault(user, deque())
+        his.append((now_s + lingers_s, work))
+        work.end(lingers_s)
+        most = self.bounds.limits.of("sessions", user)
+        while his and (his[0][0] <= now_s or 0 < most < len(his)):
+            his.popleft()[1].end(0.0)
+        for other in [other for other, entries in self._lingering.items() if entries[-1][0] <= now_s]:
+            del self._lingering[other]
 
     def close(self) -> None:
         """Streams have ended."""
@@ -228,7 +245,7 @@ class ClientTalk:
         elif isinstance(message, messages.AskTail):
             post(partial(self._on_kept, message.id, lambda kept: kept.ask_tail(message.serial)))
         else:
-            post(partial(self._let_go, 0.0))
+            post(self._let_go)
 
     def taken(self) -> None:
         """See `Talker`."""
@@ -264,15 +281,18 @@ class ClientTalk:
 
     def _end(self) -> None:
         self._is_over = True
-        if self._work is not None:
-            self._let_go(self._work.session_timeout_s)  # on its way to another gateway it owns its submissions still
+        self._let_go(lingers=True)
 
-    def _let_go(self, lingers_s: float) -> None:
+    def _let_go(self, *, lingers: bool = False) -> None:
         for kept_id in list(self._kept):
             self._leave(kept_id)
-        if self._work is not None and not self._has_gone:
-            self._has_gone = True
-            self._work.end(lingers_s)
+        if self._work is None or self._has_gone:
+            return
+        self._has_gone = True
+        if lingers:
+            self._desk.linger(self._caller.user, self._work)
+        else:
+            self._work.end(0.0)
 
     def _say(self, message: messages.FromGateway) -> None:
         if not self._is_over:
