@@ -1,8 +1,9 @@
 """What a run costs: a table of kinds of tests, with how many ran, their seconds and CPU-seconds, the clusters and JVMs that they started.
 
-`RMGR_COSTS=1 tests/run.sh` prints it at the end; tests/README.md keeps it. Each worker looks whenever another
-file begins: at what it and its children have used, those that live and those that have ended. Processes that detach themselves from it
-(`rmgr dev --detach`, the shared Cassandra) are not seen. A cluster is counted where this process starts its first WatchDog.
+`RMGR_COSTS=20 tests/run.sh` prints it at the end, and the twenty files that used most; tests/README.md keeps it. Each worker
+looks whenever another file begins: at what it and its children have used, those that live and those that have ended. Processes that
+detach themselves from it (`rmgr dev --detach`, the shared Cassandra) are not seen. A cluster is counted where this process starts its
+first WatchDog.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Sums:
         for line in table(files):
             terminalreporter.line(line)
         terminalreporter.line("")
-        for file, cost in sorted(files.items(), key=lambda one: -one[1]["cpu_s"])[:20]:
+        for file, cost in sorted(files.items(), key=lambda one: -one[1]["cpu_s"])[: int(os.environ["RMGR_COSTS"])]:
             terminalreporter.line(" ".join([f"{file}:", *(f"{cost[name]:.0f} {name}" for name in _COLUMNS)]))
 
 
