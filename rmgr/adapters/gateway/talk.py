@@ -320,10 +320,14 @@ class Talks:
             self._places.give_back(caller.user)
 
     def _look(self) -> None:
+        looked_s = time.monotonic()
         while not self._stopping.wait(LOOK_S):
+            stood_s, looked_s = time.monotonic() - looked_s - LOOK_S, time.monotonic()
             with self._lock:
                 live = list(self._live)
             for talk in live:
+                if stood_s > LOOK_S:
+                    talk.excuse(stood_s)
                 talk.look()
                 if talk.key_id and self._is_revoked(talk.key_id):
                     expel(talk.drain, talk.end, talk.cut)
@@ -407,6 +411,11 @@ class _Talk:
         self._holds.close()
         if self._talker is not None:
             self._talker.over()
+
+    def excuse(self, stood_s: float) -> None:
+        """This gateway stood still for so long: what its client has said meanwhile is not read yet."""
+        self._heard_s += stood_s
+        self._sent_s += stood_s
 
     def look(self) -> None:
         """Cuts off whoever is silent or stalled; tells when there is room again."""

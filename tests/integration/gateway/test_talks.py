@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -290,14 +292,27 @@ def test_who_opens_streams_too_often_is_refused_slowly(town: Town) -> None:
 
 
 def test_a_silent_client_is_cut_off(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(talk, "GONE_S", 1.5)
+    monkeypatch.setattr(talk, "GONE_S", 3.0)
     server = town.gateway()
-    silent, lives = town.raw(server), town.client(server)
-    assert silent.is_served()
+    assert town.raw(server).is_served()
+    lives = town.client(server)
     lives.reaches(b"one")
-    eventually(lambda: server.counts["cut", "silent"] == 1)  # it pings nobody, as if it were stopped
-    eventually(lambda: server.talkers[0].is_over)
+    eventually(lambda: server.talkers[0].is_over)  # it pings nobody, as if it were stopped
+    assert server.counts["cut", "silent"] == 1
     assert len(server.talks) == 1
+    assert lives.downs == 0
+
+
+def test_a_gateway_that_stood_still_cuts_nobody_off_for_it(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talk, "GONE_S", 1.0)
+    server = town.gateway()
+    lives = town.client(server)
+    lives.reaches(b"one")
+    for _ in range(3):
+        with subprocess.Popen(["/bin/sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"]):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(2 * talk.LOOK_S)  # it looks at its clients
+    lives.reaches(b"two")
     assert lives.downs == 0
 
 
