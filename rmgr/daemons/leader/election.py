@@ -18,7 +18,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import RmgrError
+from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
@@ -48,6 +48,7 @@ class Candidacy:
         self._stories = Stories(loop)
         self._guid = ""  # of the entry: one a session, so that an old session's entry is never taken for ours
         self._is_leading = False
+        self._unreadable = ""  # why `/epoch` could not be read
         self.is_standing = False  #: seen in the line, or leading
 
     def enter(self) -> None:
@@ -112,7 +113,14 @@ class Candidacy:
     def _take_over(self, name: str) -> Story[bool]:
         """True: it leads."""
         found = yield self._coordinator.get(paths.EPOCH)
-        old = EpochRecord() if found is None else decode_record(found.data, EpochRecord, paths.EPOCH)
+        try:
+            old = EpochRecord() if found is None else decode_record(found.data, EpochRecord, paths.EPOCH)
+        except WrongCluster as error:  # nobody leads until somebody has mended it, or this installation
+            if self._unreadable != error.message:  # told once
+                self._unreadable = error.message
+                self._log.warning("epoch_unreadable", path=paths.EPOCH, error=error.message, hint=error.hint)
+            return False
+        self._unreadable = ""
         record = replace(self._record, epoch=old.epoch + 1, candidate=name, since_us=machine.wall_us())
         failpoint("leader.before_take_over")
         multi = ops.take_over(name, record, None if found is None else found.version)

@@ -449,12 +449,31 @@ class Clearer:
                 yield Pause(_RETRY_S)
         if failed:
             self._term.log.info("node_cleared", node=name, failed=failed, epoch=self._term.epoch)
-        # Orders to the node, and its idle marker, are of no use.
-        asked: list[Future[Any]] = [self._tree.children(paths.inbox_node(name)), self._tree.stat(paths.idle(name))]
-        orders, idle = yield from each(asked)
-        multi = tidy_node(self._term.epoch_version, name, version, orders=orders or [], idle=idle is not None)
-        if multi is not None:
-            self._tree.commit(multi)
+        yield from self._tidy(name, version)
+
+    def _tidy(self, name: str, version: int) -> Story[None]:
+        """Takes away orders to the node and its idle marker, which are of no use now. What cannot be deleted by itself stays."""
+        stuck: set[str] = set()
+        while True:
+            asked: list[Future[Any]] = [self._tree.children(paths.inbox_node(name)), self._tree.stat(paths.idle(name))]
+            try:
+                orders, idle = yield from each(asked)
+            except RmgrError:
+                yield Pause(_RETRY_S)
+                continue
+            left = [guid for guid in orders or () if paths.inbox(name, guid) not in stuck]
+            is_marked = idle is not None and paths.idle(name) not in stuck
+            multi = tidy_node(self._term.epoch_version, name, version, orders=left, idle=is_marked)
+            if multi is None:
+                return
+            match (yield self._tree.commit(multi)):
+                case Conflict(path=path) if path == paths.node(name):  # it has registered again: they are its own
+                    self._keeper.fetch(name)
+                    return
+                case Conflict(path=path):  # crossed off meanwhile, or something lies below it
+                    stuck.add(path)
+                case Unknown():
+                    yield Pause(_RETRY_S)
 
     def _fail(self, name: str, version: int, keys: list[BlockKey]) -> Story[int]:
         """Marks blocks FAILED. Returns: how many."""

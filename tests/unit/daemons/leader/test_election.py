@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,8 +13,13 @@ from rmgr.coord.decisions import liveness
 from rmgr.coord.decisions.liveness import Absent, Behind, First
 from rmgr.coord.ops.leader import epoch_check, epoch_version, fail, fenced, take_over
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Committed, Delete, Gone, Multi
+from rmgr.coord.protocol.multi import Check, Committed, Create, Delete, Gone, Holds, Multi, Set
+from rmgr.coord.protocol.records import encode_record
+from rmgr.daemons.leader.election import Candidacy
 from rmgr.model.cluster.node import EpochRecord
+from rmgr.procedures.bootstrap import bootstrap
+from rmgr.runtime.mailbox import Mailbox
+from tests.harness.memory import MemoryCoordinator
 
 
 def entry(guid: str, sequence: int) -> str:
@@ -55,6 +64,43 @@ def test_the_epoch_version_comes_from_the_answer_of_the_take_over() -> None:
     assert epoch_version(first, Committed(paths=("", paths.EPOCH), versions=(-1, 0))) == 0
     later = take_over("n-a-1", EpochRecord(epoch=2), 0)
     assert epoch_version(later, Committed(paths=("", paths.EPOCH), versions=(-1, 1))) == 1
+
+
+@pytest.mark.parametrize("stands", [b"no record", b'{"format":99}'])
+def test_a_candidate_that_cannot_read_the_epoch_says_so_once_and_leads_when_it_is_mended(stands: bytes) -> None:
+    coordinator, led = MemoryCoordinator(guarded=False), []
+    bootstrap(coordinator)
+    version = coordinator.stat(paths.EPOCH).result(60)
+    make: Any = Create(paths.EPOCH, stands) if version is None else Set(paths.EPOCH, stands, version.version)
+    assert isinstance(coordinator.commit(Multi(name="X", ops=(make,), proof=Holds(paths.EPOCH, stands))).result(60), Committed)
+    mailbox: Mailbox[Any] = Mailbox(clock=lambda: clock[0])
+    clock, told = [0.0], []
+    loop: Any = SimpleNamespace(post=mailbox.put, after=mailbox.after)
+    log: Any = SimpleNamespace(
+        warning=lambda event, **fields: told.append((event, fields)), debug=lambda *_, **__: None, info=lambda *_, **__: None
+    )
+    candidacy = Candidacy(coordinator, EpochRecord(), loop, leads=lambda record, _: led.append(record.epoch), log=log)
+
+    def until(end_s: float) -> None:
+        while clock[0] < end_s:
+            clock[0] += 0.05
+            while (message := mailbox.get(0)) is not None:
+                message()
+
+    candidacy.enter()
+    until(5.0)
+    assert not led
+    [(event, fields)] = told
+    assert event == "epoch_unreadable"
+    assert fields["path"] == paths.EPOCH
+    assert "rmgr" in fields["hint"]
+    found = coordinator.stat(paths.EPOCH).result(60)
+    assert found is not None
+    whole = encode_record(EpochRecord(epoch=4))
+    coordinator.commit(Multi(name="X", ops=(Set(paths.EPOCH, whole, found.version),), proof=Holds(paths.EPOCH, whole))).result(60)
+    until(6.0)
+    assert (led, len(told)) == ([5], 1)
+    coordinator.close()
 
 
 def test_a_fenced_multi_checks_the_epoch_first_and_only_once() -> None:

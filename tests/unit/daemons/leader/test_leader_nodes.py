@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from rmgr.coord.ops import membership
 from rmgr.coord.ops.leader import fence, order, stand, take_over
 from rmgr.coord.ops.work import mark_idle
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Conflict, Delete, Gone, Holds, Multi, Set
+from rmgr.coord.protocol.multi import Conflict, Create, Delete, Gone, Holds, Multi, Outcome, Set, Unknown
 from rmgr.coord.protocol.records import encode_record
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Revocation, Role
@@ -179,6 +180,33 @@ def test_orders_and_idle_marker_of_a_fenced_node_are_tidied_away(bench: Bench, s
     bench.advance(2 * GRACE_S)
     assert bench.look.names(paths.inbox_node("n1")) == []
     assert bench.look.names(paths.IDLE) == []
+
+
+def test_more_orders_than_one_commit_takes_are_tidied_away_whatever_becomes_of_one_of_them(bench: Bench, starter: Starter) -> None:
+    for number in range(400):
+        committed(bench.outside, order("n1", f"{number:03d}", InboxOrder(order=OrderKind.CANCEL, submission=1)))
+    stuck = f"{paths.inbox('n1', '007')}/below"
+    committed(bench.outside, Multi(name="X", ops=(Create(stuck, b""),), proof=Holds(stuck, b"")))
+    coordinator, tidied = bench.leader_coordinator, []
+    commit = coordinator.commit
+
+    def committing(multi: Multi, **options: Any) -> Any:
+        if multi.name != "TIDY":
+            return commit(multi, **options)
+        tidied.append(multi)
+        if len(tidied) == 1:  # it is not made, and nobody knows
+            answer: Future[Outcome] = Future()
+            answer.set_result(Unknown("the link fell"))
+            return answer
+        return commit(multi, **options)
+
+    coordinator.commit = committing  # type: ignore[method-assign]
+    starter.close()
+    bench.advance(GRACE_S + 5.0)
+    assert bench.look.names(paths.inbox_node("n1")) == ["007"]
+    sent = len(tidied)
+    bench.advance(60.0)
+    assert (sent, len(tidied)) == (5, 5), "lost, refused for one, 190, 190, the rest; then nothing more"
 
 
 def test_work_of_a_submission_that_is_gone_is_discarded(bench: Bench, starter: Starter) -> None:
