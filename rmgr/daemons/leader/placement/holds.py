@@ -90,22 +90,20 @@ class Promises:
         if odd:
             ops = self.changed(state, sorted(odd))
             for at in range(0, len(ops), MOST_OPS):
-                self._reserve(ops[at : at + MOST_OPS], is_needed=True)
+                self._tree.tell(self._reserve(ops[at : at + MOST_OPS], is_needed=True), "commit RESERVE", key=object())
 
     def look_after(self, node: str, names: list[str] | None) -> None:
         """Deletes what is kept on a node for nobody that is known: a leader before did not come to it."""
         for _, (submission, index) in paths.reserved_in(names):
             if not self.is_known(job_id(submission, index), node):
-                self._reserve(place_ops.reserve_ops(submission, index, {node: _UNREAD}, {}), is_needed=False)
+                ops = place_ops.reserve_ops(submission, index, {node: _UNREAD}, {})
+                self._tree.tell(self._reserve(ops, is_needed=False), "commit RESERVE", key=object())
 
-    def _reserve(self, ops: list[Op], *, is_needed: bool) -> None:
+    def _reserve(self, ops: list[Op], *, is_needed: bool) -> Story[None]:
         """is_needed: else a refusal will do; but what is forgotten there would keep cores from everybody."""
-
-        def answered(outcome: Outcome) -> None:
-            if isinstance(outcome, Unknown) or (is_needed and isinstance(outcome, Conflict)):
-                self._placer.rebuild(f"RESERVE: {outcome}")
-
-        self._tree.heard(self._tree.commit(place_ops.reserve(ops)), answered, about="commit RESERVE")
+        outcome: Outcome = yield self._tree.commit(place_ops.reserve(ops))
+        if isinstance(outcome, Unknown) or (is_needed and isinstance(outcome, Conflict)):
+            self._placer.rebuild(f"RESERVE: {outcome}")
 
     # -- records
 

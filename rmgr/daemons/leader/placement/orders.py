@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from rmgr.coord import validity
@@ -228,7 +227,7 @@ class PlanExecution:
         self._left, self._settled = len(multis), Future()
         failpoint("leader.before_place")
         for multi, some, theirs in multis:
-            self._tree.heard(self._tree.commit(multi), partial(self._answered, some, theirs), about=f"commit {multi.name}")
+            self._tree.tell(self._commit(multi, some, theirs), f"commit {multi.name}", key=object())
 
     def _paused(self, state: ClusterState, decision: Suspend | Resume) -> SentOrder:
         """It has been carried out on the state."""
@@ -413,6 +412,17 @@ class PlanExecution:
             self._records[partition] = (data, 0 if version is None else version + 1)
         return found
 
+    def _commit(self, multi: Multi, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder]) -> Story[None]:
+        try:
+            self._answered(jobs, asked, (yield self._tree.commit(multi)))
+        except Exception as error:  # what was placed is not known: everything is read again
+            self._problem = self._problem or f"PLACE: {type(error).__name__}: {error}"
+            raise
+        finally:
+            self._left -= 1
+            if not self._left:
+                self._settled.set_result(None)
+
     def _answered(self, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             for one in asked:
@@ -431,9 +441,6 @@ class PlanExecution:
             failpoint("leader.after_place")
         else:
             self._problem = self._problem or f"PLACE: {outcome}"
-        self._left -= 1
-        if not self._left:
-            self._settled.set_result(None)
 
 
 #: (the commit, jobs that it starts, orders in it)

@@ -184,6 +184,29 @@ def test_a_leader_whose_plan_is_never_carried_out_gives_way(place: Callable[...,
     assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
 
 
+def test_a_commit_whose_answer_cannot_be_taken_in_has_everything_read_again(
+    place: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = place(FirstFit())
+    raised: list[object] = []
+
+    def raises(_self: PlanExecution, *given: object) -> None:
+        raised.append(given)
+        raise KeyError("what nobody thought of")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PlanExecution, "_answered", raises)
+        numbers = [bench.submitter.submit(1, block=1, queue="batch")]
+        bench.advance(0.2)
+    numbers.append(bench.submitter.submit(1, block=1, queue="batch"))
+    bench.advance(5.0)
+    assert len(raised) == 1
+    assert sorted(key.submission for node in ("n1", "n2") for key in bench.look.keys(paths.running_node(node))) == numbers
+    assert bench.leader is not None
+    assert sorted(bench.leader.placer.job_table.placed) == [job_id(number, 0) for number in numbers]
+    assert (len(bench.events("placing_rebuilt")), bench.deposed) == (1, [])
+
+
 @dataclass(frozen=True, slots=True)
 class Gangs:
     """Shares nodes in time, which no leader carries out."""
