@@ -10,9 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from traceback import extract_tb
+from typing import TypeVarTuple
 
 from rmgr.runtime.logger import Log
 
+Ts = TypeVarTuple("Ts")
 #: Subjects that are remembered; the oldest are forgotten first. Characters of an error.
 MOST, _MOST_CHARACTERS = 1000, 300
 
@@ -36,10 +38,13 @@ class Aside:
         self._failed = failed
         self._kept: OrderedDict[str, SetAside] = OrderedDict()
 
-    def run(self, subject: str, version: object, what: Callable[[], object]) -> bool:
-        """Handles it. False: it raised; then it is told once, and set aside until it has another version. Cost: about 0.2 us."""
+    def run(self, subject: str, version: object, what: Callable[[*Ts], object], *given: *Ts) -> bool:
+        """Handles it, by `what` of what is given. False: it raised; then it is told once, and set aside until it has another version.
+
+        Cost: about 0.2 us.
+        """
         try:
-            what()
+            what(*given)
         except Exception as error:  # noqa: BLE001 - the boundary of handlers: whatever it is, it is this subject's alone
             self.add(subject, version, error)
             return False
@@ -47,10 +52,10 @@ class Aside:
             self._kept.pop(subject, None)
         return True
 
-    def attempt(self, what: Callable[[], object]) -> Exception | None:
+    def attempt(self, what: Callable[[*Ts], object], *given: *Ts) -> Exception | None:
         """Handles something of which nobody knows more than the place in the code where it raises; returns what it raised."""
         try:
-            what()
+            what(*given)
         except Exception as error:  # noqa: BLE001 - as above
             self.add(place_of(error), None, error)
             return error

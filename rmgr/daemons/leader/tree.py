@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, TypeVarTuple
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.coord.ops.leader import fenced
@@ -33,7 +33,9 @@ from rmgr.runtime.mailbox import Mailbox, Timer
 from rmgr.runtime.story import Pause, Stories, Story
 
 T = TypeVar("T")
-P = TypeVar("P")
+A = TypeVar("A")
+P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 #: What a cache holds.
 C = TypeVar("C", Stamped, list[str])
 Thunk: TypeAlias = Callable[[], object]
@@ -106,15 +108,15 @@ class LeaderTree:
 
     # -- the loop
 
-    def soon(self, what: Callable[[], object]) -> None:
-        """`what` happens in the loop, after what is there already. From any thread."""
-        self._mailbox.put(partial(self._if_open, what))
+    def soon(self, what: Callable[[*Ts], object], *given: *Ts) -> None:
+        """`what` of what is given happens in the loop, after what is there already. From any thread."""
+        self._mailbox.put(partial(self._if_open, what, *given))
 
     post = soon  # as stories call it
 
-    def after(self, delay_s: float, what: Callable[[], object]) -> Timer:
-        """`what` happens in the loop in `delay_s` seconds."""
-        return self._mailbox.after(delay_s, partial(self._if_open, what))
+    def after(self, delay_s: float, what: Callable[[*Ts], object], *given: *Ts) -> Timer:
+        """The same in `delay_s` seconds."""
+        return self._mailbox.after(delay_s, partial(self._if_open, what, *given))
 
     def others_first(self) -> Future[None]:
         """For a story that takes its time: it goes on after what is in the loop by then."""
@@ -150,9 +152,9 @@ class LeaderTree:
         else:
             self._term.aside.forget(about)
 
-    def _if_open(self, what: Callable[[], object]) -> None:
+    def _if_open(self, what: Callable[[*Ts], object], *given: *Ts) -> None:
         if self.is_open:
-            what()
+            what(*given)
 
     # -- the leadership
 
@@ -204,12 +206,12 @@ class LeaderTree:
         return self._read(lambda: self._coordinator.children(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
 
     def heard(self, answer: Future[T], then: Callable[[T], None], failed: Thunk = _nothing, *, about: str) -> None:
-        """For who is no story: the answer goes into `then`; when that raises, it is the trouble of what it is about, and nobody else's.
+        """For caches, which are no stories: the answer goes into `then`; when that raises, it is the trouble of what it is about alone.
         `failed` when there is none in time."""
-        answer.add_done_callback(lambda done: self.soon(partial(self._arrived, done, then, failed, about)))
+        answer.add_done_callback(lambda done: self.soon(self._arrived, done, then, failed, about))
 
     def _watch(self, watch: Thunk | None) -> Callable[[], None] | None:
-        return None if watch is None else partial(self.soon, watch)
+        return None if watch is None else lambda: self.soon(watch)
 
     def _read(self, ask: Callable[[], Future[T]]) -> Future[T]:
         if not self._paused:
@@ -232,7 +234,7 @@ class LeaderTree:
             self._term.aside.keep(about, value)
         elif value is None:
             self._term.aside.forget(about)
-        self._term.aside.run(about, version, partial(then, value))
+        self._term.aside.run(about, version, then, value)
 
     # -- commits
 
@@ -269,7 +271,7 @@ class LeaderTree:
             outcome, error = future.result(), ""
         except RmgrError as refused:  # not committed; whoever asked reads again, and tries again later
             outcome, error = Unknown(refused.message), refused.message
-        self.soon(partial(self._account, multi, outcome, error))
+        self.soon(self._account, multi, outcome, error)
         if not _is_fenced(outcome):
             answer.set_result(outcome)
 
@@ -545,15 +547,15 @@ class WaitingCalls:
         self._io = io
         self._term = term
 
-    def store(self, call: Callable[[Store], T]) -> Future[T]:
-        """Carries out `call` on the store. Its answer raises: RmgrError, whatever went wrong, and that is logged."""
-        return self._io.submit(self._carried_out, call, self._store)
+    def store(self, call: Callable[Concatenate[Store, P], T], *given: P.args, **named: P.kwargs) -> Future[T]:
+        """Carries out `call` on the store, with what is given. Its answer raises: RmgrError, whatever went wrong, and that is logged."""
+        return self._io.submit(self._carried_out, lambda store: call(store, *given, **named), self._store)
 
     def coordinator(self, call: Callable[[Coordinator], T]) -> Future[T]:
         """The same with ZooKeeper, for what waits there. What it commits has no leader fence."""
         return self._io.submit(self._carried_out, call, self._coordinator)
 
-    def _carried_out(self, call: Callable[[P], T], port: P) -> T:
+    def _carried_out(self, call: Callable[[A], T], port: A) -> T:
         try:
             return call(port)
         except RmgrError as error:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -146,7 +145,7 @@ class CapKeeper:
         tags = {paths.user_tag(user): user for user in (*settings.limits.cores_of, *counted)}
         cores = {node: record.capacity.cores for node, record in self._nodes.records.items()}
         claimed = [block for one in blocks if (block := _block(*one, data)) is not None]
-        used = snapshot.by_node(claimed, partial(self._user_of, tags), cores)
+        used = snapshot.by_node(claimed, lambda block: self._user_of(tags, block), cores)
         jobs = {user: one.open_submissions for user, one in counted.items()}
         self.cores = snapshot.in_all(used)
         up = self._up()

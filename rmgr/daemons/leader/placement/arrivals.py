@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -167,7 +166,7 @@ class SubmissionRecords:
             return
         for number, found in zip(numbers, records, strict=True):
             version = None if found is None else found.version
-            self._term.aside.run(paths.sub(number), version, partial(self._take, number, found))
+            self._term.aside.run(paths.sub(number), version, self._take, number, found)
 
     def _take(self, number: int, found: Stamped | None) -> None:
         try:
@@ -178,7 +177,7 @@ class SubmissionRecords:
                 self.unreadable = {**dict(islice(self.unreadable.items(), _MOST_UNREADABLE)), number: error.message}
         if self._job_table.submissions.get(number) is None:
             self.nobodys.add(number)
-            self._tree.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))
+            self._tree.after(_PAUSE_S if found is None else _LONG_PAUSE_S, self._unread, [number])
         else:
             self.nobodys.discard(number)
         self._wake()

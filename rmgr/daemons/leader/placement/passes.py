@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -412,7 +411,7 @@ class Foreign:
                 answer = PolicyAnswer(f"{type(error).__name__}: {error}")
             if answer.problem:
                 part.process.end()  # what it has of memory goes with it
-            self._loop.soon(partial(self._answered, partition, part, answer))
+            self._loop.soon(self._answered, partition, part, answer)
         part.process.end()
 
     def _answered(self, partition: str, part: _Partition, answer: PolicyAnswer) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -299,7 +298,7 @@ class Rebuild:
             for path, found in zip(some, (yield from self._got(some)), strict=True):
                 blocks[path] = None
                 if found is not None:
-                    self._term.aside.run(path, found.version, partial(self._take_block, blocks, path, found))
+                    self._term.aside.run(path, found.version, self._take_block, blocks, path, found)
             yield from self._let_others()
         return blocks
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rmgr.coord import validity
@@ -316,9 +315,9 @@ class UserRequests:
     def _checkpoint(self, user_request: UserRequest, placed: PlacedJob) -> Story[None]:
         """Asks the head of the job; once it has obeyed, the store says what came of it."""
         request, shown = user_request.request, self._label(user_request.job)
-        newest_of = partial(_newest, prefix=keys.checkpoints_of(request.submission, request.index))
+        saved = keys.checkpoints_of(request.submission, request.index)
         try:
-            user_request.before = yield self._calls.store(newest_of)
+            user_request.before = yield self._calls.store(_newest, prefix=saved)
             user_request.block = placed.name
             extra = {THEN: GO_ON, "why": USER, "block": placed.name} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
             order = InboxOrder(
@@ -334,7 +333,7 @@ class UserRequests:
                 block = yield self._tree.get(paths.running_block(placed.node, placed.key))
             except RmgrError:
                 block = None
-            newest = yield self._calls.store(newest_of)
+            newest = yield self._calls.store(_newest, prefix=saved)
         except RmgrError as error:
             user_request.error = Unavailable(f"job {shown} is not asked to save its state: {error.message}", hint="rmgr status")
         else:

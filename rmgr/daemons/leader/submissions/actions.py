@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -235,7 +234,7 @@ class ReconcileActions:
                 self._term.log.warning("ended_submission_put_back", submission=followed.number, why=why, epoch=self._term.epoch)
             return False
         known = tuple(followed.rows)
-        ends = yield self._calls.store(partial(_read_rows, rows=known))
+        ends = yield self._calls.store(_read_rows, rows=known)
         submission = followed.submission
         if submission is None or submission.phase is Phase.CLOSED:
             return True

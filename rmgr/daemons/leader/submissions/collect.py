@@ -13,7 +13,6 @@ say when they were drawn; those of submissions that are there stay. What time it
 from __future__ import annotations
 
 from concurrent.futures import Future
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +101,9 @@ class Collector:
             fragments += [read_fragment(one.data) for one in found if one is not None]
         if len(fragments) < len(done):
             return False
-        call = partial(keep_outputs, number=number, tail=validity.tail(tail, number), base=followed.paged.base, fragments=fragments)
+        counted, base = validity.tail(tail, number), followed.paged.base
         try:
-            yield self._calls.store(call)
+            yield self._calls.store(keep_outputs, number=number, tail=counted, base=base, fragments=fragments)
         except RmgrError as error:
             self._term.log.warning("outputs_not_kept", submission=number, error=error.message)
             return False
@@ -126,7 +125,7 @@ class Collector:
     def _purge(self, number: int) -> Story[None]:
         """Deletes the rows of a submission that is gone, some at a time; what is left is found by the scan."""
         try:
-            while (yield self._calls.store(partial(_delete_some, number=number))):
+            while (yield self._calls.store(_delete_some, number=number)):
                 pass
         except RmgrError:
             return
@@ -150,7 +149,7 @@ class Collector:
         old: dict[str, bytes] = {}
         for family in sorted(keys.BY_CONTENT):
             after = ""
-            while some := (yield self._calls.store(partial(_marks, prefix=f"{family}/", after=after, now_s=now_s))):
+            while some := (yield self._calls.store(_marks, prefix=f"{family}/", after=after, now_s=now_s)):
                 after = max(some)
                 old |= {key: note for key, note in some.items() if contents.is_old(note, now_s)}
         needs = self._keeper.needs() if old else None
@@ -159,7 +158,7 @@ class Collector:
         over, removed = [key for key, note in old.items() if not needs.may_name(key, note)], 0
         for at in range(0, len(over), _A_TURN):
             marks = {key: old[key] for key in over[at : at + _A_TURN]}
-            removed += yield self._calls.store(partial(_remove_contents, marks=marks))
+            removed += yield self._calls.store(_remove_contents, marks=marks)
         if removed:
             self._term.log.info("contents_removed", total=removed)
 
@@ -170,7 +169,7 @@ class Collector:
             return
         before_us, removed, some = self._term.wall_us() - retention_us, 0, _A_TURN
         while some == _A_TURN:
-            some = yield self._calls.store(partial(_remove_some, before_us=before_us))
+            some = yield self._calls.store(_remove_some, before_us=before_us)
             removed += some
         if removed:
             self._term.log.info("history_purged", total=removed)

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
-from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, TypeVar
 
@@ -66,8 +65,6 @@ _NEXT = {
     Stage.YOUNG: {Stage.READING, Stage.OVER},
     Stage.READING: {Stage.FOLLOWED},
 }
-
-
 
 
 class Followed:
@@ -452,7 +449,7 @@ class Followed:
         base, start = self.paged.base, self.progress.next_fragment
         if base > start:
             try:
-                pages = yield self._calls.store(partial(read_pages, number=self.number, start=start, base=base))
+                pages = yield self._calls.store(read_pages, number=self.number, start=start, base=base)
             except RmgrError as error:  # the store is away: counts are enough to go on
                 self._term.log.warning("pages_unreadable", submission=self.number, error=error.message)
                 self.progress.skip_to(self.paged)
@@ -497,7 +494,7 @@ class Followed:
         """Whether the first missing fragment is there by now; else its coming is told. (A `get` would be two questions.)"""
         if self.progress.is_ended:  # none will come
             return False
-        watch = None if self._watched == number or self.is_closed else partial(self._fired, number)
+        watch = None if self._watched == number or self.is_closed else lambda: self._fired(number)
         self._watched = number if watch is not None else self._watched
         return (yield self._tree.stat(paths.fragment(self.number, number), watch=watch)) is not None
 

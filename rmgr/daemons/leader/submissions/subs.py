@@ -294,7 +294,7 @@ class SubmissionKeeper:
             if not followed.is_closed and self._is_young(followed):
                 followed.become(Stage.YOUNG)
                 self._young[followed.number] = followed
-                self._tree.after(LAZY_S, partial(self._grow, followed))
+                self._tree.after(LAZY_S, self._grow, followed)
             else:
                 followed.become(Stage.TO_READ)
                 (self._later if followed.is_closed else self._waiting).append(followed)
@@ -325,7 +325,7 @@ class SubmissionKeeper:
                 continue
             path, version = paths.sub(number), followed.mark
             if not self._term.aside.holds(path, version):
-                self._term.aside.run(path, version, partial(self._consider, followed))
+                self._term.aside.run(path, version, self._consider, followed)
 
     def _consider(self, followed: Followed) -> None:
         submission = followed.submission
@@ -354,7 +354,7 @@ class SubmissionKeeper:
             followed.timer = None
         if again:
             # A day at most: the wall clock, which retention is counted on, may have moved by then.
-            followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), partial(self.mark, followed.number))
+            followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), self.mark, followed.number)
 
     def _act(self, followed: Followed, action: ReconcileAction) -> Story[None]:
         """One action, to its end."""
@@ -444,7 +444,7 @@ class SubmissionKeeper:
         try:
             is_there = (yield self._tree.stat(paths.sub(number))) is not None
             if not is_there:
-                followed.endings[number] = yield self._calls.store(lambda store: _kept_end(store, number))
+                followed.endings[number] = yield self._calls.store(_kept_end, number)
         except RmgrError:
             is_there = True
         if is_there:
