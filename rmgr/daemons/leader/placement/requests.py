@@ -10,6 +10,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from rmgr.coord import validity
@@ -47,19 +48,36 @@ _ORDER_S, _BACK_S = 10.0, 2.0
 _TOLD_BYTES = 6 * 1024
 
 
+class RequestStage(Enum):
+    """How far a request has come."""
+
+    OPEN = auto()  #: nobody was asked for its sake
+    BEGUN = auto()  #: an order is on its way
+    SENT = auto()  #: the job was asked, by an order that was committed or by somebody else
+    OVER = auto()  #: it has its answer
+
+
+#: BEGUN -> OPEN: everything was read again, and its order is not among it.
+_NEXT = {
+    RequestStage.OPEN: {RequestStage.BEGUN, RequestStage.SENT, RequestStage.OVER},
+    RequestStage.BEGUN: {RequestStage.OPEN, RequestStage.SENT, RequestStage.OVER},
+    RequestStage.SENT: {RequestStage.OVER},
+    RequestStage.OVER: set[RequestStage](),
+}
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class UserRequest:
     """One open request, or what it is for one of its jobs.
 
-    begun: the job was asked. block: of which a checkpoint was asked; gone_s: since when it is gone. error, told: what became of it.
-    settled: has its answer when it is over.
+    block: of which a checkpoint was asked; gone_s: since when it is gone. error, told: what became of it. settled: has its answer when it
+    is over.
     """
 
     guid: str
     request: StopRequest
     end_s: float
-    begun: bool = False
-    sent: bool = False
+    stage: RequestStage = RequestStage.OPEN
     order: WatchedCache[Stamped] | None = None
     block: str = ""
     gone_s: float | None = None
@@ -67,13 +85,36 @@ class UserRequest:
     parts: list[UserRequest] | None = None
     error: RmgrError | None = None
     told: str = ""
-    is_over: bool = False
     settled: Future[StopRequest] = field(default_factory=Future)
 
     @property
     def job(self) -> int:
         """The scheduler's id."""
         return job_id(self.request.submission, self.request.index)
+
+    @property
+    def has_begun(self) -> bool:
+        """The job was asked, or is being asked."""
+        return self.stage is RequestStage.BEGUN or self.stage is RequestStage.SENT
+
+    @property
+    def is_over(self) -> bool:
+        """It is known what became of it."""
+        return self.stage is RequestStage.OVER
+
+    def become(self, stage: RequestStage) -> None:
+        """What it is already changes nothing. Raises: ValueError for a change that there is not."""
+        if stage is not self.stage and stage not in _NEXT[self.stage]:
+            raise ValueError(f"request {self.guid} is {self.stage.name}, and cannot become {stage.name}")
+        self.stage = stage
+
+    def end(self, what: str | RmgrError) -> None:
+        """What became of it."""
+        self.become(RequestStage.OVER)
+        if isinstance(what, RmgrError):
+            self.error = what
+        else:
+            self.told = what
 
 
 class UserRequests:
@@ -99,7 +140,8 @@ class UserRequests:
         """Everything was read again: stops that were committed are among it, others have not begun."""
         for user_request in self._open.values():
             for one in (user_request, *(user_request.parts or ())):
-                one.begun = one.begun and one.sent
+                if one.stage is RequestStage.BEGUN:
+                    one.become(RequestStage.OPEN)
 
     # -- from its znode to its answer
 
@@ -185,14 +227,11 @@ class UserRequests:
                 return self._vacate(state, user_request, now_us)
             return self._one(state, user_request, now_us)
         except RmgrError as error:
-            user_request.error, user_request.is_over = error, True
+            user_request.end(error)
             return []
         except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
             self._term.aside.add(paths.request(user_request.guid), None, error)
-            user_request.error, user_request.is_over = (
-                StateConflict(f"the leader cannot handle this request: {type(error).__name__}: {error}"),
-                True,
-            )
+            user_request.end(StateConflict(f"the leader cannot handle this request: {type(error).__name__}: {error}"))
             return []
 
     def _vacate(self, state: ClusterState, user_request: UserRequest, now_us: int) -> list[SentOrder]:
@@ -209,7 +248,8 @@ class UserRequests:
                 self._part(user_request, job) for job, one in placed if any(name == node for name, _ in one.allocation.shares)
             ]
         asked = [one for part in user_request.parts for one in self._step(state, part, now_us)]
-        user_request.is_over = all(part.is_over for part in user_request.parts)
+        if all(part.is_over for part in user_request.parts):
+            user_request.become(RequestStage.OVER)
         return asked
 
     def _part(self, user_request: UserRequest, job: int) -> UserRequest:
@@ -224,9 +264,9 @@ class UserRequests:
         if stop is not None:
             if stop.is_refused:
                 raise _refused(shown, stop.why)
-            if not user_request.begun and stop.guid != user_request.guid and request.kind is StopKind.MIGRATE and not request.node:
+            if not user_request.has_begun and stop.guid != user_request.guid and request.kind is StopKind.MIGRATE and not request.node:
                 self._redirect(user_request, stop)
-            user_request.begun = user_request.sent = True
+            user_request.become(RequestStage.SENT)
             return []
         left = placed is None or placed.name != user_request.block
         if request.kind is StopKind.CHECKPOINT and user_request.order is not None and left and self._is_young(user_request, _ORDER_S):
@@ -236,24 +276,24 @@ class UserRequests:
                 where = [name for name, _ in placed.allocation.shares]
                 if request.to and where != [request.to]:
                     raise _elsewhere(shown, request.to, f"its attempt {placed.key.attempt} runs on {', '.join(where)}, not on {request.to}")
-                self._over(user_request, f"it runs again on {', '.join(where)}, attempt {placed.key.attempt}")
+                user_request.end(f"it runs again on {', '.join(where)}, attempt {placed.key.attempt}")
                 return []
             if request.kind is StopKind.CHECKPOINT:
-                if not user_request.begun:
+                if not user_request.has_begun:
                     self._order_checkpoint(user_request, placed)
                 return []
-            if user_request.begun:
+            if user_request.has_begun:
                 raise _refused(shown, self._stops.refusals.get(job, ""))
             return [self._order_stop(state, user_request, placed, now_us)]
         if waiting is not None:
-            if user_request.begun or 0 < request.attempt < waiting.key.attempt:
+            if user_request.has_begun or 0 < request.attempt < waiting.key.attempt:
                 if request.to and job_table.marks.get(job) != only(request.to):
                     what = f"its attempt {waiting.key.attempt} waits in queue {waiting.queue}, and not for node {request.to}"
                     raise _elsewhere(shown, request.to, what)
-                self._over(user_request, f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
+                user_request.end(f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
                 return []
             raise StateConflict(f"job {shown} does not run: it waits in queue {waiting.queue}", hint=f"rmgr explain {shown}")
-        if user_request.begun:
+        if user_request.has_begun:
             if self._is_young(user_request, _BACK_S):
                 return []
             raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
@@ -268,9 +308,6 @@ class UserRequests:
 
     def _label(self, job: int) -> str:
         return label(job, self._job_table.submissions)
-
-    def _over(self, user_request: UserRequest, told: str) -> None:
-        user_request.told, user_request.is_over = told, True
 
     # -- stops
 
@@ -292,7 +329,7 @@ class UserRequests:
             self._job_table.marks[job] = mark
         else:
             self._job_table.marks.pop(job, None)
-        user_request.begun = True
+        user_request.become(RequestStage.BEGUN)
         return SentOrder(job, user_request.guid, order, stop)
 
     def _redirect(self, user_request: UserRequest, stop: PendingStop) -> None:
@@ -309,7 +346,7 @@ class UserRequests:
         if submission is not None and submission.rigid is not None and submission.rigid.restart == FROM_START:
             why = f"job {self._label(user_request.job)} was submitted with --restart-from start: nothing of it is stored"
             raise StateConflict(why, hint="submit it without that option")
-        user_request.begun = True
+        user_request.become(RequestStage.BEGUN)
         self._tree.tell(self._checkpoint(user_request, placed), f"the checkpoint of job {user_request.job}", key=user_request)
 
     def _checkpoint(self, user_request: UserRequest, placed: PlacedJob) -> Story[None]:
@@ -327,7 +364,7 @@ class UserRequests:
             # A conflict: the leader before has sent it already; unknown: what stands there will tell.
             if isinstance(outcome, Unknown):
                 self._term.log.warning("checkpoint_order_unknown", submission=request.submission, cause=outcome.cause)
-            user_request.sent = True
+            user_request.become(RequestStage.SENT)
             yield self._obeyed(user_request, placed)
             try:
                 block = yield self._tree.get(paths.running_block(placed.node, placed.key))
@@ -335,20 +372,19 @@ class UserRequests:
                 block = None
             newest = yield self._calls.store(_newest, prefix=saved)
         except RmgrError as error:
-            user_request.error = Unavailable(f"job {shown} is not asked to save its state: {error.message}", hint="rmgr status")
+            user_request.end(Unavailable(f"job {shown} is not asked to save its state: {error.message}", hint="rmgr status"))
         else:
             data = decode_block(block.data) if block is not None else None
             said = data.story[-1] if data is not None and data.story else ""
             if data is not None:
                 self._stops.learn(user_request.job, data)
             if newest is not None and (user_request.before is None or newest.order > user_request.before.order):
-                user_request.told = said if str(newest) in said else f"checkpoint {newest} is stored"
+                user_request.end(said if str(newest) in said else f"checkpoint {newest} is stored")
             elif block is None:
                 why = f"job {shown} ended, or left its node, before it had saved its state"
-                user_request.error = StateConflict(why, hint=f"rmgr show {shown}")
+                user_request.end(StateConflict(why, hint=f"rmgr show {shown}"))
             else:
-                user_request.error = StateConflict(f"job {shown} was not stored: {_because(said)}", hint=f"rmgr show {shown}")
-        user_request.is_over = True
+                user_request.end(StateConflict(f"job {shown} was not stored: {_because(said)}", hint=f"rmgr show {shown}"))
         self._wake()
 
     def _obeyed(self, user_request: UserRequest, placed: PlacedJob) -> Future[None]:
