@@ -10,6 +10,7 @@ revocation are not looked at: with new credentials the same user works on, and w
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from rmgr.coord import validity
@@ -33,6 +34,13 @@ _RETRY_S = 1.0
 _PAUSES_S = (0.0, 1.0, 4.0)
 
 
+class NoEntry(Enum):
+    """What is known of a Submitter by its name alone."""
+
+    UNREAD = auto()  #: its entry was not read yet
+    UNREADABLE = auto()  #: what stands there is none
+
+
 class LivingOwners:
     """The keeper is told of guids whose entries have come, gone, or were read.
 
@@ -43,8 +51,7 @@ class LivingOwners:
         self._keeper = keeper
         self._tree, self._log = keeper.context.tree, keeper.context.term.log
         self._names = self._tree.mirror.names(paths.SUBMITTERS, self._listed)
-        #: guid -> name -> its record; None: not read yet; False: what stands there is no entry
-        self._entries: dict[str, dict[str, SubmitterEntry | bool | None]] = {}
+        self._entries: dict[str, dict[str, SubmitterEntry | NoEntry]] = {}  # guid -> name -> what stands there
         self._gone: dict[int, float] = {}  # submission -> since when its owner is missing
 
     def refresh(self) -> None:
@@ -60,9 +67,10 @@ class LivingOwners:
         """Its owner lives. Cost: O(entries of that guid), which are one."""
         is_alive = False
         for name, entry in self._entries.get(submission.owner, {}).items():
-            if entry is None:
+            if entry is NoEntry.UNREAD:
                 self._tree.tell(self._read(submission.owner, name), f"{paths.SUBMITTERS}/{name}")
-            is_alive = is_alive or entry is None or (isinstance(entry, SubmitterEntry) and is_owner(entry, submission))
+                is_alive = True
+            is_alive = is_alive or (isinstance(entry, SubmitterEntry) and is_owner(entry, submission))
         return is_alive
 
     def gone_since(self, submission: Submission, *, is_alive: bool) -> float | None:
@@ -99,7 +107,7 @@ class LivingOwners:
             entries = self._entries.setdefault(guid, {})
             for name in sorted(some - entries.keys()):
                 changed.add(guid)
-                entries[name] = None
+                entries[name] = NoEntry.UNREAD
         if changed:
             self._keeper.owners_changed(changed)
 
@@ -118,7 +126,7 @@ class LivingOwners:
                 entries[name] = validity.decode(found.data, SubmitterEntry, path)
             except RmgrError as error:
                 self._log.warning("entry_unreadable", target=name[:100], error=error.message)
-                entries[name] = False
+                entries[name] = NoEntry.UNREADABLE
             self._keeper.owners_changed({guid})
             return
 
