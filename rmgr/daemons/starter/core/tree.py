@@ -162,8 +162,8 @@ class Committer:
 
         early: is told first when the first sending was committed, on the thread that brings the answer.
         """
-        self.in_flight += 1
         future = self._coordinator.commit(multi, timeout_s=_TIMEOUT_S)
+        self.in_flight += 1
         if early is not None:
             future.add_done_callback(partial(_tell_early, early))
         registration = self._registration

@@ -45,7 +45,7 @@ MOST, MOST_BYTES = 40, MAX_INLINE_OUTCOMES * 2 // 3
 SHORT_S, GATHER_S = 0.02, 0.01
 #: What the fields of an outcome take beside its bytes.
 _FIELDS_BYTES = 100
-#: Pause before a block is read again that could not be read.
+#: Pause before a block is read again that could not be read, and before a commit is built again that could not be.
 _REREAD_S = 0.5
 #: Between two looks for deleted claims: the leader ends what is nowhere after 8 s at the soonest (`leader/submissions/census.py`).
 _LOOK_S = 3.0
@@ -77,12 +77,23 @@ class Completing:
             try:
                 next_s = min(next_s, self._settle(block, now_s))
             except Exception as error:  # noqa: BLE001 - the boundary of one block: all others are committed
-                self._shared.aside.add(paths.running_block(self._node.name, block.key), None, error)
-                if not block.mend(f"its end cannot be written down: {words_of(error)}", now_s):
+                if self.mend(block, error, now_s):
+                    next_s = now_s
+                else:
                     raised = error
         if raised is not None:
             raise raised
         return next_s
+
+    def mend(self, block: ClaimedBlock, error: Exception, now_s: float) -> bool:
+        """A COMPLETE of it could not be built: what can never be written ends FAILED. False: all of it can be, and is tried again."""
+        part = block.sending
+        if isinstance(part, CompletePart):
+            self._node.orders.released(part.orders)
+            if part.go_idle:
+                self._node.idle.answered(stands=False)
+        self._shared.aside.add(paths.running_block(self._node.name, block.key), None, error)
+        return block.mend(f"its end cannot be written down: {words_of(error)}", now_s)
 
     def _settle(self, block: ClaimedBlock, now_s: float) -> float:
         due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self._node.lanes.cores // block.key.cores))
@@ -106,7 +117,16 @@ class Completing:
         if self._node.blocks.get(block.key) is not block or block.sending is not part:
             return
         if error is None and self._shared.committer.may_commit:
-            self._complete(block, part)
+            try:
+                self._complete(block, part)
+                return
+            except Exception as found:  # noqa: BLE001 - the boundary of one block
+                error = found
+            yield Pause(_REREAD_S)  # else its row would be written again and again
+            if self._node.blocks.get(block.key) is block and block.sending is part:
+                now_s = machine.monotonic()
+                if not self.mend(block, error, now_s):
+                    self._node.failed(error, now_s)
             return
         if error is not None:
             self._node.strike("fragment_not_stored", str(error))
@@ -230,7 +250,7 @@ class Joint:
                 continue
             due_s = self._due_s(blocks) if group in running and len(blocks) < MOST else -math.inf
             if due_s <= now_s:
-                self._commit(blocks)
+                self._commit(blocks, now_s)
             else:
                 self.due_s = min(self.due_s, due_s)
         return rest
@@ -240,7 +260,7 @@ class Joint:
         task_s = self._shared.times.of(blocks[0].kind)
         return min(block.arrived_s for block in blocks) + GATHER_S if task_s is not None and task_s < SHORT_S else -math.inf
 
-    def _commit(self, blocks: Sequence[ClaimedBlock]) -> None:
+    def _commit(self, blocks: Sequence[ClaimedBlock], now_s: float) -> None:
         some: list[tuple[ClaimedBlock, CompletePart]] = []
         size = 0
         for block in blocks[:MOST]:
@@ -248,29 +268,38 @@ class Joint:
             if some and size > MOST_BYTES:
                 break
             some.append((block, block.take_whole()))
+        try:
+            self._send(some)
+        except Exception as error:
+            mended = [self._node.completing.mend(block, error, now_s) for block, _ in some]
+            if not any(mended):
+                raise
+            self.due_s = now_s
+
+    def _send(self, some: Sequence[tuple[ClaimedBlock, CompletePart]]) -> None:
         base_us = min(block.base_us for block, _ in some)
         outcomes = tuple(_since(base_us, block, outcome) for block, part in some for outcome in part.outcomes)
-        first = some[0][0].key
+        first, carrier = some[0][0].key, some[0][1]
         began = any(has_begun(outcome) for _, part in some for outcome in part.outcomes)
         fragment = Fragment(node=self._node.name, attempt=first.attempt, base_us=base_us if began else 0, outcomes=brief(outcomes))
         if self._shared.gate is not None:
             fragment = self._shared.gate.sign(first.submission, fragment)
         for block, part in some:
             part.orders = self._node.orders.obeyed_by(block, part.indices)
-        go_idle = self._node.puller.is_hungry and self._node.idle.goes(IdleStage.SETTING)
+        carrier.go_idle = self._node.puller.is_hungry and self._node.idle.goes(IdleStage.SETTING)
         multi = place_ops.complete(
             self._node.name,
             self._shared.committer.fence(self._node.name),
             [(block.key, block.version) for block, _ in some],
             fragment,
             orders=[guid for _, part in some for guid in part.orders],
-            go_idle=go_idle,
+            go_idle=carrier.go_idle,
         )
         failpoint("starter.before_complete")
-        self._shared.committer.commit(multi, partial(self._completed, some, go_idle))
+        self._shared.committer.commit(multi, lambda outcome: self._completed(some, outcome))
 
-    def _completed(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], go_idle: bool, outcome: Outcome) -> None:
-        if go_idle:
+    def _completed(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], outcome: Outcome) -> None:
+        if some[0][1].go_idle:
             self._node.idle.answered(stands=stands_after(self._node, outcome))
         if not isinstance(outcome, Committed):
             assert isinstance(outcome, Conflict)
@@ -472,7 +501,12 @@ class Giving:
             self._node.stager.done(block, index)
         multi = block.give_back(count, self._shared.committer.fence(self._node.name), machine.guid()[:12], name=name, held=held)
         failpoint("starter.before_split")
-        outcome: Outcome = yield self._shared.committer.outcome_of(multi)
+        try:
+            outcome: Outcome = yield self._shared.committer.outcome_of(multi)
+        except RmgrError:  # it was not sent
+            block.way_back_barred(machine.monotonic())
+            block.refused(machine.monotonic())
+            raise
         if isinstance(outcome, Committed):
             failpoint("starter.after_split")
             sent = block.committed()
@@ -562,7 +596,12 @@ class Notes:
                     return
                 continue
             wish = waiting[0]
-            outcome = yield from (self._note(wish) if wish.past is None else self._stop(wish, wish.past))
+            try:
+                outcome = yield from (self._note(wish) if wish.past is None else self._stop(wish, wish.past))
+            except Exception:  # it was not sent: what else is committed of the block does not wait for it
+                if isinstance(block.sending, PendingNote):
+                    block.sending = None
+                raise
             if self._waiting.get(block) is not waiting:
                 return
             if isinstance(outcome, Committed):
@@ -672,7 +711,11 @@ class DeletedClaims:
         block.sending = PendingNote(data=data)
         self._node.log.error("claim_was_gone", block=name)
         commits = self._shared.committer
-        outcome: Outcome = yield commits.outcome_of(ops.put_back(node, commits.fence(node), block.key, data))
+        try:
+            outcome: Outcome = yield commits.outcome_of(ops.put_back(node, commits.fence(node), block.key, data))
+        except RmgrError:  # it was not sent
+            block.sending = None
+            raise
         if self._node.blocks.get(block.key) is not block:
             return
         if isinstance(outcome, Committed):

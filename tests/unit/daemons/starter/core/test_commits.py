@@ -15,7 +15,7 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Outcome, Set, Unknown
 from rmgr.daemons.starter.core.tree import IDLE_CHANGES, Committer, IdleMark, IdleStage
-from rmgr.errors import QuotaReached
+from rmgr.errors import QuotaReached, RequestTooLarge
 from tests.harness.memory import MemoryCoordinator
 
 
@@ -138,6 +138,14 @@ def test_what_a_quota_refuses_is_sent_again_until_there_is_room(monkeypatch: pyt
     world.commit(world.multi("a"))
     assert [type(answer) for answer in world.answers] == [Committed]
     assert (world.committer.in_flight, world.counted, world.fenced) == (0, [], [])
+
+
+def test_a_commit_that_is_too_large_is_not_under_way() -> None:
+    world = World()
+    large = Multi(name="X", ops=(Create("/x", bytes(4 << 20)),), proof=Exists("/x"))
+    with pytest.raises(RequestTooLarge):
+        world.committer.commit(large, lambda _: None)
+    assert world.committer.in_flight == 0
 
 
 def test_answers_of_an_older_registration_reach_nobody() -> None:

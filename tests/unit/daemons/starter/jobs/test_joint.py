@@ -14,9 +14,11 @@ from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Create,
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.tree import IdleMark
-from rmgr.daemons.starter.node.commits import GATHER_S, MOST_BYTES, SHORT_S, Joint
+from rmgr.daemons.starter.node.commits import GATHER_S, MOST_BYTES, SHORT_S, Completing, Joint
+from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
 from rmgr.model.tasks.placing import Allocation
+from rmgr.runtime.aside import Aside
 
 
 class Bench:
@@ -36,13 +38,16 @@ class Bench:
         idle = IdleMark()
         self.node = SimpleNamespace(
             name="n1", blocks={}, orders=orders, idle=idle, puller=SimpleNamespace(is_hungry=True), log=structlog.get_logger(),
-            over=self.over.append, completing=SimpleNamespace(reread=lambda block, _: self.read.append(block)),
+            over=self.over.append,
         )  # fmt: skip
         committer = SimpleNamespace(fence=lambda _: 7, commit=lambda multi, done: self.sent.append((multi, done)))
         metrics = SimpleNamespace(committed=lambda _outcomes, _failed: None, resyncs=SimpleNamespace(inc=lambda: None))
         self.task_s: float | None = None
         times = SimpleNamespace(of=lambda _kind: self.task_s)
         self.node.shared = SimpleNamespace(gate=None, committer=committer, metrics=metrics, times=times)
+        self.node.shared.aside = Aside(structlog.get_logger(), lambda: None)
+        self.node.completing = made = Completing(self.node)  # type: ignore[arg-type]
+        made.reread = lambda block, _: self.read.append(block)  # type: ignore[method-assign,assignment]
         self.joint = Joint(self.node)  # type: ignore[arg-type]
 
     def ends(self, index: int, *, submission: int = 4, attempt: int = 1, value: bytes = b"") -> ClaimedBlock:
@@ -117,6 +122,21 @@ def test_a_refused_commit_reads_the_odd_one_again_and_sends_the_others() -> None
     assert bench.crossed["start-2"] == 1
     bench.joint.flush(0.0)
     assert bench.told(2) == {2: 1052}
+
+
+def test_an_end_that_cannot_be_written_ends_as_a_failure_and_the_others_go() -> None:
+    bench = Bench()
+    bad, good = bench.ends(1), bench.ends(2)
+    bad.arrived = [Outcome(1, error="\ud800")]
+    assert bench.joint.flush(0.0) == []
+    assert (bench.sent, bad.sending, good.sending, bench.joint.due_s) == ([], None, None, 0.0)
+    [failed] = bad.arrived
+    assert (failed.state, failed.reason) == (State.FAILED, Reason.BAD_OUTPUT)
+    bench.joint.flush(0.0)
+    assert bench.told(0).keys() == {1, 2}
+    bench.sent[0][1](Committed((0,)))
+    assert bench.over == [bad, good]
+    assert bench.node.idle.is_set, "the mark went with the commit that was made"
 
 
 def test_ends_of_short_jobs_gather_while_others_of_their_submission_run() -> None:

@@ -9,19 +9,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Stamped
 from rmgr.coord.protocol.records import encode_block, encode_record
-from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock
+from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock, failed_record
 from rmgr.daemons.starter.jobs.jobs import Jobs
-from rmgr.daemons.starter.node.commits import Completing
+from rmgr.daemons.starter.node.commits import Completing, DeletedClaims, Giving, Notes
 from rmgr.daemons.starter.node.orders import Amendments, Inbox
 from rmgr.daemons.starter.node.registry import Registry
-from rmgr.errors import CoordinationUnavailable, PermissionDenied
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RequestTooLarge
+from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
 from rmgr.model.tasks.placing import Allocation
+from rmgr.runtime.aside import Aside
 from rmgr.runtime.story import Stories
 
 KEY = BlockKey(priority=0, seq=5, submission=42, first=0, count=2, attempt=1, cores=1, memory_mib=0)
@@ -296,3 +299,58 @@ def test_ends_that_need_a_row_are_committed_once_it_is_stored_and_else_wait_for_
         row.set_exception(OSError("no room"))
     assert (completed, struck) == (([block], []) if is_stored else ([], ["fragment_not_stored"]))
     assert (block.sending is part, len(block.arrived)) == ((True, 0) if is_stored else (False, 2))
+
+
+@pytest.mark.parametrize("can_be_mended", [True, False])
+def test_ends_whose_commit_cannot_be_built_after_their_row_was_stored_do_not_wait_for_a_registration(
+    node: Any, can_be_mended: bool
+) -> None:
+    row: Future[None] = Future()
+    row.set_result(None)
+    released: list[Any] = []
+    failed: list[Exception] = []
+    node.shared.io = SimpleNamespace(answer=lambda _job, size: row)
+    node.shared.aside = Aside(structlog.get_logger(), lambda: None)
+    node.orders = SimpleNamespace(released=released.append)
+    node.failed = lambda error, _now_s: failed.append(error)
+    block = node.blocks[KEY]
+    block.hand_out(2)
+    block.live = 0
+    block.settle([Outcome(0, value=b"x")], 1.0)
+    record = failed_record(block, 1, reason=Reason.WORKER_LOST, node="n1", error="\ud800" if can_be_mended else "as it was")
+    block.settle_failed(1, record, 1.0)
+    part = block.take_part()
+    made: Any = Completing(node)
+
+    def building(_block: ClaimedBlock, part: Any) -> None:
+        part.orders = ("guid",)
+        raise ValueError("what nobody thought of")
+
+    made._complete = building
+    node.stories.begin(made._complete_by_row(block, part))
+    assert block.sending is part, "not at once, again and again"
+    node.go_on()
+    assert (block.sending, released, len(node.stories)) == (None, [("guid",)], 0)
+    ended = sorted((one.index, one.reason) for one in block.arrived)
+    if can_be_mended:
+        assert (ended, block.failed, failed) == ([(0, Reason.NONE), (1, Reason.BAD_OUTPUT)], [], [])
+    else:
+        assert (ended, [index for index, _ in block.failed], len(failed)) == ([(0, Reason.NONE)], [1], 1)
+
+
+def test_a_block_waits_for_nothing_that_could_not_be_sent(node: Any) -> None:
+    def refuse(_multi: object) -> None:
+        raise RequestTooLarge("too large")
+
+    node.shared.committer = SimpleNamespace(outcome_of=refuse, fence=lambda _: 7, is_registered=True, may_commit=True)
+    node.stager = SimpleNamespace(done=lambda *_: None)
+    block = node.blocks[KEY]
+    Giving(node).give_back(block, 1, name="SPLIT", held=False)
+    assert (block.sending, list(block.ready)) == (None, [0, 1])
+    Notes(node).tell(block, "it waits")
+    assert block.sending is None
+    claims = DeletedClaims(node)
+    claims.settle(1.0)
+    node.answer([])
+    assert (block.sending, len(node.stories)) == (None, 0)
+    assert node.dropped == []
