@@ -39,7 +39,6 @@ _RESYNC_S = 20.0
 #: The same for what each node of a job, or of a gang, watches: a watch that is lost costs nobody anything there but time.
 SELDOM_S = 60.0
 _FAILED_PAUSE_S = 0.5
-Ask = Callable[[Callable[[], None]], "Future[V]"]
 
 
 class IdleStage(StrEnum):
@@ -269,16 +268,26 @@ class WatchedZnode(Generic[V]):
     """One thing to watch.
 
     Args:
-        ask: reads it with a watch, e.g. `lambda watch: coordinator.get(path, watch=watch)`.
-        tell: gets what was read, also when nothing has changed. What it raises is counted, and keeps nothing from being read again.
+        ask: reads `path`: `coordinator.get`, or another read that takes a watch.
+        tell: gets `about`, then what was read, also when nothing has changed. What it raises is counted, and keeps nothing from being read
+            again.
         resync_s: how often it is read without a hint; inf: never, its owner calls `look` when a change was missed.
     """
 
     def __init__(
-        self, ask: Ask[V], tell: Callable[[V], None], *, loop: StoryLoop, aside: Aside, resync_s: float = _RESYNC_S
+        self,
+        ask: Callable[..., Future[V]],
+        path: str,
+        tell: Callable[..., object],
+        *about: object,
+        loop: StoryLoop,
+        aside: Aside,
+        resync_s: float = _RESYNC_S,
     ) -> None:
         self._ask = ask
+        self._path = path
         self._tell = tell
+        self._about = about
         self._loop = loop
         self._aside = aside
         self._resync_s = resync_s
@@ -310,12 +319,15 @@ class WatchedZnode(Generic[V]):
         while True:
             pause_s = self._resync_s * machine.uniform(0.7, 1.3)
             try:
-                value: V = yield self._ask(bell.ring)
+                value: V = yield self._ask(self._path, watch=bell.ring)
             except RmgrError:
                 pause_s = _FAILED_PAUSE_S
             else:
-                self._aside.attempt(partial(self._tell, value))
+                self._aside.attempt(self._arrived, value)
             yield bell.heard(pause_s if pause_s < math.inf else None)
+
+    def _arrived(self, value: V) -> None:
+        self._tell(*self._about, value)
 
 
 class CountedChildren:

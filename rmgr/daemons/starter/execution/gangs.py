@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn, TurnerRestarted, TurnEvent
@@ -269,8 +268,10 @@ class Gangs:
         if found is None:
             found = self._gangs[name] = _Gang(name, self._shared.open_clock(lambda: self._shared.post(settle_again)))
             found.watch = WatchedZnode(
-                lambda watch: self._shared.coordinator.get(paths.gangs(name), watch=watch),
-                partial(self._on_record, found),
+                self._shared.coordinator.get,
+                paths.gangs(name),
+                self._on_record,
+                found,
                 loop=self._shared,
                 aside=self._shared.aside,
                 resync_s=SELDOM_S,

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
@@ -267,8 +266,8 @@ class Lookouts:
         for node, _ in allocation.helpers if allocation is not None else ():
             self._jobs.setdefault(node, []).append(block)
             if node not in self._watches:
-                ask, seen = partial(self._ask, node), partial(self._seen, node)
-                self._watches[node] = WatchedZnode(ask, seen, loop=self._shared, aside=self._shared.aside, resync_s=SELDOM_S)
+                get, path, aside = self._shared.coordinator.get, paths.node(node), self._shared.aside
+                self._watches[node] = WatchedZnode(get, path, self._seen, node, loop=self._shared, aside=aside, resync_s=SELDOM_S)
                 self._watches[node].start()
 
     def end(self, block: ClaimedBlock) -> None:
@@ -281,9 +280,6 @@ class Lookouts:
             elif node in self._jobs:
                 del self._jobs[node]
                 self._watches.pop(node).stop()
-
-    def _ask(self, node: str, watch: Callable[[], None]) -> Any:
-        return self._shared.coordinator.get(paths.node(node), watch=watch)
 
     def _seen(self, node: str, found: Stamped | None) -> None:
         try:

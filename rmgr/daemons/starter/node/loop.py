@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.coord.protocol import paths
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
 
 T = TypeVar("T")
+V = TypeVar("V")
 Call = Callable[[], object]
 #: Messages taken out before the nodes settle.
 _MESSAGES = 200
@@ -111,11 +111,9 @@ class Starter:
         self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
         self._held = {name: CountedChildren() for name in agents}
-        self._usage_watch = self._watch(lambda watch: shared.coordinator.get(paths.USAGE, watch=watch), self._on_usage)
+        self._usage_watch = self._watch(shared.coordinator.get, paths.USAGE, self._on_usage)
         self._watches = self._make_watches()
-        self._idle_watch = self._watch(
-            lambda watch: shared.coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0
-        )
+        self._idle_watch = self._watch(shared.coordinator.children, paths.IDLE, self._on_idle, resync_s=2.0)
 
     @property
     def is_stopping(self) -> bool:
@@ -161,7 +159,7 @@ class Starter:
     def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
         """Listens to its session; from now on `turn` may be called (see `LoopOwner`)."""
         self._guard, self._notifier = guard, notifier
-        self._coordinator.listen(lambda state: self.mailbox.put(partial(self._on_session, state)))
+        self._coordinator.listen(lambda state: self.mailbox.put(lambda: self._on_session(state)))
         if notifier is not None:
             self._round_s = notifier.round_s(_QUIET_ROUND_S)
         self._come_round()
@@ -331,22 +329,22 @@ class Starter:
 
     # -- watches -----------------------------------------------------------------------------------------------------------
 
-    def _watch(self, ask: Any, tell: Callable[[Any], None], **options: float) -> WatchedZnode[Any]:
-        return WatchedZnode(ask, tell, loop=self._shared, aside=self._shared.aside, **options)
+    def _watch(
+        self, ask: Callable[..., Future[V]], path: str, tell: Callable[..., object], *about: object, **options: float
+    ) -> WatchedZnode[V]:
+        return WatchedZnode(ask, path, tell, *about, loop=self._shared, aside=self._shared.aside, **options)
 
     def _make_watches(self) -> list[WatchedZnode[Any]]:
         get = self._coordinator.get
-        watches = [self._watch(lambda watch: get(paths.CONFIG, watch=watch), self._on_settings)]
-        watches.append(self._usage_watch)
+        watches: list[WatchedZnode[Any]] = [self._watch(get, paths.CONFIG, self._on_settings), self._usage_watch]
         for name, agent in self.agents.items():
-            watches.append(self._watch(lambda watch, name=name: get(paths.node(name), watch=watch), partial(self._on_record, name)))
-            watches.append(self._watch(lambda watch, name=name: get(paths.drain(name), watch=watch), partial(self._drains.ordered, agent)))
-            watches.append(self._watch(lambda watch, name=name: get(paths.hold(name), watch=watch), partial(self._on_hold_place, name)))
+            watches.append(self._watch(get, paths.node(name), self._on_record, name))
+            watches.append(self._watch(get, paths.drain(name), self._drains.ordered, agent))
+            watches.append(self._watch(get, paths.hold(name), self._on_hold_place, name))
         return watches
 
     def _watch_holds(self, node: str) -> WatchedZnode[Any]:
-        ask = partial(self._coordinator.children, paths.hold(node))
-        return self._watch(lambda watch: ask(watch=watch), partial(self._on_holds, node), resync_s=math.inf)
+        return self._watch(self._coordinator.children, paths.hold(node), self._on_holds, node, resync_s=math.inf)
 
     def _on_holds(self, node: str, names: list[str] | None) -> None:
         self._held[node].listed(names or ())

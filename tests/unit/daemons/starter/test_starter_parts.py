@@ -410,12 +410,12 @@ class Source:
         self.told: list[int] = []
         self.later: list[Callable[[], None]] = []
         aside = Aside(structlog.get_logger(), lambda: None)
-        self.watched = WatchedZnode(self.ask, self.told.append, loop=self, aside=aside, **options)
+        self.watched = WatchedZnode(self.ask, "/watched", self.told.append, loop=self, aside=aside, **options)
 
     def post(self, call: Callable[[], object]) -> None:
         call()
 
-    def ask(self, watch: Callable[[], None]) -> Future[int]:
+    def ask(self, _path: str, *, watch: Callable[[], None]) -> Future[int]:
         future: Future[int] = Future()
         self.asked.append((watch, future))
         return future
