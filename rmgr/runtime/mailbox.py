@@ -59,6 +59,8 @@ class Mailbox(Generic[M]):
             if self._waiting:
                 self._arrived.notify()
 
+    post = put  # as stories call it
+
     def wake(self, message: M, key: Hashable | None = None) -> None:
         """Adds `message` unless one of the same key (default: the message itself) is still inside."""
         with self._arrived:

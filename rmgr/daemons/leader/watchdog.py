@@ -48,7 +48,7 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.logger import Log
-from rmgr.runtime.mailbox import Mailbox, SignalMessages, Timer, run_loop
+from rmgr.runtime.mailbox import Mailbox, SignalMessages, run_loop
 from rmgr.runtime.release import check_release, release
 from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust
 from rmgr.runtime.store_watch import WatchedStore
@@ -104,7 +104,7 @@ class Watchdog:
         self._io = machine.steady_pool(_IO_THREADS, "store")
         self._lease = Lease(coordinator)
         self._session = 0
-        self._stories = Stories(self)  # of this session
+        self._stories = Stories(self.mailbox)  # of this session
         self._stopping = False
         self._guard: StallGuard | None = None
         self._notifier: Notifier | None = None
@@ -122,20 +122,12 @@ class Watchdog:
         self._candidacy = Candidacy(
             coordinator,
             record,
-            self,
+            self.mailbox,
             leads=self._on_lead,
             log=log,
         )
 
     # -- from any thread
-
-    def post(self, job: Callable[[], object]) -> None:
-        """See `StoryLoop`."""
-        self.mailbox.put(job)
-
-    def after(self, delay_s: float, job: Callable[[], object]) -> Timer:
-        """See `StoryLoop`."""
-        return self.mailbox.after(delay_s, job)
 
     def stop(self) -> None:
         """Ends the loop at its next message: hands over."""
@@ -186,7 +178,7 @@ class Watchdog:
     def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
         """Listens to its session; from now on `turn` may be called (see `LoopOwner`)."""
         self._guard, self._notifier = guard, notifier
-        self._coordinator.listen(lambda state: self.mailbox.put(partial(self._on_session, state)))
+        self._coordinator.listen(lambda state: self.mailbox.put(lambda: self._on_session(state)))
 
     def wait_s(self) -> float:
         """See `LoopOwner`."""

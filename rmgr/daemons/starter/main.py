@@ -34,7 +34,7 @@ from rmgr.daemons.starter.core.home import DiskWatch, Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.shares import TaskTimes
 from rmgr.daemons.starter.core.submissions import Gate, Nonces, RecordCache
-from rmgr.daemons.starter.core.tree import Committer, Loop, settle_again
+from rmgr.daemons.starter.core.tree import Committer, settle_again
 from rmgr.daemons.starter.core.uploads import StagingRoom
 from rmgr.daemons.starter.execution.lanes import processors_of
 from rmgr.daemons.starter.jobs.ranks import RanksAnswering, TerminalAnswering
@@ -207,7 +207,6 @@ def build(
     """
     own = config.starter
     mailbox: Mailbox[Call] = Mailbox()
-    loop = Loop(mailbox)
     metrics = StarterMetrics()
     io = StoreIO(store, mailbox.put)
     peers = Peers(credentials)
@@ -271,13 +270,13 @@ def build(
         runner.check = home.check
     home.forget.append(fetcher.uploads.forget_lost)
     settings = read_settings(coordinator)
-    committer = Committer(coordinator, loop, on_fenced=fenced, count=metrics.count, log=log)
+    committer = Committer(coordinator, mailbox, on_fenced=fenced, count=metrics.count, log=log)
     records = RecordCache(
         coordinator,
-        loop,
+        mailbox,
         settings=lambda: starter.settings,
         log=log,
-        nonces=Nonces(coordinator, loop) if trust is not None else None,
+        nonces=Nonces(coordinator, mailbox) if trust is not None else None,
     )
     deeds = None
     if credentials is not None and trust is not None:
@@ -296,7 +295,7 @@ def build(
         times=TaskTimes(),
         metrics=metrics,
         settings=lambda: starter.settings,
-        loop=loop,
+        mailbox=mailbox,
         peers=peers,
         environ=_way_to_the_cluster(config),
         output_cap=own.log_cap_bytes,

@@ -24,7 +24,6 @@ from rmgr.model.cluster.node import NodeRecord
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.logger import Log
-from rmgr.runtime.mailbox import Mailbox, Timer
 from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop
 
 #: How long a commit may wait for the coordination service before it is looked after from here.
@@ -85,21 +84,6 @@ class IdleMark:
     def answered(self, *, stands: bool) -> None:
         """The multi that was to change it is answered, and so it stands, or does not."""
         self.goes(IdleStage.SET if stands else IdleStage.ABSENT)
-
-
-class Loop:
-    """The thread of a Starter's nodes, which settle after each message."""
-
-    def __init__(self, mailbox: Mailbox[Callable[[], object]]) -> None:
-        self._mailbox = mailbox
-
-    def post(self, job: Callable[[], object]) -> None:
-        """Runs `job` there, soon. From any thread."""
-        self._mailbox.put(job)
-
-    def after(self, delay_s: float, job: Callable[[], object]) -> Timer:
-        """The same later."""
-        return self._mailbox.after(delay_s, job)
 
 
 def settle_again() -> None:

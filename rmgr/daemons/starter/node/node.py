@@ -27,7 +27,7 @@ from rmgr.daemons.starter.core.home import Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.shares import Caps, TaskTimes, Turns
 from rmgr.daemons.starter.core.submissions import Gate, RecordCache
-from rmgr.daemons.starter.core.tree import Committer, IdleMark, IdleStage, Loop
+from rmgr.daemons.starter.core.tree import Committer, IdleMark, IdleStage
 from rmgr.daemons.starter.execution.dispatch import Dispatcher, words_of
 from rmgr.daemons.starter.execution.ends import Ends, LiveLogs, cancelled
 from rmgr.daemons.starter.execution.lanes import Lanes
@@ -52,7 +52,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.gang_clock import ClockReader
 from rmgr.runtime.logger import Log
-from rmgr.runtime.mailbox import Timer
+from rmgr.runtime.mailbox import Mailbox, Timer
 from rmgr.runtime.story import Stories
 
 #: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
@@ -407,7 +407,7 @@ class Shared:
     times: TaskTimes
     metrics: StarterMetrics
     settings: Callable[[], ClusterSettings]
-    loop: Loop
+    mailbox: Mailbox[Callable[[], object]]  #: of the thread of the nodes, which settle after each message
     environ: dict[str, str]
     output_cap: int
     spool_cap: int
@@ -439,11 +439,11 @@ class Shared:
 
     def post(self, job: Callable[[], object]) -> None:
         """Runs `job` on the thread of the nodes, which settle then. From any thread."""
-        self.loop.post(job)
+        self.mailbox.put(job)
 
     def after(self, delay_s: float, job: Callable[[], object]) -> Timer:
         """The same later."""
-        return self.loop.after(delay_s, job)
+        return self.mailbox.after(delay_s, job)
 
     def stories(self) -> Stories:
         """Stories on that thread; what escapes from one is counted, and told once for each place in the code."""
