@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,9 +110,9 @@ class Checkpoints:
             CheckpointEffect.LEAVE: self._leave,
             CheckpointEffect.LEAVE_UNSTORED: self._leave_unstored,
             CheckpointEffect.REFUSE: self._refuse,
-            CheckpointEffect.REFUSE_SILENT: partial(self._refuse, outcome="ignored"),
-            CheckpointEffect.TELL_CANCELLED: partial(self._end_as, reason=Reason.USER_CANCEL),
-            CheckpointEffect.TELL_LOST: partial(self._end_as, reason=Reason.NODE_LOST),
+            CheckpointEffect.REFUSE_SILENT: lambda case, why: self._refuse(case, why, outcome="ignored"),
+            CheckpointEffect.TELL_CANCELLED: lambda case, why: self._end_as(case, why, reason=Reason.USER_CANCEL),
+            CheckpointEffect.TELL_LOST: lambda case, why: self._end_as(case, why, reason=Reason.NODE_LOST),
         }
 
     def happened(self, case: OpenCheckpoint, event: CheckpointEvent, detail: str | Exception = "") -> bool:
@@ -357,11 +356,11 @@ class Checkpoints:
             if not keeps:
                 return ""
             with one_at_a_time:  # one that nobody waits for any more removes no pieces of this one
-                more = partial(take, is_over=lambda: case.is_over, seals=seals)
-                return more(parts, store, saved, base, stop=case.is_stop, limit=limit, made_us=case.made_us)
+                stop, made_us = case.is_stop, case.made_us
+                return take(parts, store, saved, base, stop=stop, limit=limit, made_us=made_us, is_over=lambda: case.is_over, seals=seals)
 
         self._learn(case)
-        self._shared.after(_LONG_COPY_S, partial(self._tell_copy, case))
+        self._shared.after(_LONG_COPY_S, lambda: self._tell_copy(case))
         try:
             result: str | Exception = yield self.directories.background(job, copies=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the table says what follows

@@ -312,9 +312,9 @@ class ClaimedBlock:
         return part
 
     def complete(
-        self, part: CompletePart, node_version: int, stamp: str, *, sign: Callable[[Fragment], Fragment] = lambda bare: bare
+        self, part: CompletePart, node_version: int, stamp: str, *, sign: Callable[[int, Fragment], Fragment] | None = None
     ) -> Multi:
-        """The multi of `part`. `stamp`: fresh random text, so that the bytes prove it. `sign`: seals its fragment."""
+        """The multi of `part`. `stamp`: fresh random text, so that the bytes prove it. `sign`: seals a fragment of a submission."""
         part.data = msgspec.structs.replace(part.data, stamp=stamp)
         fragment = None
         if part.outcomes:
@@ -326,16 +326,16 @@ class ClaimedBlock:
                     for state in (State.COMPLETED, State.FAILED, State.CANCELLED)
                     for first, count in runs([index for index, other in states if other is state])
                 )
-            fragment = sign(
-                Fragment(
-                    node=self.node,
-                    attempt=self.key.attempt,
-                    base_us=self.base_us if any(map(has_begun, part.outcomes)) else 0,
-                    outcomes=() if part.row else part.written,
-                    row=part.row,
-                    ranges=ranges,
-                )
+            fragment = Fragment(
+                node=self.node,
+                attempt=self.key.attempt,
+                base_us=self.base_us if any(map(has_begun, part.outcomes)) else 0,
+                outcomes=() if part.row else part.written,
+                row=part.row,
+                ranges=ranges,
             )
+            if sign is not None:
+                fragment = sign(self.key.submission, fragment)
         return ops.complete(
             self.node,
             node_version,

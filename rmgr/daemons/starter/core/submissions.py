@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, cast
 
@@ -400,7 +399,7 @@ class Nonces:
     def _read(self, nonce: Nonce) -> Story[None]:
         nonce.is_known = nonce.has_fired = False
         try:
-            found: Stamped | None = yield self._coordinator.get(nonce.path, watch=partial(self._fired, nonce))
+            found: Stamped | None = yield self._coordinator.get(nonce.path, watch=lambda: self._fired(nonce))
         except PermissionDenied:
             found = None  # who has made it keeps it from nodes: it lets nothing run
         except (RmgrError, TimeoutError):

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,6 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Story
 
 if TYPE_CHECKING:
-
     from rmgr.daemons.starter.node.node import NodeAgent
 
 #: How long a node is tried to be reached with an order to suspend.
@@ -303,10 +301,10 @@ class Jobs:
                 place / "ranks",
                 self._shared.peers,
                 nodes=frozenset(node for node, _ in allocation.helpers),
-                endpoint_of=partial(self._endpoint_of, block),
+                endpoint_of=lambda node: self._endpoint_of(block, node),
                 hold=run_label(key.submission, key.first, key.attempt),
                 uid=account.uid if account is not None else -1,
-                on_starved=lambda: self._shared.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
+                on_starved=lambda: self._shared.post(lambda: self._node.stop_tasks(block, None, Reason.OUT_OF_MEMORY, 0)),
                 clock=(lambda: (self.served_us(block) or 0) / 1e6) if allocation.gang else None,
             )
         if account is not None:  # last: nothing is made where he could have put something else

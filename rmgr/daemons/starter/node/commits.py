@@ -12,7 +12,6 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -135,13 +134,12 @@ class Completing:
     def _complete(self, block: ClaimedBlock, part: CompletePart) -> None:
         part.orders = self._node.orders.obeyed_by(block, part.indices)
         part.go_idle = self._node.puller.is_hungry and self._node.idle.goes(IdleStage.SETTING)
-        gate = self._shared.gate
-        seal = partial(gate.sign, block.key.submission) if gate is not None else lambda bare: bare
-        multi = block.complete(part, self._shared.committer.fence(self._node.name), machine.guid()[:12], sign=seal)
+        sign = self._shared.gate.sign if self._shared.gate is not None else None
+        multi = block.complete(part, self._shared.committer.fence(self._node.name), machine.guid()[:12], sign=sign)
         failpoint("starter.before_complete")
         news = News.of(block, multi)
-        done = partial(self._completed, block, part)
-        self._shared.committer.commit(multi, done, early=news.told if news is not None else None)
+        early = news.told if news is not None else None
+        self._shared.committer.commit(multi, lambda outcome: self._completed(block, part, outcome), early=early)
         if news is not None:
             news.ahead()
         self._node.hands.watch_ahead(sets_mark=part.go_idle, is_hinted=news is not None)

@@ -12,7 +12,6 @@ import stat
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +144,7 @@ class TroubleMark:
             since_us=now_us,
             until_us=now_us + int((until_s - now_s) * 1e6) if until_s > now_s else 0,
         )
+
 
 def _are_alike(one: Trouble, other: Trouble) -> bool:
     """Only their wording differs, or the moment at which they were made."""
@@ -417,7 +417,7 @@ class WorkLimits:
             uses: list[Use] = yield on_thread(self._count, "work-use")
             pause_s = max(_EVERY_S, _TIMES * (machine.monotonic() - begun_s))
             for use, why in excess(uses, self._caps, max_things=MAX_THINGS):
-                self._shared.aside.attempt(partial(self._end, use, why))  # others' is looked at all the same
+                self._shared.aside.attempt(self._end, use, why)  # others' is looked at all the same
 
     def _count(self) -> list[Use]:
         uses: list[Use] = []

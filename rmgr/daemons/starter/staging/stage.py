@@ -418,8 +418,9 @@ class ReadAhead:
         if _weight_of_all(want) <= ROWS_TOGETHER:
             self._convoy.add(want)
         else:  # seconds of one thread: others' inputs, which few jobs carry, do not wait behind it
-            carry, arrived = partial(self._carry, wants=[want]), partial(self._arrived, [want])
-            self._io.run(carry, arrived, user=block.info.record.user, is_read=True, is_long=True, tells=True)
+            user, few = block.info.record.user, [want]
+            carry, arrived = (lambda store: self._carry(store, few)), (lambda result: self._arrived(few, result))
+            self._io.run(carry, arrived, user=user, is_read=True, is_long=True, tells=True)
         return True
 
     @property
