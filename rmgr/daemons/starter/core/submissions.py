@@ -488,8 +488,8 @@ class Gate:
         block.is_verified = admission is Admission.GRANTED
         return admission
 
-    def belief(self, record: Submission) -> str | Admission:
-        """Whether the amendments of a record are those of the people who may make them, else why not. Cost: 0.2 ms each.
+    def belief(self, record: Submission) -> Admission:
+        """GRANTED: the amendments of a record are those of the people who may make them. Raises: NotSealed. Cost: 0.2 ms each.
 
         An operator whose key was revoked since has changed what he has: nobody else's work ends for that.
         """
@@ -500,7 +500,7 @@ class Gate:
                 return Admission.AWAITED
             why = signer if isinstance(signer, str) else self._fault(signer, record, change)
             if why:
-                return f"amendment {change.number}, by {change.by}: {why}"
+                raise NotSealed(f"amendment {change.number}, by {change.by}: {why}")
         return Admission.GRANTED
 
     def _fault(self, signer: Certified, record: Submission, change: Amendment) -> str:
@@ -537,11 +537,8 @@ class Gate:
         if not info.spec:
             info.spec = spec_digest(record)
         check_shape(block.key, record, block.data.allocation)
-        belief = self.belief(record) if record.changes else Admission.GRANTED
-        if isinstance(belief, str):
-            raise NotSealed(belief)
-        if belief is Admission.AWAITED:
-            return belief
+        if record.changes and self.belief(record) is Admission.AWAITED:
+            return Admission.AWAITED
         # As claimed, while the arguments are the block's own: pieces of files come from its row.
         payloads = () if block.data.row else cast("Sequence[bytes]", block.payloads or ())
         statement = block_statement(
@@ -563,8 +560,8 @@ class Gate:
         who = signer.identity
         if not who.is_person or who.name != record.user:
             raise NotSealed(f"it was signed by {who.role} {who.name}, and is to run for {record.user}")
-        if isinstance(nonce, str):
-            raise NotSealed(nonce)
+        if isinstance(nonce, NotSealed):
+            raise nonce
         signature, signed = opened(seal.signature, statement)
         if self._verified.get((seal.key_id, signature)) != signed:
             if not signer.verify(signature, signed):
@@ -574,7 +571,7 @@ class Gate:
                 self._verified.popitem(last=False)
         return Admission.GRANTED
 
-    def _nonce_admission(self, record: Submission, info: Info) -> str | Admission:
+    def _nonce_admission(self, record: Submission, info: Info) -> NotSealed | Admission:
         """Whether its nonce lets it run, else why not. Cost: 10 us."""
         nonce = self._nonces.look(info.nonce)
         if nonce is None:
@@ -586,4 +583,4 @@ class Gate:
         why = nonces.fault(record, info.czxid, found)
         if not why and found is not None:
             why = nonces.untimely(record, found.stat.ctime_ms / 1000, "ZooKeeper's clock")
-        return why or Admission.GRANTED
+        return NotSealed(why) if why else Admission.GRANTED

@@ -253,23 +253,23 @@ class Dispatcher:
         spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._shared.fetcher)
         blob = self._shared.fetcher.blobs.get(keys.function(block.data.function), info.record.user)
         if info.python:
-            trouble = self._python_trouble(info, block.node)
-            if trouble is None or isinstance(trouble, FetchFailure):
-                return trouble
+            admission = self._python_admission(info, block.node)
+            if admission is not Admission.GRANTED:
+                return admission if isinstance(admission, FetchFailure) else None
         if spec is None or isinstance(spec, FetchFailure):
             return spec
         if blob is None or isinstance(blob, FetchFailure):
             return blob
         return LaunchSpec(shape, spec=spec, function=block.data.function, blob=blob)
 
-    def _python_trouble(self, info: Info, node: str) -> FetchFailure | str | None:
-        """Why the interpreter that a user chose cannot be used, "" if it can, None while that is being looked at."""
+    def _python_admission(self, info: Info, node: str) -> FetchFailure | Admission:
+        """Whether the interpreter that a user chose can be used, else why not."""
         if self._node.accounts is None or info.account is None:
             missing = f"there is no Python interpreter {info.python} on node {node}"
-            return "" if os.access(info.python, os.X_OK) else FetchFailure(Reason.START_FAILED, missing)
+            return Admission.GRANTED if os.access(info.python, os.X_OK) else FetchFailure(Reason.START_FAILED, missing)
         problem = self._node.accounts.python(info.account, info.python)
         if not problem:
-            return problem
+            return Admission.AWAITED if problem is None else Admission.GRANTED
         why = f"{info.account.name} cannot use the Python interpreter {info.python} on node {node}: {problem}"
         return FetchFailure(Reason.START_FAILED, why, blames_node=False)
 

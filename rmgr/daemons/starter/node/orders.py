@@ -13,6 +13,7 @@ from rmgr.coord.decisions.changing import limit_of_running
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Outcome, Stamped
+from rmgr.coord.seal import NotSealed
 from rmgr.coord.validity import decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import Quietly
@@ -370,10 +371,11 @@ class Amendments:
                     continue
                 if info is None:
                     continue
-                while (belief := gate.belief(info.record) if gate is not None else Admission.GRANTED) is Admission.AWAITED:
-                    yield Pause(_BELIEF_S)
-                if isinstance(belief, str):
-                    self._node.log.warning("amendment_refused", submission=submission, why=belief)
+                try:
+                    while gate is not None and gate.belief(info.record) is Admission.AWAITED:
+                        yield Pause(_BELIEF_S)
+                except NotSealed as error:
+                    self._node.log.warning("amendment_refused", submission=submission, why=str(error))
                 else:
                     self._carry_out(info)
         finally:
