@@ -36,8 +36,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 MIB = 2**20
 #: Above what one value could have at first, and what a message between a Starter and its worker bears.
 LARGE, MEDIUM = 300 * MIB, 70 * MIB
-#: A daemon may grow by so much meanwhile: far less than what passes.
-ROOM_KIB = 80 * 1024
+#: Daemons may grow by so much meanwhile, far less than what passes. Parts that a gateway has sent stay in the arenas of its threads' malloc,
+#: 10 to 150 MiB by chance: giving them back would cost a third more of its processor.
+ROOM_KIB = {"starter": 80 * 1024, "gateway": 200 * 1024}
 
 
 @dataclass
@@ -108,7 +109,7 @@ def test_arguments_of_a_user_pass_through_no_daemon(place: Place, anna: Connecti
     with rmgr.TaskQueue(weigh, connection=anna) as queue:
         assert queue.submit_call(large).result(60) == (len(large), hashlib.sha256(large).hexdigest(), place.anna.uid)
     for name, most in place.most_kib().items():
-        assert most - before[name] < ROOM_KIB, (name, before[name], most)
+        assert most - before[name] < ROOM_KIB[name], (name, before[name], most)
     eventually(lambda: not place.copies(), "her copy is gone with its block", within_s=20.0)
 
 
@@ -118,7 +119,7 @@ def test_results_of_a_user_pass_through_no_daemon(place: Place, anna: Connection
         few, many = b"a" * (5 * MIB), b"b" * LARGE
         assert queue.submit_call(few, many).result(120) == b"a" * LARGE + b"b"
     for name, most in place.most_kib().items():
-        assert most - before[name] < ROOM_KIB, (name, before[name], most)
+        assert most - before[name] < ROOM_KIB[name], (name, before[name], most)
 
 
 def test_arguments_of_several_calls_in_one_block(place: Place, anna: Connection) -> None:
