@@ -36,7 +36,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 MIB = 2**20
 #: Above what one value could have at first, and what a message between a Starter and its worker bears.
 LARGE, MEDIUM = 300 * MIB, 70 * MIB
-#: Daemons may grow by so much meanwhile, far less than what passes. Parts that a gateway has sent stay in the arenas of its threads' malloc,
+#: Daemons may grow by so much meanwhile, far less than what passes. Parts that a gateway has sent stay in the arenas of malloc,
 #: 10 to 150 MiB by chance: giving them back would cost a third more of its processor.
 ROOM_KIB = {"starter": 80 * 1024, "gateway": 200 * 1024}
 
