@@ -217,7 +217,7 @@ class Caller:
             machine.sleep(_LOOK_S)
 
     def _made(self, future: CallFuture, name: str, arguments: Sequence[Any], timeout: float | None) -> _Call:
-        from rmgr.client.waiting import check_timeout
+        from rmgr.client.futures import check_timeout
 
         limit_s = TIMEOUT_S if timeout is None else check_timeout(timeout)
         began_s = machine.monotonic()

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from rmgr.client import futures
+from rmgr.client.futures import check_timeout
 from rmgr.client.pickling import Functions, stays_here
 from rmgr.client.values import Values
-from rmgr.client.waiting import check_timeout
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied
 

@@ -25,14 +25,13 @@ from rmgr.client import content
 from rmgr.client.chunk import call_each
 from rmgr.client.connection import Connection, at_end, connect, is_ending, try_at_end
 from rmgr.client.content import Payload
-from rmgr.client.futures import Future, raised_by
+from rmgr.client.futures import Deadline, Future, giving_slot_back, raised_by
 from rmgr.client.output import LiveEcho, LongEcho, write
 from rmgr.client.pickling import dump_call, dump_function, name_of, ship, stays_here
 from rmgr.client.ports import TaskSpec
 from rmgr.client.progress import card, shown_on
 from rmgr.client.specs import OF_CALLS, Duration, Options, Size, Variants, draft_of, python_environment
 from rmgr.client.tasks import HELD_BYTES, SubmissionOpening, Tasks, when_dropped
-from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
 from rmgr.model.base.states import Reason, State

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import pickle
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as BaseFuture
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from contextlib import AbstractContextManager, nullcontext
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,10 +27,9 @@ import msgspec
 
 from rmgr.client.pickling import RAISED, FutureHasNoValue, load, unreadable
 from rmgr.client.progress import escaped
-from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.errors import DataLost, DeadlineExceeded, TaskFailed, Unavailable
+from rmgr.errors import DataLost, DeadlineExceeded, TaskFailed, Unavailable, UsageError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.block import Outcome
@@ -552,3 +553,37 @@ def _share_attributes() -> None:
 
 
 _share_attributes()
+
+
+# -- waiting, wherever it happens: inside a task the slot goes back meanwhile; outside it costs nothing ----------------------------
+
+
+def giving_slot_back() -> AbstractContextManager[None]:
+    """Around every wait for other tasks. Only in a worker does it do anything."""
+    module = sys.modules.get("rmgr.runner.python.blocking")  # a worker has loaded it before any task ran
+    return module.blocking() if module is not None else nullcontext()
+
+
+def check_timeout(seconds: float) -> float:
+    """`seconds`, within which something is to be made or opened. Raises UsageError: nothing can be, so the cluster would be blamed."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise UsageError(f"timeout must be more than 0 seconds, not {seconds!r}", hint="leave it out for the usual one")
+    return seconds
+
+
+class Deadline:
+    """End of a wait: `left()` seconds, None = never."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._end = None if timeout_s is None else machine.monotonic() + timeout_s
+
+    def left(self) -> float | None:
+        """Seconds left, at least 0; None without a deadline."""
+        return None if self._end is None else max(0.0, self._end - machine.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """The time has run out."""
+        return self._end is not None and machine.monotonic() >= self._end

@@ -5,26 +5,28 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rmgr.coord.seal import amendment_statement, record_statement, seal_blocks, spec_digest
-from rmgr.errors import PermissionDenied, StateConflict
+from rmgr.errors import PermissionDenied, RmgrError, StateConflict
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Amendment, Submission
 from rmgr.runtime import machine
-from rmgr.submitter.questions import PublishCertificate, UpdateSubmission
+from rmgr.submitter.questions import Asks, PublishCertificate, ReadCertificate, ReadRevoked, ReadSettings, UpdateSubmission
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.trust import RevokedKey
     from rmgr.config import SecurityConfig
     from rmgr.coord.protocol.ports import Coordinator
     from rmgr.model.tasks.submission import Terms
     from rmgr.procedures.authentic import Authenticity, Deeds
-    from rmgr.procedures.bootstrap import FreshSettings
-    from rmgr.submitter.questions import Asks, Updated
+    from rmgr.submitter.questions import Updated
 
 Block = tuple[BlockKey, BlockData]
 #: Seals blocks of one submission that are committed together.
@@ -34,6 +36,8 @@ Seal = Callable[[Sequence[Block]], list[Block]]
 _AGAIN_S = 60.0
 #: An amendment is signed so often: what is to be signed changes with each change by somebody else.
 _TRIES = 5
+#: How long one question about keys or settings may take.
+_ASK_S = 10.0
 
 
 class Signer:
@@ -160,26 +164,68 @@ def secured_by(
         return Secured()
     from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
     from rmgr.procedures.authentic import Authenticity, Deeds
-    from rmgr.submitter.keys import AskedKeys
+    from rmgr.procedures.bootstrap import FreshSettings
 
     trust = Trust(ZooKeeperKeys(coordinator) if coordinator is not None else AskedKeys(asks), credentials.ca_pem)
     signer = Signer(credentials, cluster_id, ttl_s=security.payload_ttl_s)
-    deeds = Deeds(trust, cluster_id, credentials, settings=_settings_of(asks), publish=lambda: signer.publish(asks))
+    settings = FreshSettings(lambda: asks.ask(ReadSettings(), timeout_s=_ASK_S).settings)
+    deeds = Deeds(trust, cluster_id, credentials, settings=settings, publish=lambda: signer.publish(asks))
     return Secured(signer=signer, authenticity=Authenticity(trust, cluster_id), deeds=deeds)
 
 
-def deeds_of(asks: Asks, credentials: Credentials, cluster_id: str) -> Deeds:
-    """Whose values are, for a client that asks."""
-    from rmgr.adapters.identity.trust import Trust
-    from rmgr.procedures.authentic import Deeds
-    from rmgr.submitter.keys import AskedKeys, Publishing
+class AskedKeys:
+    """A `trust.Keys` for who does not reach ZooKeeper: certificates and revocations, asked of whoever answers. Thread-safe.
 
-    trust = Trust(AskedKeys(asks), credentials.ca_pem)
-    return Deeds(trust, cluster_id, credentials, settings=_settings_of(asks), publish=Publishing(asks, credentials))
+    Nobody tells it of a revocation: it is asked for often.
+    """
 
+    resync_s = 5.0
 
-def _settings_of(asks: Asks) -> FreshSettings:
-    from rmgr.procedures.bootstrap import FreshSettings
-    from rmgr.submitter.questions import ReadSettings
+    def __init__(self, asks: Asks) -> None:
+        self._asks = asks
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
 
-    return FreshSettings(lambda: asks.ask(ReadSettings(), timeout_s=10.0).settings)
+    def certificate(self, key_id: str) -> Future[bytes | None]:
+        """See `Keys`."""
+        answer: Future[bytes | None] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._asks.ask(ReadCertificate(key_id=key_id), timeout_s=_ASK_S))
+            except RmgrError as error:
+                answer.set_exception(error)
+
+        self._soon(ask)
+        return answer
+
+    def revocations(
+        self,
+        known: Container[str],
+        changed: Callable[[], None],  # noqa: ARG002 - of whoever is told
+        take: Callable[[dict[str, RevokedKey | None] | None], None],
+    ) -> None:
+        """See `Keys`."""
+        from rmgr.adapters.identity.trust import RevokedKey
+
+        def ask() -> None:
+            try:
+                found = self._asks.ask(ReadRevoked(), timeout_s=_ASK_S)
+            except RmgrError:
+                take(None)
+                return
+            take({one.key_id: None if one.key_id in known else RevokedKey(one.record, one.zxid, one.since_zxid) for one in found})
+
+        self._soon(ask)
+
+    def _soon(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+        with self._lock:
+            if self._thread is None:
+                self._thread = machine.Thread(target=self._work, name="keys", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from rmgr.client.futures import Deadline, giving_slot_back
 from rmgr.client.logs import Line, LineCutter, LiveOutput, OutputPiece, claims_of, read_flushed
 from rmgr.client.progress import shown_on
-from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.coord.protocol.ports import Store

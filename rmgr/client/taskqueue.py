@@ -23,7 +23,7 @@ import msgspec
 
 from rmgr.client.connection import Connection, at_end, connect, try_at_end
 from rmgr.client.content import Payload
-from rmgr.client.futures import Future, Futures, as_completed
+from rmgr.client.futures import Deadline, Future, Futures, as_completed, check_timeout, giving_slot_back
 from rmgr.client.pickling import dump_call, name_of, ship, stays_here
 from rmgr.client.ports import TaskSpec
 from rmgr.client.progress import ProgressDisplay, card
@@ -41,7 +41,6 @@ from rmgr.client.specs import (
     us_of,
 )
 from rmgr.client.tasks import SubmissionOpening, Tasks, Waited, when_dropped
-from rmgr.client.waiting import Deadline, check_timeout, giving_slot_back
 from rmgr.coord.decisions.rights import trusted
 from rmgr.coord.protocol.keys import check_new_key, check_user_key
 from rmgr.coord.protocol.ports import SessionState, Store

@@ -11,6 +11,7 @@ or delete what is shared for writing. What others have pickled is loaded only fo
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from hashlib import sha256
@@ -29,6 +30,7 @@ from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, RmgrErr
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import check_name
 from rmgr.procedures.output_keys import Fates, FatesPort
+from rmgr.submitter.questions import MOST_POINTERS, Asks, FateRead, ReadFates
 
 if TYPE_CHECKING:
     from rmgr.procedures.authentic import Deeds
@@ -41,6 +43,8 @@ _PUT_VALUES, _PUT_BYTES = 1000, 4 * 2**20
 _GET_KEYS, _DELETE_KEYS = 256, 1000
 #: Keys that are remembered as taken, the latest: some MB.
 MOST_SEEN = 65_536
+#: Tasks whose ends are remembered.
+_MOST_FATES = 20_000
 _NOTHING: Any = object()
 _NOBODYS: Mapping[str, Holder | None] = {}
 
@@ -660,3 +664,47 @@ def _told(doing: str, of: object, progress: Progress) -> Iterator[Callable[[int]
 
     with ProgressDisplay(f"store.{doing}_many", enabled=progress) as display:
         yield lambda done: display.update(Counts(total=max(total, done), final=done))
+
+
+class AskedFates:
+    """A `FatesPort`: what became of the tasks behind pointers, asked of whoever answers; final states are remembered. Thread-safe."""
+
+    def __init__(self, asks: Asks) -> None:
+        self._asks = asks
+        self._known: OrderedDict[Pointer, FateRead] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def fate(self, pointer: Pointer, timeout: float) -> State | str:
+        """See `FatesPort`."""
+        (found,) = self.fates([pointer], timeout)
+        if found == "denied":
+            told = f"it is not yours to know what became of task {pointer.sub}_{pointer.index}"
+            raise PermissionDenied(told, hint="its owner or an operator may do that: ask an operator")
+        return found
+
+    def fates(self, pointers: Iterable[Pointer], timeout: float) -> list[State | str]:
+        """See `FatesPort`. Cost: a question for each 1,000 that were not known to have ended."""
+        wanted = list(pointers)
+        with self._lock:
+            missing = [pointer for pointer in dict.fromkeys(wanted) if pointer not in self._known]
+        found: dict[Pointer, FateRead] = {}
+        for at in range(0, len(missing), MOST_POINTERS):
+            some = tuple(missing[at : at + MOST_POINTERS])
+            told = self._asks.ask(ReadFates(pointers=some), timeout_s=timeout)
+            found |= dict(zip(some, told, strict=True))
+        with self._lock:
+            answers = [_state_of(found.get(pointer) or self._known[pointer]) for pointer in wanted]
+            self._known.update((pointer, read) for pointer, read in found.items() if isinstance(_state_of(read), State))
+            while len(self._known) > _MOST_FATES:
+                self._known.popitem(last=False)
+        return answers
+
+    def attempt(self, pointer: Pointer) -> int:
+        """See `FatesPort`."""
+        with self._lock:
+            known = self._known.get(pointer)
+        return known.attempt if known is not None else 1
+
+
+def _state_of(read: FateRead) -> State | str:
+    return State(read.fate) if read.fate in State.__members__.values() else read.fate

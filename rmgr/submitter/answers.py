@@ -37,9 +37,8 @@ from rmgr.procedures.snapshot import fetch, read_snapshot, read_tasks
 from rmgr.runtime import machine
 from rmgr.submitter import orders
 from rmgr.submitter import questions as q
-from rmgr.submitter.questions import Question
+from rmgr.submitter.questions import ORDERS, Question, check_asker
 from rmgr.submitter.records import read_nodes, read_stored
-from rmgr.submitter.rights import ORDERS, check_asker
 
 A = TypeVar("A")
 

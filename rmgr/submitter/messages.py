@@ -28,7 +28,7 @@ from rmgr.submitter.port import Growth, Order, Read, Stored, Submitted
 
 #: Of these messages; a gateway serves clients of its own.
 VERSION = 1
-#: Bytes of one message: of the largest growth (`MAX_MULTI_BYTES`) and what is around it; of a question, which `wire.py` bounds.
+#: Bytes of one message: of the largest growth (`MAX_MULTI_BYTES`) and what is around it; of a question, which `questions.py` bounds.
 MAX_BYTES, _ASK_BYTES = 512 * 1024, 1024 * 1024 + 64
 #: Bytes of fragments, or of an answer, in one message.
 FRAGMENT_BYTES = 256 * 1024
@@ -140,7 +140,7 @@ class Bye(_Message, tag="bye"):
 
 
 class Ask(_Message, tag="ask"):
-    """A question (`wire.py`); needs no hello. timeout_ms: how long the client waits. Answered by `Answer`, under the same id."""
+    """A question (`questions.py`); needs no hello. timeout_ms: how long the client waits. Answered by `Answer`, under the same id."""
 
     id: _Id
     question: bytes

@@ -1,17 +1,24 @@
-"""What users read and order of a cluster: one struct a question, generic over its answer.
+"""What users read and order of a cluster: one struct a question, generic over its answer; who may ask it; and both as bytes (MessagePack).
 
-`answers.py` answers them on ZooKeeper and the data store, `remote.py` asks a gateway, `rights.py` says who may ask. Who asks is never part
-of a question. A question may be asked again when its answer was lost, unless it says otherwise: what was ordered already is answered so.
+`answers.py` answers on ZooKeeper and the data store, `remote.py` asks a gateway. Who asks is never part of a question.
+A question may be asked again when its answer was lost, unless it says otherwise: what was ordered already is answered so.
 All raise CoordinationUnavailable, and PermissionDenied for who may not ask; what else they raise stands with each.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable
+from enum import Enum, auto
+from functools import cache, reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast, get_args
 
 import msgspec
 
+from rmgr.coord.decisions.rights import Person, check_operator, denied
 from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.records import cut, is_deep, unpack
+from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, Unavailable, UsageError
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.base.states import State
 from rmgr.model.cluster.gang import GangRecord
@@ -21,6 +28,7 @@ from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment
 from rmgr.model.tasks.request import StopRequest
 from rmgr.model.tasks.submission import Amendment, Submission, Tail, Terms
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView
+from rmgr.model.wire.stream import msgpack_decoder
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
@@ -433,3 +441,176 @@ class PublishCertificate(Question[None]):
     """The certificate of one's own signing key is there for all who verify."""
 
     pem: Pem
+
+
+# -- who may ask ----------------------------------------------------------------------------------------------------------------
+
+
+class Right(Enum):
+    """Whom a question is for."""
+
+    ANYBODY = auto()  #: whom the cluster lets in; the answer leaves out what is not his to see
+    READER = auto()  #: the owner of the submissions that it names, and operators
+    OWNER = auto()  #: the same, for orders: users of an open cluster are kept from others' work, too, as a courtesy
+    HIMSELF = auto()  #: the user that it names, and operators
+    OPERATOR = auto()
+
+
+#: Every question, and whom it is for.
+RIGHTS: dict[type[Question[Any]], Right] = {
+    **dict.fromkeys((ReadMeta, ReadSettings, ReadNodes, ReadDrain, WhoLeads, CountWaiting, ReadClaims), Right.ANYBODY),
+    **dict.fromkeys((ReadFates, ReadCertificate, ReadRevoked), Right.ANYBODY),
+    **dict.fromkeys((ReadGangs, DeriveJobs, DeriveNodes, DeriveQueues, DeriveStatus, DeriveExplain), Right.ANYBODY),
+    **dict.fromkeys((ReadRecord, ReadNonce, WhichExist, ReadTasks, ReadFragments), Right.READER),
+    **dict.fromkeys((CountFragments, LocateValue, ReadMoved), Right.READER),
+    **dict.fromkeys((CancelSubmission, HoldSubmission, ReleaseSubmission, CancelTasks, KillRunning), Right.OWNER),
+    **dict.fromkeys((UpdateSubmission, MoveTask), Right.OWNER),
+    ReadUse: Right.HIMSELF,
+    **dict.fromkeys((VacateNode, ReadVacated, DrainNode, ResumeNode, ForgetNode, ApplySettings), Right.OPERATOR),
+    PublishCertificate: Right.ANYBODY,  # his own alone: `orders.publish` compares it with the key of his connection
+}
+
+#: Questions that change something, and what an audit calls them.
+ORDERS: dict[type[Question[Any]], str] = {
+    CancelSubmission: "CANCEL",
+    HoldSubmission: "HOLD",
+    ReleaseSubmission: "RELEASE",
+    CancelTasks: "TAKE_OUT",
+    KillRunning: "ORDER",
+    UpdateSubmission: "UPDATE",
+    MoveTask: "ASK",
+    VacateNode: "VACATE",
+    DrainNode: "DRAIN",
+    ResumeNode: "RESUME",
+    ForgetNode: "FORGET",
+    ApplySettings: "SETTINGS",
+    PublishCertificate: "IDENTIFY",
+}
+
+#: What concerns all, in words.
+_OF_OPERATORS: dict[type[Question[Any]], str] = {
+    VacateNode: "emptying a node",
+    ReadVacated: "emptying a node",
+    DrainNode: "draining a node",
+    ResumeNode: "resuming a node",
+    ForgetNode: "forgetting a node",
+    ApplySettings: "changing the settings of the cluster",
+}
+
+
+def submissions_of(question: Question[Any]) -> tuple[int, ...]:
+    """The submissions that a question names."""
+    if isinstance(question, WhichExist):
+        return tuple(dict.fromkeys(question.numbers))
+    if isinstance(question, LocateValue):
+        return (question.pointer.sub,)
+    number = getattr(question, "number", None)
+    return () if number is None else (number,)
+
+
+def target_of(question: Question[Any]) -> str:
+    """What a question is about, for an audit."""
+    numbers = submissions_of(question)
+    return str(numbers[0]) if numbers else str(getattr(question, "node", "") or getattr(question, "user", ""))
+
+
+def check_asker(
+    who: Person,
+    question: Question[Any],
+    owner_of: Callable[[int], str | None],
+    operators: Callable[[], Iterable[str]] = tuple,
+    *,
+    reads_all: bool = False,
+) -> Collection[str]:
+    """Raises PermissionDenied unless `who` may ask this; NotFound for a submission that is not there.
+
+    Args:
+        owner_of: whose a submission is, None: there is none. operators: other names that count as operators, asked when it matters.
+        reads_all: whoever reaches ZooKeeper himself is kept from no reading.
+    Returns: whose work it concerns beside his own, as far as that was asked.
+    """
+    right = RIGHTS[type(question)]
+    if right is Right.OPERATOR:
+        if not who.is_free and who.name not in operators():
+            check_operator(who, _OF_OPERATORS[type(question)])
+        return ()
+    reads_all = reads_all or who.is_free
+    if right is Right.HIMSELF:
+        named = getattr(question, "user", "")
+        if not reads_all and named != who.name and who.name not in operators():
+            raise PermissionDenied(f"only operators see what {named or 'others'} may have", hint="ask an operator")
+        return ()
+    if right is Right.ANYBODY or (right is Right.READER and reads_all):
+        return ()
+    others = set()
+    for number in submissions_of(question):
+        owner = owner_of(number)
+        if owner is None:
+            if isinstance(question, WhichExist | LocateValue):
+                continue  # what is not there is nobody's, and may be looked for
+            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+        if who.owns(owner) or (who.is_open and not who.name):
+            continue
+        is_operator = who.name == "root" if who.is_open else who.is_operator
+        if not is_operator and who.name not in operators():
+            raise denied(number, owner)
+        others.add(owner)
+    return others
+
+
+# -- as bytes -------------------------------------------------------------------------------------------------------------------
+
+#: Bytes of a question, values in it; bytes and values of an answer.
+MAX_QUESTION_BYTES, _QUESTION_VALUES = 1024 * 1024, 300_000
+MAX_ANSWER_BYTES, _ANSWER_VALUES = 256 * 1024 * 1024, 30_000_000
+
+_encoder = msgspec.msgpack.Encoder()
+_plain = msgspec.msgpack.Decoder()
+
+
+def encode_question(question: Question[Any]) -> bytes:
+    """Raises RequestTooLarge."""
+    data = _encoder.encode(question)
+    if len(data) > MAX_QUESTION_BYTES:
+        raise RequestTooLarge(f"{type(question).__name__}: {len(data)} bytes are asked at once, at most {MAX_QUESTION_BYTES} may be")
+    return data
+
+
+def decode_question(data: bytes) -> Question[Any]:
+    """Whatever somebody has sent. Raises UsageError, RequestTooLarge; nothing else."""
+    if len(data) > MAX_QUESTION_BYTES:
+        raise RequestTooLarge(f"a question has {len(data)} bytes, at most {MAX_QUESTION_BYTES} may be asked at once")
+    try:
+        if is_deep(unpack(_plain.decode, data, _QUESTION_VALUES)):
+            raise UsageError("a question is nested too deep")
+        return cast(Question[Any], unpack(msgpack_decoder(_any_question()).decode, data, _QUESTION_VALUES))
+    except msgspec.DecodeError as error:
+        raise UsageError(f"a question cannot be read: {cut(error)}", hint="rmgr version, here and where the gateway runs") from None
+
+
+@cache
+def _any_question() -> Any:
+    return reduce(or_, RIGHTS)
+
+
+def encode_answer(answer: object) -> bytes:
+    """Raises RequestTooLarge."""
+    data = _encoder.encode(answer)
+    if len(data) > MAX_ANSWER_BYTES:
+        raise RequestTooLarge(f"the answer has {len(data)} bytes, at most {MAX_ANSWER_BYTES} are sent", hint="ask for less at once")
+    return data
+
+
+def decode_answer(question: Question[A], data: bytes) -> A:
+    """Raises Unavailable: it is not what answers that question."""
+    try:
+        return cast(A, unpack(msgpack_decoder(answer_type(type(question))).decode, data, _ANSWER_VALUES))
+    except msgspec.DecodeError as error:
+        told = f"the answer to {type(question).__name__} cannot be read: {cut(error)}"
+        raise Unavailable(told, hint="rmgr version, here and where the gateway runs") from None
+
+
+@cache
+def answer_type(kind: type[Question[Any]]) -> Any:
+    """What answers questions of a kind: the parameter of its base."""
+    return get_args(kind.__orig_bases__[0])[0]  # type: ignore[attr-defined]

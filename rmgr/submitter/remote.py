@@ -20,8 +20,7 @@ from rmgr.errors import CoordinationUnavailable, LimitReached, NotConnected, Que
 from rmgr.runtime import machine
 from rmgr.runtime.backoff import Backoff
 from rmgr.submitter import messages
-from rmgr.submitter.questions import Question
-from rmgr.submitter.wire import MAX_ANSWER_BYTES, decode_answer, encode_question
+from rmgr.submitter.questions import MAX_ANSWER_BYTES, Question, decode_answer, encode_question
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials

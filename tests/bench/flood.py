@@ -44,7 +44,7 @@ from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q
-from rmgr.submitter.wire import encode_question
+from rmgr.submitter.questions import encode_question
 from tests.bench.stages import STAGES, cluster_stages
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.handmade import Handmade

@@ -46,7 +46,7 @@ from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, 
 from rmgr.model.wire import frames, line
 from rmgr.runner.host import home
 from rmgr.submitter import messages as m
-from rmgr.submitter.rights import RIGHTS
+from rmgr.submitter.questions import RIGHTS
 from rmgr.v1 import gateway_pb2, join_pb2, leader_pb2, limits_pb2, node_pb2, terminal_pb2, tunnel_pb2, work_pb2, work_pb2_grpc
 from tests.harness import hostile_spawner
 from tests.harness.besieged import LONGEST_S, NODES, TIMES, Besieged

@@ -52,8 +52,8 @@ from rmgr.sched.state import event_log
 from rmgr.sim.calls import scenario
 from rmgr.sim.plots import reading
 from rmgr.sim.workload import events
-from rmgr.submitter import messages, questions, wire
-from rmgr.submitter.rights import RIGHTS
+from rmgr.submitter import messages, questions
+from rmgr.submitter.questions import RIGHTS
 from rmgr.v1 import views_pb2
 from tests.harness.records_of_0_1_0 import RECORDS
 
@@ -202,12 +202,15 @@ DECODERS = (
             ("word of a gateway", messages.read_gateway, messages.FromGateway),
         )
     ),
-    Decoder("question", "submitter/wire.py", wire.decode_question, (UsageError, RequestTooLarge), Form.MSGPACK, kind=reduce(or_, RIGHTS)),
+    Decoder(
+        "question", "submitter/questions.py", questions.decode_question, (UsageError, RequestTooLarge), Form.MSGPACK,
+        kind=reduce(or_, RIGHTS)
+    ),
     *(
         Decoder(
-            f"answer: {type(question).__name__}", "submitter/wire.py",
-            partial(wire.decode_answer, cast("questions.Question[Any]", question)), (Unreachable,), Form.MSGPACK,
-            kind=wire.answer_type(type(question))
+            f"answer: {type(question).__name__}", "submitter/questions.py",
+            partial(questions.decode_answer, cast("questions.Question[Any]", question)), (Unreachable,), Form.MSGPACK,
+            kind=questions.answer_type(type(question))
         )
         for question in (questions.ReadTasks(number=1), questions.DeriveJobs(), questions.ReadSettings())
     ),

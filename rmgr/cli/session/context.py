@@ -38,7 +38,7 @@ SILENCE_S = 1.0
 
 @dataclass(slots=True)
 class Session:
-    """A `client.reach.Reach`: what the global options said, and what a command shares with its parts.
+    """A `Reach` (`client/queries.py`): what the global options said, and what a command shares with its parts.
 
     timeout_s: `--timeout`, None when it was not given; `started` is when the command line began (monotonic).
     """
@@ -375,16 +375,16 @@ class Session:
 
     def values_in(self, store: Store, asks: Asks | None = None) -> Values:
         """The same in `store`; in a secured cluster it asks the cluster. asks: None: pointers lead nowhere."""
-        from rmgr.client.values import Values
-        from rmgr.submitter.fates import AskedFates
+        from rmgr.client.values import AskedFates, Values
 
         credentials = self.credentials()
         if credentials is None:
             return Values(store, AskedFates(asks) if asks is not None else None)
-        from rmgr.client.identity import deeds_of
+        from rmgr.client.identity import secured_by
 
         asks = self.asks()
-        return Values(store, AskedFates(asks), deeds_of(asks, credentials, self.cluster_id()))
+        secured = secured_by(asks, credentials, self.config().security, self.cluster_id())
+        return Values(store, AskedFates(asks), secured.deeds)
 
     # -- submitting
 

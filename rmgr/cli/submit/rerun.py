@@ -94,7 +94,7 @@ def rerun(
 
 def _check_numbers(record: Submission, positions: list[int], which: str) -> None:
     """Tasks that stand apart are numbered one by one, and a record has room for some thousands. Raises: RequestTooLarge naming a part."""
-    from rmgr.client.commands.again import array_of
+    from rmgr.client.commands.request import array_of
     from rmgr.client.commands.sending import MAX_RECORD_BYTES
     from rmgr.coord.protocol.records import encode_record
 
@@ -114,7 +114,7 @@ def _check_numbers(record: Submission, positions: list[int], which: str) -> None
 def _submit(
     session: Session, record: Submission, positions: list[int], total: int, given: dict[str, Any], values: dict[str, Any]
 ) -> None:
-    from rmgr.client.commands.again import StoredWork, array_of, lines_of
+    from rmgr.client.commands.request import StoredWork, array_of, lines_of
     from rmgr.client.commands.sending import prepare, send
 
     if record.command is None:
@@ -222,8 +222,8 @@ def _stored(session: Session, number: int, trust: str) -> Submission:
     if credentials is not None:
         from rmgr.adapters.identity.trust import Trust
         from rmgr.cli.control.operate import read_settings
-        from rmgr.client.commands.again import check_signature
-        from rmgr.submitter.keys import AskedKeys
+        from rmgr.client.commands.request import check_signature
+        from rmgr.client.identity import AskedKeys
 
         asks = session.asks()
         known = Trust(AskedKeys(asks), credentials.ca_pem)

@@ -37,7 +37,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from rmgr.client.reach import Reach
+    from rmgr.client.queries import Reach
     from rmgr.client.submission.engine import Engine
 
 _SUBMIT_S = 60.0

@@ -37,8 +37,8 @@ from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS, Ph
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.client.commands.again import StoredWork
-    from rmgr.client.reach import Reach
+    from rmgr.client.commands.request import StoredWork
+    from rmgr.client.queries import Reach
     from rmgr.client.submission.engine import Engine
     from rmgr.coord.ops.work import Block
     from rmgr.model.cluster.node import NodeRecord
@@ -138,7 +138,7 @@ def slurm_variables(record: Submission, options: CommandOptions, tasks: int) -> 
 
 def _draft(reach: Reach, request: CommandRequest, stored: StoredWork | None) -> Submission:
     """The record of a request, before a queue has given its defaults."""
-    from rmgr.client.commands.again import command_again
+    from rmgr.client.commands.request import command_again
     from rmgr.client.specs import Options, draft_of
 
     options = request.options

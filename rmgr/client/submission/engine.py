@@ -275,7 +275,7 @@ def engine_here(
 
 def engine_through(asks: RemoteAnswers, store: Store, *, secured: Secured = _OPEN) -> Engine:
     """An engine whose work is done by the gateways of `asks`. Connects in the background; is closed before them. Args: as of `Engine`."""
-    from rmgr.submitter.fates import AskedFates
+    from rmgr.client.values import AskedFates
     from rmgr.submitter.talking import RemoteWork
 
     def work(thread: SubmitterThread, entry: SubmitterEntry) -> WorkPort:

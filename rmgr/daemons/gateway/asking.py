@@ -23,9 +23,7 @@ from rmgr.procedures.output_keys import Fates
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 from rmgr.submitter.answers import Answers
-from rmgr.submitter.questions import Question
-from rmgr.submitter.rights import ORDERS, RIGHTS, Right, target_of
-from rmgr.submitter.wire import decode_question, encode_answer
+from rmgr.submitter.questions import ORDERS, RIGHTS, Question, Right, decode_question, encode_answer, target_of
 
 #: Tasks in one answer.
 _MOST_TASKS = 20_000

@@ -30,9 +30,9 @@ from rmgr.procedures.bootstrap import bootstrap
 from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q
 from rmgr.submitter.direct import Submitter
+from rmgr.submitter.questions import MAX_QUESTION_BYTES, encode_question
 from rmgr.submitter.remote import RemoteAnswers
 from rmgr.submitter.thread import SubmitterThread
-from rmgr.submitter.wire import MAX_QUESTION_BYTES, encode_question
 from rmgr.v1 import work_pb2, work_pb2_grpc
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

@@ -14,7 +14,7 @@ from rmgr.cli.display.shapes import LINE_BYTES, Failure, cell, harmless, of_job,
 from rmgr.cli.listing import show
 from rmgr.cli.listing.show import BadEnds, told
 from rmgr.cli.waiting import FollowedEnd
-from rmgr.client.commands.again import array_of, lines_of
+from rmgr.client.commands.request import array_of, lines_of
 from rmgr.errors import DataLost
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.array import parse_array

@@ -30,9 +30,18 @@ from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Terms,
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.submitter import questions as q
 from rmgr.submitter.answers import ANSWERS, Answers
-from rmgr.submitter.questions import Question
-from rmgr.submitter.rights import ORDERS, RIGHTS, Right, check_asker
-from rmgr.submitter.wire import answer_type, decode_answer, decode_question, encode_answer, encode_question
+from rmgr.submitter.questions import (
+    ORDERS,
+    RIGHTS,
+    Question,
+    Right,
+    answer_type,
+    check_asker,
+    decode_answer,
+    decode_question,
+    encode_answer,
+    encode_question,
+)
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
