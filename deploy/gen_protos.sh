@@ -8,4 +8,4 @@ python="${PYTHON:-python3}"
 if [ -x .venv/bin/python ]; then python="${PYTHON:-.venv/bin/python}"; fi
 mkdir -p "$out"
 "$python" -m grpc_tools.protoc -Iproto --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" proto/rmgr/v1/*.proto
-printf '"""Generated from proto/rmgr/v1 by deploy/gen_protos.sh; wrapped by adapters/rpc/server.py. Do not edit."""\n' > "$out/rmgr/v1/__init__.py"
+printf '"""Generated from proto/rmgr/v1 by deploy/gen_protos.sh; wrapped by adapters/rpc. Do not edit."""\n' > "$out/rmgr/v1/__init__.py"

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 
 from rmgr import errors
-from rmgr.adapters.access.auth import Caller, caller_of, open_channel
-from rmgr.adapters.access.errors import fail, rebuild
+from rmgr.adapters.access.auth import Caller, caller_of, fail, open_channel, rebuild
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.channels import OPTIONS, TARGET_KEY
 from rmgr.adapters.rpc.ranks import RanksLink, carried
-from rmgr.adapters.rpc.server import OPTIONS, TARGET_KEY
 from rmgr.errors import RmgrError, Unavailable, VersionMismatch
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import terminal_pb2, terminal_pb2_grpc, tunnel_pb2, tunnel_pb2_grpc

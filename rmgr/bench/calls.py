@@ -22,8 +22,9 @@ from typing import Any, Self
 import psutil
 
 import rmgr
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.metaserver import MetaserverClient
-from rmgr.adapters.rpc.server import OPTIONS, OwnVoice
+from rmgr.adapters.rpc.server import OwnVoice
 from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.load import solver
 from rmgr.bench.load.bare_hops import Hops

@@ -26,7 +26,7 @@ from rmgr.model.views import Level, StatusView
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.adapters.rpc.server import LeaderClient
+    from rmgr.adapters.rpc.services import LeaderClient
 
 _LOW_DISK_SHARE, _LOW_DISK_BYTES = 0.03, 1 << 30
 _SLOW_FSYNC_MS = 50.0
@@ -400,7 +400,7 @@ def cluster(session: Session) -> Checks:
     view = session.query().status()
     epoch = led.epoch
     if epoch is not None and led.leads:
-        from rmgr.adapters.rpc.server import LeaderClient
+        from rmgr.adapters.rpc.services import LeaderClient
 
         with LeaderClient(epoch.endpoint, timeout_s=3.0, via=session.via, credentials=session.credentials()) as leader:
             serving = _answers(leader) if session.via else leader.is_serving()  # a gateway's health is its own
@@ -472,7 +472,7 @@ def _answers(leader: LeaderClient) -> bool:
 
 def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | None) -> Checks:
     """Each Starter answers, its clock is ours, and it has room."""
-    from rmgr.adapters.rpc.server import NodeClient
+    from rmgr.adapters.rpc.services import NodeClient
 
     silent, skewed, full = [], [], []
     worst = 0.0

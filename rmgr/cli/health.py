@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write("usage: python -m rmgr.cli.health HOST:PORT [BUNDLE]\n")
         return 2
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.adapters.rpc.server import OwnClient
+    from rmgr.adapters.rpc.channels import OwnClient
     from rmgr.errors import RmgrError
 
     try:

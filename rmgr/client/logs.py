@@ -207,7 +207,7 @@ class LiveOutput:
     # -- inside
 
     def _look_at(self, node: str, endpoint: str) -> None:
-        from rmgr.adapters.rpc.server import NodeClient
+        from rmgr.adapters.rpc.services import NodeClient
 
         try:
             with NodeClient(endpoint, timeout_s=2.0, via=self._reach.via, credentials=self._reach.credentials()) as client:
@@ -307,7 +307,7 @@ class LiveOutput:
             )
 
     def _begin(self, position: int, attempt: int, node: str, endpoint: str, shown: list[int]) -> None:
-        from rmgr.adapters.rpc.server import NodeClient
+        from rmgr.adapters.rpc.services import NodeClient
 
         stream = _Stream(attempt, node, shown)
         stream.client = NodeClient(endpoint, via=self._reach.via, credentials=self._reach.credentials())

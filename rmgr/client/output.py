@@ -92,7 +92,7 @@ def _pause(deadline: Deadline) -> None:
 
 def _so_far(reach: ConnectionReach, number: int, wanted: dict[int, Future], streams: tuple[str, ...]) -> Iterator[OutputPiece]:
     """What tasks that run have written by now; of a node that cannot be reached, as far as the store has it."""
-    from rmgr.adapters.rpc.server import NodeClient
+    from rmgr.adapters.rpc.services import NodeClient
 
     for claims in claims_of(reach, number):
         with NodeClient(claims.endpoint, via=reach.via, credentials=reach.credentials()) as client:

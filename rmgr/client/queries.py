@@ -17,7 +17,7 @@ from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusVi
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.adapters.rpc.server import LeaderClient
+    from rmgr.adapters.rpc.services import LeaderClient
     from rmgr.adapters.rpc.thin import ThinLeader
     from rmgr.client.identity import Signer
     from rmgr.client.submission.engine import Engine
@@ -198,7 +198,7 @@ class Query:
         if self.is_local:
             return None
         if self._client is None and (epoch := self._leader()) is not None:
-            from rmgr.adapters.rpc.server import LeaderClient
+            from rmgr.adapters.rpc.services import LeaderClient
 
             timeout_s, mine = self._reach.left_s(_LEADER_S) or _LEADER_S, self._reach.shown_credentials()
             self._client = LeaderClient(epoch.endpoint, timeout_s=timeout_s, via=self._reach.via, credentials=mine)
@@ -278,7 +278,7 @@ def read_gangs(reach: Reach) -> list[GangView]:
 
 
 def _present_slot(gang: GangRead, via: str, credentials: Credentials | None) -> int | None:
-    from rmgr.adapters.rpc.server import NodeClient
+    from rmgr.adapters.rpc.services import NodeClient
 
     record, clock = gang.record, gang.record.clock
     if not gang.clock_endpoint:
@@ -295,7 +295,7 @@ def _present_slot(gang: GangRead, via: str, credentials: Credentials | None) -> 
 
 def with_stats(nodes: list[NodeView], via: str, credentials: Credentials | None) -> list[NodeView]:
     """`nodes` with load, memory and running tasks, where their Starters answer in time; a node whose session lives was seen just now."""
-    from rmgr.adapters.rpc.server import NodeClient, NodeStats
+    from rmgr.adapters.rpc.services import NodeClient, NodeStats
     from rmgr.runtime import machine
 
     def ask(endpoint: str) -> dict[str, NodeStats]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import NodeClient
+from rmgr.adapters.rpc.services import NodeClient
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint

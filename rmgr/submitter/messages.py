@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
-from rmgr.adapters.access.errors import named_error
+from rmgr.adapters.access.auth import named_error
 from rmgr.coord import validity
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths

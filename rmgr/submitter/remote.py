@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.adapters.access.auth import check_not_forked
 from rmgr.adapters.gateway.talk import LOOK_S, Outbox, TalkLink
-from rmgr.adapters.rpc.gateways import Gateways
+from rmgr.adapters.rpc.channels import Gateways
 from rmgr.errors import CoordinationUnavailable, LimitReached, NotConnected, QueueFull, RmgrError, Throttled, Unavailable
 from rmgr.runtime import machine
 from rmgr.runtime.backoff import Backoff

@@ -33,7 +33,7 @@ from typing import Any
 
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import LeaderClient
+from rmgr.adapters.rpc.services import LeaderClient
 from rmgr.coord.protocol import keys
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError

@@ -20,11 +20,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.access.auth import open_channel
+from rmgr.adapters.access.auth import open_channel, rebuild
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.host.channel import Loop
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.line import DirectLine, dial
-from rmgr.adapters.rpc.server import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
+from rmgr.adapters.rpc.server import HANDSHAKE_S
+from rmgr.adapters.rpc.services import LeaderClient
 from rmgr.errors import LimitReached, RmgrError, Throttled
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import UserLimits
@@ -102,7 +104,7 @@ def test_a_hundred_streams_of_one_user_are_no_matter_to_others(limited: Callable
 
 
 def test_logs_that_are_followed_and_ways_to_nodes_are_bounded(limited: Callable[..., Flooded]) -> None:
-    from rmgr.adapters.rpc.server import TARGET_KEY
+    from rmgr.adapters.rpc.channels import TARGET_KEY
     from rmgr.v1 import node_pb2, node_pb2_grpc, tunnel_pb2, tunnel_pb2_grpc
 
     world = limited(streams=2, tunnels=2)

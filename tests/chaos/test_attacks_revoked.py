@@ -17,8 +17,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.identity.trust import publish
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.line import dial
-from rmgr.adapters.rpc.server import OPTIONS, NodeClient
+from rmgr.adapters.rpc.services import NodeClient
 from rmgr.adapters.terminals import Tunnel
 from rmgr.client.connection import connect
 from rmgr.config import ClusterConfig, Config

@@ -30,8 +30,8 @@ from hypothesis import strategies as st
 
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.host.channel import Loop
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.line import dial
-from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.client.connection import connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config, SecurityConfig

@@ -16,7 +16,7 @@ from breakable import RECOVERY_S, Chaos, T, eventually
 from keyed import KeyedWork
 
 from rmgr import TaskQueue
-from rmgr.adapters.rpc.server import LeaderClient, NodeClient, NodeStats
+from rmgr.adapters.rpc.services import LeaderClient, NodeClient, NodeStats
 from rmgr.adapters.stores import open_store
 from rmgr.dev.keeper import DevState
 from rmgr.errors import StoreUnavailable, Unavailable

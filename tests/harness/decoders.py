@@ -20,7 +20,7 @@ import msgspec
 
 from rmgr import config
 from rmgr.adapters import policy_files
-from rmgr.adapters.access.errors import ERROR_KEY, rebuild
+from rmgr.adapters.access.auth import ERROR_KEY, rebuild
 from rmgr.adapters.host import worker
 from rmgr.adapters.identity import invitation
 from rmgr.adapters.rpc.convert import from_message
@@ -241,7 +241,7 @@ DECODERS = (
         (ranks.FrameTooLong,), Form.BYTES, sample=ranks.frame(ranks.USED, 1, b"1000 77") + ranks.frame(ranks.OUT, 2, b"text")
     ),
     Decoder(
-        "error of a peer", "adapters/access/errors.py", _text(lambda text: rebuild(_Told(text), "gateway:1")), (), Form.JSON,
+        "error of a peer", "adapters/access/auth.py", _text(lambda text: rebuild(_Told(text), "gateway:1")), (), Form.JSON,
         sample=b'{"type":"NotFound","hint":"rmgr jobs"}'
     ),
     Decoder("token", "adapters/identity/invitation.py", _text(invitation.decode), (UsageError,), Form.BYTES, sample=b"rmgr-join-AAAA"),

@@ -51,7 +51,7 @@ _FOR_COMMANDS = (
     "rmgr.adapters.sqlite.store",
     "rmgr.adapters.stores",
     "rmgr.adapters.zookeeper.client",
-    "rmgr.adapters.zookeeper.glance",
+    "rmgr.adapters.zookeeper.server",
     "rmgr.client.queries",
     "rmgr.client.commands.sending",
     "rmgr.runtime.secured",

@@ -22,10 +22,10 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from rmgr.adapters.access.auth import open_channel
+from rmgr.adapters.access.auth import open_channel, rebuild
 from rmgr.adapters.gateway.talk import Outbox
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import OPTIONS, rebuild
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.client.identity import Signer
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol.records import decode_record, encode_record

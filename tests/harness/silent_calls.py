@@ -18,7 +18,7 @@ import grpc
 
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.model.cluster.identity import Role
 
 #: Between a call that was ended and the next one (s): a flood is another attack.

@@ -11,7 +11,7 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway.talk import LOOK_S, Outbox, Stream, TalkLink, Talks
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.gateways import Gateways
+from rmgr.adapters.rpc.channels import Gateways
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.errors import RmgrError
 from tests.harness.waiting import eventually

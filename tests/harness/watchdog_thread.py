@@ -7,7 +7,8 @@ from typing import Any
 
 import structlog
 
-from rmgr.adapters.rpc.server import LeaderClient, RpcServer
+from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.rpc.services import LeaderClient, leader_handler
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
@@ -56,7 +57,7 @@ class WatchdogThread:
             self.watchdog.call,
             cluster_id=lambda: self.meta.cluster_id,
         )
-        self.server.add_leader(answering)
+        self.server.add_generic(leader_handler(answering))
         self.server.start()
         self.client = LeaderClient(self.server.endpoint)
         self._thread = threading.Thread(target=self.watchdog.serve, name="watchdog")

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, Continuation, Handler, Single, Wrapped, caller_of
-from rmgr.adapters.access.errors import fail
+from rmgr.adapters.access.auth import Caller, Continuation, Handler, Single, Wrapped, caller_of, fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.errors import RmgrError, Throttled
 from rmgr.model.cluster.identity import Role

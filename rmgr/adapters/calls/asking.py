@@ -10,12 +10,11 @@ from urllib.parse import quote
 
 import grpc
 
-from rmgr.adapters.access.auth import USER_KEY, open_channel
-from rmgr.adapters.access.errors import rebuild
+from rmgr.adapters.access.auth import USER_KEY, open_channel, rebuild
 from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.calls.links import SILENT_S, STALLED_S
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.errors import NoServer, Unavailable
 from rmgr.model.base.units import format_duration
 from rmgr.model.calls.arrays import PIECE_BYTES

@@ -24,8 +24,7 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, caller_of
-from rmgr.adapters.access.errors import fail
+from rmgr.adapters.access.auth import Caller, caller_of, fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, VERSION, Links, ServerLink

@@ -24,11 +24,10 @@ from typing import Any, TypeAlias
 import grpc
 import msgspec
 
-from rmgr.adapters.access.auth import open_channel
-from rmgr.adapters.access.errors import rebuild
+from rmgr.adapters.access.auth import open_channel, rebuild
 from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, VERSION
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.coord.calls.ledger import CallId
 from rmgr.model.base.units import format_duration
 from rmgr.model.calls.arrays import PIECE_BYTES

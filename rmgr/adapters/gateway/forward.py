@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.access.auth import Caller, caller_of, open_channel, speaking_for
+from rmgr.adapters.access.auth import ERROR_KEY, Caller, caller_of, fail, open_channel, speaking_for
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import ERROR_KEY, IDLE_OPTIONS, OPTIONS, TARGET_KEY, Channels, fail
+from rmgr.adapters.rpc.channels import IDLE_OPTIONS, OPTIONS, TARGET_KEY, Channels
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.cluster.identity import Role
 

@@ -11,13 +11,11 @@ from typing import Any, Protocol, Self
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, caller_of
+from rmgr.adapters.access.auth import Caller, caller_of, fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls, WaitingRoom
 from rmgr.adapters.access.turns import Turns
-from rmgr.adapters.gateway.parts import MESSAGE_BYTES
-from rmgr.adapters.gateway.store import PAGE_KEYS
-from rmgr.adapters.rpc.server import fail
+from rmgr.adapters.gateway.store import MESSAGE_BYTES, PAGE_KEYS
 from rmgr.coord.contents import mark
 from rmgr.coord.protocol.keys import is_by_content
 from rmgr.coord.protocol.ports import About, Encoding, Store

@@ -15,12 +15,11 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, caller_of, expel
+from rmgr.adapters.access.auth import Caller, caller_of, expel, fail, rebuild
 from rmgr.adapters.access.limits import SESSION_COST, Bounds
 from rmgr.adapters.access.turns import Turns
 from rmgr.adapters.gateway.bounds import SMALL_BYTES, Booking, take_place
-from rmgr.adapters.rpc.gateways import Gateways, user_metadata
-from rmgr.adapters.rpc.server import fail, rebuild
+from rmgr.adapters.rpc.channels import Gateways, user_metadata
 from rmgr.errors import CoordinationUnavailable, RmgrError, Throttled, Unavailable
 from rmgr.v1 import work_pb2 as pb
 from rmgr.v1 import work_pb2_grpc

@@ -7,11 +7,10 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import caller_of, open_channel, secure_channel
-from rmgr.adapters.access.errors import rebuild
+from rmgr.adapters.access.auth import caller_of, open_channel, rebuild, secure_channel, unary
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.invitation import TlsPair
-from rmgr.adapters.rpc.server import OPTIONS, unary
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Invitation, Role
 from rmgr.v1 import join_pb2

@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 import grpc
 
+from rmgr.adapters.access.auth import unary
+from rmgr.adapters.rpc.channels import Client
 from rmgr.adapters.rpc.convert import carry, from_message, to_message
-from rmgr.adapters.rpc.server import Client, unary
 from rmgr.model.cluster.servers import (
     CallReport,
     Candidate,

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 import grpc
 
 from rmgr import errors
-from rmgr.adapters.access.auth import open_channel
-from rmgr.adapters.access.errors import fail, rebuild
+from rmgr.adapters.access.auth import fail, open_channel, rebuild, unary
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import IDLE_OPTIONS, OPTIONS, Channels, unary
+from rmgr.adapters.rpc.channels import IDLE_OPTIONS, OPTIONS, Channels
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import node_pb2, node_pb2_grpc
 

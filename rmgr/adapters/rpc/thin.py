@@ -4,7 +4,7 @@ What gRPC over HTTP/2 is to a unary call: the connection preface, SETTINGS, one 
 trailers back (RFC 9113; PROTOCOL-HTTP2.md of gRPC). Anything but a plain success raises `ThinFailed`: the caller then asks again through
 `rpc.LeaderClient`, whose errors explain. Questions only read, so asking twice does no harm.
 
-With `zookeeper/glance.py`, `rmgr status` of a secured `rmgr dev` takes 0.15 s of processor and 30 MiB, by gRPC and kazoo 0.26 s
+With `glance` of `zookeeper/server.py`, `rmgr status` of a secured `rmgr dev` takes 0.15 s of processor and 30 MiB, by gRPC and kazoo 0.26 s
 and 60 MiB (medians of 10 runs in turn); the budget of a command that asks is 0.25 s. HTTP and JSON of the standard library would be as
 fast, and need a second server that proves people, refuses by rights and bounds requests.
 """

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import grpc
 import msgspec
 
-from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of
+from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of, unary
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import Client, unary
+from rmgr.adapters.rpc.channels import Client
 from rmgr.errors import Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import UserLimits

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.bench.load.children import say
 
 _SERVICE = "Hops"

@@ -149,7 +149,7 @@ def _written(session: Session, task: TaskView, streams: Sequence[str], attempt: 
 
 
 def _from_node(session: Session, task: TaskView, streams: Sequence[str]) -> Iterator[OutputPiece]:
-    from rmgr.adapters.rpc.server import NodeClient
+    from rmgr.adapters.rpc.services import NodeClient
 
     endpoint = next((node.endpoint for node in session.query().nodes() if node.id == task.node), "")
     if not endpoint:

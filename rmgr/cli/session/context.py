@@ -278,7 +278,7 @@ class Session:
         config = self.config()
         if config.cluster.uses_gateway or not config.cluster.zk:
             return None
-        from rmgr.adapters.zookeeper.glance import GlanceFailed, glance
+        from rmgr.adapters.zookeeper.server import GlanceFailed, glance
         from rmgr.coord.protocol import paths
         from rmgr.coord.protocol.records import decode_record
         from rmgr.model.cluster.node import EpochRecord, Meta

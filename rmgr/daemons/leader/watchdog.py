@@ -20,6 +20,7 @@ from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.rpc import metaserver as rpc_metaserver
 from rmgr.adapters.rpc import use as rpc_use
+from rmgr.adapters.rpc.services import leader_handler
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import secure_tree
 from rmgr.config import Config
@@ -366,7 +367,7 @@ def _serve(
         ends_s=partial(certificate_ends, trust, credentials),
         unreached=reach.unreached,
     )
-    server.add_leader(answering)
+    server.add_generic(leader_handler(answering))
     machine.Thread(target=answering.watch_health, args=(log,), name="health", daemon=True).start()
     ClusterMetrics(answering.measured, metrics.registry)
     server.add_generic(rpc_metaserver.handler_of(CallAnswering(lambda: watchdog.leader, metrics)))

@@ -20,7 +20,7 @@ from rmgr import log as logs
 from rmgr.adapters.calls.serving import Hello, Lines
 from rmgr.adapters.host.process import CgroupConfig, NodeRunner
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.gateways import parse
+from rmgr.adapters.rpc.channels import parse
 from rmgr.config import Config, ServerConfig
 from rmgr.daemons.server.owner import Message, Server, ServerLimits, ServerMetrics, Stop, Worked
 from rmgr.daemons.server.work import LoadMeter, Work, machine_busy_s

@@ -22,6 +22,7 @@ from rmgr.adapters.host.process import NodeRunner, gpus_here
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc.ranks import Peers, handler_of
+from rmgr.adapters.rpc.services import node_handler
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import MAX_NODES, Config, StarterConfig
 from rmgr.coord.protocol.ports import Coordinator, Store
@@ -415,17 +416,16 @@ def _serve(
     keeper = SecretKeeper(coordinator, credentials, config, log).start() if credentials is not None else None
     parts.metrics.store_up.set_function(lambda: store.is_up)
     parts.metrics.refused_connections.set_function(lambda: server.refused_connections)
-    server.add_node(
-        NodeAnswering(
-            parts.starter,
-            store,
-            disk=parts.disk,
-            spooled=lambda: parts.io.pending_bytes,
-            store_note=store.note,
-            operators=config.security.operators,
-            log=log,
-        )
+    node = NodeAnswering(
+        parts.starter,
+        store,
+        disk=parts.disk,
+        spooled=lambda: parts.io.pending_bytes,
+        store_note=store.note,
+        operators=config.security.operators,
+        log=log,
     )
+    server.add_generic(node_handler(node))
     server.add_generic(handler_of(RanksAnswering(parts.starter)))
     server.add_generic(rpc_terminal.handler_of(TerminalAnswering(parts.starter, operators=config.security.operators, log=log)))
     LimitsKeeper(coordinator, bounds, log).start()

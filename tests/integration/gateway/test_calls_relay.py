@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rmgr.adapters.access.errors import rebuild
+from rmgr.adapters.access.auth import rebuild
 from rmgr.adapters.calls import asking
 from rmgr.adapters.calls.asking import CallsClient
 from rmgr.adapters.calls.links import VERSION, ServerLink

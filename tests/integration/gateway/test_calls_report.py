@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import structlog
 
+from rmgr.adapters.rpc.channels import MAX_MESSAGE_BYTES
 from rmgr.adapters.rpc.metaserver import MetaserverClient, handler_of
-from rmgr.adapters.rpc.server import MAX_MESSAGE_BYTES, RpcServer
+from rmgr.adapters.rpc.server import RpcServer
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.service.metaserver import Metaserver

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from rmgr.adapters.gateway.forward import Forwarder
-from rmgr.adapters.rpc.server import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
+from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.rpc.services import LeaderClient, LogPiece, NodeClient, NodeStats, RunningTask, leader_handler, node_handler
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_record
@@ -33,8 +34,8 @@ class Daemon:
         self.asked: list[str] = []
         self.left = threading.Event()
         self.server = RpcServer("127.0.0.1:0")
-        self.server.add_leader(self)
-        self.server.add_node(self)
+        self.server.add_generic(leader_handler(self))
+        self.server.add_generic(node_handler(self))
         self.server.start()
         self.endpoint = self.server.endpoint
 

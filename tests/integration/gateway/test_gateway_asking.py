@@ -11,8 +11,7 @@ import grpc
 import pytest
 import structlog
 
-from rmgr.adapters.access.auth import Caller
-from rmgr.adapters.access.errors import rebuild
+from rmgr.adapters.access.auth import Caller, rebuild
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.rpc.server import RpcServer

@@ -11,8 +11,7 @@ import pytest
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.gateway import rows as rpc_gateway_rows
-from rmgr.adapters.gateway.parts import MESSAGE_BYTES
-from rmgr.adapters.gateway.store import GatewayStore
+from rmgr.adapters.gateway.store import MESSAGE_BYTES, GatewayStore
 from rmgr.adapters.stores import open_store
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists, PermissionDenied, StoreUnavailable

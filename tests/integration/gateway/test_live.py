@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import rmgr
-from rmgr.adapters.rpc.server import OwnClient
+from rmgr.adapters.rpc.channels import OwnClient
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.rpc.server import NodeClient, RpcServer
+from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.rpc.services import NodeClient
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi, Set
 from rmgr.coord.protocol.records import encode_record

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.access.auth import open_channel
-from rmgr.adapters.access.errors import rebuild
+from rmgr.adapters.access.auth import open_channel, rebuild
 from rmgr.adapters.calls.links import VERSION
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import calls_pb2 as pb

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2
 
 import rmgr.v1
 from rmgr.adapters.access import auth as rpc_auth
-from rmgr.adapters.access.auth import METHODS, Caller, caller_of, open_channel, speaking_for
+from rmgr.adapters.access.auth import METHODS, Caller, caller_of, fail, open_channel, speaking_for
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway.forward import Forwarder
 from rmgr.adapters.gateway.rows import Rows
@@ -26,9 +26,11 @@ from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.pki import issue, issue_server
 from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.metaserver import handler_of as picks
 from rmgr.adapters.rpc.ranks import handler_of
-from rmgr.adapters.rpc.server import OPTIONS, LeaderClient, NodeClient, RpcServer, fail
+from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.rpc.services import LeaderClient, NodeClient, leader_handler, node_handler
 from rmgr.adapters.rpc.use import handler_of as uses
 from rmgr.adapters.terminals import Tunnels
 from rmgr.adapters.terminals import handler_of as terminals
@@ -143,8 +145,8 @@ class Town:
             self.server.add_generic(handler)
         Services(self.server)
         if not forward:
-            self.server.add_leader(Answers())
-            self.server.add_node(Answers())
+            self.server.add_generic(leader_handler(Answers()))
+            self.server.add_generic(node_handler(Answers()))
         self.endpoint = self.server.endpoint
 
     def stop(self) -> None:
@@ -324,7 +326,7 @@ def test_a_gateway_speaks_for_its_user_and_nobody_else_may(monkeypatch: pytest.M
         RpcServer("127.0.0.1:0", credentials=BUNDLES.credentials(Role.WATCHDOG)),
         Town(BUNDLES.credentials(Role.SUBMITTER), forward=True),
     )
-    watchdog.add_leader(Answers())
+    watchdog.add_generic(leader_handler(Answers()))
     callers: list[Caller] = []
 
     class Routes:

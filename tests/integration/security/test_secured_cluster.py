@@ -15,7 +15,7 @@ import pytest
 
 from rmgr.adapters.identity.credentials import Credentials, context_of, load_ca, write_files
 from rmgr.adapters.identity.pki import issue
-from rmgr.adapters.rpc.server import LeaderClient, NodeClient
+from rmgr.adapters.rpc.services import LeaderClient, NodeClient
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol.multi import Committed
 from rmgr.dev.cluster import DevCluster

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.rpc.server import NodeClient
+from rmgr.adapters.rpc.services import NodeClient
 from rmgr.errors import NotFound
 from rmgr.model.tasks.submission import Command
 from tests.harness.starter_rig import Rig, call

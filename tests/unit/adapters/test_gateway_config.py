@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.rpc.gateways import Gateways
+from rmgr.adapters.rpc.channels import Gateways
 from rmgr.config import load
 from rmgr.errors import ConfigError, NotConnected, UsageError
 from rmgr.model.cluster.identity import Role

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.gateway.parts import MESSAGE_BYTES
 from rmgr.adapters.gateway.rows import Rows, _row_messages
+from rmgr.adapters.gateway.store import MESSAGE_BYTES
 from rmgr.v1 import gateway_pb2 as pb
 from tests.harness.memory_store import MemoryStore
 

@@ -38,7 +38,7 @@ def test_the_version_is_told_by_little_more_than_the_parser() -> None:
 
 
 def test_what_asks_a_daemon_by_grpc_loads_no_log() -> None:
-    program = "import json, sys, rmgr.adapters.rpc.server; print(json.dumps([*sys.modules]))"
+    program = "import json, sys, rmgr.adapters.rpc.services; print(json.dumps([*sys.modules]))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
     assert {"structlog", "rich"} & set(json.loads(ended.stdout)) == set()
 

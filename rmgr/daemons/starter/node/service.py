@@ -14,7 +14,7 @@ from prometheus_client.metrics import Counter, Gauge, Histogram
 from prometheus_client.registry import CollectorRegistry
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.adapters.rpc.server import LogPiece, NodeStats, RunningTask
+from rmgr.adapters.rpc.services import LogPiece, NodeStats, RunningTask
 from rmgr.coord.decisions.rights import Person, check, may
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store

@@ -8,7 +8,8 @@ import weakref
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.rpc.server import IDLE_OPTIONS, KEEP_S, OPTIONS, Channels, RpcServer
+from rmgr.adapters.rpc.channels import IDLE_OPTIONS, KEEP_S, OPTIONS, Channels
+from rmgr.adapters.rpc.server import RpcServer
 
 ASKED = health_pb2.HealthCheckRequest(service="")
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from rmgr.adapters.rpc.convert import JSON_FIELDS, MESSAGES, from_message, to_message
-from rmgr.adapters.rpc.server import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
+from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.rpc.services import LeaderClient, LogPiece, NodeClient, NodeStats, RunningTask, leader_handler, node_handler
 from rmgr.adapters.rpc.thin import ThinFailed, ThinLeader
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.base.states import State
@@ -92,8 +93,8 @@ class Answers:
 def server():
     server = RpcServer("127.0.0.1:0")
     answers = Answers()
-    server.add_leader(answers)
-    server.add_node(answers)
+    server.add_generic(leader_handler(answers))
+    server.add_generic(node_handler(answers))
     server.start()
     yield server
     server.stop()

@@ -14,7 +14,8 @@ import pytest
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway import talk
 from rmgr.adapters.gateway.talk import Talks
-from rmgr.adapters.rpc.server import OPTIONS, RpcServer
+from rmgr.adapters.rpc.channels import OPTIONS
+from rmgr.adapters.rpc.server import RpcServer
 from rmgr.model.cluster.queue import UserLimits
 from rmgr.v1 import work_pb2 as pb
 from rmgr.v1 import work_pb2_grpc

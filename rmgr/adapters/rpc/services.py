@@ -1,0 +1,310 @@
+"""`rmgr.v1.Leader` and `rmgr.v1.Node` over gRPC: what a leader and a Starter answer to users, and the clients that ask them.
+
+Handlers get and give nouns of `rmgr.model`; errors travel as status codes with `code` and `hint` in the trailing metadata, and arrive as
+the same class of `rmgr.errors`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import grpc
+
+from rmgr.adapters.access.auth import Caller, caller_of, fail, rebuild, unary
+from rmgr.adapters.rpc.channels import Client
+from rmgr.adapters.rpc.convert import from_message, to_message
+from rmgr.errors import RmgrError
+from rmgr.model.cluster.identity import Role
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
+from rmgr.v1 import leader_pb2 as pb
+from rmgr.v1 import leader_pb2_grpc, node_pb2, node_pb2_grpc, views_pb2
+
+#: A reply of `Jobs` stays below the message limit at about 1 KiB a job.
+MAX_JOBS_PER_REPLY = 3000
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+# -- what a daemon answers -------------------------------------------------------------------------------------------------------
+
+
+class LeaderAnswers(Protocol):
+    """Implemented by the WatchDog; called on threads of the server, must not block for long."""
+
+    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
+        """Submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that he may not."""
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name."""
+
+    def status(self, *, caller: Caller | None = None) -> StatusView:
+        """Health and counts; users by name as far as the caller may see their work."""
+
+    def explain(self, submission: int, index: int | None, *, caller: Caller | None = None) -> ExplainView:
+        """Why it is in its state. Raises NotFound, PermissionDenied."""
+
+    def what_if(self, record: bytes) -> WhatIfView:
+        """Where and when the submission of this record would run. Raises NotFound (its queue), Unavailable, UsageError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPiece:
+    """A piece of output of an attempt; `ended` with empty data: nothing follows."""
+
+    stream: str
+    data: bytes
+    offset: int
+    attempt: int
+    ended: bool = False
+    time_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTask:
+    """A task that runs on a node just now."""
+
+    submission: int
+    index: int
+    attempt: int
+    node: str
+    started_us: int
+    cores: int = 1
+    memory_bytes: int = 0
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStats:
+    """Measurements of a node."""
+
+    node: str
+    cores_used: int
+    memory_used_bytes: int
+    running: int
+    load: float
+    disk_free_bytes: int = 0
+    spooled_bytes: int = 0
+    reason: str = ""
+    resources_used: dict[str, int] = field(default_factory=dict)
+    freezer: str = ""  #: how work stands still between its slots
+    clock_error_us: int | None = None  #: of the clock by which slots are counted, while jobs take turns there
+    switches: int = 0
+    late_switches: int = 0
+
+
+class NodeAnswers(Protocol):
+    """Implemented by the Starter; called on threads of the server."""
+
+    def logs(
+        self,
+        submission: int,
+        index: int,
+        *,
+        attempt: int,
+        stream: str,
+        follow: bool,
+        offsets: tuple[int, int],
+        is_active: Callable[[], bool],
+        caller: Caller | None = None,
+    ) -> Iterator[LogPiece]:
+        """Output of an attempt from (stdout, stderr) offsets on. Raises NotFound when the node does not know it, PermissionDenied."""
+
+    def running(self, submission: int, *, caller: Caller | None = None) -> list[RunningTask]:
+        """Tasks that run here and that the caller may see, of one submission or of all (0)."""
+
+    def incarnation_of(self, node: str) -> int:
+        """Which registration of the node stands. Raises: NotFound for a node that is not served here."""
+
+    def stats(self) -> list[NodeStats]:
+        """One entry a virtual node."""
+
+
+def leader_handler(answers: LeaderAnswers) -> Any:
+    """`rmgr.v1.Leader`, for `RpcServer.add_generic`."""
+
+    def jobs(request: Any, context: grpc.ServicerContext) -> Any:
+        found = answers.jobs(tuple(request.ids), ended=request.ended, user=request.user, caller=caller_of(context))
+        return pb.JobsReply(jobs=[to_message(job) for job in found[-MAX_JOBS_PER_REPLY:]])
+
+    def nodes(_: Any, __: grpc.ServicerContext) -> Any:
+        return pb.NodesReply(nodes=[to_message(node) for node in answers.nodes()])
+
+    def queues(_: Any, __: grpc.ServicerContext) -> Any:
+        return pb.QueuesReply(queues=[to_message(queue) for queue in answers.queues()])
+
+    def status(_: Any, context: grpc.ServicerContext) -> Any:
+        return to_message(answers.status(caller=caller_of(context)))
+
+    def explain(request: Any, context: grpc.ServicerContext) -> Any:
+        index = request.index if request.HasField("index") else None
+        return to_message(answers.explain(request.submission, index, caller=caller_of(context)))
+
+    def what_if(request: Any, _: grpc.ServicerContext) -> Any:
+        return to_message(answers.what_if(request.submission))
+
+    methods = {
+        "Jobs": unary(jobs, pb.JobsRequest, pb.JobsReply),
+        "Nodes": unary(nodes, pb.NodesRequest, pb.NodesReply),
+        "Queues": unary(queues, pb.QueuesRequest, pb.QueuesReply),
+        "Status": unary(status, pb.StatusRequest, views_pb2.StatusView),
+        "Explain": unary(explain, pb.ExplainRequest, views_pb2.ExplainView),
+        "WhatIf": unary(what_if, pb.WhatIfRequest, views_pb2.WhatIfView),
+    }
+    return grpc.method_handlers_generic_handler("rmgr.v1.Leader", methods)
+
+
+def node_handler(answers: NodeAnswers) -> Any:
+    """`rmgr.v1.Node`, for `RpcServer.add_generic`."""
+
+    def logs(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        try:
+            pieces = answers.logs(
+                request.submission,
+                request.index,
+                attempt=request.attempt,
+                stream=request.stream,
+                follow=request.follow,
+                offsets=(request.stdout_offset, request.stderr_offset),
+                is_active=context.is_active,
+                caller=caller_of(context),
+            )
+            for piece in pieces:
+                yield node_pb2.LogChunk(**{name: getattr(piece, name) for name in LogPiece.__slots__})
+        except RmgrError as error:
+            fail(context, error)
+
+    def running(request: Any, context: grpc.ServicerContext) -> Any:
+        tasks = answers.running(request.submission, caller=caller_of(context))
+        return node_pb2.RunningReply(
+            tasks=[node_pb2.RunningTask(**{name: getattr(task, name) for name in RunningTask.__slots__}) for task in tasks]
+        )
+
+    def stats(_: Any, __: grpc.ServicerContext) -> Any:
+        nodes = [node_pb2.NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in answers.stats()]
+        return node_pb2.StatsReply(nodes=nodes, time_us=time.time_ns() // 1000)
+
+    def clock(request: Any, _: grpc.ServicerContext) -> Any:
+        incarnation = answers.incarnation_of(request.node)
+        boot_us = time.clock_gettime_ns(_BOOTTIME) // 1000  # last of all: it is true when it leaves
+        return node_pb2.ClockReply(boot_us=boot_us, incarnation=incarnation)
+
+    stream = grpc.unary_stream_rpc_method_handler(
+        logs, request_deserializer=node_pb2.LogsRequest.FromString, response_serializer=node_pb2.LogChunk.SerializeToString
+    )
+    methods = {
+        "Logs": stream,
+        "Running": unary(running, node_pb2.RunningRequest, node_pb2.RunningReply),
+        "Stats": unary(stats, node_pb2.StatsRequest, node_pb2.StatsReply),
+        "Clock": unary(clock, node_pb2.ClockRequest, node_pb2.ClockReply),
+    }
+    return grpc.method_handlers_generic_handler("rmgr.v1.Node", methods)
+
+
+# -- clients ---------------------------------------------------------------------------------------------------------------------
+
+
+class LeaderClient(Client):
+    """Questions to the leading WatchDog."""
+
+    stub = leader_pb2_grpc.LeaderStub
+
+    def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
+        """Submissions, oldest first."""
+        reply = self._call(self._stub.Jobs, pb.JobsRequest(ids=ids, ended=ended, user=user))
+        return [from_message(JobView, job) for job in reply.jobs]
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+        return [from_message(NodeView, node) for node in self._call(self._stub.Nodes, pb.NodesRequest()).nodes]
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name."""
+        reply = self._call(self._stub.Queues, pb.QueuesRequest())
+        return [from_message(QueueView, queue) for queue in reply.queues]
+
+    def status(self) -> StatusView:
+        """Health and counts."""
+        return from_message(StatusView, self._call(self._stub.Status, pb.StatusRequest()))
+
+    def explain(self, submission: int, index: int | None = None) -> ExplainView:
+        """Why it is in its state. Raises NotFound."""
+        request = pb.ExplainRequest(submission=submission, index=index)
+        return from_message(ExplainView, self._call(self._stub.Explain, request))
+
+    def what_if(self, record: bytes) -> WhatIfView:
+        """Where and when the submission of this record would run."""
+        request = pb.WhatIfRequest(submission=record)
+        return from_message(WhatIfView, self._call(self._stub.WhatIf, request))
+
+
+class NodeClient(Client):
+    """Questions to a Starter."""
+
+    role = Role.STARTER
+    stub = node_pb2_grpc.NodeStub
+
+    def logs(
+        self,
+        submission: int,
+        index: int,
+        *,
+        attempt: int = 0,
+        stream: str = "",
+        follow: bool = False,
+        offsets: tuple[int, int] = (0, 0),
+        timeout_s: float | None = None,
+    ) -> Iterator[LogPiece]:
+        """Output of an attempt as it comes; with `follow` until it has ended or `timeout_s` (None: no end) is over.
+
+        Raises: NotFound when the node does not know the attempt (any more); Unavailable when it cannot be reached.
+        """
+        request = node_pb2.LogsRequest(
+            submission=submission,
+            index=index,
+            attempt=attempt,
+            stream=stream,
+            follow=follow,
+            stdout_offset=offsets[0],
+            stderr_offset=offsets[1],
+        )
+        deadline = timeout_s if follow or timeout_s is not None else self.timeout_s
+        try:
+            for chunk in self._stub.Logs(request, timeout=deadline, metadata=self._metadata):
+                yield LogPiece(
+                    stream=chunk.stream,
+                    data=chunk.data,
+                    offset=chunk.offset,
+                    attempt=chunk.attempt,
+                    ended=chunk.ended,
+                    time_us=chunk.time_us,
+                )
+        except grpc.RpcError as error:
+            raise rebuild(error, self.endpoint) from None
+
+    def running(self, submission: int = 0) -> list[RunningTask]:
+        """Tasks that run there."""
+        reply = self._call(self._stub.Running, node_pb2.RunningRequest(submission=submission))
+        return [RunningTask(**{name: getattr(task, name) for name in RunningTask.__slots__}) for task in reply.tasks]
+
+    def stats(self) -> list[NodeStats]:
+        """One entry a virtual node."""
+        reply = self._call(self._stub.Stats, node_pb2.StatsRequest())
+        return [_stats_of(node) for node in reply.nodes]
+
+    def clock(self, node: str) -> tuple[int, int]:
+        """(microseconds since its machine was started, incarnation of the node). Raises: NotFound for a node that is not served there."""
+        reply = self._call(self._stub.Clock, node_pb2.ClockRequest(node=node))
+        return reply.boot_us, reply.incarnation
+
+    def time_us(self) -> int:
+        """What time it is there: microseconds since the epoch."""
+        return int(self._call(self._stub.Stats, node_pb2.StatsRequest()).time_us)
+
+
+def _stats_of(message: Any) -> NodeStats:
+    found = NodeStats(**{name: getattr(message, name) for name in NodeStats.__slots__})
+    return found if message.HasField("clock_error_us") else replace(found, clock_error_us=None)
