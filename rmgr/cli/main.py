@@ -35,7 +35,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "update": ("control.gate:update", "Change waiting work, and the time limit of what runs"),
         "checkpoint": ("control.operate:checkpoint", "Have a running job save its state"),
         "migrate": ("control.operate:migrate", "Have a running job go on on other nodes"),
-        "history": ("listing.history:history", "Work that has ended"),
+        "history": ("listing.work:history", "Work that has ended"),
         "report": ("listing.report:report", "Usage by user, account, queue or day; utilisation; waits"),
     },
     "Cluster": {
@@ -55,7 +55,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Security": {
         "admin": ("admin:admin", "Set up and secure a cluster: init, init-store, add-node, revoke, ..."),
-        "join": ("admin.join:join", "Make this machine a part of a secured cluster"),
+        "join": ("admin.members:join", "Make this machine a part of a secured cluster"),
     },
     "Data": {
         "store": ("store:store", "Values in the data store: ls, put, get, rm, share, du"),
@@ -87,7 +87,7 @@ _INSIDE = {
 #: What `rmgr help` explains beside commands.
 _TOPICS = {"states", "reasons", "words"}
 #: Commands below one whose other words are ids.
-_BELOW = {("history", "purge"): "listing.history:purge"}
+_BELOW = {("history", "purge"): "listing.work:purge"}
 _COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
 #: Words of command lines whose process lives long, or starts others; all others make a few thousand objects and end.
 _LONG = {*SECTIONS["Daemons"], *SECTIONS["Research"], "dev", "bench", "drill"}

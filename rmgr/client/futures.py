@@ -555,7 +555,7 @@ def _share_attributes() -> None:
 _share_attributes()
 
 
-# -- waiting, wherever it happens: inside a task the slot goes back meanwhile; outside it costs nothing ----------------------------
+# -- waiting, wherever it happens: inside a task the slot goes back meanwhile; outside it costs nothing ------------------------
 
 
 def giving_slot_back() -> AbstractContextManager[None]:

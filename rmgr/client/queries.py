@@ -378,7 +378,7 @@ def list_past(reach: Reach, *, user: str | None) -> Iterator[JobView]:
         after = names[-1]
 
 
-# -- who asks: identity, deadline, and the ways to the cluster, each opened on first use ----------------------------------------
+# -- who asks: identity, deadline, and the ways to the cluster, each opened on first use ---------------------------------------
 
 
 class NodeReach(Protocol):

@@ -284,7 +284,7 @@ class LocateValue(Question[str]):
     pointer: Pointer
 
 
-# -- views, made of znodes where no leader answers ------------------------------------------------------------------------------
+# -- views, made of znodes where no leader answers -----------------------------------------------------------------------------
 
 
 class DeriveJobs(Question[tuple[JobView, ...]]):
@@ -443,7 +443,7 @@ class PublishCertificate(Question[None]):
     pem: Pem
 
 
-# -- who may ask ----------------------------------------------------------------------------------------------------------------
+# -- who may ask ---------------------------------------------------------------------------------------------------------------
 
 
 class Right(Enum):
@@ -558,7 +558,7 @@ def check_asker(
     return others
 
 
-# -- as bytes -------------------------------------------------------------------------------------------------------------------
+# -- as bytes ------------------------------------------------------------------------------------------------------------------
 
 #: Bytes of a question, values in it; bytes and values of an answer.
 MAX_QUESTION_BYTES, _QUESTION_VALUES = 1024 * 1024, 300_000

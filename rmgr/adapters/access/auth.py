@@ -400,7 +400,7 @@ def expel(drain: Callable[[], bool], say: Callable[[RmgrError], None], cut: Call
         say(PermissionDenied(_WHY, hint=_HINT))
 
 
-# -- errors: a failed call carries class, code and hint of its error, and the caller raises the same class again --------------------
+# -- errors: a failed call carries class, code and hint of its error, and the caller raises the same class again ---------------
 
 
 #: Trailing metadata of a failed call: class, code and hint of the error.

@@ -451,7 +451,7 @@ def _first(key: str, how: Writing) -> Any:
     return pb.ValuePart(key=key, encoding=how.encoding.value, ttl_s=how.ttl_s, overwrite=how.overwrite)
 
 
-# -- values as messages: parts of a large one, batches of small ones, and what came with one ----------------------------------------
+# -- values as messages: parts of a large one, batches of small ones, and what came with one -----------------------------------
 
 
 #: Rows or keys of one message (bytes): with room to the message limit of 4 MiB.

@@ -216,7 +216,7 @@ def gpus_here(directory: str = "/dev") -> int:
         return 0
 
 
-# -- the turner as its Starter sees it: its parts, the rows that it was given, and another one when it dies -------------------------
+# -- the turner as its Starter sees it: its parts, the rows that it was given, and another one when it dies --------------------
 
 
 #: Turners are started so far apart at least.

@@ -26,7 +26,7 @@ from rmgr.v1 import leader_pb2_grpc, node_pb2, node_pb2_grpc, views_pb2
 MAX_JOBS_PER_REPLY = 3000
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-# -- what a daemon answers -------------------------------------------------------------------------------------------------------
+# -- what a daemon answers -----------------------------------------------------------------------------------------------------
 
 
 class LeaderAnswers(Protocol):
@@ -204,7 +204,7 @@ def node_handler(answers: NodeAnswers) -> Any:
     return grpc.method_handlers_generic_handler("rmgr.v1.Node", methods)
 
 
-# -- clients ---------------------------------------------------------------------------------------------------------------------
+# -- clients -------------------------------------------------------------------------------------------------------------------
 
 
 class LeaderClient(Client):

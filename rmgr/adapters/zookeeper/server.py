@@ -105,7 +105,7 @@ def four_letter(host: str, port: int, word: str, *, timeout_s: float = 2.0, tls:
     return b"".join(parts).decode("utf-8", "replace")
 
 
-# -- what a server does ---------------------------------------------------------------------------------------------------------
+# -- what a server does --------------------------------------------------------------------------------------------------------
 
 
 class ServerFinding(StrEnum):
@@ -252,7 +252,7 @@ def tls_sentence(error: ssl.SSLError) -> str:
     return "it does not speak TLS" if reason in {"wrong version number", "record layer failure"} else reason
 
 
-# -- a glance at a few znodes, for commands that only ask who leads -----------------------------------------------------------------
+# -- a glance at a few znodes, for commands that only ask who leads ------------------------------------------------------------
 
 
 _CONNECT = struct.Struct("!iqiqi16sB")  # protocol version, last zxid, timeout (ms), session, password, read only

@@ -10,7 +10,7 @@ from rmgr.cli.session.context import Session
 
 #: name -> (module:function, what it does). A command stands here when it exists.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("admin.join:init", "Make a cluster's authority, its daemons' credentials and the first user's"),
+    "init": ("admin.members:init", "Make a cluster's authority, its daemons' credentials and the first user's"),
     "init-store": ("admin.store:init_store", "Make the data store, or bring its schema to this release"),
     "add-node": ("admin.members:add_node", "Invite a machine: prints the one command to type there"),
     "add-user": ("admin.members:add_user", "Make credentials for a person"),

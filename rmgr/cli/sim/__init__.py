@@ -15,7 +15,7 @@ from rmgr.model.base.version import VERSION
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("sim.runs:run", "One workload under one policy: schedule and measures"),
     "sweep": ("sim.runs:sweep", "Policies x loads x seeds, in parallel; goes on where it was interrupted"),
-    "replay": ("sim.replay:replay", "A recorded log again: the same decisions, or another policy beside it"),
+    "replay": ("sim.runs:replay", "A recorded log again: the same decisions, or another policy beside it"),
     "calls": ("sim.paper:calls", "Calls to servers: which policy has the answers first (paper 004)"),
     "paper": ("sim.paper:paper", "A paper's experiments again: its values, ours, spread, verdict"),
     "plot": ("sim.runs:plot", "Pictures of runs and sweeps, PNG or SVG, without a display"),

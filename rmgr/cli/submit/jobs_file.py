@@ -28,8 +28,7 @@ from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import GlobalOption
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.submit.options import checked_options, with_directives
-from rmgr.cli.submit.submit import told_dry, write_dry
+from rmgr.cli.submit.submit import checked_options, told_dry, with_directives, write_dry
 from rmgr.cli.words.script import Script, read_script, refused, unset_slurm
 from rmgr.client.commands.job_lists import ListedJob, in_order, prepare_all, send_all
 from rmgr.client.commands.request import CommandRequest

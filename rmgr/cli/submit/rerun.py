@@ -15,7 +15,7 @@ from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.session.tables import find_one, positions_of
-from rmgr.cli.submit.options import SECTIONS, Afterwards, WorkRequest, checked_options, work_options_but
+from rmgr.cli.submit.submit import SECTIONS, Afterwards, WorkRequest, checked_options, work_options_but
 from rmgr.cli.words.params import WORK_EXITS, Parsed
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, UsageError
 from rmgr.model.base.states import LOSSES, Reason, State

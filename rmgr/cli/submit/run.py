@@ -15,8 +15,7 @@ from rmgr.cli.display.render import SCHEMA, STATE_STYLES, elapsed, emit, iso, js
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.submit.options import SECTIONS, WorkRequest, read_work, work_options
-from rmgr.cli.submit.submit import WORDS_AFTER_OPTIONS, has_dashes
+from rmgr.cli.submit.submit import SECTIONS, WORDS_AFTER_OPTIONS, WorkRequest, has_dashes, read_work, work_options
 from rmgr.cli.waiting import (
     PATIENCE_S,
     AwaitedSubmission,

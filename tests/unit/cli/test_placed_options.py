@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.cli.session.context import Session
-from rmgr.cli.submit.options import read_work
-from rmgr.cli.submit.submit import submit
+from rmgr.cli.submit.submit import read_work, submit
 from rmgr.cli.words.moments import parse_begin
 from rmgr.cli.words.params import parse_nodes
 from rmgr.client.commands.request import CommandOptions

@@ -8,8 +8,7 @@ import shlex
 import pytest
 
 from rmgr.cli.session.context import Session
-from rmgr.cli.submit.options import read_work
-from rmgr.cli.submit.submit import submit
+from rmgr.cli.submit.submit import read_work, submit
 from rmgr.cli.words import sbatch
 from rmgr.cli.words.sbatch import translated
 

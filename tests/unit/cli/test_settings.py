@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rmgr.cli.control.settings import differences, parse_settings, to_document, to_toml
-from rmgr.cli.submit.options import parse_env
+from rmgr.cli.submit.submit import parse_env
 from rmgr.cli.words.params import parse_after, parse_resource, parse_states
 from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.errors import ConfigError, UsageError
