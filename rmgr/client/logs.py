@@ -365,7 +365,7 @@ def claims_of(reach: NodeReach, number: int) -> list[NodeClaims]:
 
 
 def read_ended(
-    store: Store | None, number: int, position: int, attempt: int, stream: str, *, parts: int, rest: bytes, timeout_s: float = 30.0
+    store: Store | None, number: int, position: int, attempt: int, stream: str, *, parts: int, rest: bytes
 ) -> Iterator[bytes]:
     """One stream of an attempt from its beginning. A part that is gone (retention), or is none, is left out.
 
@@ -374,25 +374,25 @@ def read_ended(
     prefix, at = keys.logs_of(number, position, attempt, stream), 0
     while store is not None and at < parts:
         names = [keys.log(number, position, attempt, stream, part) for part in range(at, min(at + _PARTS_A_READ, parts))]
-        rows = rows_within(store, names, MOST_LOG_PART_BYTES, timeout_s=timeout_s)
+        rows = rows_within(store, names, MOST_LOG_PART_BYTES)
         yield from (rows[name] for name in names if name in rows)
         at += _PARTS_A_READ
         if not rows:  # who says that there are billions of parts sends nobody through all of them
-            at = _next_part(store, prefix, names[-1], timeout_s, none=parts)
+            at = _next_part(store, prefix, names[-1], none=parts)
     if rest:
         yield rest
 
 
-def read_part(store: Store, number: int, position: int, attempt: int, stream: str, part: int, *, timeout_s: float = 30.0) -> bytes:
+def read_part(store: Store, number: int, position: int, attempt: int, stream: str, part: int) -> bytes:
     """One part of a stream, b"" where it is gone, or is none. Raises: StoreUnavailable. Cost: one read."""
     row = keys.log(number, position, attempt, stream, part)
-    return rows_within(store, [row], MOST_LOG_PART_BYTES, timeout_s=timeout_s).get(row, b"")
+    return rows_within(store, [row], MOST_LOG_PART_BYTES).get(row, b"")
 
 
-def _next_part(store: Store, prefix: str, after: str, timeout_s: float, *, none: int) -> int:
+def _next_part(store: Store, prefix: str, after: str, *, none: int) -> int:
     """The number of the first part behind this key; `none`: there is no other."""
     length = len(after)
-    while names := store.keys(prefix, after=after, limit=_PARTS_A_READ, timeout_s=timeout_s):
+    while names := store.keys(prefix, after=after, limit=_PARTS_A_READ):
         for name in names:
             digits = name.removeprefix(prefix)
             if len(name) == length and digits.isascii() and digits.isdigit():
@@ -401,11 +401,11 @@ def _next_part(store: Store, prefix: str, after: str, timeout_s: float, *, none:
     return none
 
 
-def read_flushed(store: Store, number: int, position: int, attempt: int, stream: str, *, timeout_s: float = 30.0) -> Iterator[bytes]:
+def read_flushed(store: Store, number: int, position: int, attempt: int, stream: str) -> Iterator[bytes]:
     """What was flushed of an attempt whose end nobody told: it runs still, or died with its node."""
     prefix, after = keys.logs_of(number, position, attempt, stream), ""
-    while names := store.keys(prefix, after=after, limit=_PARTS_A_READ, timeout_s=timeout_s):
-        rows = rows_within(store, names, MOST_LOG_PART_BYTES, timeout_s=timeout_s)
+    while names := store.keys(prefix, after=after, limit=_PARTS_A_READ):
+        rows = rows_within(store, names, MOST_LOG_PART_BYTES)
         yield from (rows[name] for name in names if name in rows)
         after = names[-1]
 

@@ -55,8 +55,7 @@ class SeenKeys:
     It is bounded, and what it holds may be free again by now: who finds a key in it looks at the store.
     """
 
-    def __init__(self, most: int = MOST_SEEN) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._keys: dict[str, None] = {}
         self._lock = threading.Lock()
 
@@ -69,7 +68,7 @@ class SeenKeys:
             for key in keys:
                 self._keys.pop(key, None)
                 self._keys[key] = None
-            while len(self._keys) > self._most:
+            while len(self._keys) > MOST_SEEN:
                 del self._keys[next(iter(self._keys))]
 
     def forget(self, keys: Iterable[str]) -> None:

@@ -181,10 +181,10 @@ class Relay:
         choosing: the daemon. endpoint: of this gateway. bounds: what each user may have of it.
     """
 
-    def __init__(self, choosing: Choosing, *, bounds: Bounds | None = None, most: int = MAX_CALLS) -> None:
+    def __init__(self, choosing: Choosing, *, bounds: Bounds | None = None) -> None:
         self._choosing = choosing
         self._bounds = bounds or Bounds()
-        self._places = self._bounds.places("remote_calls", most)
+        self._places = self._bounds.places("remote_calls", MAX_CALLS)
         self._stalls = Stalls(STALLED_S, lambda: choosing.count("cut", "stalled"))
         self._changed = threading.Condition()
         self._changes = 0

@@ -197,9 +197,8 @@ _HINT = "nodetool describecluster shows which; then type the command again"
 class Ring:
     """The nodes that answer, for one who changes the schema."""
 
-    def __init__(self, connection: DriverConnection, *, agree_s: float = _AGREE_S) -> None:
+    def __init__(self, connection: DriverConnection) -> None:
         self._connection = connection
-        self._agree_s = agree_s
         self._coordinator = ""
         self._silent: set[str] = set()
 
@@ -219,7 +218,7 @@ class Ring:
     def change(self, cql: str) -> None:
         """Carries out a change of the schema and waits until all nodes that answer have it. Raises: `StoreUnavailable`."""
         self.patiently(lambda: self._connection.run(cql, timeout_s=_DDL_S, node=self._chosen()))
-        if not (dissenters := self._dissenters(self._agree_s)):
+        if not (dissenters := self._dissenters(_AGREE_S)):
             return
         for node in dissenters:
             self.patiently(lambda node=node: self._connection.run(cql, timeout_s=_DDL_S, node=node))  # type: ignore[misc]
@@ -238,14 +237,14 @@ class Ring:
         Raises: `StoreUnavailable` naming a node and what it lacks.
         """
         begun = time.monotonic()
-        mend_s = begun + self._agree_s
+        mend_s = begun + _AGREE_S
         while lacking := self.lacking(keyspace, tables):
             now = time.monotonic()
-            if now > begun + self._agree_s + _MEND_S:
+            if now > begun + _AGREE_S + _MEND_S:
                 node, names = next(iter(lacking.items()))
                 raise StoreUnavailable(f"Cassandra on {node} has no table {', '.join(names)} of keyspace {keyspace}", hint=_HINT)
             if now > mend_s:
-                mend_s = now + self._agree_s
+                mend_s = now + _AGREE_S
                 for node, names in lacking.items():
                     for name in names:
                         self.patiently(lambda cql=tables[name], node=node: self._connection.run(cql, timeout_s=_DDL_S, node=node))  # type: ignore[misc]

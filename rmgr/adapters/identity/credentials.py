@@ -158,9 +158,9 @@ class Credentials:
         signature: bytes = self._key.sign(data)
         return signature
 
-    def certified(self, pem: bytes, now_s: float | None = None) -> Certified:
+    def certified(self, pem: bytes) -> Certified:
         """Who another certificate of this cluster belongs to. Raises PermissionDenied."""
-        return verify_certificate(pem, self.ca_pem, now_s)
+        return verify_certificate(pem, self.ca_pem)
 
     def newest(self) -> Credentials:
         """The same holder's as the bundle has them now. Cost: a read of 1 KiB; 10 ms once they were renewed."""
@@ -175,9 +175,9 @@ class Credentials:
         """A file of the bundle, for libraries that want names (`ca.crt`, `tls.crt`, `tls.key`)."""
         return str(self.directory / name)
 
-    def days_left(self, now_s: float | None = None) -> float:
+    def days_left(self) -> float:
         """Until the first certificate ends."""
-        return (self.not_after_s - (time.time() if now_s is None else now_s)) / 86400.0
+        return (self.not_after_s - time.time()) / 86400.0
 
 
 def from_config(security: SecurityConfig, *, roles: tuple[Role, ...] = ()) -> Credentials | None:

@@ -90,7 +90,7 @@ class Certified:
 # -- making ----------------------------------------------------------------------------------------------------------------
 
 
-def make_ca(cluster: str = "", *, days: float = AUTHORITY_DAYS, now_s: float | None = None) -> Authority:
+def make_ca(cluster: str = "") -> Authority:
     """A new authority. cluster: the trust domain's name, "" = a random one."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -99,7 +99,7 @@ def make_ca(cluster: str = "", *, days: float = AUTHORITY_DAYS, now_s: float | N
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(cluster, "ca", cluster)
     builder = (
-        _builder(name, name, key.public_key(), days, now_s)
+        _builder(name, name, key.public_key(), AUTHORITY_DAYS, None)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

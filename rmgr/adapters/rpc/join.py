@@ -66,13 +66,13 @@ def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: fl
     return reply.name, Role(reply.role), reply.sealed.decode(), endpoint
 
 
-def renew(endpoints: Sequence[str], credentials: Credentials, generation: int, *, timeout_s: float = _TIMEOUT_S) -> tuple[int, str]:
+def renew(endpoints: Sequence[str], credentials: Credentials, generation: int) -> tuple[int, str]:
     """(generation, "role:secret"): the newest secret of our own role. Raises PermissionDenied, Unavailable."""
 
     def dial(endpoint: str) -> grpc.Channel:
         return open_channel(endpoint, credentials, Role.WATCHDOG, OPTIONS)
 
-    reply, _ = _ask(endpoints, dial, "Renew", join_pb2.RenewRequest(generation=generation), join_pb2.RenewReply, timeout_s)
+    reply, _ = _ask(endpoints, dial, "Renew", join_pb2.RenewRequest(generation=generation), join_pb2.RenewReply, _TIMEOUT_S)
     return int(reply.generation), str(reply.secret)
 
 

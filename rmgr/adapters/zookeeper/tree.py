@@ -82,14 +82,14 @@ def check_tree(coordinator: ZkCoordinator, *, mend: bool = False, limit: int = 0
     return report
 
 
-def secure_tree(coordinator: ZkCoordinator, *, timeout_s: float = 10.0) -> TreeReport:
+def secure_tree(coordinator: ZkCoordinator) -> TreeReport:
     """What a WatchDog does before it serves: one look at the first level, and the whole tree is mended if that deviates.
 
     Raises: as `check_tree`.
     """
     report = TreeReport()
-    _look_at(coordinator, ["/", paths.META, paths.IDS, paths.CONFIG, *paths.SKELETON], report, mend=False, timeout_s=timeout_s)
-    return check_tree(coordinator, mend=True, timeout_s=timeout_s) if report.deviations or report.hidden else report
+    _look_at(coordinator, ["/", paths.META, paths.IDS, paths.CONFIG, *paths.SKELETON], report, mend=False, timeout_s=_TIMEOUT_S)
+    return check_tree(coordinator, mend=True) if report.deviations or report.hidden else report
 
 
 def _look_at(coordinator: ZkCoordinator, batch: list[str], report: TreeReport, *, mend: bool, timeout_s: float) -> None:

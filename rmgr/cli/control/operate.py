@@ -16,8 +16,8 @@ from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.session.tables import positions_of
-from rmgr.cli.words.params import DURATION_US, nearest, parse_nodes
+from rmgr.cli.session.tables import named_nodes, positions_of
+from rmgr.cli.words.params import DURATION_US, nearest
 from rmgr.cli.words.selectors import parse_one, resolve
 from rmgr.errors import NotFound, RmgrError, StateConflict
 from rmgr.model.base.states import State
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rmgr.model.tasks.array import Array
     from rmgr.model.tasks.request import StopRequest
     from rmgr.model.tasks.submission import Submission
-    from rmgr.model.views import NodeView, TaskView
+    from rmgr.model.views import TaskView
     from rmgr.submitter.questions import MoveTask, VacateNode
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
@@ -94,16 +94,6 @@ def resume(session: Session, nodes: tuple[str, ...]) -> None:
         if not session.json:
             sys.stdout.write(f"{node} takes work again\n" if was_drained else f"{node} was not drained\n")
     _answer(session, names, {node: {} for node in names})
-
-
-def named_nodes(words: Sequence[str], found: Sequence[NodeView]) -> list[str]:
-    """The nodes that `n1`, `n1,n2` or `n[1-3]` name, each once. Raises: UsageError; NotFound for one that is not there."""
-    names = list(dict.fromkeys(name for word in words for name in parse_nodes(word)))
-    known = {node.id for node in found}
-    for name in names:
-        if name not in known:  # the nearest one is named
-            raise NotFound(f"there is no node {name!r}", hint=nearest("node", name, known, listed_by="rmgr nodes").hint)
-    return names
 
 
 def _answer(session: Session, names: Sequence[str], more: dict[str, dict[str, Any]]) -> None:
@@ -317,16 +307,6 @@ def resume_node(session: Session, node: str) -> bool:
         return False
     for_operators(session, "resuming a node")
     return session.ask(ResumeNode(node=node))
-
-
-def forget_node(session: Session, name: str) -> None:
-    """No screen shows the node any more; a Starter that registers it anew brings it back.
-
-    Raises: StateConflict unless it is stopped, empty and (in a secured cluster) revoked; PermissionDenied unless ZooKeeper lets him.
-    """
-    from rmgr.submitter.questions import ForgetNode
-
-    session.ask(ForgetNode(node=name))
 
 
 def for_operators(session: Session, what: str) -> None:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from rmgr.cli.control.operate import named_nodes
 from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.render import Column, Layout, clock, elapsed, emit, folded, here, now_us, paint, printable, table, told_counts
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.session.tables import draw, table_options
+from rmgr.cli.session.tables import draw, named_nodes, table_options
 from rmgr.errors import NotFound, RmgrError, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted, format_duration, format_size, spanned
@@ -106,13 +105,14 @@ def _draw_work(session: Session, names: set[str]) -> None:
 
 
 def _forget(session: Session, names: tuple[str, ...]) -> None:
-    from rmgr.cli.control.operate import forget_node
+    """No screen shows these nodes any more; a Starter that registers one anew brings it back."""
+    from rmgr.submitter.questions import ForgetNode
 
     if not names:
         raise UsageError("--forget needs the names of nodes", hint="rmgr nodes --forget n7")
     wanted = named_nodes(names, session.query().nodes())
     for name in wanted:
-        forget_node(session, name)
+        session.ask(ForgetNode(node=name))
         if not session.json:
             sys.stdout.write(f"{name} is forgotten\n")
     if session.query().has_leader():

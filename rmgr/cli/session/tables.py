@@ -11,13 +11,14 @@ import click
 
 from rmgr.cli.display.render import Layout, clock, columns_of_terminal, now_us, paint
 from rmgr.cli.session.context import Session
-from rmgr.cli.words.params import STATES
+from rmgr.cli.words.params import STATES, nearest, parse_nodes
 from rmgr.cli.words.selectors import Filter
 from rmgr.errors import NotFound
 from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
     from rmgr.cli.words.selectors import Target
+    from rmgr.model.views import NodeView
 
 _INTERVAL_S = 2.0
 
@@ -78,7 +79,7 @@ def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
         return
 
 
-# -- words and numbers that people use (`last`, `42_7`, the array index), and the positions that the protocol knows ------------
+# -- words and numbers that people use (`last`, `42_7`, `n[1-3]`, the array index), and what the protocol knows ----------------
 
 
 def find_one(session: Session, word: str) -> Target:
@@ -90,6 +91,16 @@ def find_one(session: Session, word: str) -> Target:
         number = selection.named[0]
         return resolve(selection, [session.query().job(number)], me=session.me)[0]
     return resolve(selection, session.query().jobs(ended=True, user=session.me), me=session.me)[0]
+
+
+def named_nodes(words: Sequence[str], found: Sequence[NodeView]) -> list[str]:
+    """The nodes that `n1`, `n1,n2` or `n[1-3]` name, each once. Raises: UsageError; NotFound for one that is not there."""
+    names = list(dict.fromkeys(name for word in words for name in parse_nodes(word)))
+    known = {node.id for node in found}
+    for name in names:
+        if name not in known:  # the nearest one is named
+            raise NotFound(f"there is no node {name!r}", hint=nearest("node", name, known, listed_by="rmgr nodes").hint)
+    return names
 
 
 def positions_of(session: Session, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:

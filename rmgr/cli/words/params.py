@@ -85,15 +85,14 @@ def nearest(kind: str, given: str, known: Iterable[str], *, listed_by: str = "")
     return UsageError(f"there is no {kind} {given!r}", hint=f"{told}  ({listed_by} lists them)" if listed_by else told)
 
 
-def one_of(kind: str, known: Iterable[str], *, upper: bool = False) -> Parsed:
+def one_of(kind: str, known: Iterable[str]) -> Parsed:
     """One of some names, with a suggestion when it is none of them."""
     names = tuple(known)
 
     def read(text: str) -> str:
-        given = text.upper() if upper else text
-        if given not in names:
-            raise nearest(kind, given, names)
-        return given
+        if text not in names:
+            raise nearest(kind, text, names)
+        return text
 
     return Parsed(kind, read)
 
