@@ -202,6 +202,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "security": SecurityConfig,
     "log": LogConfig,
 }
+_SHOWS = "rmgr config show prints valid ones"
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 #: What a server of calls tells its functions.
 _NO_SETTING = "RMGR_SERVER_LIFE"
@@ -303,7 +304,7 @@ def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
     except UNREADABLE_TEXT as error:
         raise ConfigError(f"{path}: not valid TOML: {error}", hint="rmgr config check FILE") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="name another one: --config FILE or RMGR_CONFIG") from error
     for section, table in document.items():
         kind = _SECTIONS.get(section)
         if kind is None or not isinstance(table, dict):
@@ -373,10 +374,10 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
     except ValueError as error:
         if hint not in {int, float} or isinstance(error, UsageError):
             raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
-        raise ConfigError(f"{where}: {key} = {value!r} is not valid: a {'whole ' * (hint is int)}number is needed") from None
+        raise ConfigError(f"{where}: {key} = {value!r} is not valid: a {'whole ' * (hint is int)}number is needed", hint=_SHOWS) from None
     except (TypeError, OverflowError, UsageError) as error:
         raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
-    raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected")
+    raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected", hint=_SHOWS)
 
 
 def _refuse_calls(partition: str) -> None:

@@ -36,6 +36,9 @@ _MOST_TOLD = 8
 _NPY = b"\x93NUMPY"
 #: Of a .npy file, before its numbers.
 _MOST_HEADER = 64 * 1024
+#: What to type instead.
+_SPLIT = "split it over several calls, or keep it where the servers read it"
+_TYPED = {"int": "a whole number, as 42", "float": "a number, as 0.5", "str": "text in UTF-8", "bytes": "any bytes, or @FILE"}
 _OUTPUT = "where an output goes: arrays as .npy, all else as it is; once for each, in order"
 
 
@@ -276,7 +279,7 @@ def _value(argument: Argument, word: str) -> Any:
             case _:
                 return float(word)
     except ValueError:
-        raise UsageError(f"{argument.name} = {word!r} is not {argument.type}") from None
+        raise UsageError(f"{argument.name} = {word!r} is not {argument.type}", hint=_TYPED[argument.type]) from None
 
 
 def _array(name: str, word: str) -> Any:
@@ -287,7 +290,7 @@ def _array(name: str, word: str) -> Any:
     how = "numpy.save(FILE, array) writes one"
     try:
         if os.stat(word).st_size > MAX_BYTES + _MOST_HEADER:
-            raise UsageError(f"{name}: {word} has more than the {MAX_BYTES:,} bytes that an argument may have")
+            raise UsageError(f"{name}: {word} has more than the {MAX_BYTES:,} bytes that an argument may have", hint=_SPLIT)
         with open(word, "rb") as file:  # read whole: a mapped file that shrinks would end this process
             readable: Any = file if Path(word).is_file() else io.BytesIO(_bounded(file, word))
             if (magic := readable.read(len(_NPY))) != _NPY:
@@ -312,7 +315,7 @@ def _file(path: str) -> bytes:
         with open(path, "rb") as file:
             return _bounded(file, path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="@FILE is a file of this machine that you may read") from None
 
 
 def _bounded(file: BinaryIO, name: str) -> bytes:
@@ -323,7 +326,7 @@ def _bounded(file: BinaryIO, name: str) -> bytes:
     while len(data) <= MAX_BYTES and (piece := file.read(1 << 20)):
         data += piece
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{name} has more than the {MAX_BYTES:,} bytes that an argument may have")
+        raise UsageError(f"{name} has more than the {MAX_BYTES:,} bytes that an argument may have", hint=_SPLIT)
     return bytes(data)
 
 
@@ -341,7 +344,7 @@ def _explain(session: Session, caller: Caller, interface: Interface, given: Sequ
         try:
             sizes[name] = json.loads(text)
         except ValueError:
-            raise UsageError(f"--{name} {text}: a number is needed") from None
+            raise UsageError(f"--{name} {text}: a number is needed", hint=f"as in: --{name} 1000") from None
         if name not in interface.sizes:
             raise UsageError(f"{interface.key} has no size {name}", hint=f"sizes: {', '.join(interface.sizes) or 'none'}")
     interface.cost(sizes)  # says what is missing

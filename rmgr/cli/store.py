@@ -231,9 +231,9 @@ def du(session: Session, prefix: str, everything: bool, by_user: bool) -> None:
     """Counts values and their bytes."""
 
     if (everything or by_user) and prefix:
-        raise UsageError("--all and --by-user go without a prefix")
+        raise UsageError("--all and --by-user go without a prefix", hint=f"rmgr store du {prefix}   counts those; or leave {prefix} out")
     if everything and by_user:
-        raise UsageError("one of --all and --by-user")
+        raise UsageError("one of --all and --by-user", hint="rmgr store du --by-user counts the rows of rmgr, too, by whose they are")
     with open_values(session) as opened:
         if everything:
             rows = usage_by_family(opened)
@@ -573,13 +573,14 @@ def find(opened: Opened, key: str) -> FoundValue:
         row = opened.locate(key, pointer)
         head = opened.store.head(row, timeout_s=opened.timeout_s)
         if head is None:
-            raise DataLost(f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})")
+            told = f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})"
+            raise DataLost(told, hint=f"rmgr rerun {pointer.sub} --lost")
     size, encoding = head
 
     def parts() -> Iterator[bytes]:
         stream = opened.store.stream(row, timeout_s=opened.timeout_s)
         if stream is None:
-            raise NotFound(f"the value {key!r} was deleted just now")
+            raise NotFound(f"the value {key!r} was deleted just now", hint="rmgr store ls lists what is there")
         return stream
 
     return FoundValue(key=key, size=size, encoding=encoding, parts=parts)
@@ -592,7 +593,7 @@ def _find_owned(opened: Opened, key: str) -> FoundValue:
     def parts() -> Iterator[bytes]:
         stream = opened.store.stream(row, timeout_s=opened.timeout_s)
         if stream is None:
-            raise NotFound(f"the value {key!r} was deleted just now")
+            raise NotFound(f"the value {key!r} was deleted just now", hint="rmgr store ls lists what is there")
         digest = hashlib.sha256()
         for part in stream:
             digest.update(part)
@@ -622,7 +623,7 @@ def write_file(found: FoundValue, target: Path) -> int:
     try:
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}") from None
+        raise UsageError(f"cannot write {target}: {error.strerror}", hint="-o FILE, in a directory that is there and yours") from None
     size = 0
     try:
         with open(descriptor, "wb") as out:

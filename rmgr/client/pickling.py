@@ -43,6 +43,7 @@ _PLAIN = frozenset({bytes, str, int, float, bool, type(None), bytearray})
 _WORTH_A_LOOK = 64 * 1024
 #: What unpickling raises, which runs code of users; Ctrl-C is another's word.
 RAISED = (Exception, SystemExit, GeneratorExit)
+_PLAIN_DATA = "pass plain data, or a key in the data store; open files, locks and connections cannot travel"
 _NO_ARGUMENTS = pickle.dumps(((), {}), PROTOCOL)
 #: Plain functions whose pickle is remembered, and hashes known to be in the store.
 _MAX_FUNCTIONS = 256
@@ -92,10 +93,10 @@ def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: s
     except Exception as error:  # noqa: BLE001 - as above
         for name, value in named:
             if (why := _why_not(value)) is not None:
-                hint = "pass plain data, or a key in the data store; open files, locks and connections cannot travel"
                 told = f"{name} of {function}, a {type(value).__qualname__}, cannot be pickled: {_told(why)}"
-                raise PickleFailed(told, hint=_hint(why, hint)) from None
-        raise PickleFailed(f"the arguments of {function} cannot be pickled: {type(error).__name__}: {error}") from None
+                raise PickleFailed(told, hint=_hint(why, _PLAIN_DATA)) from None
+        told = f"the arguments of {function} cannot be pickled: {type(error).__name__}: {error}"
+        raise PickleFailed(told, hint=_PLAIN_DATA) from None
 
 
 def dump_function(function: Callable[..., Any]) -> tuple[bytes, program.Snapshot]:
@@ -314,7 +315,8 @@ def pack(module: ModuleType | str) -> bytes:
         try:
             module = importlib.import_module(module)
         except ImportError as error:
-            raise UsageError(f"the module {module!r} cannot be shipped: it cannot be imported here: {error}") from error
+            told = f"the module {module!r} cannot be shipped: it cannot be imported here: {error}"
+            raise UsageError(told, hint="install it here, or leave it out of modules=[...]") from error
     if not isinstance(module, ModuleType):
         raise UsageError(f"{module!r} is not a module", hint="modules=[mypackage], or its name")
     name = module.__name__
@@ -360,5 +362,6 @@ def _files(module: ModuleType) -> Iterator[tuple[Path, str]]:
     if not hasattr(module, "__path__"):
         source = getattr(module, "__file__", None)
         if not source or not source.endswith((".py", *importlib.machinery.EXTENSION_SUFFIXES)):
-            raise UsageError(f"the module {module.__name__} cannot be shipped: it has no source file")
+            told = f"the module {module.__name__} cannot be shipped: it has no source file"
+            raise UsageError(told, hint="install it where the work runs")
         yield Path(source), Path(source).name

@@ -366,7 +366,7 @@ class TaskQueue:
         if not iterables:
             raise UsageError("map needs at least one iterable", hint="queue.map(function, range(1000))")
         if chunksize < 1:
-            raise UsageError(f"chunksize = {chunksize} is not a number from 1")
+            raise UsageError(f"chunksize = {chunksize} is not a number from 1", hint="leave it out: tasks travel in blocks anyway")
         spec = self._plain
         if function is not None:
             digest = function if isinstance(function, str) else self.connection.functions.register(function)
@@ -401,7 +401,7 @@ class TaskQueue:
         spec = self._specs.get(key)
         if spec is None:
             if retries < 0:
-                raise UsageError(f"retries = {retries} is negative")
+                raise UsageError(f"retries = {retries} is negative", hint="retries=0: it runs once")
             self._specs = {kept: spec for kept, spec in self._specs.items() if kept[0] == digest}
             spec = self._specs[key] = TaskSpec(function=digest, resubmit=resubmit, retries=retries, keyed=keyed)
         return spec
@@ -688,7 +688,7 @@ def check_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Raises UsageError for keys that cannot be, and for an output key that stands twice."""
     written, _ = set(map(check_new_key, outputs)), [check_user_key(key) for key in inputs]
     if len(written) != len(outputs):
-        raise UsageError(f"an output key stands twice in {list(outputs)}")
+        raise UsageError(f"an output key stands twice in {list(outputs)}", hint="each output has a key of its own")
     if len(inputs) + len(outputs) > MAX_KEYS:
         told = f"a task has {len(inputs):,} input keys and {len(outputs):,} output keys; {MAX_KEYS:,} together are the limit"
         raise UsageError(told, hint="several values under one key, or more tasks")

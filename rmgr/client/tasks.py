@@ -22,6 +22,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
 from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import counted
 from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Submission
 from rmgr.procedures.admission import admit
@@ -325,8 +326,8 @@ class Tasks:
     def future(self, index: int) -> Future:
         """A future of a task that exists. Raises NotFound."""
         handle = self.opened()
-        if not 0 <= index < max(handle.next_index, handle.progress.total):
-            raise NotFound(f"there is no task {self.number}_{index}")
+        if not 0 <= index < (count := max(handle.next_index, handle.progress.total)):
+            raise NotFound(f"there is no task {self.number}_{index}", hint=f"it has {counted(count, 'task')}, counted from 0")
         with self._keeping:
             settled = self._kept.get(index) if self._kept is not None else None
             if settled is None:

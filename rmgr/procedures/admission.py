@@ -144,7 +144,9 @@ def _check_cap(request: Request, user: str, settings: ClusterSettings) -> None:
 def _check_priority(priority: int, queue: QueueSpec) -> None:
     most = min(queue.max_priority, PRIORITY_RANGE)
     if not -PRIORITY_RANGE <= priority <= most:
-        raise UsageError(f"priority {priority} is not between {-PRIORITY_RANGE} and {most} (queue {queue.name})")
+        nearest = min(max(priority, -PRIORITY_RANGE), most)
+        told = f"priority {priority} is not between {-PRIORITY_RANGE} and {most} (queue {queue.name})"
+        raise UsageError(told, hint=f"--priority {nearest}, or another queue: rmgr queues")
 
 
 def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = "") -> QueueSpec:

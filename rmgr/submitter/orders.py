@@ -304,7 +304,7 @@ def _apply(on: Answers, question: q.ApplySettings, timeout_s: float) -> None:
 def publish(on: Answers, question: q.PublishCertificate, timeout_s: float) -> None:
     """IDENTIFY: of the key that the connection of who asks has shown, and of no other."""
     if on.certify is None:
-        raise PermissionDenied("IDENTIFY: nobody signs in an open cluster")
+        raise PermissionDenied("IDENTIFY: nobody signs in an open cluster", hint="without [security] dir (RMGR_SECURITY_DIR)")
     key_id, pem = on.certify(question.pem)
     if on.own_key and key_id != on.own_key:
         raise PermissionDenied("IDENTIFY: that is not the certificate of your own key", hint="every gateway publishes its own")

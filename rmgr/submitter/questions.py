@@ -572,17 +572,19 @@ def encode_question(question: Question[Any]) -> bytes:
     """Raises RequestTooLarge."""
     data = _encoder.encode(question)
     if len(data) > MAX_QUESTION_BYTES:
-        raise RequestTooLarge(f"{type(question).__name__}: {len(data)} bytes are asked at once, at most {MAX_QUESTION_BYTES} may be")
+        told = f"{type(question).__name__}: {len(data)} bytes are asked at once, at most {MAX_QUESTION_BYTES} may be"
+        raise RequestTooLarge(told, hint="name fewer at once")
     return data
 
 
 def decode_question(data: bytes) -> Question[Any]:
     """Whatever somebody has sent. Raises UsageError, RequestTooLarge; nothing else."""
     if len(data) > MAX_QUESTION_BYTES:
-        raise RequestTooLarge(f"a question has {len(data)} bytes, at most {MAX_QUESTION_BYTES} may be asked at once")
+        told = f"a question has {len(data)} bytes, at most {MAX_QUESTION_BYTES} may be asked at once"
+        raise RequestTooLarge(told, hint="name fewer at once")
     try:
         if is_deep(unpack(_plain.decode, data, _QUESTION_VALUES)):
-            raise UsageError("a question is nested too deep")
+            raise UsageError("a question is nested too deep", hint="rmgr version, here and where the gateway runs")
         return cast(Question[Any], unpack(msgpack_decoder(_any_question()).decode, data, _QUESTION_VALUES))
     except msgspec.DecodeError as error:
         raise UsageError(f"a question cannot be read: {cut(error)}", hint="rmgr version, here and where the gateway runs") from None

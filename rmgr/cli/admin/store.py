@@ -67,17 +67,16 @@ def init_store(
     if not url:
         raise NotConnected("no data store is configured", hint="name it: --store cassandra://host1,host2/rmgr or RMGR_STORE")
     if accept_loss and dry_run:
-        raise UsageError("--accept-loss changes the store; it has no --dry-run")
+        raise UsageError("--accept-loss changes the store; it has no --dry-run", hint="leave out one of them")
     if url.startswith("cassandra:"):
         if not dry_run:
             _as_who_may_lock(session, authority)
         _cassandra(session, url, replication_factor, dry_run=dry_run, force=force)
-    elif url.startswith("sqlite:"):
-        if replication_factor or force:
-            raise UsageError("a SQLite store is one file: it has no replication factor")
-        _sqlite(session, url, dry_run=dry_run)
     else:
-        raise UsageError(f"{url!r} needs no preparation")
+        if replication_factor or force:
+            hint = "leave out --replication-factor and --force; Cassandra has copies: --store cassandra://HOST1,HOST2/KEYSPACE"
+            raise UsageError("a SQLite store is one file: it has no replication factor", hint=hint)
+        _sqlite(session, url, dry_run=dry_run)
     if accept_loss:
         _accept_loss(session, url)
 
@@ -173,7 +172,7 @@ def _sqlite(session: Session, url: str, *, dry_run: bool) -> None:
         problem = store.health()
         store.close()
     if problem:
-        raise StoreUnavailable(f"{url} cannot be used: {problem}")
+        raise StoreUnavailable(f"{url} cannot be used: {problem}", hint="rmgr doctor looks closer")
     if session.json:
         emit({"store": url, "dry_run": dry_run})
     elif not dry_run:

@@ -309,9 +309,11 @@ def _queue(queue: str, table: Any, text: str, name: str) -> QueueSpec:
     check_queue_policy(spec, f"{name}:{line_of(text, 'policy', section)}")
     for key in ("default_priority", "max_priority"):
         if not -PRIORITY_RANGE <= getattr(spec, key) <= PRIORITY_RANGE:
-            raise ConfigError(f"{name}:{line_of(text, key, section)}: {key} is between -{PRIORITY_RANGE} and {PRIORITY_RANGE}")
+            where = f"{name}:{line_of(text, key, section)}"
+            raise ConfigError(f"{where}: {key} is between -{PRIORITY_RANGE} and {PRIORITY_RANGE}", hint=f"{key} = 0")
     if spec.max_time_us and spec.default_time_us > spec.max_time_us:
-        raise ConfigError(f"{name}:{line_of(text, 'default_time', section)}: default_time is above max_time of queue {queue}")
+        where = f"{name}:{line_of(text, 'default_time', section)}"
+        raise ConfigError(f"{where}: default_time is above max_time of queue {queue}", hint="a shorter default_time, or a longer max_time")
     return spec
 
 

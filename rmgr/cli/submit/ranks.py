@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rmgr.runner.ranks.client import OwnAllocation
 
 _SETTINGS = {"allow_interspersed_args": False}
+_INSIDE = "in the script of a placed job: rmgr submit -q QUEUE -n 4 -- rmgr run ./solver"
 
 
 def _of_the_job(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -80,7 +81,7 @@ def ranks(
             _check_shape(rank_client.OwnAllocation.of(os.environ), processes, nodes, cores)
         code = rank_client.run(words, processes=processes or 0, label=label, kill_on_bad_exit=kill_on_bad_exit)
     except rank_client.NotInJob as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error), hint=_INSIDE) from None
     raise WorkEnded(code)
 
 
@@ -93,5 +94,5 @@ def agent(session: Session, words: tuple[str, ...]) -> None:  # noqa: ARG001
     try:
         code = rank_client.agent(words)
     except rank_client.NotInJob as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error), hint=_INSIDE) from None
     raise WorkEnded(code)

@@ -474,7 +474,8 @@ def ship_uploads(reach: Reach, names: Sequence[str]) -> tuple[Upload, ...]:
             else:
                 raise UsageError(f"--upload: there is no file or directory {name}", hint="paths are those of this machine")
         except OSError as error:
-            raise UsageError(f"--upload: {error.filename or name} cannot be read: {error.strerror}") from None
+            told = f"--upload: {error.filename or name} cannot be read: {error.strerror}"
+            raise UsageError(told, hint="whoever submits must be able to read all of it") from None
     if len({upload.name for upload in uploads}) != len(uploads):
         raise UsageError("--upload: two of them have the same name", hint="put them into one directory and upload that")
     return tuple(uploads)

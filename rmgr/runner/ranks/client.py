@@ -54,7 +54,9 @@ class OwnAllocation(NamedTuple):
                 lines = [line.split() for line in file if line.strip()]
             shares = tuple((line[0], int(line[1].removeprefix("slots="))) for line in lines)
             return cls(here=environ["RMGR_NODE"], shares=shares, door=environ["RMGR_RANKS"])
-        except (KeyError, OSError, IndexError, ValueError) as error:
+        except KeyError as error:
+            raise NotInJob(f"this is not the script of a placed job: {error.args[0]} is not set") from None
+        except (OSError, IndexError, ValueError) as error:
             raise NotInJob(f"this is not the script of a placed job: {error}") from None
 
     @property

@@ -58,6 +58,11 @@ pytestmark = pytest.mark.usefixtures("live")
         (["job", "cancel", "7"], 2, "did you mean: rmgr cancel 7"),
         (["top"], 2, "did you mean: rmgr jobs --watch"),
         (["reprot"], 2, "did you mean: rmgr report"),
+        (["store", "du", "--all", "out/"], 2, "rmgr store du out/"),
+        (["store", "du", "--all", "--by-user"], 2, "--by-user counts the rows of rmgr, too"),
+        (["store", "put", "x", "/nonexistent/file"], 2, "/nonexistent/file"),
+        (["agent", "n1", "hostname"], 2, "this is not the script of a placed job: RMGR_HOSTFILE is not set"),
+        (["agent", "n1", "hostname"], 2, "rmgr submit -q QUEUE -n 4 -- rmgr run ./solver"),
     ],
 )
 def test_it_is_answered_with_what_helps(sh: Shell, words: list[str], code: int, told: str) -> None:

@@ -36,6 +36,7 @@ def test_a_sqlite_store_is_made_and_found_again(tmp_path: Path, capsys: pytest.C
     [
         (["admin", "init-store"], 5, "no data store is configured"),
         (["--store", "sqlite:/x/y.db", "admin", "init-store", "--replication-factor", "3"], 2, "no replication factor"),
+        (["--store", "sqlite:/x/y.db", "admin", "init-store", "--accept-loss", "--dry-run"], 2, "leave out one of them"),
         (["--store", "cassandra://h/ks?user=me&password=geheim", "admin", "init-store"], 2, "cannot hold a password"),
         (["--store", "cassandra://127.0.0.1:1/ks", "admin", "init-store"], 5, "no ZooKeeper is configured"),
         (["--store", "cassandra://127.0.0.1:1/ks", "admin", "init-store", "--dry-run", "--timeout", "1s"], 5, "does not answer"),
