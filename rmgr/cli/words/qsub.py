@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from rmgr.cli.words.sbatch import NO_MAIL, Unlike
+from rmgr.cli.words.sbatch import NO_MAIL, Unlike, translate
 from rmgr.cli.words.script import PBS
 from rmgr.errors import UsageError
 from rmgr.model.base.units import parse_duration_us
@@ -45,25 +45,12 @@ class _Asked:
 
 def translated(lines: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, str]]]:
     """(the options of each `#PBS` line as they are here, what has no equal: how it was written, why and what to type instead)."""
-    without: list[tuple[str, str]] = []
-    read: list[list[_Given]] = []
-    for line in lines:
-        try:
-            words = shlex.split(re.split(r"\s#", line.removeprefix(PBS), maxsplit=1)[0])
-            read.append([item for given in _options(words) for item in _apart(given)])
-        except ValueError as error:
-            read.append([])
-            without.append((line, f"it cannot be read: {error}"))
-    asked = _Asked.by([item for items in read for item in items])
-    out: list[list[str]] = []
-    for items in read:
-        out.append([])
-        for item in items:
-            try:
-                out[-1] += _said(item, asked)
-            except Unlike as why:
-                without.append((str(item), str(why)))
-    return out, without
+
+    def read(line: str) -> Iterator[_Given]:
+        for given in _options(shlex.split(re.split(r"\s#", line.removeprefix(PBS), maxsplit=1)[0])):
+            yield from _apart(given)
+
+    return translate(lines, read, _Asked.by, _said)
 
 
 def said(name: str, value: str | None) -> list[str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rmgr.cli.words.params import parse_nodes
 from rmgr.cli.words.script import SBATCH
@@ -18,6 +18,9 @@ from rmgr.errors import UsageError
 from rmgr.model.base.units import parse_duration_us
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import PRIORITY_RANGE
+
+G = TypeVar("G")
+A = TypeVar("A")
 
 
 class Unlike(Exception):
@@ -81,21 +84,31 @@ class _Asked:
 
 def translated(lines: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, str]]]:
     """(the options of each `#SBATCH` line as they are here, what has no equal: how it was written, why and what to type instead)."""
+    return translate(lines, lambda line: _options(shlex.split(line.removeprefix(SBATCH), comments=True)), _Asked.by, _said)
+
+
+def translate(
+    lines: Sequence[str], read: Callable[[str], Iterable[G]], asked_by: Callable[[Sequence[G]], A], said: Callable[[G, A], list[str]]
+) -> tuple[list[list[str]], list[tuple[str, str]]]:
+    """As `translated`, of another system too.
+
+    Args: read: the options of a line; raises ValueError. asked_by: what all of them ask for together. said: one option here; raises Unlike.
+    """
     without: list[tuple[str, str]] = []
-    read: list[list[_Given]] = []
+    given: list[list[G]] = []
     for line in lines:
         try:
-            read.append(list(_options(shlex.split(line.removeprefix(SBATCH), comments=True))))
+            given.append(list(read(line)))
         except ValueError as error:
-            read.append([])
+            given.append([])
             without.append((line, f"it cannot be read: {error}"))
-    asked = _Asked.by([item for items in read for item in items])
+    asked = asked_by([item for items in given for item in items])
     out: list[list[str]] = []
-    for items in read:
+    for items in given:
         out.append([])
         for item in items:
             try:
-                out[-1] += _said(item, asked)
+                out[-1] += said(item, asked)
             except Unlike as why:
                 without.append((str(item), str(why)))
     return out, without
