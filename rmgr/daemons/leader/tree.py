@@ -315,13 +315,15 @@ class WatchedCache(Generic[C]):
 
     Args:
         ask: `tree.get` or `tree.children` (see `data_of`, `names_below`).
-        changed: called after each read whose value differs from the one before, and after the first; after the next, too, when it raised.
+        changed: called, with `about`, after each read whose value differs from the one before, and after the first; after the next, too,
+            when it raised.
     Attributes: pace_s: least time between two reads. is_watched: False: no more watches are set.
     asked_s: when the read of `value` was sent.
     is_chatty: `changed` is called after every read: what came and went between two reads leaves no difference.
     """
 
     __slots__ = (
+        "_about",
         "_armed",
         "_ask",
         "_changed",
@@ -340,13 +342,16 @@ class WatchedCache(Generic[C]):
         "value",
     )
 
-    def __init__(self, tree: LeaderTree, ask: Callable[..., Future[C | None]], path: str, changed: Thunk) -> None:
+    def __init__(
+        self, tree: LeaderTree, ask: Callable[..., Future[C | None]], path: str, changed: Callable[[*Ts], object], *about: *Ts
+    ) -> None:
         self.path = path
         self.value: C | None = None
         self.is_known = False
         self._tree = tree
         self._ask: Callable[..., Future[C | None]] = ask
-        self._changed: Thunk | None = changed
+        self._changed: Callable[..., object] | None = changed
+        self._about = about
         self.is_chatty = False
         self.is_watched = True
         self.pace_s = 0.0
@@ -411,7 +416,7 @@ class WatchedCache(Generic[C]):
             self._stale = False
             self.refresh()
         if self._is_owed:
-            self._changed()
+            self._changed(*self._about)
             self._is_owed = False
 
     def _failed(self) -> None:
@@ -427,14 +432,14 @@ class WatchedCache(Generic[C]):
             self._timer = None
 
 
-def data_of(tree: LeaderTree, path: str, changed: Thunk) -> WatchedCache[Stamped]:
+def data_of(tree: LeaderTree, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[Stamped]:
     """A cache of the data and stat of a znode."""
-    return WatchedCache(tree, tree.get, path, changed)
+    return WatchedCache(tree, tree.get, path, changed, *about)
 
 
-def names_below(tree: LeaderTree, path: str, changed: Thunk) -> WatchedCache[list[str]]:
+def names_below(tree: LeaderTree, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[list[str]]:
     """A cache of the names of the children of a znode."""
-    return WatchedCache(tree, tree.children, path, changed)
+    return WatchedCache(tree, tree.children, path, changed, *about)
 
 
 class WatchedChildren:
@@ -467,7 +472,7 @@ class WatchedChildren:
         for name in sorted(there):
             cache = self._children.get(name)
             if cache is None:
-                cache = self._children[name] = self._mirror.data(f"{self._path}/{name}", partial(self._take, name))
+                cache = self._children[name] = self._mirror.data(f"{self._path}/{name}", self._take, name)
                 cache.refresh()
             elif cache.is_known and cache.value is None:  # made anew between two readings of the list
                 cache.refresh()
@@ -495,13 +500,13 @@ class Mirror:
         self._caches: list[WatchedCache[Any]] = []
         self._below: dict[str, WatchedChildren] = {}
 
-    def data(self, path: str, changed: Thunk) -> WatchedCache[Stamped]:
+    def data(self, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[Stamped]:
         """The data of a znode; read first when it is refreshed."""
-        return self._kept(data_of(self._tree, path, changed))
+        return self._kept(data_of(self._tree, path, changed, *about))
 
-    def names(self, path: str, changed: Thunk) -> WatchedCache[list[str]]:
+    def names(self, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[list[str]]:
         """The names of the children of a znode; read first when it is refreshed."""
-        return self._kept(names_below(self._tree, path, changed))
+        return self._kept(names_below(self._tree, path, changed, *about))
 
     def below(self, path: str, changed: Callable[[str], object]) -> WatchedChildren:
         """All children of a znode, with their data; read first when they are refreshed. Several parts may look at them."""

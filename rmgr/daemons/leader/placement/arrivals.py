@@ -263,22 +263,21 @@ class JobLists:
                 yield Pause(_APART_S)
 
     def _waiting_in(self, queue: str) -> WatchedCache[list[str]]:
-        path = paths.pending(queue)
-        cache = LongList(self._tree, path, lambda: self._listed(path, cache), lambda: self._job_table.took[queue])
+        cache = LongList(self._tree, paths.pending(queue), lambda: self._listed(cache), lambda: self._job_table.took[queue])
         cache.is_chatty, cache.pace_s = True, PACE_S
         cache.refresh()
         return cache
 
     def _list(self, path: str, *, watched: bool = True) -> WatchedCache[list[str]]:
-        cache = names_below(self._tree, path, lambda: self._listed(path, cache))
+        cache: WatchedCache[list[str]] = names_below(self._tree, path, lambda: self._listed(cache))
         cache.is_chatty, cache.is_watched = True, watched
         cache.pace_s = PACE_S
         cache.refresh()
         return cache
 
-    def _listed(self, path: str, cache: WatchedCache[list[str]]) -> None:
+    def _listed(self, cache: WatchedCache[list[str]]) -> None:
         cache.pace_s = PACE_S + PACE_A_NAME_S * len(cache.value or ())
-        self.news.add(path)
+        self.news.add(cache.path)
         self._wake()
 
 

@@ -173,7 +173,7 @@ class Stops:
     def watch(self, stop: PendingStop) -> None:
         """Its order is in the inbox: it is looked at until it was obeyed."""
         if self.by_job.get(stop.job) is stop and stop.order is None:
-            stop.order = self._tree.mirror.data(paths.inbox(stop.placed.node, stop.guid), lambda: self._looked(stop))
+            stop.order = self._tree.mirror.data(paths.inbox(stop.placed.node, stop.guid), self._looked, stop)
             stop.order.refresh()
 
     # -- what came of it

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from functools import partial
 
 from rmgr.coord import validity
 from rmgr.coord.contents import Needs
@@ -164,7 +163,7 @@ class SubmissionKeeper:
             self._buckets.pop(name).stop()
             self._on_bucket(name)
         for name in sorted(set(names) - self._buckets.keys(), key=_number):
-            cache = self._tree.mirror.names(f"{paths.SUBS}/{name}", partial(self._on_bucket, name))
+            cache = self._tree.mirror.names(f"{paths.SUBS}/{name}", self._on_bucket, name)
             cache.pace_s = LISTS_S
             self._buckets[name] = cache
             cache.refresh()
