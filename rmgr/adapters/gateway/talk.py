@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 
 from rmgr.adapters.access.auth import Caller, caller_of, expel, fail, rebuild
-from rmgr.adapters.access.limits import SESSION_COST, Bounds
+from rmgr.adapters.access.limits import SESSION_COST, Bounds, Rates
 from rmgr.adapters.access.turns import Turns
 from rmgr.adapters.gateway.bounds import SMALL_BYTES, Booking, take_place
 from rmgr.adapters.rpc.channels import Gateways, user_metadata
@@ -34,6 +34,8 @@ PING_S, SILENCE_S, ALONE_S = 0.5, 2.0, 6.0
 GONE_S = 10.0
 #: The longest pause between two tries (s).
 _SLOWEST_S = 0.5
+#: Streams that one user may open at once (more than he may have: all his clients come when another gateway dies), and then a second.
+OPENED_AT_ONCE, OPENED_PER_S = 200.0, 20.0
 #: Words (bytes) that wait for one client: above it nothing of its submissions is read until it has taken some; so long it may take (s).
 MOST_UNSENT, STALLED_S = 8 * 1024 * 1024, 20.0
 #: How often waiting clients look at their gateway, and gateways at their clients.
@@ -265,6 +267,7 @@ class Talks:
         self._bounds = bounds
         self._count = count
         self._places = bounds.places("sessions", most)
+        self._opened = Rates(OPENED_PER_S, OPENED_AT_ONCE, all_=float(most))
         self._turns = Turns(bounds.had, at_once=_HEARD_AT_ONCE, of_one=1, most=most, what="streams")
         self._live: set[_Talk] = set()
         self._lock = threading.Lock()
@@ -298,7 +301,7 @@ class Talks:
         try:
             if self._stopping.is_set():
                 raise CoordinationUnavailable("the gateway is stopping")
-            self._bounds.spend(caller.user, SESSION_COST)
+            self._check_opened(caller)
             take_place(self._bounds, self._places, caller, lambda: list(self._live))
         except RmgrError as error:
             self._count("refused", type(error).__name__)
@@ -317,6 +320,15 @@ class Talks:
             with self._lock:
                 self._live.discard(talk)
             self._places.give_back(caller.user)
+
+    def _check_opened(self, caller: Caller) -> None:
+        """Raises Throttled: he opens more streams than anybody needs, and each costs more than what is asked on it."""
+        self._bounds.spend(caller.user, SESSION_COST)
+        with self._lock:
+            may = self._opened.may(caller.user)
+        if not may:
+            told = f"{caller.user or 'this user'} opens streams to this gateway without end: {OPENED_PER_S:.0f} a second are taken"
+            raise Throttled(told, hint="ask, and submit, on one connection: rmgr.connect(), or --array")
 
     def _look(self) -> None:
         looked_s = time.monotonic()

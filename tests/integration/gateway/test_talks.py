@@ -288,6 +288,23 @@ def test_who_opens_streams_too_often_is_refused_slowly(town: Town) -> None:
     assert town.raw(server, "ann").is_served()
 
 
+def test_who_opens_and_closes_streams_in_a_loop_gets_so_many_a_second_and_nobody_else_fewer(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(talk, "OPENED_AT_ONCE", 5.0)
+    monkeypatch.setattr(talk, "OPENED_PER_S", 0.5)
+    server = town.gateway()
+    served = 0
+    while not server.counts["refused", Throttled.__name__]:
+        one = town.raw(server, "mallory")
+        served += one.is_served()
+        one.close()
+    assert 5 <= served <= 10
+    assert town.raw(server, "ann").is_served()
+    assert town.client(server).reaches(b"one"), "who was not refused"
+    eventually(lambda: town.raw(server, "mallory").is_served(), "he waits, and is let in again")
+
+
 # -- clients that hang ---------------------------------------------------------------------------------------------------------------
 
 
