@@ -20,10 +20,11 @@ J = TypeVar("J", bound=HasUser)
 class UserTurns(Generic[J]):
     """Jobs that wait; those of the process itself (user "") go first. Cost: O(1), `newcomer` O(users); `next` too, with `had`.
 
-    Args: most_of_one: jobs of one user that may be under way. had: whoever has had least goes first; None: one after the other.
+    Args: most_of_one: jobs of one user that may be under way.
+        had: what a job's user has had, whoever has had least goes first; None: one after the other.
     """
 
-    def __init__(self, most_of_one: int, had: Callable[[str], float] | None = None) -> None:
+    def __init__(self, most_of_one: int, had: Callable[[J], float] | None = None) -> None:
         self._most_of_one = most_of_one
         self._had = had
         self._of: OrderedDict[str, deque[J]] = OrderedDict()  #: none of them is empty; whose turn is next stands first
@@ -47,7 +48,8 @@ class UserTurns(Generic[J]):
         if "" in self._of:
             return ""
         able = (user for user in self._of if under_way[user] < self._most_of_one)
-        return next(able, None) if self._had is None else min(able, key=self._had, default=None)
+        had = self._had
+        return next(able, None) if had is None else min(able, key=lambda user: had(self._of[user][0]), default=None)
 
     def take(self, user: str) -> J:
         """The next job of a user who waits here."""

@@ -56,6 +56,7 @@ _MOST_EARLY = 64
 class _Job:
     user: str
     call: Callable[[], None]
+    is_operator: bool
 
 
 class TurnsPool:
@@ -66,8 +67,7 @@ class TurnsPool:
 
     def __init__(self, had: Had, threads: int, of_one: int) -> None:
         self._had = had
-        self._operators: set[str] = set()
-        self._turns: UserTurns[_Job] = UserTurns(of_one, lambda user: -1.0 if user in self._operators else had.of(user))
+        self._turns: UserTurns[_Job] = UserTurns(of_one, lambda job: -1.0 if job.is_operator else had.of(job.user))
         self._waiting: Counter[str] = Counter()
         self._under_way: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -81,20 +81,18 @@ class TurnsPool:
         """Waits while too much of the user's waits already."""
         user = user or "nobody"  # "" would go before all others
         with self._lock:
-            if is_operator:
-                self._operators.add(user)
             if self._waiting[user] >= _MOST_WAITING:
                 room = self._room.setdefault(user, threading.Condition(self._lock))
                 room.wait_for(lambda: self._closed or self._waiting[user] < _MOST_WAITING)
-        self.run_soon(user, call)
+        self.run_soon(user, call, is_operator=is_operator)
 
-    def run_soon(self, user: str, call: Callable[[], None]) -> None:
+    def run_soon(self, user: str, call: Callable[[], None], *, is_operator: bool = False) -> None:
         """As `run`, and never waits."""
         user = user or "nobody"
         self._had.wait(user, 1)
         with self._lock:
             self._waiting[user] += 1
-            self._turns.append(_Job(user, call))
+            self._turns.append(_Job(user, call, is_operator))
             self._work.notify()
 
     def close(self) -> None:
@@ -114,20 +112,27 @@ class TurnsPool:
                 self._had.add(job.user, machine.monotonic() - began_s)
                 self._had.wait(job.user, -1)
                 with self._lock:
-                    self._under_way[job.user] -= 1  # this thread takes what this one's user may have now
+                    _one_less(self._under_way, job.user)  # this thread takes what this one's user may have now
 
     def _next(self) -> _Job | None:
         with self._lock:
             while not self._closed:
                 user = self._turns.next(self._under_way)
                 if user is not None:
-                    self._waiting[user] -= 1
+                    _one_less(self._waiting, user)
                     self._under_way[user] += 1
                     if user in self._room and self._waiting[user] <= _MOST_WAITING // 2:
                         self._room.pop(user).notify_all()
                     return self._turns.take(user)
                 self._work.wait()
             return None
+
+
+def _one_less(counts: Counter[str], user: str) -> None:
+    """Who has none is forgotten."""
+    counts[user] -= 1
+    if not counts[user]:
+        del counts[user]
 
 
 class Desk:
@@ -223,8 +228,7 @@ class ClientTalk:
         post = self._desk.submitter.post
         if isinstance(message, messages.Ask):
             answer = partial(self._answer, message, machine.monotonic() + min(_LONGEST_ANSWER_S, message.timeout_ms / 1000))
-            is_operator = self._caller.is_certified_operator
-            later.append(partial(self._desk.reads.run, self._caller.user, answer, is_operator=is_operator))
+            later.append(partial(self._desk.reads.run, self._caller.user, answer, is_operator=self._caller.is_certified_operator))
         elif isinstance(message, messages.Hello):
             self._hello(message)
         elif self._work is None:
@@ -234,7 +238,8 @@ class ClientTalk:
             later.append(partial(self._desk.orders.run, self._caller.user, partial(self._place, message)))
         elif isinstance(message, messages.Keep):
             post(partial(self._begin, message))
-            later.append(partial(self._desk.reads.run, self._caller.user, partial(self._read, message.id)))
+            is_operator = self._caller.is_certified_operator
+            later.append(partial(self._desk.reads.run, self._caller.user, partial(self._read, message.id), is_operator=is_operator))
         elif isinstance(message, messages.Grow):
             self._desk.count("asked", "grow")
             post(partial(self._on_kept, message.id, self._growing(message)))
@@ -384,7 +389,8 @@ class ClientTalk:
             self._check_owner(keep, stored.submission)
         except Unavailable as error:
             kept.on_trouble(error)
-            again = partial(self._desk.reads.run_soon, self._caller.user, partial(self._read, kept_id))
+            is_operator = self._caller.is_certified_operator
+            again = partial(self._desk.reads.run_soon, self._caller.user, partial(self._read, kept_id), is_operator=is_operator)
             submitter.post(lambda: submitter.after(submitter.jitter(_AGAIN_S), again))
         except RmgrError as error:
             self._refused(error)

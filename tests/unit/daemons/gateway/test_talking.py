@@ -87,9 +87,9 @@ class Gateway:
     def followed(self) -> int:
         return self.desk.bounds.used("ann").get("followed", 0)
 
-    def client(self, user: str = "ann", *, hello: bool = True, guid: str = GUID) -> tuple[ClientTalk, Told]:
+    def client(self, user: str = "ann", *, hello: bool = True, guid: str = GUID, role: Role | None = None) -> tuple[ClientTalk, Told]:
         told = Told()
-        who = Identity(name=user, role=Role.OPERATOR if user == "olga" else Role.USER, cluster="c")
+        who = Identity(name=user, role=role or (Role.OPERATOR if user == "olga" else Role.USER), cluster="c")
         talk = self.desk.talker(Caller(identity=who), told)
         self.talks.append(talk)
         if hello:
@@ -356,6 +356,32 @@ def test_who_asks_one_thing_after_another_goes_before_who_asks_many_at_once(gate
     heard.one(m.Answer)
     assert order_.index("ann") < 8, "he has had a tenth, and eighty of his wait"
     assert order_.index("olga") < 6, "operators go first"
+
+
+def test_who_asked_as_an_operator_once_waits_his_turn_with_another_certificate(gateway: Gateway) -> None:
+    held, order_ = threading.Event(), []
+
+    def answer(data: bytes, caller: Caller, _left_s: float) -> bytes:
+        held.wait(60)
+        order_.append(caller.user)
+        return data
+
+    operator, heard = gateway.client("olga", hello=False)
+    say(operator, m.Ask(1, b"", 60_000))
+    heard.one(m.Answer)
+    gateway.answer = answer
+    ben, _ = gateway.client("ben", hello=False)
+    mallory, _ = gateway.client("mallory", hello=False)
+    for talk in (ben, ben, mallory):  # all threads are taken
+        say(talk, m.Ask(1, b"", 60_000))
+    olga, late = gateway.client("olga", hello=False, role=Role.USER)
+    ann, _ = gateway.client("ann", hello=False)
+    gateway.desk.bounds.had.add("olga", 100.0)
+    for talk in (olga, ann):
+        say(talk, m.Ask(2, b"", 60_000))
+    held.set()
+    late.one(m.Answer)
+    assert order_.index("ann") < order_.index("olga")
 
 
 def test_a_user_with_too_many_questions_is_read_no_further_and_goes_on_when_there_is_room(gateway: Gateway) -> None:
