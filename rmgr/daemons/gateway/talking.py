@@ -32,7 +32,7 @@ from rmgr.runtime.logger import Log
 from rmgr.runtime.user_turns import UserTurns
 from rmgr.submitter import messages
 from rmgr.submitter.direct import DirectWork, Submitter
-from rmgr.submitter.port import Grown, Growth, Read, Stored
+from rmgr.submitter.port import Grown, Growth, Read, Stored, Submitted
 from rmgr.submitter.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -203,6 +203,7 @@ class ClientTalk:
         self._work: DirectWork | None = None
         self._guid = ""
         self._kept: dict[int, _KeptHere] = {}  #: on the Submitter's thread
+        self._fresh: Submitted | None = None  #: what this stream has made last: it need not be read to be kept
         self._has_gone = False  #: its work is over
         self._is_over = False
 
@@ -238,8 +239,7 @@ class ClientTalk:
             later.append(partial(self._desk.orders.run, self._caller.user, partial(self._place, message)))
         elif isinstance(message, messages.Keep):
             post(partial(self._begin, message))
-            is_operator = self._caller.is_certified_operator
-            later.append(partial(self._desk.reads.run, self._caller.user, partial(self._read, message.id), is_operator=is_operator))
+            later.append(partial(self._let_read, message.id))
         elif isinstance(message, messages.Grow):
             self._desk.count("asked", "grow")
             post(partial(self._on_kept, message.id, self._growing(message)))
@@ -342,6 +342,7 @@ class ClientTalk:
             self._refuse(place.id, _failed(error))
         else:
             self._desk.count("committed", "SUBMIT")
+            self._fresh = made if made.created and order.is_owned else None
             self._say(messages.placed_of(place.id, made))
 
     def _refuse(self, order_id: int, error: RmgrError) -> None:
@@ -374,7 +375,17 @@ class ClientTalk:
             self._refused(error)
             self._say(messages.Dead(keep.id, messages.Fault.of(error)))
             return
-        self._kept[keep.id] = _KeptHere(self, keep, self._work)
+        self._kept[keep.id] = kept = _KeptHere(self, keep, self._work)
+        fresh = self._fresh
+        if fresh is not None and keep.is_fresh and keep.is_owned and keep.number == fresh.submission.id:
+            self._fresh = None
+            kept.begin(fresh)
+
+    def _let_read(self, kept_id: int) -> None:
+        """On the reader's thread: who keeps much is read no further."""
+        kept = self._kept.get(kept_id)
+        if kept is not None and kept.is_unread:
+            self._desk.reads.run(self._caller.user, partial(self._read, kept_id), is_operator=self._caller.is_certified_operator)
 
     def _read(self, kept_id: int) -> None:
         """On a thread that may wait. While nobody answers it is tried again: a client that has come from another gateway waits."""

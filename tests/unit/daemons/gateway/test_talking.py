@@ -19,7 +19,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
 from rmgr.daemons.gateway.talking import ClientTalk, Desk
-from rmgr.errors import InvalidRecord, NotFound, RmgrError, Throttled, VersionMismatch
+from rmgr.errors import InvalidRecord, NotFound, PermissionDenied, RmgrError, Throttled, VersionMismatch
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.cluster.queue import UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
@@ -231,6 +231,25 @@ def test_a_submission_is_kept_once_zookeeper_answers_again(gateway: Gateway) -> 
     gateway.coordinator.resume()
     assert heard.one(m.DidGrow).taken
     assert not heard.of(m.Dead)
+
+
+def test_what_this_stream_has_made_is_kept_without_a_reading_and_nothing_else_is(gateway: Gateway) -> None:
+    talk, told = gateway.client()
+    mine, others = submitted(talk, told), submitted(*gateway.client("ben", guid=GUID[::-1]), order("ben"))
+    gateway.coordinator.pause()
+    say(talk, m.Keep(6, others.number, 0, True, False, True))
+    say(talk, m.Keep(5, mine.number, 0, True, False, True))
+    say(talk, m.Keep(7, mine.number, 0, True, False, True))
+    complete = replace(m.submitted_of(mine).tail, next=9)  # of tasks that are in no block
+    for kept_id in (5, 6, 7):
+        say(talk, m.Grow(kept_id, encode_record(complete), [], [], False, False))
+    assert told.one(m.Dead).id == 5, "it is looked after, and what is wrong is seen at once"
+    gateway.settle()
+    assert len(told.of(m.Dead)) == 1
+    gateway.coordinator.resume()
+    eventually(lambda: {one.id for one in told.of(m.Dead)} == {5, 6, 7}, "the others are read, and refused")
+    refused = {one.id: type(one.fault.error()) for one in told.of(m.Dead)}
+    assert refused == {5: InvalidRecord, 6: PermissionDenied, 7: InvalidRecord}
 
 
 def test_what_is_said_of_a_submission_before_its_record_is_read_is_bounded(gateway: Gateway) -> None:
