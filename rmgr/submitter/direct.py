@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
+from rmgr.coord.protocol.records import read_fragment
 from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.submission import Phase
 from rmgr.model.wire.line import Ahead, Told
 from rmgr.procedures.admission import check_jobs
@@ -33,6 +35,7 @@ class Submitter:
         loop: the Submitter's thread. coordinator, store: connected.
         cap_blocks: overrides the queues' `max_pending_blocks` (tests).
         lines: makes the direct lines to Starters; None: there are none. believes: fragments that are told of on them; None = all.
+        decode: as of `Follower`.
     """
 
     def __init__(
@@ -44,12 +47,14 @@ class Submitter:
         cap_blocks: int | None = None,
         lines: Callable[[SubmitterThread, Hearing], Lines] | None = None,
         believes: Believes | None = None,
+        decode: Callable[[bytes], Fragment] = read_fragment,
     ) -> None:
         self.loop = loop
         self.post, self.after, self.io, self.jitter = loop.post, loop.after, loop.io, loop.jitter
         self.coordinator = coordinator
         self.store = store
         self.believes = believes
+        self.decode = decode
         self.records = ClusterRecords(coordinator, cap_blocks=cap_blocks)
         self.gauge = Gauge(loop, coordinator)
         self.numbers = submitting.Numbers()

@@ -72,6 +72,7 @@ class Upkeep:
             self._on_fragments,
             self.die,
             believes=submitter.believes,
+            decode=submitter.decode,
             unfinished=lambda: self.tail.next - self._ended,
             may_end=lambda: self.tail.complete and self.tail.next - self._ended <= MAX_TASKS,
         )

@@ -180,6 +180,7 @@ DECODERS = (
         )
     ),
     Decoder("fragment or nothing", _OF_RECORDS, records.read_fragment, (), Form.MSGPACK, kind=Fragment),
+    Decoder("fragment at a glance", _OF_RECORDS, records.glance_fragment, (), Form.MSGPACK, kind=Fragment),
     *(
         Decoder(kind.__name__, _OF_RECORDS, _record(kind), (WrongCluster,), Form.JSON, kind=kind)
         for kind in (ClusterSettings, Drain, InboxOrder, Meta, NodeRecord, Paged, StarterEntry, SubmitterEntry, Submission, Tail)

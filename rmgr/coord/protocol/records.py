@@ -169,6 +169,23 @@ def read_fragment(data: bytes) -> Fragment:
         return NOTHING
 
 
+class _GlancedFragment(Fragment, frozen=True, array_like=True, kw_only=True):
+    """A fragment whose outcomes are counted, and passed on as they are."""
+
+    outcomes: tuple[msgspec.Raw, ...] = ()  # type: ignore[assignment]
+
+
+_glanced = msgspec.msgpack.Decoder(_GlancedFragment)
+
+
+def glance_fragment(data: bytes) -> Fragment:
+    """As `read_fragment`, for who counts outcomes and looks at none. Cost: a fifth of it."""
+    try:
+        return _glanced.decode(data)
+    except UNREADABLE:
+        return NOTHING
+
+
 def encode_failed(record: FailedRange) -> bytes:
     """Data of a failed range's znode."""
     return _pack.encode(record)

@@ -28,6 +28,7 @@ from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.ports import SessionState, Store
+from rmgr.coord.protocol.records import glance_fragment
 from rmgr.daemons.gateway.asking import Asking, Loose
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
 from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse, LeaderAsk
@@ -200,6 +201,7 @@ def _serve(
         store,
         lines=lambda thread, hear: Lines(thread, hear, credentials),
         believes=authenticity.believes if authenticity is not None else None,
+        decode=glance_fragment,
     )
     asking = Asking(
         coordinator,

@@ -19,6 +19,7 @@ from rmgr.coord.protocol.records import (
     encode_block,
     encode_failed,
     encode_fragment,
+    glance_fragment,
     join_page,
     read_fragment,
     split_page,
@@ -327,3 +328,14 @@ def test_a_page_keeps_the_bytes_that_were_signed_and_garbage_spoils_nothing() ->
     assert decode_page(page) == (fragment, NOTHING)
     for garbage in (b"", b"\xc1", b"{}", b"\x91"):
         assert read_fragment(garbage) is NOTHING
+        assert glance_fragment(garbage) is NOTHING
+
+
+def test_a_glance_at_a_fragment_tells_all_but_what_outcomes_say() -> None:
+    outcomes = tuple(Outcome(index=at, value=b"v", past=(PastAttempt(attempt=1, node="n", reason=Reason.EXIT_CODE),)) for at in range(3))
+    fragment = Fragment(node="n", outcomes=outcomes, base_us=7, row="frag/7/x", ranges=((State.FAILED, 1, 2),))
+    seen = glance_fragment(encode_fragment(fragment))
+    assert len(seen.outcomes) == 3
+    assert {name: getattr(seen, name) for name in Fragment.__struct_fields__ if name != "outcomes"} == {
+        name: getattr(fragment, name) for name in Fragment.__struct_fields__ if name != "outcomes"
+    }

@@ -148,6 +148,25 @@ def test_nothing_is_late_where_few_tasks_are_out_or_fragments_are_large(crowd: W
     assert crowd.coordinator.bulks <= 1
 
 
+@pytest.mark.parametrize(("unfinished", "is_together"), [(5000, True), (300, False)])
+def test_full_fragments_of_quick_tasks_are_read_together_until_the_end_is_near(unfinished: int, is_together: bool) -> None:
+    with World.started(unfinished=lambda: unfinished) as world:
+        world.add(0, count=256)
+        world.run()
+        world.reads()
+        for number in range(1, 21):
+            world.add(number, count=256)
+            world.run()
+            if not number % 4:
+                ring(world)
+        while ring(world):
+            pass
+        assert world.seen == list(range(21))
+        gets, stats = world.reads()
+        assert (gets + stats + world.coordinator.bulks <= 15) is is_together
+        assert bool(world.coordinator.bulks) is is_together
+
+
 def test_what_was_paged_out_while_it_gathered_is_read_from_its_page(crowd: World) -> None:
     crowd.add(0)
     crowd.run()
