@@ -22,6 +22,7 @@ from typing import IO, Self
 from rmgr.client.connection import Connection, connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config, SecurityConfig
+from tests.harness import forked
 from tests.places import ROOT
 
 KINDS = ("call", "keyed", "command")
@@ -44,6 +45,7 @@ class Canary:
 
     def __init__(self, gateway: str, bundle: Path, log: Path) -> None:
         self._log = log
+        self._read, self._answers = 0, list[Answer]()
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")}
         words = [sys.executable, "-m", "tests.harness.canary", gateway, str(bundle)]
         with log.open("wb") as sink:
@@ -51,12 +53,15 @@ class Canary:
 
     def answers(self, since_s: float = 0.0) -> list[Answer]:
         """Those that were asked for since then."""
-        lines = [
-            line
-            for line in self._log.read_text(errors="replace").splitlines(keepends=True)
-            if line.startswith("{") and line.endswith("}\n")
-        ]
-        return [one for one in (Answer(**json.loads(line)) for line in lines) if one.asked_s >= since_s]
+        with self._log.open("rb") as log:
+            log.seek(self._read)
+            for line in log:
+                if not line.endswith(b"\n"):  # she is writing it
+                    break
+                self._read += len(line)
+                if line.startswith(b"{") and line.endswith(b"}\n"):
+                    self._answers.append(Answer(**json.loads(line)))
+        return [one for one in self._answers if one.asked_s >= since_s]
 
     def enough(self, since_s: float, each: int) -> bool:
         """So many of each kind have been asked for and answered since then."""
@@ -120,6 +125,7 @@ def _sing(kind: str, ask: Callable[[int], str], out: IO[str], lock: threading.Lo
 
 
 def _main(gateway: str, bundle: str) -> None:
+    forked.install()
     connection = connect(config=Config(cluster=ClusterConfig(gateway=gateway), security=SecurityConfig(dir=bundle)))
     lock = threading.Lock()
     threads = [
