@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,8 @@ from breakable import Chaos, T, eventually
 
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.zookeeper import ZooKeeperServer
-from tests.places import CHAOS, ROOT
+from tests.harness import forked
+from tests.places import CHAOS
 
 pytestmark = pytest.mark.chaos
 
@@ -67,11 +67,10 @@ def chaos(town: Chaos) -> Chaos:
 
 def application(chaos: Chaos, *, seconds: float, failpoint: str = "", what: str = APPLICATION) -> subprocess.Popen[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
-    environment |= chaos.cluster.environment() | {"PYTHONPATH": str(ROOT)}
+    environment |= chaos.cluster.environment()
     if failpoint:
         environment["RMGR_FAILPOINT"] = failpoint
-    words = [sys.executable, "-c", what, str(CHAOS), str(chaos.ledger), str(seconds), str(TASKS)]
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return forked.application(what, str(CHAOS), str(chaos.ledger), str(seconds), str(TASKS), env=environment)
 
 
 def finish(chaos: Chaos, process: subprocess.Popen[str], *, within: float) -> dict[str, str]:

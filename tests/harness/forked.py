@@ -1,9 +1,10 @@
 """Processes of `rmgr` as forks of one that has imported it: the same program on the same interpreter, without half a second of imports.
 
 A run starts hundreds of daemons and thousands of commands; their imports were a third of what it cost. `subprocess.Popen` of this process
-hands `python -m rmgr.cli.main ...` to a nursery, a process of its own without threads or connections, which forks. Whoever started it
-sees a Popen with pid, exit code and pipes as ever. Everything else is executed: other programs, and `rmgr` where a variable that is read
-while Python or a library starts differs (`_EARLY`), a limit, a user, or a descriptor is handed over. RMGR_FORKED=0 executes all of them.
+hands `python -m rmgr.cli.main ...`, and programs that tests start by `application`, to a nursery, a process of its own without threads or
+connections, which forks. Whoever started it sees a Popen with pid, exit code and pipes as ever. Everything else is executed: other
+programs, and these where a variable that is read while Python or a library starts differs (`_EARLY`), a limit, a user, or a descriptor is
+handed over. RMGR_FORKED=0 executes all of them.
 
 What starting costs and what it loads is measured by tests that execute `rmgr` themselves (`tests/unit/cli/test_start_up.py`).
 """
@@ -11,6 +12,7 @@ What starting costs and what it loads is measured by tests that execute `rmgr` t
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -25,17 +27,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rmgr.runtime import failpoint
 from tests.places import ROOT
 
 _PROGRAM = [sys.executable, "-m", "rmgr.cli.main"]
+_APPLICATION = [sys.executable, "-c"]
+_applications: set[str] = set()  #: texts that may be forked
 _DAEMONS = frozenset({"starter", "watchdog", "submitter", "server"})
-#: Variables that are read while Python or a library starts: what differs from the nursery's own is executed.
-_EARLY = ("PYTHON", "LD_", "MALLOC_", "GRPC_", "LC_", "LANG", "TZ", "OPENSSL", "SSL_", "RMGR_FAILPOINT", "_RMGR_COMPLETE")
-#: What commands use on most days. None of it loads gRPC, which reads variables at its import, or a connection, which ends another way.
+#: Variables that are read while Python or a library starts: what differs from the nursery's own is executed. Of Python's, a fork can still
+#: heed `_LATE`; RMGR_FAILPOINT it reads again.
+_EARLY = ("PYTHON", "LD_", "MALLOC_", "GRPC_", "LC_", "LANG", "TZ", "OPENSSL", "SSL_", "_RMGR_COMPLETE")
+_LATE = "PYTHONFAULTHANDLER"
+#: What commands use on most days. None of it loads a connection of the library's, which ends another way.
 _FOR_COMMANDS = (
     "rmgr.cli.main",
     "rmgr.cli.submit.submit",
@@ -46,19 +54,42 @@ _FOR_COMMANDS = (
     "rmgr.cli.listing.cluster",
     "rmgr.cli.listing.logs",
     "rmgr.cli.control.gate",
+    "rmgr.cli.control.limits",
+    "rmgr.cli.control.settings",
+    "rmgr.cli.submit.rerun",
+    "rmgr.adapters.gateway.store",
+    "rmgr.adapters.identity.credentials",
     "rmgr.adapters.identity.trust",
+    "rmgr.adapters.rpc.channels",
+    "rmgr.adapters.rpc.server",
+    "rmgr.adapters.rpc.services",
     "rmgr.adapters.rpc.thin",
+    "rmgr.adapters.rpc.use",
     "rmgr.adapters.sqlite.store",
     "rmgr.adapters.stores",
     "rmgr.adapters.zookeeper.client",
     "rmgr.adapters.zookeeper.server",
     "rmgr.client.queries",
     "rmgr.client.commands.sending",
+    "rmgr.client.progress",
+    "rmgr.client.submission.engine",
+    "rmgr.coord.views.tasks",
+    "rmgr.daemons.leader.placement.pipeline",
     "rmgr.runtime.secured",
     "rmgr.submitter.answers",
+    "rmgr.submitter.direct",
     "rmgr.submitter.orders",
+    "rmgr.submitter.remote",
+    "rmgr.submitter.talking",
+    "rmgr.submitter.thread",
     "rmgr.v1.leader_pb2",
+    "cryptography.x509",
+    "cryptography.hazmat.primitives.serialization.pkcs12",
+    "encodings.idna",
+    "grpc.experimental",
 )
+#: Which gRPC reads at its import: as commands set it, that their users see errors and no log.
+_OF_COMMANDS = {"GRPC_VERBOSITY": "NONE"}
 _FOR_DAEMONS = (
     "rmgr.cli.main",
     "rmgr.cli.daemons",
@@ -67,6 +98,12 @@ _FOR_DAEMONS = (
     "rmgr.daemons.leader.watchdog",
     "rmgr.daemons.gateway.main",
     "rmgr.daemons.server.main",
+    "rmgr.client.connection",
+    "rmgr.client.taskqueue",
+    "cryptography.x509",
+    "cryptography.hazmat.primitives.serialization.pkcs12",
+    "encodings.idna",
+    "grpc.experimental",
 )
 _LARGEST = 1 << 20
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)
@@ -74,7 +111,7 @@ _ANSWERS_S = 60.0
 
 
 def _early(environ: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name.startswith(_EARLY)}
+    return {name: value for name, value in environ.items() if name.startswith(_EARLY) and name != _LATE}
 
 
 # -- the side of who starts processes -------------------------------------------------------------------------------------
@@ -83,8 +120,9 @@ def _early(environ: dict[str, str]) -> dict[str, str]:
 class _Nursery:
     """A nursery of this process, started when it is first needed; it ends with this process."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
         self._modules = modules
+        self._variables = variables
         self._lock = threading.Lock()
         self._owner = 0  #: the process that started it: a fork of this one starts its own
         self._path = ""
@@ -122,7 +160,7 @@ class _Nursery:
         mine, its = socket.socketpair()
         self._path = os.path.join(tempfile.mkdtemp(prefix="rmgr-forked-"), "socket")
         words = [sys.executable, "-m", __name__, str(its.fileno()), self._path, *self._modules]
-        self._process = _executed(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT)
+        self._process = _executed(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT, env={**self._variables, **os.environ})
         its.close()
         mine.settimeout(_ANSWERS_S)
         if mine.recv(1) != b".":
@@ -131,7 +169,13 @@ class _Nursery:
 
 
 _executed = subprocess.Popen
-_nurseries = {True: _Nursery(_FOR_DAEMONS), False: _Nursery(_FOR_COMMANDS)}
+_nurseries = {True: _Nursery(_FOR_DAEMONS, {}), False: _Nursery(_FOR_COMMANDS, _OF_COMMANDS)}
+
+
+def application(text: str, *words: str, **more: Any) -> subprocess.Popen[str]:
+    """A user's program, as `python -c` runs it, with `rmgr` and this checkout's `tests` to import. more: as for Popen."""
+    _applications.add(text)
+    return subprocess.Popen([*_APPLICATION, text, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **more)
 
 
 class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
@@ -145,12 +189,14 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
         environ = {os.fsdecode(name): os.fsdecode(value) for name, value in (os.environ if env is None else env).items()}
         is_plain = not (shell or executable or preexec_fn or pass_fds) and close_fds and umask == -1
         is_plain = is_plain and gid is None and gids is None and uid is None and group == -1
-        nursery = _nurseries[not _DAEMONS.isdisjoint(words)]
-        if not is_plain or words[:3] != _PROGRAM or not nursery.takes(environ):
+        is_application = words[:2] == _APPLICATION and words[2] in _applications
+        nursery = _nurseries[is_application or not _DAEMONS.isdisjoint(words)]
+        if not is_plain or not (is_application or words[:3] == _PROGRAM) or not nursery.takes(environ):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         sys.audit("subprocess.Popen", words[0], words, cwd, env)
         order = {
+            "text": words[2] if is_application else "",
             "words": [str(word) for word in words[3:]],
             "environ": environ,
             "cwd": os.path.abspath(os.fsdecode(cwd) if cwd is not None else os.getcwd()),
@@ -209,8 +255,8 @@ def install() -> None:
 # -- the nursery ------------------------------------------------------------------------------------------------------------
 
 
-def _main(line: socket.socket, path: str, modules: Sequence[str]) -> None:
-    """Forks until who started it is gone. Returns in each child, which is `rmgr` then."""
+def _main(line: socket.socket, path: str, modules: Sequence[str]) -> str:
+    """Forks until who started it is gone. Returns in each child: the program that it is then, "" for `rmgr`."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(128)
@@ -249,8 +295,9 @@ def _main(line: socket.socket, path: str, modules: Sequence[str]) -> None:
                         selector.close()
                         for one in (line, listener, wake, ended, *children.values()):
                             one.close()
-                        _become(json.loads(message), streams, asked)
-                        return
+                        order = json.loads(message)
+                        _become(order, streams, asked)
+                        return str(order["text"])
                     for stream in streams:
                         os.close(stream)
                     if pid > 0:
@@ -288,14 +335,25 @@ def _become(order: dict[str, Any], streams: Sequence[int], asked: socket.socket)
     sys.stdin = open(0, encoding=sys.stdin.encoding, errors=sys.stdin.errors, closefd=False)  # noqa: SIM115 - to the end
     sys.stdout = open(1, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding=sys.stderr.encoding, errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-    sys.argv = [str(sys.modules["rmgr.cli.main"].__file__), *order["words"]]
-    sys.orig_argv = [*_PROGRAM, *order["words"]]
+    if os.environ.get(_LATE):
+        faulthandler.enable()
+    if order["text"]:
+        sys.argv = ["-c", *order["words"]]
+        sys.orig_argv = [*_APPLICATION, order["text"], *order["words"]]
+    else:
+        sys.argv = [str(sys.modules["rmgr.cli.main"].__file__), *order["words"]]
+        sys.orig_argv = [*_PROGRAM, *order["words"]]
+    points = os.environ.get(failpoint.VARIABLE)
+    failpoint._ACTIVE = failpoint.Failpoints(points) if points else None
     asked.send(json.dumps({"pid": os.getpid()}).encode())
     asked.close()
 
 
 if __name__ == "__main__":
-    _main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3:])
-    from rmgr.cli.main import main
+    if text := _main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3:]):
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(text, "<string>", "exec"), vars(sys.modules["__main__"]))
+    else:
+        from rmgr.cli.main import main
 
-    main()
+        main()
