@@ -87,21 +87,17 @@ Logs = tuple[int, tuple[bytes, bytes], tuple[int, int]]
 
 
 class _Contained:
-    """The end of one attempt is handled in it: what raises there ends that attempt, and nothing else.
+    """The end of one live attempt is handled in it: what raises there ends that attempt, for `reason`, and nothing else."""
 
-    reason: why it ends then. live, writing: what its block counts once it has ended.
-    """
+    __slots__ = ("_block", "_counts", "_ends", "_index", "_now_s", "_reason")
 
-    __slots__ = ("_block", "_ends", "_index", "_live", "_now_s", "_reason", "_writing")
-
-    def __init__(self, ends: Ends, block: ClaimedBlock, index: int, reason: Reason, now_s: float, *, live: int, writing: int) -> None:
+    def __init__(self, ends: Ends, block: ClaimedBlock, index: int, reason: Reason, now_s: float) -> None:
         self._ends = ends
         self._block = block
         self._index = index
         self._reason = reason
         self._now_s = now_s
-        self._live = live
-        self._writing = writing
+        self._counts = block.live - 1, block.writing
 
     def __enter__(self) -> None:
         return
@@ -109,9 +105,7 @@ class _Contained:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        self._ends.aside.add(place_of(error), None, error)
-        self._block.live, self._block.writing = self._live, self._writing
-        self._ends.end_for_good(self._block, (self._index,), self._reason, error, self._now_s)
+        self._ends.failed(self._block, self._index, self._reason, error, self._now_s, counts=self._counts)
         return True
 
 
@@ -132,7 +126,7 @@ class Ends:
         self._logs = node.logs
         self._rows = node.shared.rows
         self._times = node.shared.times
-        self.aside = node.shared.aside
+        self._aside = node.shared.aside
         self.reopening = Reopening(node.lanes, node.strike)
         self._spool = spool
         self._refused: dict[Worker, Ending] = {}
@@ -141,7 +135,7 @@ class Ends:
         """Takes in what the slots reported."""
         now_s = machine.monotonic()
         for event in events:
-            error = self.aside.attempt(self._take, event, now_s)  # those behind it are others'
+            error = self._aside.attempt(self._take, event, now_s)  # those behind it are others'
             if error is not None:
                 self._give_up(event, error, now_s)
 
@@ -157,7 +151,7 @@ class Ends:
                 event.slot.kill()
         for block, index in lane.tasks.values() if lane is not None else ():
             block.live -= 1
-            self.end_for_good(block, (index,), Reason.WORKER_LOST, error, now_s)
+            self._end_for_good(block, (index,), Reason.WORKER_LOST, error, now_s)
 
     def _take(self, event: WorkEvent, now_s: float) -> None:
         match event:
@@ -229,7 +223,7 @@ class Ends:
                 quick.append(Outcome(index, completed, end.started_us - base_us, elapsed_us, data, end.pickled, end.cpu_us, past=past))
             else:
                 counts[2] += 1
-                with self._contained(block, index, Reason.BAD_OUTPUT, now_s):
+                with _Contained(self, block, index, Reason.BAD_OUTPUT, now_s):
                     self._task_ended(event, end, block, index, now_s)
         if quick and current is not None:
             self._settle_quick(current, quick, now_s)
@@ -259,8 +253,8 @@ class Ends:
                     self._stager.done(block, outcome.index)
 
         block.live -= len(outcomes)
-        if (error := self.aside.attempt(settle)) is not None:
-            self.end_for_good(block, [outcome.index for outcome in outcomes], Reason.BAD_OUTPUT, error, now_s)
+        if (error := self._aside.attempt(settle)) is not None:
+            self._end_for_good(block, [outcome.index for outcome in outcomes], Reason.BAD_OUTPUT, error, now_s)
 
     def _worker_ended(self, event: WorkerEnded, now_s: float) -> None:
         lane = self._lanes.of_worker(event.worker)
@@ -275,14 +269,14 @@ class Ends:
         self._lanes.drop_worker(event.worker)
         if event.seq and event.seq in tasks:
             block, index = tasks.pop(event.seq)
-            with self._contained(block, index, Reason.WORKER_LOST, now_s):
+            with _Contained(self, block, index, Reason.WORKER_LOST, now_s):
                 self._flushed(block, index, event.seq, of_worker(event), now_s)
             block.in_vain = 0
         if refusal is None:
             self._unbegun(list(tasks.values()), event.detail or "its worker has died", now_s)
             return
         for block, index in tasks.values():
-            with self._contained(block, index, Reason.START_FAILED, now_s):
+            with _Contained(self, block, index, Reason.START_FAILED, now_s):
                 self.ended(block, index, refusal, now_s)
 
     # -- commands ------------------------------------------------------------------------------------------------------------
@@ -313,7 +307,7 @@ class Ends:
                 if end.out.size or end.err.size:
                     self._logs.remember(block.key.submission, block.key.attempt, outcome, index)
                 continue
-            with self._contained(block, index, Reason.BAD_OUTPUT, now_s):
+            with _Contained(self, block, index, Reason.BAD_OUTPUT, now_s):
                 self._command_ended(event, end, block, index, now_s)
         for block, outcomes in plain.items():
             if outcomes:
@@ -356,11 +350,15 @@ class Ends:
 
     # -- the boundary of one attempt -------------------------------------------------------------------------------------
 
-    def _contained(self, block: ClaimedBlock, index: int, reason: Reason, now_s: float) -> _Contained:
-        """The boundary of a live attempt."""
-        return _Contained(self, block, index, reason, now_s, live=block.live - 1, writing=block.writing)
+    def failed(
+        self, block: ClaimedBlock, index: int, reason: Reason, error: Exception, now_s: float, *, counts: tuple[int, int]
+    ) -> None:
+        """Handling the end of an attempt raised. counts: live and writing tasks of its block once it has ended."""
+        self._aside.add(place_of(error), None, error)
+        block.live, block.writing = counts
+        self._end_for_good(block, (index,), reason, error, now_s)
 
-    def end_for_good(self, block: ClaimedBlock, indices: Iterable[int], reason: Reason, error: Exception, now_s: float) -> None:
+    def _end_for_good(self, block: ClaimedBlock, indices: Iterable[int], reason: Reason, error: Exception, now_s: float) -> None:
         """Those of them that have no outcome yet end: tried again they would meet the same."""
         there = {outcome.index for outcome in block.arrived} | {index for index, _ in block.failed}
         left = [index for index in indices if index not in there]
@@ -383,7 +381,7 @@ class Ends:
                 ending = Ending(
                     reason=Reason.WORKER_LOST, error=lost_words(event.why), started_us=machine.wall_us() - ran_us, elapsed_us=ran_us
                 )
-                with self._contained(block, index, Reason.WORKER_LOST, now_s):
+                with _Contained(self, block, index, Reason.WORKER_LOST, now_s):
                     self._flushed(block, index, seq, ending, now_s)
                 block.in_vain = 0
                 self._charge(block, 1, ran_us / 1e6, now_s)
@@ -408,7 +406,7 @@ class Ends:
         for block, index in tasks:
             if block.in_vain >= MOST_IN_VAIN:
                 error = f"what was to run it died {block.in_vain} times before it began, the last time: {why}"
-                with self._contained(block, index, Reason.WORKER_LOST, now_s):
+                with _Contained(self, block, index, Reason.WORKER_LOST, now_s):
                     self.ended(block, index, Ending(reason=Reason.WORKER_LOST, error=error, started_us=machine.wall_us()), now_s)
 
     # -- what becomes of an attempt --------------------------------------------------------------------------------------------
@@ -416,7 +414,7 @@ class Ends:
     def returned(self, tasks: list[Task], now_s: float) -> None:
         """These did not start: they wait again, or end CANCELLED when that was asked for."""
         for block, index in tasks:
-            with self._contained(block, index, Reason.WORKER_LOST, now_s):
+            with _Contained(self, block, index, Reason.WORKER_LOST, now_s):
                 self._returned(block, index, now_s)
 
     def _returned(self, block: ClaimedBlock, index: int, now_s: float) -> None:
@@ -433,7 +431,7 @@ class Ends:
             block.live += 1
             now_us = machine.wall_us()
             ending = Ending(reason=failure.reason, error=failure.error, started_us=now_us, is_final=failure.is_final)
-            with self._contained(block, index, failure.reason, now_s):
+            with _Contained(self, block, index, failure.reason, now_s):
                 self.ended(block, index, ending, now_s)
         if failure.is_refusal and indices:
             key, user = block.key, block.info.record.user
@@ -469,8 +467,11 @@ class Ends:
         self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._shared.settings().log_ttl_s, done=done))
 
     def _stored(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
-        with _Contained(self, block, index, Reason.BAD_OUTPUT, machine.monotonic(), live=block.live, writing=block.writing - 1):
+        counts = block.live, block.writing - 1
+        try:
             self._written(block, index, ending, result)
+        except Exception as error:  # noqa: BLE001 - the boundary of one attempt
+            self.failed(block, index, Reason.BAD_OUTPUT, error, machine.monotonic(), counts=counts)
 
     def _written(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
         block.writing -= 1
