@@ -9,7 +9,7 @@ from bisect import insort
 from heapq import heappop, heappush
 
 from rmgr.sim.engine.execution import Grid, unexecuted
-from rmgr.sim.papers.paper001.runs import PLACES
+from rmgr.sim.papers.paper001 import PLACES
 from rmgr.sim.workload.jobs import Workload
 
 TICK_US = 600_000_000

@@ -23,8 +23,7 @@ from rmgr.sim.engine.driver import Setting, simulate
 from rmgr.sim.engine.validate import check
 from rmgr.sim.models.hpc2500 import hpc2500
 from rmgr.sim.papers import paper000
-from rmgr.sim.papers.paper000.checks import CHECKS, Scene, promised_to
-from rmgr.sim.papers.paper000.runs import PROPOSAL_2, Paper000Run, Paper000Runs, measure
+from rmgr.sim.papers.paper000 import CHECKS, PROPOSAL_2, Paper000Run, Paper000Runs, Scene, measure, promised_to
 from rmgr.sim.papers.report import PaperCheck
 from rmgr.sim.workload.jobs import SECOND
 

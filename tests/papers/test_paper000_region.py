@@ -8,9 +8,10 @@ import pytest
 
 from rmgr.sim.models.hpc2500 import hpc2500
 from rmgr.sim.papers import paper000
-from rmgr.sim.papers.paper000.checks import CHECKS, CLAIMS, Relation
-from rmgr.sim.papers.paper000.runs import (
+from rmgr.sim.papers.paper000 import (
     ALL,
+    CHECKS,
+    CLAIMS,
     CONVENTIONAL,
     LOADS,
     PARTITIONED,
@@ -20,6 +21,7 @@ from rmgr.sim.papers.paper000.runs import (
     Measured,
     Paper000Run,
     Paper000Runs,
+    Relation,
     Waits,
     measure,
 )

@@ -20,8 +20,8 @@ from rmgr.sim.engine.execution import MINUTE_US, UNIT, Grid, drawn, unexecuted
 from rmgr.sim.engine.outcome import JobOutcome, Setting, Spell
 from rmgr.sim.engine.validate import check
 from rmgr.sim.models.feitelson96 import DEFAULT, Constants, feitelson96
-from rmgr.sim.papers.paper001 import checks as paper001_case
-from rmgr.sim.papers.paper001.runs import ALGORITHMS, CALIBRATIONS, PLACES, TICK_US, passed_at_the_head, starved
+from rmgr.sim.papers import paper001 as paper001_case
+from rmgr.sim.papers.paper001 import ALGORITHMS, CALIBRATIONS, PLACES, TICK_US, passed_at_the_head, starved
 from rmgr.sim.workload.events import FailOver
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 

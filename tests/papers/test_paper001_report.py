@@ -11,10 +11,8 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Running
 from rmgr.sched.policies.migration import PASSED, Migration
 from rmgr.sim.engine.execution import Grid
-from rmgr.sim.papers.paper001 import STUDY, figures, tables
-from rmgr.sim.papers.paper001 import checks as paper001_case
-from rmgr.sim.papers.paper001.checks import CHECKS
-from rmgr.sim.papers.paper001.runs import ALGORITHMS, Paper001Measures, Paper001Run, Paper001Runs, measure
+from rmgr.sim.papers import paper001 as paper001_case
+from rmgr.sim.papers.paper001 import ALGORITHMS, CHECKS, STUDY, Paper001Measures, Paper001Run, Paper001Runs, figures, measure, tables
 from rmgr.sim.papers.report import mean
 from rmgr.sim.workload.jobs import WorkloadJob
 

@@ -11,9 +11,7 @@ from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sched.tree.shape import Tree
 from rmgr.sim.gangs import Sharing, Spec, Task, drawn, run, run_batch, stepped, turns
-from rmgr.sim.papers.paper002 import STUDY, figures, tables
-from rmgr.sim.papers.paper002.checks import CHECKS
-from rmgr.sim.papers.paper002.runs import EXACT, Paper002Run, Paper002Runs, measure, random_tasks
+from rmgr.sim.papers.paper002 import CHECKS, EXACT, STUDY, Paper002Run, Paper002Runs, figures, measure, random_tasks, tables
 
 
 @pytest.mark.parametrize("newcomers", list(Newcomers))

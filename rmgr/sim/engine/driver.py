@@ -3,7 +3,7 @@
 The leader does the same with facts from ZooKeeper and a real clock: state, vetting, policies and cadence are the very same objects.
 At one instant: ends, then what happens to nodes, then arrivals, then timers, then exactly one pass (papers.md, common rules). With
 `tick_us` passes happen only at multiples of it, as in systems whose scheduler runs every few minutes.
-The parts: `kernel.py` the clock, `world.py` facts and what they mean, `machine.py` who runs where.
+The parts: `world.py` the clock, facts and what they mean, `machine.py` who runs where.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from rmgr.sched.plan import Migrate, Plan, Preempt, Reject, ReleaseHold, Resume,
 from rmgr.sched.policy import Cause
 from rmgr.sched.records import Maintenance
 from rmgr.sched.state.event_log import Recorder
-from rmgr.sim.engine.kernel import Rank
 from rmgr.sim.engine.outcome import Result, Setting
-from rmgr.sim.engine.world import World
+from rmgr.sim.engine.world import Rank, World
 from rmgr.sim.workload.events import (
     Cancel,
     Event,

@@ -1,6 +1,6 @@
 """The papers' experiments, run again: each module has a STUDY, which reports checks and tables beside what the paper printed.
 
-One folder a paper. A paper uses `engine`, `runs`, `gangs` and `calls`, and no other paper.
+One file a paper. A paper uses `engine`, `runs`, `gangs` and `calls`, and no other paper.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from rmgr.sim import papers
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.models.feitelson96 import feitelson96
-from rmgr.sim.papers.paper001.runs import Paper001Run, measure
+from rmgr.sim.papers.paper001 import Paper001Run, measure
 from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Point, Runs, Study, Table, Within, WithinBounds, spread
 from rmgr.sim.runs.parallel import measured
 from tests.harness.fair_time import FairTimer

@@ -13,10 +13,10 @@ import pytest
 
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.states import State
-from rmgr.sim.engine.kernel import Kernel, Rank
 from rmgr.sim.engine.machine import Machine
 from rmgr.sim.engine.outcome import JobOutcome, Result, Spell
 from rmgr.sim.engine.validate import check, violations
+from rmgr.sim.engine.world import Kernel, Rank
 from rmgr.sim.runs import output
 from rmgr.sim.runs.output import seconds, summary
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob, stream
