@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from rmgr.bench.load.process_cost import children_of, cpu_s, live_heap_bytes, pss_bytes
+from rmgr.bench.load.processes import children_of, cpu_s, live_heap_bytes, pss_bytes
 from rmgr.bench.measuring import SETUP, Bench, MeasuringPlan, Row, row, two_slots
 from rmgr.bench.tasks import no_op
 from rmgr.client.taskqueue import TaskQueue

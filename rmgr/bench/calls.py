@@ -26,13 +26,12 @@ from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import OwnVoice
 from rmgr.bench.jobs import AwaitedEnds
-from rmgr.bench.load import solver
+from rmgr.bench.load import offered
 from rmgr.bench.load.bare_hops import Hops
-from rmgr.bench.load.children import Child
-from rmgr.bench.load.live_workload import WorkloadStage
-from rmgr.bench.load.process_cost import MIB, cpu_s, sampled
+from rmgr.bench.load.processes import MIB, Child, cpu_s, sampled
 from rmgr.bench.load.shaped_link import ShapedLink
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, took_s, zookeeper_counts
+from rmgr.bench.reality import WorkloadStage
 from rmgr.bench.tasks import no_op
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.client.connection import connect
@@ -486,7 +485,7 @@ class _Stage:
             directory = stack.enter_context(scratch())
             functions = directory / "functions.toml"
             functions.write_text(
-                f'[[function]]\nname = "solve"\ncall = "{solver.__name__}:solve"\noperations = "operations"\nbytes = "{kind.bytes}"\n'
+                f'[[function]]\nname = "solve"\ncall = "{offered.__name__}:solve"\noperations = "operations"\nbytes = "{kind.bytes}"\n'
                 'arguments = ["in operations int", "in data bytes", "out count int"]\n'
             )
             cluster = stack.enter_context(CallsCluster(directory, nodes=0))

@@ -31,10 +31,9 @@ import psutil
 from rmgr.adapters.host.cgroup import CgroupConfig, Cgroups
 from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.load import turns
-from rmgr.bench.load.live_workload import PARTITION, Played, WorkloadStage, pipeline_with, send
-from rmgr.bench.load.process_cost import children_of, cpu_s
+from rmgr.bench.load.processes import children_of, cpu_s
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, zookeeper_counts
-from rmgr.bench.reality import compare, simulated
+from rmgr.bench.reality import PARTITION, Played, WorkloadStage, compare, pipeline_with, send, simulated
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from rmgr.bench.load.process_cost import MIB, Cost, children_of, cost_of, pss_bytes
+from rmgr.bench.load.processes import MIB, Cost, children_of, cost_of, pss_bytes
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster

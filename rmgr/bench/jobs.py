@@ -10,8 +10,6 @@ line's own start is measured by `rmgr bench commands`) to the first instruction 
 start barrier of both nodes; and to the first instruction of its last rank, started by `rmgr run` in the script. One at a time, on a
 cluster that does nothing else.
 
-A job that was promised the cores of others, beside pulled work: `bench/jobs.py`.
-
 Last, connection reservation beside pulled work (`Gaps`): how soon a job runs that waited for others, once the last of them has ended.
 Every core of the cluster has a placed job of one core, and pulled tasks of 0.3 s wait for any of them. A job of all cores is promised
 what these jobs have, and they end. The gap is from the last of them that says it ends to the first instruction of the job, on one clock.
@@ -29,9 +27,9 @@ from typing import Any
 
 import psutil
 
-from rmgr.bench.load.live_workload import WorkloadStage, pipeline_with, send
-from rmgr.bench.load.process_cost import children_of, cpu_s
+from rmgr.bench.load.processes import children_of, cpu_s
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, zookeeper_counts
+from rmgr.bench.reality import WorkloadStage, pipeline_with, send
 from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
 from rmgr.client.ports import FirstTasks, TaskSpec

@@ -18,7 +18,7 @@ from itertools import count as counter
 
 from rmgr.adapters.stores import open_store
 from rmgr.bench.idle import parts_of
-from rmgr.bench.load.process_cost import MIB, cpu_s
+from rmgr.bench.load.processes import MIB, cpu_s
 from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, row, took_s, two_slots
 from rmgr.bench.store import memory_of_starter, over
 from rmgr.client.taskqueue import TaskQueue

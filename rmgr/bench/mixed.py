@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.bench.load.timed_sleep import timed_sleep
+from rmgr.bench.load.offered import timed_sleep
 from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, row, two_slots
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths

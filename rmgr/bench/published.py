@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rmgr.bench.jobs import AwaitedEnds
-from rmgr.bench.load.process_cost import cpu_s
+from rmgr.bench.load.processes import cpu_s
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch
 from rmgr.bench.scale import silent
 from rmgr.client.ports import TaskSpec

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from rmgr.bench.load.children import Child
-from rmgr.bench.load.process_cost import cpu_s
+from rmgr.bench.load.processes import Child, cpu_s
 from rmgr.bench.load.silent_starters import SilentStartersSpec
 from rmgr.bench.load.virtual_starters import VirtualStartersSpec
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, zookeeper_counts

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from itertools import islice
 
-from rmgr.bench.load.process_cost import MIB, children_of, pss_bytes, sampled
+from rmgr.bench.load.processes import MIB, children_of, pss_bytes, sampled
 from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, row, scratch, took_s, two_slots
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import OWN_CASSANDRA

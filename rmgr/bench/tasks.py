@@ -11,12 +11,13 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from rmgr.bench.load.children import Child
+from rmgr.bench.load.processes import Child, say
 from rmgr.bench.measuring import (
     SETUP,
     SLOTS,
@@ -30,9 +31,10 @@ from rmgr.bench.measuring import (
     two_slots,
     zookeeper_counts,
 )
-from rmgr.client.connection import Connection
+from rmgr.client.connection import Connection, connect
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.dev.cluster import OWN_CASSANDRA
 from rmgr.model.base.units import percentile
 
@@ -261,7 +263,7 @@ def _crowd(plan: MeasuringPlan, bench: Bench, count: int) -> list[Row]:
         for name, cluster in ways.items():
             asked = json.dumps({"cluster": cluster, "security": state.security, "tasks": count})
             crowds[name] = [
-                stack.enter_context(Child("rmgr.bench.load.mapper", asked, log=bench.cluster.directory / f"map{len(crowds)}{at}.log"))
+                stack.enter_context(Child("rmgr.bench.tasks", asked, log=bench.cluster.directory / f"map{len(crowds)}{at}.log"))
                 for at in range(_CLIENTS)
             ]
             for child in crowds[name]:
@@ -288,3 +290,22 @@ def _compared(what: str, unit: str, values: dict[str, list[float]]) -> list[Row]
         row(f"rmgr {_DIRECT}", SETUP, what, unit, direct, ratio=1.0),
         row(f"rmgr {_THROUGH}", SETUP, what, unit, through, ratio=ratio),
     ]
+
+
+def _map_when_asked(argument: str) -> None:
+    """One of the eight clients: `python -m rmgr.bench.tasks JSON` ({"cluster": {...}, "security": DIR, "tasks": N}, `cluster` as
+    `ClusterConfig` has it) says {"ready": 1}, and for each line that it gets {"span": [begin, end]}. Ends with its standard input.
+    """
+    asked = json.loads(argument)
+    config = Config(cluster=ClusterConfig(**asked["cluster"]), security=SecurityConfig(dir=asked["security"]))
+    with connect(config=config) as connection:
+        by_map(connection, 100)
+        say({"ready": 1})
+        for _ in sys.stdin:
+            begun_s = time.monotonic()
+            by_map(connection, asked["tasks"])
+            say({"span": [begun_s, time.monotonic()]})
+
+
+if __name__ == "__main__":
+    _map_when_asked(sys.argv[1])

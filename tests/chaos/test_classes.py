@@ -11,9 +11,20 @@ from typing import Any
 
 import pytest
 
-from rmgr.bench.load.live_workload import Played, WorkloadStage, pipeline_with
 from rmgr.bench.measuring import connected
-from rmgr.bench.reality import CLASS_CORES, CLASS_NODES, CONVENTIONAL, SYSTEMS, compare, simulated, system_document, system_workload
+from rmgr.bench.reality import (
+    CLASS_CORES,
+    CLASS_NODES,
+    CONVENTIONAL,
+    SYSTEMS,
+    Played,
+    WorkloadStage,
+    compare,
+    pipeline_with,
+    simulated,
+    system_document,
+    system_workload,
+)
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.tasks.placing import job_id
 from rmgr.sched.job import Job as Request

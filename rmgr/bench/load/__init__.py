@@ -1,4 +1,4 @@
-"""Programs that make load for benches, and what watches its cost.
+"""Programs that make load for benches, what starts them and watches its cost, and functions that workers run.
 
-They run as processes of their own, and speak to a bench in lines of JSON. They measure nothing themselves.
+Programs run as processes of their own, and speak to a bench in lines of JSON. They measure nothing themselves.
 """

@@ -14,7 +14,7 @@ import sys
 import threading
 
 from rmgr.adapters.calls.serving import Asked, Hello, Joined, LineEvent, Lines
-from rmgr.bench.load.children import say
+from rmgr.bench.load.processes import say
 from rmgr.client.calls import Caller
 from rmgr.config import ClusterConfig, Config
 from rmgr.model.calls.interface import encode_interface, read_functions

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import msgspec
 
 from rmgr.adapters.zookeeper.wire import OP_MULTI, OPEN_ACL, decode_multi, encode_acl, encode_multi
-from rmgr.bench.load.children import say
+from rmgr.bench.load.processes import say
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.multi import Committed, Multi
 from rmgr.errors import Unavailable

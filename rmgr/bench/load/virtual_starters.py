@@ -25,7 +25,7 @@ from rmgr import log as logs
 from rmgr.adapters.host.workevents import SlotLost, SlotUp, TasksEnded, TasksReturned, WorkEvent
 from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.bench.load.children import say
+from rmgr.bench.load.processes import say
 from rmgr.config import ClusterConfig, Config, LogConfig, StarterConfig
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Multi, Outcome

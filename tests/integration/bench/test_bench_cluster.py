@@ -13,7 +13,7 @@ from rmgr.bench import idle as bench_idle
 from rmgr.bench import mixed as bench_mixed
 from rmgr.bench import scale as bench_scale
 from rmgr.bench import store as bench_store
-from rmgr.bench.load.process_cost import children_of, cost_of, pss_bytes
+from rmgr.bench.load.processes import children_of, cost_of, pss_bytes
 from rmgr.bench.measuring import Bench, MeasuringPlan, two_slots
 from rmgr.bench.mixed import Ran, shortest_s
 from rmgr.cli.main import run

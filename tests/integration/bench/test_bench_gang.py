@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.bench import gang as bench_gang
 from rmgr.bench.load import turns
-from rmgr.bench.load.live_workload import Played
+from rmgr.bench.reality import Played
 from rmgr.cli.main import run
 from rmgr.errors import Unavailable
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.bench.load.live_workload import Played, WorkloadStage
 from rmgr.bench.measuring import connected
-from rmgr.bench.reality import simulated
+from rmgr.bench.reality import Played, WorkloadStage, simulated
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob

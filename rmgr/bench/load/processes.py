@@ -1,20 +1,25 @@
-"""Watches the cost of processes: time of the processor, wake-ups, memory; by process and with all that they started.
+"""Processes that a bench starts and looks at: a program of ours that answers in lines of JSON (`Child`), and what processes cost.
 
-The used heap of a Java process comes through HotSpot's own attach protocol, so that no JDK is needed (only `java`).
+Cost is time of the processor, wake-ups, memory; by process and with all that they started. The used heap of a Java process comes through
+HotSpot's own attach protocol, so that no JDK is needed (only `java`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import psutil
 
@@ -27,6 +32,73 @@ _DEADLINE_S = 30.0
 _LOOK_S = 0.02
 #: "def new generation   total 39296K, used 1234K", "tenured generation ...", and what follows of other collectors; never "Metaspace".
 _USED = re.compile(r"^ *(?!Metaspace|class space)\S[^\n]*?total \S+, used (\d+)K", re.MULTILINE)
+
+
+class Child:
+    """`python -m MODULE ARGUMENT`; it ends when its standard input does. Context manager: it is gone afterwards."""
+
+    def __init__(self, module: str, argument: str, *, log: Path) -> None:
+        self._name = module.rpartition(".")[2]
+        with log.open("wb") as err:
+            command = [sys.executable, "-m", module, argument]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, cwd=log.parent)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def told(self, what: str) -> Any:
+        """The value of `what` in the line that it says next; the child keeps the deadline. Raises: Unavailable when it ended instead."""
+        assert self._process.stdout is not None
+        try:
+            return json.loads(self._process.stdout.readline())[what]
+        except (ValueError, KeyError):
+            raise Unavailable(f"{self._name} ended instead of saying {what!r}") from None
+
+    def ask(self) -> None:
+        """Says a line, which it answers. Raises: Unavailable."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(b"?\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise Unavailable(f"{self._name} has ended") from None
+
+    def asked(self, what: str) -> Any:
+        """Its answer to a line of ours. Raises: Unavailable."""
+        self.ask()
+        return self.told(what)
+
+    def finish(self) -> None:
+        """No more questions: it says its last words (`told`) and ends."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Kills it, as a machine dies. Idempotent."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def say(what: Mapping[str, Any]) -> None:
+    """A line of a child to who started it (`Child.told`)."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+# -- what they cost ----------------------------------------------------------------------------------------------------------
+
 
 
 @dataclass(frozen=True, slots=True)
