@@ -48,8 +48,7 @@ from rmgr.model.base.units import percentile
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import CALLS, Candidate, PickRequest
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Command, Work
+from rmgr.model.tasks.submission import Command, Rigid, Work
 from rmgr.sched.catalogue import call_policy_named
 from rmgr.sim.calls.scenario import Case, ClientPlan, Scenario, scenario_named
 from rmgr.sim.calls.world import Replication, replicate

@@ -44,10 +44,9 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
 from rmgr.model.base.resources import Request
 from rmgr.model.base.units import percentile
-from rmgr.model.cluster.gang import Freezer, GangClock, GangRecord
-from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.tasks.placing import Rigid, job_id
-from rmgr.model.tasks.submission import Command, Work
+from rmgr.model.cluster.node import Freezer, GangClock, GangRecord, NodeRecord
+from rmgr.model.tasks.block import job_id
+from rmgr.model.tasks.submission import Command, Rigid, Work
 from rmgr.procedures.admission import admit
 from rmgr.sched.capacity.gangs import Carousel, Timetable
 from rmgr.sched.records import Gang

@@ -43,8 +43,7 @@ from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.base.states import State
 from rmgr.model.base.units import percentile
 from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.model.tasks.submission import Command, Rigid, Submission, Work
 from rmgr.procedures.admission import admit
 
 _NODES, _QUEUE = 2, "batch"

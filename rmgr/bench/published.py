@@ -27,8 +27,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Command, Work
+from rmgr.model.tasks.submission import Command, Rigid, Work
 from rmgr.procedures.bootstrap import read_settings
 
 _NODES, _CORES, _PENDING, _SUBMISSIONS = 1_000, 16, 10_000, 20

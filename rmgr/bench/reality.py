@@ -41,8 +41,7 @@ from rmgr.model.base.states import State
 from rmgr.model.base.units import percentile
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.model.tasks.submission import Command, Rigid, Submission, Work
 from rmgr.procedures.admission import admit
 from rmgr.sched.pipeline import pipeline_from
 from rmgr.sim.engine.driver import simulate

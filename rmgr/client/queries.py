@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from rmgr.client.submission.engine import Engine
     from rmgr.client.values import Values
     from rmgr.coord.protocol.ports import Store
-    from rmgr.model.cluster.gang import GangRecord
-    from rmgr.model.cluster.node import EpochRecord
+    from rmgr.model.cluster.node import EpochRecord, GangRecord
     from rmgr.model.tasks.submission import Submission
     from rmgr.submitter.port import Order, Submitted
     from rmgr.submitter.questions import Asks, GangRead, Question

@@ -22,8 +22,7 @@ from typing import Any, Generic, TypeVar
 from rmgr.errors import UsageError
 from rmgr.model.base.resources import Request
 from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
-from rmgr.model.tasks.placing import MPI, ONCE, RANKS, Rigid
-from rmgr.model.tasks.submission import OnDisconnect, PythonEnvironment, Submission, Work
+from rmgr.model.tasks.submission import MPI, ONCE, RANKS, OnDisconnect, PythonEnvironment, Rigid, Submission, Work
 from rmgr.runtime import machine
 
 #: Bytes of the directories that travel with a submission: half of what a record may have. Installed ones do not travel.

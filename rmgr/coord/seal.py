@@ -59,8 +59,7 @@ from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey, Fragment, FragmentSeal, Outcome, Seal
-from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.block import MAX_TASKS, Allocation, BlockData, BlockKey, Fragment, FragmentSeal, Outcome, Seal
 from rmgr.model.tasks.submission import Amendment, Submission, as_signed
 
 #: Fields of a submission's record that are not signed, and why.

@@ -45,11 +45,15 @@ from rmgr.errors import InvalidRecord, UsageError, WrongCluster
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.base.resources import MOST, Capacity, NodeAttributes, Request
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.gang import LEAST_QUANTUM_US, MOST_LEAVES, MOST_QUANTUM_US, GangClock, GangRecord
 from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, Role, SealedSecret
 from rmgr.model.cluster.node import (
+    LEAST_QUANTUM_US,
+    MOST_LEAVES,
+    MOST_QUANTUM_US,
     Drain,
     EpochRecord,
+    GangClock,
+    GangRecord,
     InboxOrder,
     Meta,
     NodeRecord,
@@ -79,6 +83,7 @@ from rmgr.model.tasks.block import (
     MOST_TASKS,
     NO_SEQ,
     PRIORITY_RANGE,
+    Allocation,
     BlockData,
     BlockKey,
     Call,
@@ -86,14 +91,21 @@ from rmgr.model.tasks.block import (
     Fragment,
     FragmentSeal,
     KeyedPayload,
+    NodeHold,
     Outcome,
     PastAttempt,
+    Reserved,
     Seal,
+    StopKind,
+    StopRequest,
 )
-from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, Reserved, Rigid
-from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.model.tasks.submission import (
+    FROM_CHECKPOINT,
+    FROM_START,
     MOST_CHANGES,
+    MPI,
+    ONCE,
+    RANKS,
     Amendment,
     Command,
     Condition,
@@ -102,6 +114,7 @@ from rmgr.model.tasks.submission import (
     Paged,
     Phase,
     PythonEnvironment,
+    Rigid,
     Submission,
     Tail,
     Terms,

@@ -20,9 +20,8 @@ from rmgr.model.base.units import counted, format_duration, format_size, plural
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import BOUND, CORES, JOBS, CappedUse, ClusterSettings, Dispatch, QueueSpec, UserLimits
 from rmgr.model.cluster.servers import CALLS
-from rmgr.model.tasks.block import PRIORITY_RANGE
-from rmgr.model.tasks.placing import FROM_START, MAX_INDEX, Rigid
-from rmgr.model.tasks.submission import Submission, Terms, Work
+from rmgr.model.tasks.block import MAX_INDEX, PRIORITY_RANGE
+from rmgr.model.tasks.submission import FROM_START, Rigid, Submission, Terms, Work
 from rmgr.procedures.queue_classes import check_class, chosen_classes, class_names, homes_of
 from rmgr.runtime import machine
 

@@ -34,8 +34,7 @@ from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, InvalidRecord
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind
-from rmgr.model.tasks.block import MOST_TASKS
-from rmgr.model.tasks.request import StopRequest, TaskRanges, ranges_of
+from rmgr.model.tasks.block import MOST_TASKS, StopRequest, TaskRanges, ranges_of
 from rmgr.model.tasks.submission import MOST_CHANGES, Amendment, Phase, Submission, Terms
 from rmgr.procedures.admission import check_changed
 from rmgr.procedures.bootstrap import read_settings

@@ -13,7 +13,7 @@ from rmgr.errors import ConfigError, Infeasible, NotFound
 from rmgr.model.base.resources import Request
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Rigid
 from rmgr.model.views import ClassView, QueueView
 
 if TYPE_CHECKING:

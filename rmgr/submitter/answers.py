@@ -22,10 +22,9 @@ from rmgr.coord.views.health import with_part
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.errors import NotFound, StateConflict, StoreUnavailable
 from rmgr.model.base.states import State
-from rmgr.model.cluster.gang import GangRecord
-from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord
+from rmgr.model.cluster.node import Drain, EpochRecord, GangRecord, Meta, NodeRecord
 from rmgr.model.cluster.queue import CappedUse, ClusterSettings
-from rmgr.model.tasks.placing import MAX_INDEX, job_id
+from rmgr.model.tasks.block import MAX_INDEX, job_id
 from rmgr.model.tasks.submission import Paged, Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView
 from rmgr.procedures.bootstrap import read_meta

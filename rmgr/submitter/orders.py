@@ -19,7 +19,7 @@ from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import Drain, InboxOrder, NodeRecord, NodeState, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.request import StopKind, StopRequest, TaskRanges
+from rmgr.model.tasks.block import StopKind, StopRequest, TaskRanges
 from rmgr.model.tasks.submission import Amendment, Phase, Submission
 from rmgr.procedures import control
 from rmgr.procedures.control import cancel_tasks, read_stop, send_stop, update_submission

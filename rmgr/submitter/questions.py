@@ -21,11 +21,9 @@ from rmgr.coord.protocol.records import cut, is_deep, unpack
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, Unavailable, UsageError
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.base.states import State
-from rmgr.model.cluster.gang import GangRecord
-from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord
+from rmgr.model.cluster.node import Drain, EpochRecord, GangRecord, Meta, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment
-from rmgr.model.tasks.request import StopRequest
+from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment, StopRequest
 from rmgr.model.tasks.submission import Amendment, Submission, Tail, Terms
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView
 from rmgr.model.wire.stream import msgpack_decoder

@@ -43,8 +43,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.cluster.queue import QueueSpec, UserLimits
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
-from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.block import NO_SEQ, Allocation, BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Terms, Work
 from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q

@@ -28,8 +28,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
-from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey, FailedRange, Fragment, Outcome
-from rmgr.model.tasks.request import StopRequest
+from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey, FailedRange, Fragment, Outcome, StopRequest
 from rmgr.model.tasks.submission import Command, Paged, Submission, Tail, Work
 from tests.harness import hostile
 from tests.harness.attacker import Person, Scene, unique

@@ -30,8 +30,7 @@ from rmgr.coord.views import answers
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import RevokedWork, Role
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Command, Phase
+from rmgr.model.tasks.submission import Command, Phase, Rigid
 from rmgr.procedures.securing import revoke
 from rmgr.submitter import messages as m
 from rmgr.submitter.questions import ReadRecord

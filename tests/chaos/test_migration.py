@@ -25,7 +25,7 @@ from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.request import StopRequest
+from rmgr.model.tasks.block import StopRequest
 from rmgr.runtime import machine
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.questions import MoveTask

@@ -11,7 +11,7 @@ from breakable import Chaos, eventually
 
 from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.placement.job_table import decode_records
-from rmgr.model.tasks.placing import job_id, task_of
+from rmgr.model.tasks.block import job_id, task_of
 from tests.harness.fair_time import PATIENCE_S
 
 pytestmark = pytest.mark.chaos

@@ -12,11 +12,12 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.records import encode_record
 from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.base.states import Reason
-from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, Role, SealedSecret
 from rmgr.model.cluster.node import (
     Drain,
     EpochRecord,
+    GangClock,
+    GangRecord,
     InboxOrder,
     Meta,
     NodeRecord,
@@ -27,9 +28,23 @@ from rmgr.model.cluster.node import (
     Trouble,
 )
 from rmgr.model.cluster.queue import CappedUse, ClusterSettings, PipelineSpec, QueueSpec, UserLimits
-from rmgr.model.tasks.block import BlockData, BlockKey, Call, FailedRange, Fragment, FragmentSeal, KeyedPayload, Outcome, PastAttempt, Seal
-from rmgr.model.tasks.placing import Allocation, NodeHold, Reserved, Rigid
-from rmgr.model.tasks.request import StopKind, StopRequest
+from rmgr.model.tasks.block import (
+    Allocation,
+    BlockData,
+    BlockKey,
+    Call,
+    FailedRange,
+    Fragment,
+    FragmentSeal,
+    KeyedPayload,
+    NodeHold,
+    Outcome,
+    PastAttempt,
+    Reserved,
+    Seal,
+    StopKind,
+    StopRequest,
+)
 from rmgr.model.tasks.submission import (
     Amendment,
     Command,
@@ -37,6 +52,7 @@ from rmgr.model.tasks.submission import (
     Dependency,
     Paged,
     PythonEnvironment,
+    Rigid,
     Submission,
     Tail,
     Terms,

@@ -18,8 +18,8 @@ from rmgr.errors import Infeasible
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.placing import Rigid, job_id
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.block import job_id
+from rmgr.model.tasks.submission import Rigid, Submission, Work
 from rmgr.procedures.queue_classes import check_class
 from rmgr.sched.queue_class import HOUR_US
 from tests.harness.leader_bench import Bench

@@ -7,8 +7,7 @@ import pytest
 from rmgr.daemons.leader.facts import job_of
 from rmgr.model.base.resources import Request
 from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.submission import Rigid, Submission, Work
 from rmgr.sched.job import Job
 from rmgr.sched.policies.connection_reservation import constant
 from rmgr.sched.queue_class import HOUR_US, HPC2500, selected

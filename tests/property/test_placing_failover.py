@@ -18,8 +18,8 @@ from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import BlockKey, PastAttempt
-from rmgr.model.tasks.placing import Rigid, task_of
+from rmgr.model.tasks.block import BlockKey, PastAttempt, task_of
+from rmgr.model.tasks.submission import Rigid
 from tests.harness.leader_bench import Bench, Starter, committed
 from tests.property.test_leader_killed import Mortal
 

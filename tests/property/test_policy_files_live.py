@@ -25,7 +25,7 @@ from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.cluster.node import InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Rigid
 from rmgr.sched.job import Node
 from rmgr.sim.runs.experiment import Experiment, carry_out
 from rmgr.sim.workload.jobs import Workload, WorkloadJob

@@ -130,8 +130,7 @@ def _change(session: Session, number: int, order: Order) -> str:
 
 
 def _cancel_tasks(session: Session, target: Target, reason: str, changes: Changes) -> None:
-    from rmgr.model.tasks.block import MOST_TASKS
-    from rmgr.model.tasks.request import TaskRanges, ranges_of
+    from rmgr.model.tasks.block import MOST_TASKS, TaskRanges, ranges_of
     from rmgr.submitter.questions import MOST_RANGES, CancelTasks, ReadRecord
 
     number = target.submission

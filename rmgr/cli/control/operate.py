@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rmgr.model.cluster.node import Drain
     from rmgr.model.cluster.queue import ClusterSettings
     from rmgr.model.tasks.array import Array
-    from rmgr.model.tasks.request import StopRequest
+    from rmgr.model.tasks.block import StopRequest
     from rmgr.model.tasks.submission import Submission
     from rmgr.model.views import TaskView
     from rmgr.submitter.questions import MoveTask, VacateNode
@@ -167,7 +167,7 @@ def vacate(session: Session, node: str) -> StopRequest:
 def shown_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
     """(submission, position) -> the id that people know."""
     from rmgr.model.tasks.array import shown_index
-    from rmgr.model.tasks.placing import job_label
+    from rmgr.model.tasks.block import job_label
     from rmgr.submitter.questions import ReadRecord
 
     found = {}

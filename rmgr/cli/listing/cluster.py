@@ -398,7 +398,7 @@ def draw_tree(view: GangView, layout: Layout, slots: int) -> None:
 
 
 def _label(job: int) -> str:
-    from rmgr.model.tasks.placing import job_label, task_of
+    from rmgr.model.tasks.block import job_label, task_of
 
     return job_label(*task_of(job))
 

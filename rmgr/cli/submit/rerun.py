@@ -21,8 +21,7 @@ from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, UsageError
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.array import Array, parse_array, shown_index
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.tasks.submission import Rigid, Submission
 
 if TYPE_CHECKING:
     from rmgr.client.commands.sending import Sent

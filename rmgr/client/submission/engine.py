@@ -24,8 +24,7 @@ from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.errors import NotConnected, RmgrError
 from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import MOST_TASKS
-from rmgr.model.tasks.request import indices_of, ranges_of
+from rmgr.model.tasks.block import MOST_TASKS, indices_of, ranges_of
 from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.procedures.output_keys import Fates, FatesPort
 from rmgr.runtime import machine

@@ -20,8 +20,7 @@ from rmgr.model.base.states import LOSSES, OWN_FAILURES, Reason, State
 from rmgr.model.base.version import SKEW
 from rmgr.model.cluster.node import EpochRecord, InboxOrder, Meta, NodeRecord, NodeState
 from rmgr.model.cluster.queue import CappedUse
-from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt, pending_indices, runs
-from rmgr.model.tasks.request import StopRequest
+from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt, StopRequest, pending_indices, runs
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 
 #: Deletes of one COLLECT, beside its checks.

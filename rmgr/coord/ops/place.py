@@ -42,8 +42,7 @@ from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_re
 from rmgr.model.base.resources import Needs
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import BlockData, BlockKey, Fragment, PastAttempt
-from rmgr.model.tasks.placing import Allocation, NodeHold, Reserved
+from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, Fragment, NodeHold, PastAttempt, Reserved
 
 #: What a block may still become longer by while it runs, and in the record of its failure.
 _GROWS_BYTES = 1024

@@ -189,7 +189,7 @@ def placing(partition: str) -> str:
 
 
 def gangs(partition: str) -> str:
-    """Whose slots are when on the nodes of a partition (`model/cluster/gang.py`)."""
+    """Whose slots are when on the nodes of a partition (`GangRecord` in `model/cluster/node.py`)."""
     return f"{GANGS}/{partition}"
 
 

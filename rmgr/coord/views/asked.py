@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rmgr.model.base.units import format_duration, format_size
-from rmgr.model.tasks.placing import FROM_CHECKPOINT, Rigid
-from rmgr.model.tasks.submission import Command, OnDisconnect, Submission, history_of, terms_of
+from rmgr.model.tasks.submission import FROM_CHECKPOINT, Command, OnDisconnect, Rigid, Submission, history_of, terms_of
 
 #: What is usual, by the names of `show --json`; in this order. Durations in seconds, times in us since the epoch.
 USUAL: dict[str, Any] = {

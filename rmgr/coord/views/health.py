@@ -25,8 +25,7 @@ from rmgr.model.base.states import State
 from rmgr.model.base.units import counted, utc
 from rmgr.model.cluster.node import Drain, NodeRecord, NodeState, Trouble, TroubleKind
 from rmgr.model.cluster.queue import Dispatch, QueueSpec
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Phase, Submission
+from rmgr.model.tasks.submission import Phase, Rigid, Submission
 from rmgr.model.views import JobView, Level, NodeView, PartView, StatusView, WhyView
 
 #: Nodes (of one state) and certificates that get a sentence each; of more, how many. Requests that differ and are compared with all nodes.

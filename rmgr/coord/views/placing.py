@@ -14,8 +14,8 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted, format_duration, format_size, utc
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.placing import Rigid, job_label
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.tasks.block import job_label
+from rmgr.model.tasks.submission import Rigid, Submission
 from rmgr.model.views import ExplainView, FaultView, JobView, MovingView, PlacedView, PolicyView, WhyView
 
 V = TypeVar("V", JobView, ExplainView)

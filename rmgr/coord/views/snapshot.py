@@ -10,8 +10,7 @@ from rmgr.coord.decisions.progress import Progress, claimed_state
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, Trouble
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.block import Allocation, BlockKey
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import PlacingView
 

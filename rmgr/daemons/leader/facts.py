@@ -13,9 +13,8 @@ from typing import TypeAlias
 from rmgr.model.base.resources import MIB, needs_of
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import Allocation, Rigid, job_id
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.tasks.block import Allocation, BlockKey, job_id
+from rmgr.model.tasks.submission import Rigid, Submission
 from rmgr.sched.capacity.gangs import share_of_memory
 from rmgr.sched.job import Job, Node, Placement, Running, spans_of
 from rmgr.sched.queue_class import QueueClass

@@ -2,18 +2,23 @@
 
 The name of its znode (`BlockKey`) says what it is and what it needs; its data (`BlockData`) carries the arguments. An `Outcome` is what
 became of an attempt, a `Fragment` what one commit says of many. MessagePack structs, because millions of them pass.
+
+A placed job is a task of a submission in a queue with `dispatch = place`: a block of one task that only the leader may give to nodes. Where
+it has put one attempt is the block's `Allocation`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, TypeAlias
 
 import msgspec
 
-from rmgr.model.base.ids import Attempt, BetweenUs, NodeName, Number, SpanUs
+from rmgr.model.base.ids import Attempt, BetweenUs, Newer, NodeName, Number, SpanUs, newer
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.placing import Allocation
 
 #: Most tasks of one block, and most bytes of arguments that ride inside it.
 MAX_TASKS = 256
@@ -31,6 +36,9 @@ MOST_ATTEMPTS = 99_999
 
 #: Sentences of `BlockData.story`, and characters of one.
 MAX_STORY, STORY_CHARS = 8, 200
+
+#: Tasks of one submission that a scheduler's job id has room for.
+MAX_INDEX = 1 << 20
 
 #: `seq` of a block that has not stood in `pending` yet (created held); releasing it gives it a place in the queue.
 NO_SEQ = 9_999_999_999
@@ -92,6 +100,48 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     not_after_s: int
     signature: bytes = b""
     proof: tuple[bytes, ...] = ()
+
+
+class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Nodes of one attempt of a job. shares: (node, processes), the head first; on every node processes x threads cores.
+
+    threads: cores of one process. memory_mib: of one process, 0 = not counted. started_us: when the leader placed it (its clock).
+    planned_us: how long it was planned for, 0 = no limit. whole: of a job that has its nodes for itself: all cores of each node, in the
+    order of `shares`; it has their other resources, too, but of the memory what it asked for. gang: it runs in the slots that
+    `/gangs/<gang>` gives it, and stands still in others; "" = in none. generation: of that record, by which it was placed: an earlier
+    one may have the attempt on other cores. changes: amendments of its submission's record, by which it was placed: its node reads that
+    one, or a later one.
+    """
+
+    shares: tuple[tuple[str, int], ...]
+    threads: int
+    memory_mib: int = 0
+    started_us: int = 0
+    planned_us: int = 0
+    whole: tuple[int, ...] = ()
+    gang: str = ""
+    generation: int = 0
+    changes: int = 0
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """On each node, in the order of `shares`."""
+        return self.whole or tuple(count * self.threads for _, count in self.shares)
+
+    @property
+    def head(self) -> str:
+        """The node that runs its script and commits its end."""
+        return self.shares[0][0]
+
+    @property
+    def helpers(self) -> tuple[tuple[str, int], ...]:
+        """The other nodes."""
+        return self.shares[1:]
+
+    @property
+    def processes(self) -> int:
+        """On all nodes."""
+        return sum(count for _, count in self.shares)
 
 
 class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -157,17 +207,6 @@ class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):
 def pending_indices(key: BlockKey, done: int) -> list[int]:
     """Indices of the block without a committed outcome, ascending. Cost: O(count)."""
     return [key.first + i for i in range(key.count) if not done >> i & 1]
-
-
-def runs(indices: list[int]) -> list[tuple[int, int]]:
-    """Ascending indices as (first, count) runs. Cost: O(n)."""
-    out: list[tuple[int, int]] = []
-    for index in indices:
-        if out and out[-1][0] + out[-1][1] == index:
-            out[-1] = (out[-1][0], out[-1][1] + 1)
-        else:
-            out.append((index, 1))
-    return out
 
 
 # -- outcomes, and the fragments in which they are committed -------------------------------------------------------------------
@@ -290,3 +329,168 @@ class FailedRange(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     cpu_us: int = 0
     max_rss_kib: int = 0
     alone: bool = True
+
+
+# -- placed jobs: holds and promises, requests about those that run, names ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHold:
+    """`/holds/<node>/<submission>.<index>.<attempt>`: a job that runs elsewhere has these cores here; its Starter never pulls into them.
+
+    head: the node that runs the job. key: name of its block there. The hold goes when that block is gone.
+    cores: of its processes; whole: it has all of the node's, and all other resources. gang, generation: as those of the job's
+    allocation.
+    """
+
+    head: str
+    key: str
+    cores: int
+    memory_mib: int = 0
+    processes: int = 0
+    whole: bool = False
+    gang: str = ""
+    generation: int = 0
+    newer: Newer = newer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """`/holds/<node>/r-<submission>.<index>`: cores that a waiting job was promised here; the Starter starts nothing else on them.
+
+    shares: (run, cores): they are the waiting job's from the commit on that ends this run (`<submission>.<index>.<attempt>`); "" in place
+    of a run that had ended when this was written. Nothing is written when it ends: that its block is gone says it. memory_mib, resources
+    (name, pieces): what the waiting job will use on these cores. The record goes with the commit that places the job, or when its promise
+    does.
+    """
+
+    shares: tuple[tuple[str, int], ...] = ()
+    memory_mib: int = 0
+    resources: tuple[tuple[str, int], ...] = ()
+    newer: Newer = newer()
+
+
+def run_label(submission: int, index: int, attempt: int) -> str:
+    """One attempt of a job, as `Reserved.shares` and the names of holds have it."""
+    return f"{submission}.{index}.{attempt}"
+
+
+def job_id(submission: int, index: int) -> int:
+    """The scheduler's id of a task: ids ascend in the order of submission. Raises: ValueError for an index too large."""
+    if not 0 <= index < MAX_INDEX:
+        raise ValueError(f"task {submission}_{index}: a placed submission has at most {MAX_INDEX} tasks")
+    return submission * MAX_INDEX + index
+
+
+def job_label(submission: int, index: int) -> str:
+    """`42`, or `42_7` of the tasks behind its first."""
+    return f"{submission}_{index}" if index else str(submission)
+
+
+def task_of(job: int) -> tuple[int, int]:
+    """(submission, index) of a scheduler's id."""
+    return divmod(job, MAX_INDEX)
+
+
+class StopKind(StrEnum):
+    """Kind of a request about placed jobs."""
+
+    CHECKPOINT = "checkpoint"  #: to save its state, and go on
+    MIGRATE = "migrate"  #: to save its state, and to go on elsewhere
+    VACATE = "vacate"  #: the same, of every job with a part on a drained node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequest:
+    """`/requests/<guid>`: something is asked of a placed job that runs (`submission`, `index`), or of all those on `node`.
+
+    attempt: that was seen to run, 0 = whichever does; one that is over has moved already. to: node of the next start, "" = any other.
+    grace_us: 0 = as the job says. detail: told by it.
+    done: (submission, index, what became of it); left: (submission, index, why it goes on). error, code, hint: of the request as a whole.
+    """
+
+    format: int = 1
+    kind: StopKind
+    submission: int = 0
+    index: int = 0
+    attempt: int = 0
+    to: str = ""
+    node: str = ""
+    grace_us: int = 0
+    detail: str = ""
+    answered: bool = False
+    done: tuple[tuple[int, int, str], ...] = ()
+    left: tuple[tuple[int, int, str], ...] = ()
+    error: str = ""
+    code: str = ""
+    hint: str = ""
+
+
+# -- ranges of tasks ---------------------------------------------------------------------------------------------------------
+
+
+def runs(indices: list[int]) -> list[tuple[int, int]]:
+    """Ascending indices as (first, count) runs. Cost: O(n)."""
+    out: list[tuple[int, int]] = []
+    for index in indices:
+        if out and out[-1][0] + out[-1][1] == index:
+            out[-1] = (out[-1][0], out[-1][1] + 1)
+        else:
+            out.append((index, 1))
+    return out
+
+
+def ranges_of(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """3 4 5 9, in whatever order -> (3, 3), (9, 1)."""
+    return tuple(runs(sorted(set(indices))))
+
+
+class TaskRanges:
+    """Positions of tasks that are asked for: those of `ranges` (first, count) below `end`, at the cost of the ranges."""
+
+    __slots__ = ("_firsts", "_stops", "count")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]], end: int) -> None:
+        self._firsts: list[int] = []
+        self._stops: list[int] = []
+        at = 0
+        for first, count in sorted(ranges):
+            start, stop = max(first, at), min(first + count, end)
+            if start >= stop:
+                continue
+            if self._stops and start == at:
+                self._stops[-1] = stop
+            else:
+                self._firsts.append(start)
+                self._stops.append(stop)
+            at = stop
+        self.count = sum(self._stops) - sum(self._firsts)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(first, count), in order, none beside another."""
+        return [(first, stop - first) for first, stop in zip(self._firsts, self._stops, strict=True)]
+
+    def within(self, first: int, end: int) -> list[int]:
+        """Those from `first` to below `end`. Cost: O(log ranges + end - first)."""
+        found: list[int] = []
+        at = max(0, bisect_right(self._firsts, first) - 1)
+        while at < len(self._firsts) and self._firsts[at] < end:
+            found += range(max(first, self._firsts[at]), min(end, self._stops[at]))
+            at += 1
+        return found
+
+    def covers(self, first: int, end: int) -> bool:
+        """All from `first` to below `end` are among them. Cost: O(log ranges)."""
+        at = bisect_right(self._firsts, first) - 1
+        return at >= 0 and end <= self._stops[at]
+
+
+def indices_of(ranges: Iterable[tuple[int, int]], end: int) -> list[int]:
+    """(3, 3), (9, 1) -> 3 4 5 9: those below `end`. Cost: O(ranges + end), whatever stands there."""
+    found: list[int] = []
+    at = 0
+    for first, count in sorted(ranges):
+        stop = min(first + count, end)
+        found += range(max(first, at), stop)
+        at = max(at, stop)
+    return found

@@ -1,4 +1,4 @@
-"""A submission: what one `rmgr submit` or one TaskQueue creates, as recorded in its znode."""
+"""A submission: what one `rmgr submit` or one TaskQueue creates, as recorded in its znode; of placed jobs with their shape (`Rigid`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 from rmgr.model.base.ids import Newer, SpanUs, newer
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import Rigid
+
+#: `Rigid.launch`: what becomes of the function of a TaskQueue.
+ONCE, RANKS, MPI = "", "ranks", "mpi"
+#: `Rigid.restart`.
+FROM_CHECKPOINT, FROM_START = "checkpoint", "start"
 
 
 class Phase(StrEnum):
@@ -128,6 +132,42 @@ class PythonEnvironment:
     worker_group: str = ""  #: workers are shared only inside the group (an Executor with an initializer)
     program: str = ""  #: the client process whose functions they are: a worker serves one program
     newer: Newer = newer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rigid:
+    """Shape of a placed request; cores and memory of `Request` are those of one process.
+
+    nodes: on exactly so many nodes, processes spread evenly; 0 = wherever they fit. exclusive: no other job on its nodes. nodelist: only
+    on these nodes; exclude: on none of these. begin_us: not before this time (us since the epoch), 0 = at once.
+    kill_on_bad_exit: all ranks end when one of them fails. checkpoint_every_us: 0 = only when asked. checkpoint_grace_us: how long it may
+    take to save its state when it is asked to, unless who asks says otherwise. restart: an attempt begins with what the last checkpoint
+    holds (`FROM_CHECKPOINT`), or always from the start (`FROM_START`: nothing is stored). launch, of functions: it is called once, on
+    the first node (`ONCE`), in each process, with the variables of a rank (`RANKS`), or in each process of an MPI program (`MPI`).
+    queue_class: the queue class that its user named; "" = the policy chooses.
+    checkpoint: its program saves its state when it is asked to, so that policies may move it. max_moves: so often one may, 0 = as often as
+    it likes.
+    """
+
+    processes: int = 1
+    nodes: int = 0
+    exclusive: bool = False
+    nodelist: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    begin_us: SpanUs = 0
+    kill_on_bad_exit: bool = False
+    checkpoint_every_us: SpanUs = 0
+    checkpoint_grace_us: SpanUs = 30_000_000
+    restart: str = "checkpoint"
+    launch: str = ONCE
+    queue_class: str = ""
+    checkpoint: bool = False
+    max_moves: int = 0
+    newer: Newer = newer()
+
+    def saves(self, answered: bool = False) -> bool:
+        """It loses nothing when it is moved. answered: its program has answered a request to save its state before."""
+        return self.restart != FROM_START and (self.checkpoint or self.checkpoint_every_us > 0 or answered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
-from rmgr.model.cluster.gang import GangRecord
-from rmgr.model.tasks.placing import run_label, task_of
+from rmgr.model.cluster.node import GangRecord
+from rmgr.model.tasks.block import run_label, task_of
 from rmgr.sched.capacity.holds import each_node, room
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import OrderKind
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Command
+from rmgr.model.tasks.submission import Command, Rigid
 from tests.harness.hand_leader import put
 from tests.harness.starter_rig import Rig
 from tests.harness.waiting import eventually

@@ -24,8 +24,7 @@ from rmgr.errors import StoreUnavailable
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import OrderKind
 from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Command
+from rmgr.model.tasks.submission import Command, Rigid
 from tests.harness.hand_leader import put, unhold, waiting
 from tests.harness.reachable import open_place
 from tests.harness.starter_rig import Rig, call, own_rig

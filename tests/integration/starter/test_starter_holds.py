@@ -14,7 +14,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import Drain, OrderKind
-from rmgr.model.tasks.placing import NodeHold
+from rmgr.model.tasks.block import NodeHold
 from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import put, unhold, waiting
 from tests.harness.starter_rig import Rig, own_rig

@@ -13,8 +13,8 @@ from rmgr.cli.main import run
 from rmgr.client.queries import GangView
 from rmgr.errors import NotFound
 from rmgr.model.base.units import spanned
-from rmgr.model.cluster.gang import GangClock, GangRecord
-from rmgr.model.tasks.placing import job_id
+from rmgr.model.cluster.node import GangClock, GangRecord
+from rmgr.model.tasks.block import job_id
 
 WIDE, PAIR, LEFT, RIGHT = (job_id(number, 0) for number in (42, 43, 44, 45))
 

@@ -13,7 +13,7 @@ from rmgr.cli.words.moments import parse_begin
 from rmgr.cli.words.params import parse_nodes
 from rmgr.client.commands.request import CommandOptions
 from rmgr.errors import UsageError
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Rigid
 
 
 def options(*words: str) -> CommandOptions:

@@ -25,8 +25,7 @@ from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import percentile
 from rmgr.model.tasks.block import Fragment, Outcome, PastAttempt
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Submission, Tail, Work
+from rmgr.model.tasks.submission import Rigid, Submission, Tail, Work
 from rmgr.model.views import JobView
 
 HOUR = 3_600_000_000

@@ -13,7 +13,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Infeasible, StateConflict
-from rmgr.model.tasks.request import StopRequest
+from rmgr.model.tasks.block import StopRequest
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.questions import MoveTask
 from tests.harness.memory import MemoryCoordinator

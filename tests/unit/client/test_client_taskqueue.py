@@ -28,8 +28,7 @@ from rmgr.errors import (
     UsageError,
 )
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.tasks.submission import Phase, Rigid, Submission, Tail
 from rmgr.procedures.control import cancel_submission, hold_submission, release_submission
 from rmgr.procedures.snapshot import read_submission
 from tests.harness.client_cluster import Cluster, running

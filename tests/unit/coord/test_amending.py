@@ -19,7 +19,6 @@ from rmgr.errors import InvalidRecord
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange
-from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import (
     MOST_CHANGES,
     Amendment,
@@ -27,6 +26,7 @@ from rmgr.model.tasks.submission import (
     Condition,
     Dependency,
     Phase,
+    Rigid,
     Submission,
     Terms,
     Work,

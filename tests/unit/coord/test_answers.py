@@ -19,9 +19,8 @@ from rmgr.model.base.resources import Capacity, Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec, UserLimits
-from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
-from rmgr.model.tasks.placing import Allocation, Rigid
-from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Tail, Terms, Work
+from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
+from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Rigid, Submission, Tail, Terms, Work
 from rmgr.model.views import FaultView, HeldView, NodeView, PartitionView, PlacedView, PlacingView, PolicyView, WhyView
 
 UNTIL_US = 1_700_000_000_000_000

@@ -11,8 +11,7 @@ from rmgr.coord.protocol.multi import MAX_USAGE_BYTES, Create, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views.snapshot import BlockOnNode, by_node, in_all
 from rmgr.model.cluster.queue import CORES, JOBS, CappedUse, UserLimits
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.block import Allocation, BlockKey
 
 
 def block(submission: int, count: int = 1, cores: int = 1) -> BlockKey:

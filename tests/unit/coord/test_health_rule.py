@@ -17,8 +17,7 @@ from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Work
+from rmgr.model.tasks.submission import Command, Phase, Rigid, Submission, Tail, Work
 from rmgr.model.views import Level, PartView, StatusView
 
 QUEUES = (QueueSpec(name="default"), QueueSpec(name="wide", dispatch=Dispatch.PLACE, partition="big"))

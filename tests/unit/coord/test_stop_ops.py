@@ -10,8 +10,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Delete, Gone
 from rmgr.coord.protocol.records import decode_block
 from rmgr.model.base.states import Reason
-from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
-from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, PastAttempt
 
 KEY = BlockKey(priority=5, seq=7, submission=42, first=3, count=1, attempt=2, cores=4, memory_mib=0)
 PAST = PastAttempt(attempt=2, node="n1", reason=Reason.MIGRATED, error="drained")

@@ -28,13 +28,10 @@ from tests.harness.records_of_0_1_0 import RECORDS
 #: Where records are, and what there is none.
 MODULES = (
     "base.resources",
-    "cluster.gang",
     "cluster.identity",
     "cluster.node",
     "cluster.queue",
     "tasks.block",
-    "tasks.placing",
-    "tasks.request",
     "tasks.submission",
     "wire.line",
 )

@@ -12,8 +12,7 @@ from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, UsageErr
 from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Submission, Terms, Work
+from rmgr.model.tasks.submission import Rigid, Submission, Terms, Work
 from rmgr.procedures.admission import admit, check_admitted, check_changed, chosen_classes
 
 

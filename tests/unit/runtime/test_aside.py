@@ -13,7 +13,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views import answers, health
 from rmgr.model.cluster.node import Drain
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Rigid
 from rmgr.model.views import Level
 from rmgr.runtime.aside import MOST, Aside
 from tests.harness.leader_bench import Bench, committed

@@ -8,8 +8,7 @@ from rmgr.daemons.leader.facts import job_of, node_of
 from rmgr.model.base.resources import Capacity, Request
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.submission import Rigid, Submission, Work
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass

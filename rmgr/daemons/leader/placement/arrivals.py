@@ -21,8 +21,7 @@ from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.daemons.leader.facts import job_of, marked, misplaced, node_mark, with_known
 from rmgr.daemons.leader.tree import LeaderTree, Thunk, WatchedCache, names_below
 from rmgr.errors import InvalidRecord, RmgrError, StateConflict
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import MAX_INDEX, job_id
+from rmgr.model.tasks.block import MAX_INDEX, BlockKey, job_id
 from rmgr.model.tasks.submission import Submission
 from rmgr.runtime.story import Pause, Story
 from rmgr.sched.policy import Cause

@@ -21,8 +21,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.facts import Names, natural
 from rmgr.errors import LimitReached, RmgrError
 from rmgr.model.base.units import counted, spanned
-from rmgr.model.cluster.gang import LEAD_US, MOST_LEAVES, GangClock, GangRecord
-from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.cluster.node import LEAD_US, MOST_LEAVES, GangClock, GangRecord, NodeRecord, NodeState
 from rmgr.model.views import GangSummary
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReading

@@ -21,8 +21,7 @@ from rmgr.daemons.leader.tree import LeaderTree
 from rmgr.errors import RmgrError
 from rmgr.model.base.resources import MIB
 from rmgr.model.cluster.node import InboxOrder, NodeState, OrderKind
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import job_id, run_label, task_of
+from rmgr.model.tasks.block import BlockKey, job_id, run_label, task_of
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
 from rmgr.sched.capacity.holds import each_node

@@ -20,8 +20,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import unpack
 from rmgr.daemons.leader.facts import Known, Names
 from rmgr.daemons.leader.tree import WatchedCache
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import Allocation, job_id, task_of
+from rmgr.model.tasks.block import Allocation, BlockKey, job_id, task_of
 from rmgr.model.tasks.submission import Submission
 from rmgr.sched.job import Placement, Reservation, spans_of
 from rmgr.sched.records import Hold, Note, Share, Usage

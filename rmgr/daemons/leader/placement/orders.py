@@ -23,10 +23,8 @@ from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, stop_o
 from rmgr.daemons.leader.placement.view import said
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.gang import LEAD_US
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.placing import task_of
+from rmgr.model.cluster.node import LEAD_US, InboxOrder, OrderKind
+from rmgr.model.tasks.block import BlockData, task_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Story

@@ -14,7 +14,7 @@ from typing import Any
 from rmgr.adapters import policy_files
 from rmgr.daemons.service.metaserver import default_pipeline
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.gang import LEAST_QUANTUM_US, MOST_QUANTUM_US
+from rmgr.model.cluster.node import LEAST_QUANTUM_US, MOST_QUANTUM_US
 from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.cluster.servers import CALLS
 from rmgr.runtime.logger import Log

@@ -31,7 +31,7 @@ from rmgr.daemons.leader.placement.stops import Stops
 from rmgr.daemons.leader.placement.view import ClassMetrics, jobs_view, ledger_view, partitions_view, promised_starts, shares_view, views_of
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import StateConflict
-from rmgr.model.tasks.placing import task_of
+from rmgr.model.tasks.block import task_of
 from rmgr.model.views import PlacingView, QueueView
 from rmgr.runtime.mailbox import Timer
 from rmgr.runtime.story import Bell, Story

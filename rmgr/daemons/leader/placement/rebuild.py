@@ -23,9 +23,8 @@ from rmgr.daemons.leader.placement.holds import standing
 from rmgr.daemons.leader.placement.job_table import PlacedJob, Records, decode_records
 from rmgr.daemons.leader.placement.stops import PendingStop
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.gang import MOST_QUANTUM_US
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import MAX_INDEX, Allocation, job_id
+from rmgr.model.cluster.node import MOST_QUANTUM_US
+from rmgr.model.tasks.block import MAX_INDEX, Allocation, BlockKey, job_id
 from rmgr.model.tasks.submission import Submission, as_started
 from rmgr.runtime.story import Bell, Pause, Story
 from rmgr.sched.capacity.gangs import leaves_of

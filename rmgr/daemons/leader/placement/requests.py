@@ -26,8 +26,8 @@ from rmgr.daemons.leader.placement.view import label
 from rmgr.daemons.leader.tree import WatchedCache
 from rmgr.errors import RmgrError, StateConflict, Unavailable, UsageError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
-from rmgr.model.tasks.request import StopKind, StopRequest
+from rmgr.model.tasks.block import MAX_INDEX, StopKind, StopRequest, job_id, job_label, task_of
+from rmgr.model.tasks.submission import FROM_START
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
 from rmgr.sched.state.cluster import ClusterState

@@ -19,8 +19,7 @@ from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.view import label
 from rmgr.errors import Infeasible, NotFound, StateConflict
 from rmgr.model.base.units import counted
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import task_of
+from rmgr.model.tasks.block import BlockKey, task_of
 from rmgr.sched.capacity.pool_node import room_if_empty
 from rmgr.sched.job import Job, Node, Running, nodes_of
 from rmgr.sched.policy import Cause

@@ -21,8 +21,7 @@ from rmgr.daemons.leader.placement.view import label
 from rmgr.daemons.leader.tree import WatchedCache
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.placing import task_of
+from rmgr.model.tasks.block import BlockData, BlockKey, task_of
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
 from rmgr.sched.job import Job, Running, nodes_of

@@ -27,9 +27,8 @@ from rmgr.errors import Infeasible, RmgrError
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.units import utc
 from rmgr.model.tasks.array import shown_index
-from rmgr.model.tasks.block import NO_SEQ, BlockKey
-from rmgr.model.tasks.placing import MAX_INDEX, Rigid, job_label, task_of
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.tasks.block import MAX_INDEX, NO_SEQ, BlockKey, job_label, task_of
+from rmgr.model.tasks.submission import Rigid, Submission
 from rmgr.model.views import ClassView, GangSummary, HeldView, PartitionView, PlacedView, PromiseView, QueueView, ShareView, WhatIfView
 from rmgr.procedures.queue_classes import class_view, state_of
 from rmgr.runtime import machine

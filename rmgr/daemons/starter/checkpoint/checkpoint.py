@@ -58,7 +58,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_duration, utc
 from rmgr.model.cluster.node import InboxOrder
 from rmgr.model.tasks.block import PastAttempt
-from rmgr.model.tasks.placing import FROM_START
+from rmgr.model.tasks.submission import FROM_START
 from rmgr.model.wire.frames import NO_OUTPUT
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story

@@ -51,7 +51,7 @@ from rmgr.daemons.starter.execution.holds import CHECKPOINTS, HeldParts
 from rmgr.daemons.starter.staging.outputs import charged
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.tasks.placing import run_label
+from rmgr.model.tasks.block import run_label
 from rmgr.procedures.bounded import row_of
 from rmgr.runner.host.files import blind_ns, marks_of, remove_tree
 from rmgr.runner.ranks import ranks

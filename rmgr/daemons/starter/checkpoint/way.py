@@ -22,7 +22,7 @@ from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.model.base.states import Reason
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Rigid
 
 
 class CheckpointPhase(StrEnum):

@@ -27,8 +27,8 @@ from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.base.resources import MIB, Needs
 from rmgr.model.base.states import OWN_FAILURES, Reason
 from rmgr.model.base.units import format_size
-from rmgr.model.cluster.gang import Freezer
-from rmgr.model.tasks.placing import NodeHold, Reserved, run_label
+from rmgr.model.cluster.node import Freezer
+from rmgr.model.tasks.block import NodeHold, Reserved, run_label
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree

@@ -36,8 +36,7 @@ from rmgr.log import audit
 from rmgr.model.base.resources import share_variable
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.placing import Allocation, run_label
+from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, run_label
 from rmgr.model.wire.frames import BatchShape
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree

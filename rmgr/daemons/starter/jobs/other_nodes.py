@@ -29,8 +29,7 @@ from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import STORY_CHARS, BlockKey
-from rmgr.model.tasks.placing import run_label
+from rmgr.model.tasks.block import STORY_CHARS, BlockKey, run_label
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story

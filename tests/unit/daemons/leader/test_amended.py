@@ -22,8 +22,7 @@ from rmgr.model.base.resources import MIB, Request
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Phase, Terms
+from rmgr.model.tasks.submission import Phase, Rigid, Terms
 from rmgr.procedures.control import update_submission
 from tests.harness.leader_bench import Bench, Starter, committed
 

@@ -17,8 +17,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Phase
+from rmgr.model.tasks.submission import Phase, Rigid
 from tests.harness.leader_bench import Bench, committed
 
 SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))

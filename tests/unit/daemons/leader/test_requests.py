@@ -16,8 +16,8 @@ from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.daemons.leader.placement.requests import UserRequest, answer_of
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.placing import MAX_INDEX, Rigid
-from rmgr.model.tasks.request import StopKind, StopRequest, TaskRanges, indices_of
+from rmgr.model.tasks.block import MAX_INDEX, StopKind, StopRequest, TaskRanges, indices_of
+from rmgr.model.tasks.submission import Rigid
 from rmgr.procedures.control import cancel_tasks
 from tests.harness.leader_bench import Bench, committed
 

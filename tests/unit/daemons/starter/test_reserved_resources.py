@@ -10,7 +10,7 @@ from rmgr.daemons.leader.facts import Names
 from rmgr.daemons.leader.placement.holds import Promises
 from rmgr.daemons.leader.placement.job_table import JobTable
 from rmgr.daemons.starter.execution.holds import Reservations, _Promise
-from rmgr.model.tasks.placing import Reserved
+from rmgr.model.tasks.block import Reserved
 from rmgr.sched.job import Job
 from rmgr.sched.records import Hold, Share
 

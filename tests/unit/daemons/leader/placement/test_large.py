@@ -13,7 +13,7 @@ from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Rigid
 from tests.harness.leader_bench import Bench
 
 NODES = tuple(f"n{number}" for number in range(30))  # of two cores each

@@ -18,9 +18,8 @@ from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.request import StopKind, StopRequest
+from rmgr.model.tasks.block import BlockKey, StopKind, StopRequest
+from rmgr.model.tasks.submission import Rigid
 from rmgr.sched.pipeline import configured
 from rmgr.sched.policy import Stage
 from rmgr.sim.replay import verify

@@ -15,7 +15,7 @@ from rmgr.daemons.leader.placement.view import copied
 from rmgr.errors import Infeasible
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Rigid
 from rmgr.model.views import QueueView
 from rmgr.procedures.queue_classes import class_views
 from tests.harness.leader_bench import Bench

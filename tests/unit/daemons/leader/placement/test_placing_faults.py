@@ -19,7 +19,8 @@ from rmgr.daemons.leader.placement.orders import PlanExecution
 from rmgr.daemons.leader.placement.passes import BENCH_S, Faults, Passes, PassLost
 from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.placing import Rigid, job_id
+from rmgr.model.tasks.block import job_id
+from rmgr.model.tasks.submission import Rigid
 from rmgr.runtime.story import Story
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node

@@ -15,7 +15,7 @@ from rmgr.daemons.leader.placement import passes as placing_foreign
 from rmgr.daemons.leader.placement import passes as policy_process
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Rigid
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Bench
 

@@ -21,12 +21,10 @@ from rmgr.coord.views.placing import on_the_move
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.daemons.leader.placement.rebuild import _fitting, _gangs
 from rmgr.model.base.resources import Request
-from rmgr.model.cluster.gang import LEAD_US, GangRecord
-from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.cluster.node import LEAD_US, GangRecord, InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.placing import NodeHold, Rigid, job_id, task_of
-from rmgr.model.tasks.request import StopKind, StopRequest
+from rmgr.model.tasks.block import BlockData, NodeHold, StopKind, StopRequest, job_id, task_of
+from rmgr.model.tasks.submission import Rigid
 from rmgr.model.views import GangSummary
 from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine

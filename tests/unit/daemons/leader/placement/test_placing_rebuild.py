@@ -10,8 +10,7 @@ from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.placement import rebuild as placing_rebuild
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Phase
+from rmgr.model.tasks.submission import Phase, Rigid
 from tests.harness.leader_bench import Bench
 
 

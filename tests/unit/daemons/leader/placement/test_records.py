@@ -11,8 +11,7 @@ from rmgr.daemons.leader.facts import Names
 from rmgr.daemons.leader.placement.job_table import JobTable, decode_records, encode_records
 from rmgr.errors import WrongCluster
 from rmgr.model.base.resources import Request
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.submission import Rigid, Submission, Work
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Hold, Share
 from rmgr.sched.state.cluster import ClusterState, Snapshot

@@ -8,7 +8,7 @@ from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.placement.placer import FACTS, ORDER, Turn, TurnStep, in_order, run_turn
 from rmgr.errors import StateConflict
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Rigid
 from rmgr.sched.state.cluster import ClusterState
 from tests.harness.leader_bench import Bench
 

@@ -6,7 +6,8 @@ import json
 
 from rmgr.daemons.leader.placement.view import _blocker, label, said
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.placing import Rigid, job_id
+from rmgr.model.tasks.block import job_id
+from rmgr.model.tasks.submission import Rigid
 from rmgr.sched.plan import Why
 from tests.harness.leader_bench import Bench
 

@@ -14,8 +14,7 @@ from rmgr.daemons.leader.placement.view import WhatIfTrial, tried
 from rmgr.errors import Infeasible, InvalidRecord
 from rmgr.model.base.resources import Request
 from rmgr.model.tasks.block import NO_SEQ, BlockKey
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.model.tasks.submission import Command, Rigid, Submission, Work
 from rmgr.model.views import ShareView
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.pipeline import configured, pipeline_from

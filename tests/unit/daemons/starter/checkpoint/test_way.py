@@ -24,7 +24,7 @@ from rmgr.daemons.starter.checkpoint.way import (
     kind_of,
     next_step,
 )
-from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Rigid
 from rmgr.runtime.story import Stories
 
 P, K, E, F = CheckpointPhase, CheckpointKind, CheckpointEvent, CheckpointEffect

@@ -17,9 +17,8 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.starter.execution.gangs import AHEAD_US, Gangs
 from rmgr.daemons.starter.node.service import StarterMetrics
 from rmgr.model.base.resources import Capacity
-from rmgr.model.cluster.gang import GangClock, GangRecord
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.placing import NodeHold, job_id, run_label
+from rmgr.model.cluster.node import GangClock, GangRecord, NodeRecord, NodeState
+from rmgr.model.tasks.block import NodeHold, job_id, run_label
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReading

@@ -15,7 +15,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.starter.execution.holds import HeldParts, Reservations
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.errors import CoordinationUnavailable
-from rmgr.model.tasks.placing import NodeHold, Reserved
+from rmgr.model.tasks.block import NodeHold, Reserved
 from rmgr.runtime.story import Stories
 
 CORES = 4

@@ -1,0 +1,338 @@
+"""Options of `rmgr submit` and `rmgr run`: what they are called, how `#RMGR` lines and the command line become one request."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import hint_of
+from rmgr.cli.words.moments import BEGIN, BEGINS
+from rmgr.cli.words.params import AFTER, DURATION_US, MEMORY, RESOURCE, TIME_LIMIT_US, Parsed, listed, one_of, parse_nodes, parse_pair
+from rmgr.cli.words.script import Script, ignoring, looks_like_script, read_script, refused, translation, unset_slurm
+from rmgr.client.commands.request import CommandOptions, CommandRequest
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.block import MOST_ATTEMPTS, PRIORITY_RANGE
+from rmgr.model.tasks.submission import FROM_CHECKPOINT, FROM_START, OnDisconnect, Rigid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Afterwards:
+    """Flags for what the submitting command itself does."""
+
+    dry_run: bool = False
+    wait: bool = False
+    watch: bool = False
+    progress: bool = False
+    parsable: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """The command ends with the work."""
+        return self.wait or self.watch or self.progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRequest(CommandRequest):
+    """A request with what its command does besides."""
+
+    afterwards: Afterwards = Afterwards()
+
+
+# -- values --------------------------------------------------------------------------------------------------------------------
+
+
+def parse_env(text: str) -> tuple[str, str]:
+    """`K=V`, or `K` alone: with the value that it has here. Raises UsageError."""
+    name, equals, value = text.partition("=")
+    if not name or "\0" in text or any(char.isspace() for char in name):
+        raise UsageError(f"{text!r} is not an environment variable", hint="write it as NAME=VALUE, or NAME to pass on its value here")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise UsageError(f"the variable {name} is not set here", hint=f"give it a value: --env {name}=VALUE")
+    return name, os.environ[name]
+
+
+def _checked_array(text: str) -> str:
+    parse_array(text)
+    return text
+
+NODES = Parsed("nodes", parse_nodes)
+ARRAY = Parsed("array", _checked_array)
+ENV = Parsed("variable", parse_env)
+KEY_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE"))
+OF_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE", else_="; what the work prints goes to -o FILE, and is read by rmgr logs"))
+
+_EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
+
+#: How the help of `submit` and `run` groups them, by the names of parameters.
+SECTIONS = {
+    "What it needs": (
+        *("queue", "partition", "cores", "memory_bytes", "time_us", "processes", "nodes", "gpus", "resources", "features"),
+        *("exclusive", "nodelist", "exclude", "python"),
+    ),
+    "When it starts, and how often": (
+        *("array", "max_fails", "each_line", "after", "begin_us", "hold", "priority", "retries", "backoff_us", "resubmit", "requeue"),
+        *("on_disconnect", "kill_on_bad_exit"),
+    ),
+    "Files and output": ("out", "err", "stdin", "cwd", "env", "slurm_env", "inputs", "outputs", "uploads"),
+    "Checkpoints": ("checkpoint", "checkpoint_every_us", "checkpoint_grace_us", "restart_from", "max_moves"),
+    "Submitting": (
+        "jobs_file",
+        "name",
+        "account",
+        "token",
+        "dry_run",
+        "wait",
+        "watch",
+        "progress",
+        "parsable",
+        "ignore_sbatch",
+        "ignore_pbs",
+    ),
+}
+
+
+def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of `submit` and `run`; the function gets them all as keywords."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def work_options_but(names: Collection[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The same without these parameters."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        before = list(getattr(function, "__click_params__", ()))
+        made = work_options(function)
+        made.__click_params__ = [  # type: ignore[attr-defined]
+            parameter
+            for parameter in made.__click_params__  # type: ignore[attr-defined]
+            if parameter in before or parameter.name not in names
+        ]
+        return made
+
+    return decorate
+
+_REQUEUE = "the same as --[no-]resubmit"
+_PLACED_OPTIONS = (
+    click.option("-n", "--processes", type=click.IntRange(1), metavar="P", help="processes of one job, -c cores each  [1, or one a node]"),
+    click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", help="on exactly N nodes, spread evenly  [wherever they fit]"),
+    click.option("--partition", metavar="NAME", default="", help="where it runs  [that of the queue]"),
+    click.option("--exclusive", is_flag=True, help="alone on its nodes, with all their cores and resources"),
+    click.option("-w", "--nodelist", type=NODES, metavar="NODES", default=(), help="only on these, as n1,n2 or n[1-3]"),
+    click.option("-x", "--exclude", type=NODES, metavar="NODES", default=(), help="on none of these"),
+    click.option("--begin", "begin_us", type=BEGIN, metavar="TIME", default=0, help=f"not before: {BEGINS}"),
+    click.option("--gpus", type=click.IntRange(1), metavar="N", help="of each process; the same as --resource gpu=N"),
+    click.option("--requeue/--no-requeue", default=None, help=_REQUEUE),
+    click.option("--kill-on-bad-exit", is_flag=True, help="all processes of a job end when one fails"),
+    click.option("--checkpoint-every", "checkpoint_every_us", type=DURATION_US, metavar="TIME", default=0, help="ask it to save its state"),
+    click.option(
+        "--checkpoint-grace", "checkpoint_grace_us", type=DURATION_US, metavar="TIME", default=None, help="for saving its state  [30s]"
+    ),
+    click.option("--checkpoint", is_flag=True, help="it saves its state when it is asked to: policies may move it"),
+    click.option("--max-moves", type=click.IntRange(1, MOST_ATTEMPTS), metavar="N", help="a policy moves it at most N times  [no cap]"),
+    click.option("--restart-from", type=click.Choice((FROM_CHECKPOINT, FROM_START)), default=FROM_CHECKPOINT, help="of a job that moves"),
+)  # fmt: skip
+
+_OPTIONS = (
+    click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
+    click.option("-q", "--queue", metavar="NAME", help="queue, or a queue class by hand (rmgr queues)  [the cluster's default]"),
+    click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of one task, or process  [1]"),
+    click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of one task, as 512M or 2G"),
+    click.option("-t", "--time", "time_us", type=TIME_LIMIT_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),
+    click.option(
+        "--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N",
+        help="higher goes first; in a fair queue among your own work  [the queue's]",
+    ),
+    click.option("-d", "--after", type=AFTER, metavar="ok:ID,any:ID,fail:ID", default=(), help="wait until these have ended so"),
+    click.option("-a", "--array", type=ARRAY, metavar="1-100:2%8", help="a task a number (RMGR_ARRAY_INDEX); %8: 8 at once"),
+    click.option("--max-fails", type=click.IntRange(0), metavar="N", help="cancel the rest once more than N failed  [never]"),
+    click.option("--each-line", metavar="FILE", default="", help="one task for each line of FILE (- is stdin), in RMGR_ENTRY"),
+    click.option("--retries", type=click.IntRange(0, 99_998), metavar="N", default=0, help="again after its own failure, N times  [0]"),
+    click.option("--backoff", "backoff_us", type=DURATION_US, metavar="TIME", default=0, help="before a retry; doubles each time  [0]"),
+    click.option("--resubmit/--no-resubmit", default=True, help="again after the loss of its node, or at most once  [resubmit]"),
+    click.option("-o", "--out", metavar="FILE", default="", help="stdout to FILE on the node, and fetched here by --wait; %j %a %t %x %N"),
+    click.option("-e", "--err", metavar="FILE", default="", help="stderr likewise"),
+    click.option("--env", type=ENV, metavar="K=V", multiple=True, help="environment variable; K alone passes on its value"),
+    click.option("--slurm-env", is_flag=True, help="set the variables of Slurm (SLURM_JOB_ID, ...), and provide srun"),
+    click.option("--cwd", metavar="DIR", default="", help="directory on the node  [a private one]"),
+    click.option("--input", "inputs", type=KEY_FILE, metavar="KEY=FILE", multiple=True, help="stored value as FILE in the directory"),
+    click.option("--output", "outputs", type=OF_FILE, metavar="KEY=FILE", multiple=True, help="FILE of the directory into the data store"),
+    click.option("--stdin", metavar="FILE", default="", help="what the work reads from its stdin; - is stdin here  [nothing]"),
+    click.option("--upload", "uploads", metavar="PATH", multiple=True, type=click.Path(), help="ship a file or directory there"),
+    click.option("--hold", is_flag=True, help="wait for rmgr release"),
+    click.option("--on-disconnect", type=one_of("choice", list(OnDisconnect)), metavar="keep|exclusive", default="keep", help=_EXCLUSIVE),
+    click.option("--python", metavar="PATH", default="", help="interpreter on the nodes, first in PATH"),
+    click.option("--features", metavar="A,B", default="", help="only on nodes with all of these"),
+    click.option("--resource", "resources", type=RESOURCE, metavar="NAME=N", multiple=True, help="countable things of a node"),
+    click.option("--account", metavar="NAME", default="", help="recorded with the work"),
+    click.option("--token", metavar="T", default="", help="the same token again gives the same id"),
+    click.option("--dry-run", is_flag=True, help="say what would be submitted, where and when; submit nothing"),
+    *_PLACED_OPTIONS,
+)  # fmt: skip
+
+
+# -- what options of placed jobs are in the record of a submission -------------------------------------------------------------
+
+
+def shape_of(values: Mapping[str, Any]) -> Rigid | None:
+    """What the options make of a job; None for one process anywhere. Raises UsageError for -N above -n.
+
+    -N without -n: a process a node. What asks for nothing special (-n 1, -N 1) changes nothing.
+    """
+    nodes = values["nodes"] or 0
+    processes = values["processes"] or nodes or 1
+    rigid = Rigid(
+        processes=processes,
+        nodes=nodes if processes > 1 or nodes > 1 else 0,
+        exclusive=values["exclusive"],
+        nodelist=values["nodelist"],
+        exclude=values["exclude"],
+        begin_us=values["begin_us"],
+        checkpoint_every_us=values["checkpoint_every_us"],
+        checkpoint_grace_us=Rigid().checkpoint_grace_us if values["checkpoint_grace_us"] is None else values["checkpoint_grace_us"],
+        restart=values["restart_from"],
+        checkpoint=values["checkpoint"],
+        max_moves=values["max_moves"] or 0,
+    )
+    if rigid == Rigid():
+        return None
+    from rmgr.procedures.admission import check_shape
+
+    check_shape(rigid)
+    return replace(rigid, kill_on_bad_exit=values["kill_on_bad_exit"])
+
+
+def resources_of(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """`--resource`, with `--gpus`. Raises UsageError when they contradict each other."""
+    resources: tuple[tuple[str, int], ...] = tuple(values["resources"])
+    gpus = values["gpus"]
+    if gpus is None:
+        return resources
+    other = dict(resources).get("gpu", gpus)
+    if other != gpus:
+        raise UsageError(f"--gpus {gpus} and --resource gpu={other} contradict each other", hint="drop one of them")
+    return (*(pair for pair in resources if pair[0] != "gpu"), ("gpu", gpus))
+
+
+def resubmit_of(values: Mapping[str, Any]) -> bool:
+    """`--[no-]resubmit`, by which name ever. Raises UsageError when both are said, and differ."""
+    resubmit: bool = values["resubmit"]
+    requeue: bool | None = values["requeue"]
+    if requeue and not resubmit:
+        raise UsageError("--no-resubmit and --requeue contradict each other", hint="they are two names of one thing: drop one")
+    return resubmit if requeue is None else requeue
+
+
+# -- command line + script -> request ------------------------------------------------------------------------------------------
+
+
+def read_work(
+    ctx: click.Context,
+    session: Session,
+    values: dict[str, Any],
+    words: Sequence[str],
+    *,
+    dashes: bool,
+    script: bool = True,
+    ignored: Collection[str] = (),
+) -> WorkRequest:
+    """What the command line, and the directives of the script that it names, ask for. The command line wins.
+
+    Args:
+        values: the options of the command line. words: what follows them.
+        dashes: `--` stood before the words: they are a command, never a script. script: the command takes scripts.
+        ignored: `#SBATCH`, `#PBS`: run a script with such lines without them.
+    Raises: UsageError naming option, or file and line of a directive.
+    """
+    if not words or not words[0]:  # "" is what a shell makes of "$UNSET"
+        raise UsageError("there is nothing to run", hint=f"{ctx.command_path} -- CMD ARGS..." + (", or a script" if script else ""))
+    found: Script | None = None
+    if script and not dashes and (words[0] == "-" or looks_like_script(words[0])):
+        found = read_script(words[0], sys.stdin.buffer if words[0] == "-" else None)
+        obeyed = ignoring(found, ignored)
+        if obeyed.foreign:
+            for line in translation(obeyed):
+                session.note(line)
+            raise refused(obeyed)
+        for note in found.notes:
+            session.note(note)
+        given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        values = with_directives(ctx, found, values, given)
+        words = words[1:]
+    options = checked_options(values)
+    if not options.slurm_env and (told := unset_slurm(found, words, [name for name, _ in options.env])):
+        session.note(told)
+    if not options.name:
+        options = _named(options, found, words)
+    flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
+    return WorkRequest(options=options, words=tuple(words), script=found, afterwards=Afterwards(**flags))
+
+
+def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], given: AbstractSet[str]) -> dict[str, Any]:
+    """`values` with what a script's directives say; what was `given` wins. Raises UsageError naming file and line."""
+    merged = dict(values)
+    repeatable = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
+    told: dict[str, Any] = {}
+    for line, words in script.directives:
+        for name, value in _parse_directive(ctx, script, line, words).items():
+            told[name] = (*told.get(name, ()), *value) if name in repeatable else value
+    for name, value in told.items():
+        if name in repeatable:
+            merged[name] = (*value, *values[name])  # a later one of the same name wins
+        elif name not in given:
+            merged[name] = value
+    return merged
+
+
+def _parse_directive(ctx: click.Context, script: Script, line: int, words: tuple[str, ...]) -> dict[str, Any]:
+    """Options said on one line. Raises UsageError naming file and line."""
+    aside = Session()
+    try:
+        with ctx.command.make_context("#RMGR", list(words), obj=aside) as parsed:
+            said = {
+                name: value for name, value in parsed.params.items() if parsed.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            }
+    except click.exceptions.Exit:
+        raise UsageError(f"{script.where(line)}: this option cannot stand in a script", hint="type it on the command line") from None
+    except click.UsageError as error:
+        hint = hint_of(error, otherwise=f"{ctx.command_path} --help")
+        raise UsageError(f"{script.where(line)}: {error.format_message()}", hint=hint) from None
+    except RmgrError as error:
+        raise UsageError(f"{script.where(line)}: {error.message}", hint=error.hint) from None
+    extra = said.pop("words", ())
+    if extra:
+        raise UsageError(f"{script.where(line)}: {extra[0]!r} is not an option", hint="the command is the script itself")
+    if aside.json or aside.zk or aside.store or aside.gateway or aside.config_file or aside.timeout_s is not None or aside.verbose:
+        raise UsageError(f"{script.where(line)}: global options cannot stand in a script", hint="type them on the command line")
+    return said
+
+
+def checked_options(values: dict[str, Any]) -> CommandOptions:
+    """What parsed options ask for together, by their parameters' names. Raises UsageError for what contradicts itself."""
+    known = CommandOptions.__dataclass_fields__
+    taken = {name: value for name, value in values.items() if name in known}
+    taken["features"] = listed(values["features"])
+    taken["on_disconnect"] = OnDisconnect(values["on_disconnect"])
+    for name in ("name", "queue", "array"):
+        taken[name] = values[name] or ""
+    taken |= {"rigid": shape_of(values), "resources": resources_of(values), "resubmit": resubmit_of(values)}
+    options = CommandOptions(**taken)
+    options.check()
+    return options
+
+
+def _named(options: CommandOptions, script: Script | None, words: Sequence[str]) -> CommandOptions:
+    name = os.path.basename(script.name if script is not None else words[0]) or "work"
+    return replace(options, name=name[:200])
