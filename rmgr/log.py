@@ -17,7 +17,7 @@ from rmgr.audit_book import AuditBook
 from rmgr.config import LogConfig
 from rmgr.model.cluster.queue import UserLimits
 from rmgr.runtime.interpreter import defer
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 
 defer()  # daemons import this module before those that would load them
 # structlog (26.1) imports rich where it is installed, for tracebacks in colours: 7 MiB and 50 modules in every daemon, which draws nothing.

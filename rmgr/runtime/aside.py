@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from traceback import extract_tb
 from typing import TypeVarTuple
 
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 
 Ts = TypeVarTuple("Ts")
 #: Subjects that are remembered; the oldest are forgotten first. Characters of an error.

@@ -1,4 +1,4 @@
-"""Gives daemons and client what they need of the machine: clocks, waits, threads and randomness.
+"""Gives daemons and client what they need of the machine: clocks, waits, threads and randomness; and says what a log is to them.
 
 Nothing in `rmgr/daemons` or `rmgr/client` asks `time`, `random`, `os.urandom` or `threading` for these (`tests/test_house_machine.py`
 compares), so a test can put another machine in place of this one (`replaced`) and let a whole cluster run on a virtual clock in one thread.
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -99,3 +99,50 @@ def replaced(other: object) -> Iterator[None]:
         yield
     finally:
         globals().update(own)
+
+
+class Backoff:
+    """Delays that grow by `factor` from `first_s` to `most_s`, each drawn between half of it and all of it.
+
+    Args:
+        rng: where the jitter comes from; tests pass a seeded one.
+    """
+
+    def __init__(self, first_s: float = 0.1, most_s: float = 5.0, *, factor: float = 2.0, rng: random.Random | None = None) -> None:
+        if not 0 < first_s <= most_s or factor < 1:
+            msg = f"back-off from {first_s} to {most_s} s by {factor}"
+            raise ValueError(msg)
+        self._first_s = first_s
+        self._most_s = most_s
+        self._factor = factor
+        self._draw = rng.uniform if rng is not None else uniform
+        self._next_s = first_s
+        self.attempts = 0
+
+    def next_s(self) -> float:
+        """Seconds to wait now; each call counts as one more failure."""
+        full_s = self._next_s
+        self._next_s = min(self._most_s, full_s * self._factor)
+        self.attempts += 1
+        return full_s * self._draw(0.5, 1.0)
+
+    def reset(self) -> None:
+        """It worked: the next failure starts from the beginning."""
+        self._next_s = self._first_s
+        self.attempts = 0
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------------
+
+
+class Log(Protocol):
+    """Takes one fact a call, in the past tense; `fields` are of `rmgr.log.FIELDS`."""
+
+    def debug(self, event: str, /, **fields: object) -> object: ...
+    def info(self, event: str, /, **fields: object) -> object: ...
+    def warning(self, event: str, /, **fields: object) -> object: ...
+    def error(self, event: str, /, **fields: object) -> object: ...
+    def exception(self, event: str, /, **fields: object) -> object: ...
+    def bind(self, **fields: object) -> Log:
+        """The same logger, with `fields` on each line."""
+        ...

@@ -18,7 +18,7 @@ from typing import TypeVar
 from rmgr.adapters.stores import open_store, shown
 from rmgr.coord.protocol.ports import About, Encoding, Note, Store, Writing
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.release import emptied
 
 T = TypeVar("T")

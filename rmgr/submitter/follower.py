@@ -25,7 +25,7 @@ from rmgr.model.tasks.submission import Paged
 from rmgr.model.wire.line import Ahead, Told
 from rmgr.procedures.bounded import raw_page_at
 from rmgr.runtime import machine
-from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.machine import Backoff
 from rmgr.runtime.story import Bell, Pause, Stories, Story, each
 from rmgr.submitter.port import PAGED, Read
 

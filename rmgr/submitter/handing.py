@@ -22,7 +22,7 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
 from rmgr.runtime import machine
-from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.machine import Backoff
 from rmgr.runtime.story import Stories, Story
 from rmgr.submitter.port import Growth
 from rmgr.submitter.thread import SubmitterThread

@@ -18,7 +18,7 @@ from rmgr.adapters.gateway.talk import LOOK_S, Outbox, TalkLink
 from rmgr.adapters.rpc.channels import Gateways
 from rmgr.errors import CoordinationUnavailable, LimitReached, NotConnected, QueueFull, RmgrError, Throttled, Unavailable
 from rmgr.runtime import machine
-from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.machine import Backoff
 from rmgr.submitter import messages
 from rmgr.submitter.questions import MAX_ANSWER_BYTES, Question, decode_answer, encode_question
 

@@ -21,8 +21,8 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, SubmitUnknown, UsageError, WrongCluster
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine
-from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.machine import Backoff
 from rmgr.submitter.port import Order, Submitted
 from rmgr.submitter.records import read_stored
 

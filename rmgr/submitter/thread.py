@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rmgr.errors import NotConnected, Unavailable
 from rmgr.runtime import machine
-from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.machine import Backoff
 from rmgr.runtime.mailbox import Mailbox, Timer, run_loop
 from rmgr.runtime.story import Pause, Story
 

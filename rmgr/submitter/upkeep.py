@@ -22,8 +22,8 @@ from rmgr.model.base.units import counted
 from rmgr.model.tasks.block import MAX_TASKS
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.model.wire.line import Ahead, ClaimStage, Told
-from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.machine import Backoff
 from rmgr.runtime.story import Bell, Pause, Stories, Story
 from rmgr.submitter.follower import Follower
 from rmgr.submitter.handing import Handing

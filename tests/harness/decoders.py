@@ -29,7 +29,6 @@ from rmgr.cli.submit import jobs_file
 from rmgr.coord.decisions import rights
 from rmgr.coord.protocol import keys, records
 from rmgr.coord.seal import NotSealed
-from rmgr.coord.views import closing
 from rmgr.daemons.leader.placement import job_table as placing
 from rmgr.daemons.service import keepers
 from rmgr.daemons.starter.checkpoint import files
@@ -46,6 +45,7 @@ from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.model.views import JobView
 from rmgr.model.wire import frames, line, turns
 from rmgr.model.wire.stream import FrameError, FrameReader
+from rmgr.procedures import history
 from rmgr.runner.python import served
 from rmgr.runner.ranks import ranks
 from rmgr.sched.state import event_log
@@ -215,8 +215,8 @@ DECODERS = (
         )
         for question in (questions.ReadTasks(number=1), questions.DeriveJobs(), questions.ReadSettings())
     ),
-    Decoder("history", "coord/views/closing.py", closing.decode_summary, (DataLost,), Form.JSON, kind=JobView, sample=_VIEW),
-    Decoder("ending in the history", "coord/views/closing.py", closing.decode_ending, (DataLost,), Form.JSON, kind=JobView, sample=_VIEW),
+    Decoder("history", "procedures/history.py", history.decode_summary, (DataLost,), Form.JSON, kind=JobView, sample=_VIEW),
+    Decoder("ending in the history", "procedures/history.py", history.decode_ending, (DataLost,), Form.JSON, kind=JobView, sample=_VIEW),
     Decoder("written today", "daemons/service/keepers.py", keepers.decode_written, (DataLost,), Form.JSON, kind=keepers.WrittenToday),
     Decoder(
         "records of policies", "daemons/leader/placement/job_table.py", placing.decode_records, (msgspec.DecodeError,), Form.MSGPACK,

@@ -9,7 +9,7 @@ from typing import TypeVar
 from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.tasks.block import StopRequest
 from rmgr.runtime import machine
-from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.machine import Backoff
 from rmgr.submitter.questions import Asks, MoveTask, ReadMoved, ReadVacated, VacateNode
 
 _Answer = TypeVar("_Answer")

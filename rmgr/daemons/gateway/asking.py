@@ -21,7 +21,7 @@ from rmgr.errors import LimitReached
 from rmgr.log import audit
 from rmgr.procedures.output_keys import Fates
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.questions import ORDERS, RIGHTS, Question, Right, decode_question, encode_answer, target_of
 

@@ -47,7 +47,7 @@ from rmgr.model.cluster.servers import (
 )
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.v1 import calls_pb2 as pb
 
 #: The leader has so long to pick; where it does not, it is asked again after the second.

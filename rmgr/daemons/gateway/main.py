@@ -47,7 +47,7 @@ from rmgr.model.cluster.node import Meta
 from rmgr.procedures.authentic import Authenticity, Deeds
 from rmgr.procedures.bootstrap import FreshSettings, check_same, read_meta, read_settings
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import SignalMessages
 from rmgr.runtime.secured import check_exposure, credentials_of, open_trust, zookeeper_options
 from rmgr.runtime.store_watch import WatchedStore

@@ -28,7 +28,7 @@ from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.procedures.admission import check_admitted
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.user_turns import UserTurns
 from rmgr.submitter import messages
 from rmgr.submitter.direct import DirectWork, Submitter

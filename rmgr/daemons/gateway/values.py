@@ -31,7 +31,7 @@ from rmgr.errors import NotFound, PermissionDenied
 from rmgr.model.tasks.submission import Submission
 from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.history import summary_of
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 
 #: Writes a line of audit for what is refused: (verb, row).
 Audited = Callable[[str, str], AbstractContextManager[None]]

@@ -28,8 +28,8 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.coord.validity import check as check_record
 from rmgr.coord.views import answers, health
+from rmgr.coord.views.answers import on_the_move
 from rmgr.coord.views.health import CertificateHolder, unreached, with_part
-from rmgr.coord.views.placing import on_the_move
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.daemons.leader.placement.view import copied, tried
 from rmgr.daemons.service.serving import audited, person_of
@@ -39,7 +39,7 @@ from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
 from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.secured import is_loopback
 
 if TYPE_CHECKING:

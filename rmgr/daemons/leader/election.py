@@ -22,7 +22,7 @@ from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop
 
 _AGAIN_S = 0.2

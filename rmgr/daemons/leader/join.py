@@ -18,7 +18,7 @@ from rmgr.errors import CoordinationUnavailable, PermissionDenied
 from rmgr.log import audit
 from rmgr.model.cluster.identity import AclRecord, Identity, Invitation, Role, SealedSecret
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 
 _TIMEOUT_S = 5.0
 _TRIES = 5

@@ -28,7 +28,7 @@ from rmgr.errors import DataLost, PermissionDenied, RequestTooLarge, RmgrError, 
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, Timer
 from rmgr.runtime.story import Pause, Stories, Story
 

@@ -54,7 +54,7 @@ from rmgr.runtime.release import check_release, release
 from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust
 from rmgr.runtime.store_watch import WatchedStore
 from rmgr.runtime.story import Pause, Stories, Story
-from rmgr.runtime.supervision import Notifier, StallGuard
+from rmgr.runtime.supervision import Lease, Notifier, StallGuard
 
 Thunk = Callable[[], object]
 

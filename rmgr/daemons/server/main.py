@@ -35,7 +35,7 @@ from rmgr.runner.host.files import remove_tree
 from rmgr.runner.python import served
 from rmgr.runtime import machine
 from rmgr.runtime.interpreter import set_for_daemon
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, SignalMessages, run_loop
 from rmgr.runtime.secured import check_exposure, credentials_of
 from rmgr.runtime.supervision import Notifier, StallGuard

@@ -47,7 +47,7 @@ from rmgr.model.calls.interface import Function, encode_interface
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox
 
 #: How often the loop looks at what has become late.

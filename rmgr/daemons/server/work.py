@@ -34,7 +34,7 @@ from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, Output, TaskBatch, Tas
 from rmgr.runner.host.contain import processor_seconds
 from rmgr.runner.python import served
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 
 #: Between SIGTERM and SIGKILL: a function in Python gives way at once, and its worker lives on.
 GRACE_US = 1_000_000

@@ -29,7 +29,7 @@ from rmgr.procedures.bootstrap import verify
 from rmgr.procedures.bounded import row_of
 from rmgr.procedures.securing import watchdogs
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.secured import zookeeper_options
 
 #: Pause before a WatchDog is asked again for a secret, and how long its answer may take.

@@ -19,11 +19,10 @@ from rmgr.log import audit
 from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.identity import Identity
 from rmgr.runtime import machine
-from rmgr.runtime.lease import LastAnswer
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.secured import open_zookeeper
 from rmgr.runtime.store_watch import WatchedStore, meet_store
-from rmgr.runtime.supervision import StallGuard
+from rmgr.runtime.supervision import LastAnswer, StallGuard
 
 #: How often the server is asked, how long an answer may take, and after how long without any it is mute. A flood costs some seconds.
 _ASK_S, _ANSWER_S, MUTE_S = 15.0, 10.0, 60.0
@@ -32,7 +31,7 @@ _GREET_S, _AGAIN_S = 30.0, 0.2
 _NO_CALL = "it answers no call"
 #: A loop comes round at least every 2.5 s.
 _STALLED_S = 5.0
-#: As `runtime/lease.py`: after this part of the session timeout without an answer nothing is acted upon.
+#: As `Lease`: after this part of the session timeout without an answer nothing is acted upon.
 _LEASE_SHARE = 2 / 3
 
 

@@ -58,7 +58,7 @@ from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.bootstrap import read_settings
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime.interpreter import set_for_daemon
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, SignalMessages
 from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust
 from rmgr.runtime.store_watch import WatchedStore

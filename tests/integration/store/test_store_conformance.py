@@ -20,7 +20,6 @@ from rmgr.adapters.sqlite.store import STAGE_BYTES
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding, Store
-from rmgr.coord.views.closing import history_rows
 from rmgr.daemons.leader.submissions import collect as leader_collect
 from rmgr.daemons.leader.submissions.collect import stored_submissions
 from rmgr.daemons.starter.staging.outputs import Ending, write
@@ -29,7 +28,7 @@ from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.views import JobView
 from rmgr.model.wire.frames import Output
-from rmgr.procedures.history import ended_before, forget, oldest_end
+from rmgr.procedures.history import ended_before, forget, history_rows, oldest_end
 from tests.harness.store_adapters import Adapter, pattern, run_threads
 from tests.harness.waiting import eventually
 

@@ -14,9 +14,9 @@ from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli.listing import work
 from rmgr.cli.main import run
 from rmgr.cli.words.selectors import Filter
-from rmgr.coord.views.closing import history_rows
 from rmgr.model.base.states import State
 from rmgr.model.views import JobView
+from rmgr.procedures.history import history_rows
 
 ENDED = JobView(
     id=1,

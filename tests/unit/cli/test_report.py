@@ -20,13 +20,13 @@ from rmgr.cli import main
 from rmgr.cli.listing import report as command
 from rmgr.cli.listing.report import Days, Report, Wanted, core_us
 from rmgr.coord.decisions.progress import Progress
-from rmgr.coord.views.closing import history_rows, summary
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import percentile
 from rmgr.model.tasks.block import Fragment, Outcome, PastAttempt
 from rmgr.model.tasks.submission import Rigid, Submission, Tail, Work
 from rmgr.model.views import JobView
+from rmgr.procedures.history import history_rows, summary
 
 HOUR = 3_600_000_000
 DAY0 = 1_772_323_200_000_000  # 2026-03-01T00:00:00Z

@@ -17,8 +17,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_record
-from rmgr.coord.views.closing import paged_with
-from rmgr.coord.views.placing import moving_state
+from rmgr.coord.views.answers import moving_state
 from rmgr.coord.views.snapshot import BlockOnNode
 from rmgr.daemons.leader.submissions.collect import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
@@ -26,6 +25,7 @@ from rmgr.errors import NotFound
 from rmgr.model.base.states import TRANSITIONS, State
 from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail, Work
+from rmgr.procedures.history import paged_with
 from rmgr.procedures.output_keys import Fates, locate
 from rmgr.procedures.snapshot import read_progress, read_tasks
 from rmgr.submitter.answers import Answers

@@ -26,7 +26,6 @@ from rmgr.coord.protocol.records import (
     decode_record,
     encode_record,
 )
-from rmgr.coord.views.closing import decode_summary, history_rows
 from rmgr.daemons.leader.placement.requests import _newest
 from rmgr.errors import DataLost, WrongCluster
 from rmgr.model.base.states import State
@@ -34,6 +33,7 @@ from rmgr.model.tasks.block import BlockData, Outcome
 from rmgr.model.tasks.submission import Tail
 from rmgr.model.views import JobView
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, MOST_SUMMARY_BYTES
+from rmgr.procedures.history import decode_summary, history_rows
 from tests.harness.sparing_store import SparingStore
 
 #: A block with one element that only a newer release knows.

@@ -12,12 +12,12 @@ from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Gone, Multi, Stamped
 from rmgr.coord.protocol.records import join_page, read_fragment
-from rmgr.coord.views.closing import paged_with
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.base.states import State
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Paged
 from rmgr.procedures.control import cancel_tasks
+from rmgr.procedures.history import paged_with
 from rmgr.procedures.snapshot import fetch, fetch_visible, read_claimed, read_progress, read_tasks
 from rmgr.runtime import machine
 from tests.harness.leader_bench import Bench

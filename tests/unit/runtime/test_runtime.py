@@ -16,12 +16,11 @@ import pytest
 
 from rmgr.errors import ConfigError
 from rmgr.runtime import failpoint as failpoints
-from rmgr.runtime import lease as lease_module
-from rmgr.runtime.backoff import Backoff
+from rmgr.runtime import supervision as lease_module
 from rmgr.runtime.failpoint import FailpointError, Failpoints, FailpointTrigger
-from rmgr.runtime.lease import Lease
+from rmgr.runtime.machine import Backoff
 from rmgr.runtime.mailbox import SignalMessages
-from rmgr.runtime.supervision import EXIT_CODE, Notifier, StallGuard
+from rmgr.runtime.supervision import EXIT_CODE, Lease, Notifier, StallGuard
 
 
 class Session:

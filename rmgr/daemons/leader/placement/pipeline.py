@@ -17,7 +17,7 @@ from rmgr.errors import ConfigError
 from rmgr.model.cluster.node import LEAST_QUANTUM_US, MOST_QUANTUM_US
 from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.cluster.servers import CALLS
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, heeds_priority, policy_named, takes_orders
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.views.placing import STOPPING, SUSPENDED
+from rmgr.coord.views.answers import STOPPING, SUSPENDED
 from rmgr.daemons.leader.facts import NOTHING_KNOWN, Names, allocation_of, allows, job_of, misplaced, node_mark
 from rmgr.daemons.leader.placement.gangs import MemberTurn
 from rmgr.daemons.leader.placement.job_table import JobTable

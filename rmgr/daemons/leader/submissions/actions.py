@@ -29,7 +29,6 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Outcome
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import NOTHING, decode_block, encode_fragment, join_page, read_fragment
-from rmgr.coord.views.closing import history_rows, paged_with, summary
 from rmgr.daemons.leader.tree import LeaderContext, version_of
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.base.states import LOSSES
@@ -37,6 +36,7 @@ from rmgr.model.tasks import block as model
 from rmgr.model.tasks.block import FailedRange, Fragment
 from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.procedures.bounded import outcomes_of_rows
+from rmgr.procedures.history import history_rows, paged_with, summary
 from rmgr.procedures.output_keys import delete_outputs
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Story

@@ -24,13 +24,12 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Conflict
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.coord.views.closing import kept_outputs
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.block import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Tail
 from rmgr.procedures.bounded import outcomes_of_rows, page_at
-from rmgr.procedures.history import ended_before, forget, oldest_end
+from rmgr.procedures.history import ended_before, forget, kept_outputs, oldest_end
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Story, each
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rmgr.model.base.units import format_size
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 
 #: Between two looks for the sake of lost tasks.
 _PACE_S = 0.05

@@ -33,7 +33,7 @@ from rmgr.model.tasks.submission import MAX_INITIALIZER_BYTES, OnDisconnect, Pha
 from rmgr.model.wire.frames import BatchShape
 from rmgr.runner.host.environment import UMASK
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.story import Stories, Story, StoryLoop
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, 
 from rmgr.model.base.units import counted
 from rmgr.runner.ranks import ranks, terminal
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.execution.holds import HeldPart

@@ -29,13 +29,11 @@ from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import CappedUse, ClusterSettings, Dispatch
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.runtime import machine
-from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.lease import Lease
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Backoff, Log
 from rmgr.runtime.mailbox import Mailbox, run_loop
 from rmgr.runtime.release import check_release
-from rmgr.runtime.supervision import Notifier, StallGuard
+from rmgr.runtime.supervision import Lease, Notifier, StallGuard
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _RESYNC_S = 20.0
 _FAILED_PAUSE_S = 0.5
 #: A START goes with the COMPLETE of its job. When the job has run longer than this (s) it goes by itself, so many with one commit.
-#: While it stands the job is STARTING (`coord/views/placing.py`).
+#: While it stands the job is STARTING (`coord/views/answers.py`).
 _START_S, _TOGETHER = 0.5, 50
 #: Before a record that could not be read is read again; how often it is asked whether who has changed it may.
 _PAUSE_S, _BELIEF_S = 1.0, 0.05

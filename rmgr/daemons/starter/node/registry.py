@@ -33,7 +33,7 @@ from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.release import release
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from rmgr.model.base.states import State
 from rmgr.model.tasks.gap import place
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 
 T = TypeVar("T")
 

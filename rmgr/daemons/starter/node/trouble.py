@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.home import DiskWatch
     from rmgr.daemons.starter.core.io import StoreIO
     from rmgr.daemons.starter.node.node import NodeAgent, Shared
-    from rmgr.runtime.logger import Log
+    from rmgr.runtime.machine import Log
 
 #: Reasons to drain that are published, the one that is shown first.
 _KINDS = (TroubleKind.QUARANTINE, TroubleKind.STORE, TroubleKind.DISK, TroubleKind.OTHER)

@@ -38,7 +38,7 @@ from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.story import Story
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.base.states import Reason
 from rmgr.runner.host import home
 from rmgr.runtime import machine
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 
 #: How long an account is believed as it was: groups change, people leave.
 _FRESH_S = 60.0

@@ -17,10 +17,10 @@ from rmgr.cli import store as store_usage
 from rmgr.cli.submit.run import _tell_end
 from rmgr.cli.waiting import FollowedEnd
 from rmgr.coord.protocol import keys
-from rmgr.coord.views.closing import history_rows
 from rmgr.errors import PermissionDenied
 from rmgr.model.base.states import State
 from rmgr.model.views import JobView
+from rmgr.procedures.history import history_rows
 
 DAY_US = 86_400_000_000
 

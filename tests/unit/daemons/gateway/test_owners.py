@@ -10,9 +10,9 @@ from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
-from rmgr.coord.views.closing import history_rows, summary
 from rmgr.daemons.gateway.values import Owners
 from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.procedures.history import history_rows, summary
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 

@@ -8,7 +8,6 @@ from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_page, decode_record, encode_block, encode_record
-from rmgr.coord.views.closing import history_rows
 from rmgr.daemons.leader.submissions import collect as leader_history
 from rmgr.daemons.leader.submissions import subs as leader_subs
 from rmgr.model.base.states import State
@@ -16,6 +15,7 @@ from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Paged, Phase
 from rmgr.model.views import JobView
+from rmgr.procedures.history import history_rows
 from tests.harness.leader_bench import Bench, Starter, committed
 
 RETENTION_S = 3600.0

@@ -11,7 +11,6 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_fragment, encode_keyed, encode_outcomes
-from rmgr.coord.views.closing import decode_summary
 from rmgr.daemons.leader.submissions import follow
 from rmgr.daemons.leader.submissions.follow import Stage
 from rmgr.model.base.states import Reason, State
@@ -19,6 +18,7 @@ from rmgr.model.cluster.node import InboxOrder
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockData, Fragment, KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Phase, Tail
+from rmgr.procedures.history import decode_summary
 from tests.harness.leader_bench import Bench, Starter, committed
 
 RETENTION_S = 3600.0

@@ -17,7 +17,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Holds, Multi, Set, Stat
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_record
 from rmgr.coord.views import answers
-from rmgr.coord.views.placing import on_the_move
+from rmgr.coord.views.answers import on_the_move
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.daemons.leader.placement.rebuild import _fitting, _gangs
 from rmgr.model.base.resources import Request
