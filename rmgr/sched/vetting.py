@@ -17,7 +17,6 @@ from typing import Any, assert_never, get_args
 
 from rmgr.errors import StateConflict
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft.view import BEGINS, OF_THE_ENGINE
 from rmgr.sched.plan import (
     Accepted,
     Decision,
@@ -44,6 +43,7 @@ from rmgr.sched.plan import (
 from rmgr.sched.policy import Cause, Policy
 from rmgr.sched.state.event_log import LogError, described
 from rmgr.sched.state.event_log import decision as read_decision
+from rmgr.sched.view import BEGINS, OF_THE_ENGINE
 
 #: Modules of policies that are shipped.
 _OWN = "rmgr.sched."

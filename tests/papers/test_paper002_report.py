@@ -7,9 +7,8 @@ from random import Random
 
 import pytest
 
-from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sched.tree.rotation import Newcomers
-from rmgr.sched.tree.shape import Tree
+from rmgr.sched.tree.shape import AllocationRule, Tree
 from rmgr.sim.gangs import Sharing, Spec, Task, drawn, run, run_batch, stepped, turns
 from rmgr.sim.papers.paper002 import CHECKS, EXACT, STUDY, Paper002Run, Paper002Runs, figures, measure, random_tasks, tables
 

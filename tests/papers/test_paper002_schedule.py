@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rmgr.sched.policies.buddy_fcfs import Buddies
-from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
 from rmgr.sched.tree.rotation import Rotation
 from rmgr.sched.tree.shape import (
+    AllocationRule,
+    Loads,
     Tree,
     assigned_processors,
+    choose,
     is_balanced,
     is_fulfilled,
     longest_branch,
@@ -17,7 +19,7 @@ from rmgr.sched.tree.shape import (
     tqlb,
     workload_ratio,
 )
-from rmgr.sched.tree.stepped import Stepped
+from rmgr.sim.gangs import Stepped
 
 #: Figure 1: node -> entries of its queue.
 QUEUES = {0: 2, 1: 2, 2: 1, 3: 1, 4: 2, 5: 3, 6: 2}

@@ -9,7 +9,7 @@ import pytest
 from rmgr.model.base.states import State
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
-from rmgr.sched.tree.allocation import AllocationRule
+from rmgr.sched.tree.shape import AllocationRule
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.engine.validate import violations

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
 from rmgr.sched.tree.rotation import (
     EDGES,
     Newcomers,
@@ -20,8 +19,18 @@ from rmgr.sched.tree.rotation import (
     slot_of_quantum,
     states_of,
 )
-from rmgr.sched.tree.shape import Tree, assigned_processors, is_balanced, is_fulfilled, longest_branch, shortest_branch
-from rmgr.sched.tree.stepped import Stepped
+from rmgr.sched.tree.shape import (
+    AllocationRule,
+    Loads,
+    Tree,
+    assigned_processors,
+    choose,
+    is_balanced,
+    is_fulfilled,
+    longest_branch,
+    shortest_branch,
+)
+from rmgr.sim.gangs import Stepped
 from tests.places import ROOT
 
 

@@ -16,9 +16,8 @@ from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Running, nodes_of, spans_of
 from rmgr.sched.records import Cores, Gang
-from rmgr.sched.tree.allocation import Loads
 from rmgr.sched.tree.rotation import Newcomers, Rotation, Row, RunQueue
-from rmgr.sched.tree.shape import MOST_LEAVES, Tree
+from rmgr.sched.tree.shape import MOST_LEAVES, Loads, Tree
 
 #: Stands for a gang in a pool: a node that it has is nobody else's.
 OWNER = Job(id=0, submit_us=0, exclusive=True)

@@ -25,8 +25,8 @@ from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause
 from rmgr.sched.records import Cores, Gang
-from rmgr.sched.tree.allocation import AllocationRule, choose
 from rmgr.sched.tree.rotation import Newcomers
+from rmgr.sched.tree.shape import AllocationRule, choose
 
 SHARES = Why("dqt", "shares its cores in time")
 LEFT = Why("dqt", "what has ended leaves the tree")

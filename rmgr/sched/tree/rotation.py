@@ -1,9 +1,9 @@
-"""Run queues and the front that crosses them, from event to event: the rule of `stepped.py` in closed form, evaluated lazily.
+"""Run queues and the front that crosses them, from event to event: the rule of `Stepped` (`sim/gangs.py`) in closed form, evaluated lazily.
 
 A node with a queue of L entries has a round of R = L + D slots, D being the longest round of its non-empty children (0 without any).
 In the D slots of a round every child runs from its own beginning, starts over when it is early, and is cut off after D slots. So what a
 run of X slots gives to a queue and to its children is known without stepping (`own_quanta`, `phases_below`, `slots_until`; checked by
-brute force against `stepped.py` in `tests/property/test_queue_tree.py`).
+brute force against `Stepped` in `tests/property/test_queue_tree.py`).
 
 Between two events a subtree that nobody looks at only collects the phases that its parent gives it: slots of the phase it is in, and how
 many finished phases of which length. They are passed on (`_settle`) when an event happens below, by that closed form. So an event touches

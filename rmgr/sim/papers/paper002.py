@@ -13,11 +13,9 @@ from random import Random
 from statistics import fmean, median
 from typing import Any, Literal, TypeAlias
 
-from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sched.tree.rotation import Newcomers, Rotation
-from rmgr.sched.tree.shape import Tree, is_balanced, is_fulfilled
-from rmgr.sched.tree.stepped import Stepped
-from rmgr.sim.gangs import SLOTS, Sharing, SlotsOutcome, Spec, Task, drawn, run, run_batch, stepped
+from rmgr.sched.tree.shape import AllocationRule, Tree, is_balanced, is_fulfilled
+from rmgr.sim.gangs import SLOTS, Sharing, SlotsOutcome, Spec, Stepped, Task, drawn, run, run_batch, stepped
 from rmgr.sim.papers.report import Cell, Figure, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
 from rmgr.sim.workload.jobs import stream
 

@@ -10,7 +10,6 @@ from typing import ClassVar
 import pytest
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft.view import ABANDONED
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job, Node
 from rmgr.sched.pipeline import configured
@@ -18,6 +17,7 @@ from rmgr.sched.plan import Plan, Resume, Start, Why
 from rmgr.sched.policies.dqt import Dqt
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.view import ABANDONED
 from rmgr.sim.laws.check import overcommitted
 
 WHY = Why("test", "because")

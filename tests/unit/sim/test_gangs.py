@@ -15,7 +15,7 @@ from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Gang, Limits, Maintenance
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Passed, described, encode
-from rmgr.sched.tree.allocation import AllocationRule, choose
+from rmgr.sched.tree.shape import AllocationRule, choose
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.validate import violations

@@ -13,7 +13,6 @@ from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft.view import View
 from rmgr.sched.job import Job, Node
 from rmgr.sched.policies.first_fit import FITS, FirstFit
 from rmgr.sched.policy import Stage
@@ -21,6 +20,7 @@ from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Maintenance
 from rmgr.sched.state import cluster
 from rmgr.sched.state.partition import Partition
+from rmgr.sched.view import View
 from rmgr.sim.laws.check import Drawn, check, digest, tried
 from rmgr.sim.laws.world import LawsJob, Outage, Seeded, SmallWorld, shrunk, smaller, world_of
 

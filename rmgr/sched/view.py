@@ -38,7 +38,7 @@ _Value = TypeVar("_Value")
 
 
 class View:
-    """A partition in one pass, to be read: reading changes nothing. Verbs (`Ganging`, `Draft`) stand on it.
+    """A partition in one pass, to be read: reading changes nothing. The verbs of `Draft` stand on it.
 
     Jobs of which a dependency, a begin time or a limit is not met are in no order. Starts and promises, which every pass has, are fields.
     All other changes are in `DraftChanges`, made when the first one comes, with a list of what undoes them: a pass that moves nothing pays
