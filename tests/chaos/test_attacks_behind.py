@@ -329,7 +329,7 @@ def burn(seconds: float, say: bool) -> None:
     from time import monotonic
     from uuid import uuid4
 
-    from rmgr.runner.python.blocking import gate
+    from rmgr.runner.current import gate
 
     if say and gate.seq is not None:
         gate.block(gate.seq())

@@ -22,11 +22,10 @@ from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
 from rmgr.runner import program
-from rmgr.runner.current import running
+from rmgr.runner.current import TaskTerminated, running
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
 from rmgr.runner.host.kernel import NODE_TROUBLE, is_full
-from rmgr.runner.python.blocking import TaskTerminated
 from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, check_versions, failure, found_no_room, read_part
 from rmgr.runner.ranks import ranks
 

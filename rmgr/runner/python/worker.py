@@ -47,12 +47,11 @@ from rmgr.model.wire.frames import (
 )
 from rmgr.model.wire.stream import FrameError, FrameReader, encode
 from rmgr.runner import program
-from rmgr.runner.current import running
+from rmgr.runner.current import TaskTerminated, gate, running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
 from rmgr.runner.host.environment import TaskEnvironment, umask_of
 from rmgr.runner.host.kernel import CLOCK, DISK_WAS_FULL, NODE_TROUBLE, is_full, keep_memory
 from rmgr.runner.host.outputs import open_output, take
-from rmgr.runner.python.blocking import TaskTerminated, gate
 from rmgr.runner.python.calls import (
     FunctionCache,
     ResultWriter,

@@ -32,7 +32,7 @@ def _task(ledger: str, number: int, nap_s: float, blocks: bool) -> int:
     with open(ledger, "a") as file:
         file.write(f"{number}\n")
     if blocks:
-        from rmgr.runner.python.blocking import blocking
+        from rmgr.runner.current import blocking
 
         with blocking():
             time.sleep(nap_s)

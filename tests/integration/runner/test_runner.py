@@ -25,7 +25,7 @@ from rmgr.adapters.host.workevents import (
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import BatchShape, KeyedCall, KeyedInput, TaskBatch, TaskItem
-from rmgr.runner.python.blocking import TaskTerminated
+from rmgr.runner.current import TaskTerminated
 from rmgr.runner.python.calls import WrongCount
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import eventually

@@ -168,7 +168,7 @@ def test_a_quick_result_does_not_wait_for_the_slow_task_behind_it(node: WorkNode
 
 def test_a_task_that_waits_gives_its_slot_back_and_gets_it_again(node: WorkNode, worker: Worker, tmp_path: Path) -> None:
     def work(gate: str) -> str:
-        from rmgr.runner.python.blocking import blocking
+        from rmgr.runner.current import blocking
 
         with blocking():
             while not os.path.exists(gate):
@@ -192,7 +192,7 @@ def test_several_threads_of_a_task_may_wait(node: WorkNode, worker: Worker) -> N
     def work() -> int:
         import threading
 
-        from rmgr.runner.python.blocking import blocking
+        from rmgr.runner.current import blocking
 
         done: list[int] = []
 
@@ -287,7 +287,7 @@ def test_many_large_payloads_are_sent_in_parts(node: WorkNode, worker: Worker) -
 
 def test_a_task_that_waits_can_be_cancelled_while_it_waits(node: WorkNode, worker: Worker) -> None:
     def work() -> None:
-        from rmgr.runner.python.blocking import blocking
+        from rmgr.runner.current import blocking
 
         with blocking():
             time.sleep(60)
@@ -303,7 +303,7 @@ def test_a_task_that_waits_can_be_cancelled_while_it_waits(node: WorkNode, worke
 
 def test_a_task_can_be_cancelled_while_it_waits_for_its_cores(node: WorkNode, worker: Worker) -> None:
     def work() -> None:
-        from rmgr.runner.python.blocking import blocking
+        from rmgr.runner.current import blocking
 
         with blocking():
             pass

@@ -260,7 +260,7 @@ def test_tasks_that_wait_for_tasks_give_their_slots_back(rig: Rig, tmp_path: Pat
         import pathlib
         import time
 
-        from rmgr.runner.python.blocking import blocking
+        from rmgr.runner.current import blocking
 
         with blocking():
             while not pathlib.Path(path).exists():
@@ -292,7 +292,7 @@ def test_a_task_that_says_it_waits_and_computes_has_its_core_counted_again(rig: 
         import sys
         import time
 
-        from rmgr.runner.python.blocking import blocking
+        from rmgr.runner.current import blocking
 
         with blocking():
             with open(started, "a") as file:

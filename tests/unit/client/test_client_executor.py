@@ -389,7 +389,7 @@ def test_a_future_obeys_the_base_class(cluster: Cluster) -> None:
 
 
 def test_inside_of_a_task_every_kind_of_wait_gives_the_slot_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmgr.runner.python.blocking import gate
+    from rmgr.runner.current import gate
 
     told: list[str] = []
     monkeypatch.setattr(gate, "seq", lambda: 7)
