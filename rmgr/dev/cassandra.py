@@ -33,6 +33,8 @@ _HOW_JAVA = "apt-get install openjdk-17-jre-headless, or set JAVA_HOME to a Java
 _JVM_DIRECTORY = Path("/usr/lib/jvm")
 _POLL_S = 0.05
 _LOG_TAIL_LINES = 12
+#: How long a node that is asked may take to answer.
+_ANSWER_S = 1.0
 _CQL_OPTIONS = b"\x04\x00\x00\x00\x05\x00\x00\x00\x00"  # protocol 4, stream 0, opcode OPTIONS, empty body
 _CQL_SUPPORTED, _CQL_AUTHENTICATE, _CQL_AUTH_SUCCESS = 0x06, 0x03, 0x10
 _CQL_STARTUP = b"\x04\x00\x00\x00\x01\x00\x00\x00\x16\x00\x01\x00\x0bCQL_VERSION\x00\x053.0.0"
@@ -261,23 +263,23 @@ class CassandraNode(ServerProcess):
         """ "address:port" of CQL, as clients want it."""
         return f"{self.address}:{self.port}"
 
-    def is_serving(self, timeout_s: float = 1.0) -> bool:
+    def is_serving(self) -> bool:
         """Whether it answers CQL now. With TLS: whether it listens, which it does only when it serves."""
-        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), timeout_s) as link:
+        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), _ANSWER_S) as link:
             if self._speaks_tls:
                 return True
-            link.settimeout(timeout_s)
+            link.settimeout(_ANSWER_S)
             link.sendall(_CQL_OPTIONS)
             header = link.recv(9)
             return len(header) == 9 and header[4] == _CQL_SUPPORTED
         return False
 
-    def has_superuser(self, timeout_s: float = 1.0) -> bool:
+    def has_superuser(self) -> bool:
         """Whether `cassandra`, password `cassandra`, is let in: it is made some time after the port. With TLS: True, unasked."""
         if self._speaks_tls:
             return True
-        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), timeout_s) as link:
-            link.settimeout(timeout_s)
+        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), _ANSWER_S) as link:
+            link.settimeout(_ANSWER_S)
             link.sendall(_CQL_STARTUP)
             asked = link.recv(512)
             if len(asked) < 9 or asked[4] != _CQL_AUTHENTICATE:

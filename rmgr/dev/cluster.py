@@ -241,12 +241,12 @@ class DevCluster:
         arguments = ["--node", name, "--cores", str(cores), "--work-dir", str(self.directory / "work" / name)]
         return self._spawn("starter", name, [*arguments, *self._starter_options, *options], environment or {})
 
-    def start_gateway(self, name: str = "g1", *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
+    def start_gateway(self, name: str = "g1", *, environment: Mapping[str, str] | None = None) -> int:
         """Starts a gateway, at a place of its own where clients and servers look for it; returns its pid."""
         if name not in self._gateways:
             self._gateways[name] = f"127.0.0.1:{free_port()}"
             self.state = replace(self.state, gateway=",".join(self._gateways.values()))
-        return self._spawn("submitter", name, ["--listen", self._gateways[name], *options], environment or {})
+        return self._spawn("submitter", name, ["--listen", self._gateways[name]], environment or {})
 
     def start_server(self, name: str, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
         """Starts a server of calls that offers the shipped functions; returns its pid. It dials until the gateway is there."""

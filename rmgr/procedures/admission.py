@@ -544,11 +544,11 @@ def _nodes(count: int) -> str:
 _COUNTED_S = 2.0
 
 
-def check_jobs(coordinator: Coordinator, limits: UserLimits, user: str, *, new: int = 1, timeout_s: float = 10.0) -> None:
+def check_jobs(coordinator: Coordinator, limits: UserLimits, user: str, *, new: int = 1) -> None:
     """The same, at ZooKeeper."""
 
     def has() -> int:
-        found = coordinator.get(paths.USAGE, timeout_s=timeout_s).result(timeout_s + 1.0)
+        found = coordinator.get(paths.USAGE).result(11.0)
         return decode_record(found.data, CappedUse, paths.USAGE).jobs.get(user, 0) if found is not None else 0
 
     check_cap(has, limits, user, new=new)

@@ -46,9 +46,9 @@ def rows_within(store: Store, rows: Sequence[str], most: int, *, timeout_s: floa
     return {row: data for row, (data, _) in found.items() if data is not None}
 
 
-def outcomes_in(store: Store, row: str, *, timeout_s: float = 30.0) -> tuple[Outcome, ...]:
+def outcomes_in(store: Store, row: str) -> tuple[Outcome, ...]:
     """The outcomes of one row. Raises DataLost: it is absent, or none."""
-    data = row_of(store, row, MOST_OUTCOMES_BYTES, timeout_s=timeout_s)
+    data = row_of(store, row, MOST_OUTCOMES_BYTES)
     if data is None:
         raise DataLost(f"outcomes in row {row} are missing from the store", hint="rmgr doctor")
     return _decoded(row, data)

@@ -114,9 +114,9 @@ def summary_of(store: Store, number: int, *, timeout_s: float = 30.0) -> JobView
     return None if data is None else decode_summary(data)
 
 
-def ending_of(store: Store, number: int, *, timeout_s: float = 30.0) -> SubmissionEnd:
+def ending_of(store: Store, number: int) -> SubmissionEnd:
     """What the history tells those that wait for a submission. Raises DataLost."""
-    data = row_of(store, keys.history(number), MOST_SUMMARY_BYTES, timeout_s=timeout_s)
+    data = row_of(store, keys.history(number), MOST_SUMMARY_BYTES)
     return SubmissionEnd(known=False) if data is None else decode_ending(data)
 
 
@@ -134,18 +134,18 @@ def ended_before(
         yield from _ended(summaries(store, names, on_unreadable, timeout_s=timeout_s), before_us)
 
 
-def oldest_end(store: Store, before_us: int, *, timeout_s: float = 30.0) -> str:
+def oldest_end(store: Store, before_us: int) -> str:
     """The key behind which `ended_before` finds what is old, without reading what is recent.
 
     A submission that ended long before others of lower numbers may be missed, until the moment has moved on past those.
     Cost: two reads for each doubling of the number of submissions (about 20 for a million).
     """
-    newest = store.keys(keys.history_prefix(), limit=1, timeout_s=timeout_s)
+    newest = store.keys(keys.history_prefix(), limit=1)
     low, high = 0, keys.parse_history(newest[0]) + 2 if newest else 1  # below `low` all is old, below `high` something is not
     while high - low > 1:
         middle = (low + high) // 2
-        names = store.keys(keys.history_prefix(), after=keys.history(middle), limit=_PROBE, timeout_s=timeout_s)
-        found = list(summaries(store, names, lambda _: None, timeout_s=timeout_s))
+        names = store.keys(keys.history_prefix(), after=keys.history(middle), limit=_PROBE)
+        found = list(summaries(store, names, lambda _: None))
         if not found or any(True for _ in _ended(found, before_us)):
             low = middle
         else:

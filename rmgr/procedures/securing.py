@@ -58,7 +58,6 @@ def invite(
     hosts: Sequence[str] = (),
     lasts_s: float,
     renews: bool = False,
-    now_s: Callable[[], float] | None = None,
 ) -> str:
     """Makes credentials for a new machine, leaves them encrypted in ZooKeeper, and returns the token that opens them.
 
@@ -83,7 +82,7 @@ def invite(
         name=draft.name,
         role=role,
         key_id=verify_certificate(files["sign.crt"], authority.cert_pem).identity.key_id,
-        expires_us=int(((now_s or machine.wall_s)() + lasts_s) * 1e6),
+        expires_us=int((machine.wall_s() + lasts_s) * 1e6),
         sealed=base64.b64encode(invitation.seal_files(token.key, purpose(draft.name), files)).decode(),
     )
     _commit(coordinator, membership.invite(record))
@@ -95,9 +94,9 @@ def purpose(name: str) -> str:
     return f"the credentials of {name}"
 
 
-def withdraw(coordinator: Coordinator, *, name: str = "", now_s: float | None = None) -> list[Invitation]:
+def withdraw(coordinator: Coordinator, *, name: str = "") -> list[Invitation]:
     """Removes invitations that are over, and those of `name` that nobody has used; returns what was removed."""
-    now_us = int((machine.wall_s() if now_s is None else now_s) * 1e6)
+    now_us = machine.wall_us()
     gone = []
     for record, version in _invitations(coordinator):
         if (record.name == name and not record.redeemed) or record.expires_us < now_us:

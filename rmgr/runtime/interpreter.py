@@ -37,9 +37,9 @@ UNUSED = (
 )
 
 
-def defer(names: tuple[str, ...] = UNUSED) -> None:
-    """From now on an import of one of `names` loads nothing. What is loaded already, or not installed, is left as it is."""
-    for name in names:
+def defer() -> None:
+    """From now on an import of one of `UNUSED` loads nothing. What is loaded already, or not installed, is left as it is."""
+    for name in UNUSED:
         found = None if name in sys.modules else _spec(name)
         if found is not None:
             module = _Deferred(name)

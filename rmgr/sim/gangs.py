@@ -200,9 +200,9 @@ class BatchResult:
     longest_queue: int
 
 
-def run_batch(tasks: Sequence[Task], processors: int, slots: int, *, width: int = 2) -> BatchResult:
-    """Ends come first at one instant, then arrivals, then starts. Cost: O(tasks x log)."""
-    free = Buddies(width, processors)
+def run_batch(tasks: Sequence[Task], processors: int, slots: int) -> BatchResult:
+    """With binary buddies. Ends come first at one instant, then arrivals, then starts. Cost: O(tasks x log)."""
+    free = Buddies(2, processors)
     queue: deque[Task] = deque()
     running: list[tuple[int, int, int]] = []  # (end, first processor, size)
     used = longest = at = 0
@@ -220,7 +220,7 @@ def run_batch(tasks: Sequence[Task], processors: int, slots: int, *, width: int 
                 break
             task = queue.popleft()
             heappush(running, (now + task.length, found, task.size))
-            used += width ** free.order(task.size) * (min(now + task.length, slots) - now)
+            used += 2 ** free.order(task.size) * (min(now + task.length, slots) - now)
         longest = max(longest, len(queue))
         now = min(running[0][0] if running else slots, tasks[at].arrival if at < len(tasks) else slots, slots)
     return BatchResult(utilisation=used / (processors * slots), longest_queue=longest)

@@ -304,7 +304,7 @@ class Pipeline:
         self._flight.clear()
         self._proofs.clear()
 
-    def session_lost(self, cause: str = "the session was lost") -> list[Order]:
+    def session_lost(self) -> list[Order]:
         """The session is gone: what was sent is only read back, what was not sent or was a read is refused at once."""
         self.down()
         orders: list[Order] = []
@@ -313,7 +313,7 @@ class Pipeline:
                 op.orphan = True
             elif not op.done:
                 op.done = True
-                orders.append(Refuse(op, cause))
+                orders.append(Refuse(op, "the session was lost"))
         self._limbo = [op for op in (*self._limbo, *self._waiting) if op.multi is not None and op.suspect]
         self._waiting.clear()
         return orders

@@ -415,15 +415,14 @@ def run(
     return Launch(place, argv, spread, environ=theirs, label=label, kill_on_bad_exit=kill).run()
 
 
-def agent(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
+def agent(words: Sequence[str]) -> int:
     """NODE CMD...: what ssh would be asked for; CMD goes to a shell there. What mpirun has set for itself does not travel."""
-    environ = os.environ if environ is None else environ
     if len(words) < 2:
         raise NotInJob("rmgr agent NODE CMD...")
     node, argv = words[0], ["/bin/sh", "-c", " ".join(words[1:])]
-    place = OwnAllocation.of(environ)
+    place = OwnAllocation.of(os.environ)
     # RMGR_RESOURCES neither: it starts ranks of its own, and all that the job has on that node is theirs
-    plain = {name: value for name, value in environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_", "RMGR_RESOURCES"))}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_", "RMGR_RESOURCES"))}
     return Launch(place, argv, [(node, 0, 1)], environ=plain, binds=False).run()
 
 

@@ -228,14 +228,13 @@ def _alone(step: Step, environ: Mapping[str, str]) -> int:
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
-def scontrol(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
+def scontrol(words: Sequence[str]) -> int:
     """`scontrol show hostnames [LIST]`, which scripts ask for the names of their nodes; anything else is refused."""
-    environ = os.environ if environ is None else environ
     if list(words[:2]) not in (["show", "hostnames"], ["show", "hostname"]) or len(words) > 3:
         sys.stderr.write("scontrol: only `scontrol show hostnames [LIST]` is here; rmgr --help lists what rmgr can do\n")
         return 2
     try:
-        names = slurm.hostnames(words[2] if len(words) == 3 else environ.get("SLURM_JOB_NODELIST", ""))
+        names = slurm.hostnames(words[2] if len(words) == 3 else os.environ.get("SLURM_JOB_NODELIST", ""))
     except ValueError:
         sys.stderr.write(f"scontrol: {words[2]!r} is not a list of nodes\n")
         return 2

@@ -153,11 +153,11 @@ def summed(replications: Sequence[Replication]) -> Summary:
     )
 
 
-def half_width(values: Sequence[float], confidence: float = 0.90) -> float:
-    """Half the confidence interval of their mean, by Student's t; 0 for fewer than two values."""
+def half_width(values: Sequence[float]) -> float:
+    """Half the 90 % confidence interval of their mean, by Student's t; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
-    return student_t(0.5 + confidence / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return student_t(0.95, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 def student_t(probability: float, degrees: int) -> float:
