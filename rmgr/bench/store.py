@@ -1,4 +1,9 @@
-"""Data through the data store: inputs of 1 MiB to tasks and the memory that takes, and many small results read back in one loop."""
+"""Data through the data store: inputs of 1 MiB to tasks and the memory that takes, many small results, and tasks whose data are keys.
+
+Tasks whose inputs and outputs are keys of the store (`bench keyed`) stand beside a bare program that does their reads and writes on the
+same store. It has as many requests under way as help (tried before), each in a thread: a value is read, a value is written. The pool of
+the standard library does the same work without a store. All three in turn, in one run.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,23 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future as PoolFuture
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
+from itertools import count as counter
 from itertools import islice
 
-from rmgr.bench.load.processes import MIB, children_of, pss_bytes, sampled
+from rmgr.adapters.stores import open_store
+from rmgr.bench.idle import parts_of
+from rmgr.bench.load.processes import MIB, children_of, cpu_s, pss_bytes, sampled
 from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, row, scratch, took_s, two_slots
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import OWN_CASSANDRA
 from rmgr.errors import RmgrError
+from rmgr.model.base.units import format_size
 
 _INPUTS, _INPUT_BYTES = 1_000, MIB
 _RESULTS, _RESULT_BYTES = 100_000, 100
@@ -237,3 +249,258 @@ def _pool_read_back(pool: ProcessPoolExecutor, count: int) -> float:
     for future in as_completed(futures):
         future.result()
     return count / (time.perf_counter() - started)
+
+
+# -- tasks by keys -----------------------------------------------------------------------------------------------------------
+
+#: Sizes of values unless others are asked for (bytes).
+SIZES = (100, 10 * 1024, MIB)
+_REPLICATED_SETUP = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"
+#: Tasks of a measurement: of small values, and of so many bytes together at most.
+_TASKS, _TASKS_ON_CASSANDRA, _BYTES = 4_000, 1_500, 200 * MIB
+_SINGLES, _SINGLE_BYTES = 200, 10 * 1024
+_PASSING, _PASSING_BYTES, _PASSING_KEYS = 100_000, 100_000, 1_000
+_REQUESTS = (1, 4, 16, 64)
+_BATCH = 256
+_BATCHED = "a bare program, get_many and put_many"
+_BARE, _POOL, _OURS = "a bare program, n requests at once", f"ProcessPoolExecutor({SLOTS}).map", "rmgr TaskQueue.submit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedShape:
+    """Keys that a task reads and writes."""
+
+    name: str
+    reads: bool
+    writes: bool
+
+
+_SHAPES = (
+    KeyedShape(name="in and out", reads=True, writes=True),
+    KeyedShape(name="in", reads=True, writes=False),
+    KeyedShape(name="out", reads=False, writes=True),
+    KeyedShape(name="neither", reads=False, writes=False),
+)
+
+
+def keyed(plan: MeasuringPlan) -> list[Row]:
+    """Tasks by keys on SQLite, and on three ZooKeepers and one Cassandra where `plan.cassandra`: rates, one alone, cost, memory."""
+    rows: list[Row] = []
+    for setup, store, zookeepers, most in [(SETUP, "", 1, _TASKS), (_REPLICATED_SETUP, OWN_CASSANDRA, 3, _TASKS_ON_CASSANDRA)]:
+        if store and not plan.cassandra:
+            continue
+        with two_slots(plan, store=store, zookeepers=zookeepers) as bench, ProcessPoolExecutor(SLOTS) as pool:
+            field = _Field(plan, bench, pool, setup, most)
+            try:
+                for size in plan.sizes or SIZES:
+                    rows += field.rates(size)
+                rows += field.alone()
+                rows += field.passing()
+            finally:
+                field.close()
+    return rows
+
+
+class _Field:
+    """One cluster, its store opened a second time for the bare program, and the pool."""
+
+    def __init__(self, plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor, setup: str, most: int) -> None:
+        self._plan = plan
+        self._bench = bench
+        self._pool = pool
+        self._setup = setup
+        self._most = most
+        self._bare: Store = open_store(bench.cluster.state.store)
+        self._fresh = counter()
+        list(pool.map(_produce, [1] * 100))
+        with _standing(bench, [f"keyed/warm/{n}" for n in range(50)], 100) as names:
+            self._ours(KeyedShape(name="", reads=True, writes=True), names, 100)
+
+    def close(self) -> None:
+        """Lets go of the store."""
+        self._bare.close()
+
+    # -- rates
+
+    def rates(self, size: int) -> list[Row]:
+        """Tasks a second of each shape, and what they cost the processor by part."""
+        count = self._plan.count(max(10, min(self._most, _BYTES // size)))
+        rows: list[Row] = []
+        with _standing(self._bench, [f"keyed/{size}/{n}" for n in range(count)], size) as names:
+            for shape in _SHAPES:
+                what = f"{count} tasks by keys, {shape.name}, {format_size(size)}"
+                bare: list[float] = []
+                batched: list[float] = []
+                pooled: list[float] = []
+                ours: list[float] = []
+                loops: list[float] = []
+                costs: list[dict[str, float]] = []
+                at_once = self._best_at_once(shape, names, size)
+                for _ in self._plan.rounds(what):
+                    pooled.append(_rate(count, partial(self._by_pool, shape, count, size)))
+                    if shape.reads or shape.writes:
+                        bare.append(_rate(count, partial(self._bare_program, shape, names, size, at_once)))
+                        batched.append(_rate(count, partial(self._bare_batches, shape, names, size)))
+                    before = self._cpu()
+                    ours.append(_rate(count, lambda: loops.append(count / self._ours(shape, names, size))))  # noqa: B023 - called here
+                    costs.append({part: (used - before.get(part, 0.0)) / count * 1e3 for part, used in self._cpu().items()})
+                rows.append(row(_POOL, "the same run", what, "tasks/s", pooled))
+                if bare:
+                    rows.append(row(_BARE, "the same run", what, "tasks/s", bare, ratio=1.0, at_once=at_once))
+                    rows.append(row(_BATCHED, "the same run", what, "tasks/s", batched, ratio=over(batched, bare), at_once=_BATCH))
+                rows.append(row(_OURS, self._setup, what, "tasks/s", ours, ratio=over(ours, bare or pooled)))
+                rows.append(row(_OURS, self._setup, f"{what}: the loop of submit by itself", "calls/s", loops))
+                rows += [
+                    row(_OURS, self._setup, f"{what}: processor, {part}", "ms a task", [cost[part] for cost in costs]) for part in costs[0]
+                ]
+        return rows
+
+    def _best_at_once(self, shape: KeyedShape, names: Sequence[str], size: int) -> int:
+        """How many requests at once bring the bare program furthest."""
+        if not (shape.reads or shape.writes):
+            return 0
+        some = names[: max(10, len(names) // 4)]
+        rates = {at_once: _rate(len(some), partial(self._bare_program, shape, some, size, at_once)) for at_once in _REQUESTS}
+        return max(rates, key=lambda at_once: rates[at_once])
+
+    def _bare_program(self, shape: KeyedShape, names: Sequence[str], size: int, at_once: int) -> None:
+        run, value = next(self._fresh), os.urandom(size)
+
+        def one(item: tuple[int, str]) -> None:
+            number, name = item
+            if shape.reads and self._bare.get(f"name/{name}") is None:
+                raise AssertionError(name)
+            if shape.writes:
+                self._bare.put(f"name/bare/{run}/{number}", value)
+
+        with ThreadPoolExecutor(at_once) as threads:
+            for _ in threads.map(one, enumerate(names)):
+                pass
+
+    def _bare_batches(self, shape: KeyedShape, names: Sequence[str], size: int) -> None:
+        """The same reads and writes together: what a program can do that needs no value before many others."""
+        run, value = next(self._fresh), os.urandom(size)
+        for at in range(0, len(names), _BATCH):
+            some = names[at : at + _BATCH]
+            if shape.reads and len(self._bare.get_many([f"name/{name}" for name in some])) != len(some):
+                raise AssertionError(some)
+            if shape.writes:
+                self._bare.put_many([(f"name/bare/{run}/{at + number}", value) for number in range(len(some))])
+
+    def _by_pool(self, shape: KeyedShape, count: int, size: int) -> None:
+        value = os.urandom(size) if shape.reads else b""
+        work: Callable[..., object] = _pass_on if shape.reads and shape.writes else _take if shape.reads else _produce
+        given = (value if shape.reads else size if shape.writes else 0 for _ in range(count))
+        for _ in self._pool.map(work, given):
+            pass
+
+    def _ours(self, shape: KeyedShape, names: Sequence[str], size: int) -> float:
+        """From the first submit until all have ended; returns what the loop of submits took (s)."""
+        run = next(self._fresh)
+        work = _function(shape, size)
+        with TaskQueue(work, connection=self._bench.connection) as queue:
+            begun = time.perf_counter()
+            for number, name in enumerate(names):
+                queue.submit([name] if shape.reads else (), [f"keyed/out/{run}/{number}"] if shape.writes else ())
+            loop_s = time.perf_counter() - begun
+            queue.wait_all(timeout=_PATIENCE_S)
+        return loop_s
+
+    def _cpu(self) -> dict[str, float]:
+        """Seconds of the processor used so far, by part."""
+        used = {"client": cpu_s([os.getpid()])}
+        for part in parts_of(self._bench.cluster):
+            name = part.name.partition(" ")[0]
+            used[name] = used.get(name, 0.0) + cpu_s(part.pids)
+        return {part: used[part] for part in ("client", "starter", "spawners", "zookeeper", "cassandra") if part in used}
+
+    # -- one alone
+
+    def alone(self) -> list[Row]:
+        """One keyed task at a time, from submit to its end, beside a call, and beside its reads and writes alone."""
+        count = self._plan.count(_SINGLES)
+        calls: list[float] = []
+        bare: list[float] = []
+        ours: list[float] = []
+        value = os.urandom(_SINGLE_BYTES)
+        with _standing(self._bench, [f"keyed/alone/{n}" for n in range(count)], _SINGLE_BYTES) as names:
+            queue = TaskQueue(_function(KeyedShape(name="", reads=True, writes=True), _SINGLE_BYTES), connection=self._bench.connection)
+            plain = TaskQueue(_produce, connection=self._bench.connection)
+            with queue, plain:
+                for _ in self._plan.rounds("one keyed task alone"):
+                    run = next(self._fresh)
+                    samples: dict[str, list[float]] = {"call": [], "bare": [], "ours": []}
+                    for at, name in enumerate(names):
+                        begun = time.perf_counter()
+                        plain.submit_call(0).result(timeout=_PATIENCE_S)
+                        samples["call"].append(time.perf_counter() - begun)
+                        begun = time.perf_counter()
+                        self._bare.get(f"name/{name}")
+                        self._bare.put(f"name/bare/{run}/{at}", value)
+                        samples["bare"].append(time.perf_counter() - begun)
+                        begun = time.perf_counter()
+                        queue.submit([name], [f"keyed/out/{run}/{at}"]).result(timeout=_PATIENCE_S)
+                        samples["ours"].append(time.perf_counter() - begun)
+                    for into, name in ((calls, "call"), (bare, "bare"), (ours, "ours")):
+                        into.append(statistics.median(samples[name]) * 1e3)
+        what = f"one keyed task alone, in and out, {format_size(_SINGLE_BYTES)}, p50"
+        floors = [call + store for call, store in zip(calls, bare, strict=True)]
+        over = statistics.median(mine - floor for mine, floor in zip(ours, floors, strict=True))
+        return [
+            row("a call, and a bare read and write", "the same run", what, "ms", floors, call=statistics.median(calls)),
+            row(_OURS, self._setup, what, "ms", ours, above_it_ms=over),
+        ]
+
+    # -- memory
+
+    def passing(self) -> list[Row]:
+        """Memory of the Starter while many inputs pass it, after a tenth of them have passed: growth is the most of the second half of the
+        time over the most of the first.
+        """
+        count = self._plan.count(_PASSING)
+        what = f"{count} inputs of 100 kB pass, most memory of the Starter and its workers"
+        samples: list[float] = []
+        with _standing(self._bench, [f"keyed/pass/{n}" for n in range(min(count, _PASSING_KEYS))], _PASSING_BYTES) as names:
+            shape = KeyedShape(name="", reads=True, writes=False)
+            for tasks in (count // 10, count):
+                self._plan.progress(f"{tasks} inputs of 100 kB pass")
+                with memory_of_starter(self._bench) as samples:
+                    self._ours(shape, [names[number % len(names)] for number in range(tasks)], _PASSING_BYTES)
+        half = max(1, len(samples) // 2)
+        return [row(_OURS, self._setup, what, "MiB PSS", [max(samples)], growth=max(samples[-half:]) / max(samples[:half]))]
+
+
+# -- the work --------------------------------------------------------------------------------------------------------------------
+
+
+def _pass_on(value: bytes) -> bytes:
+    return value
+
+
+def _take(value: bytes) -> None:
+    del value
+
+
+def _produce(size: int) -> bytes:
+    return os.urandom(size)
+
+
+def _function(shape: KeyedShape, size: int) -> Callable[..., object]:
+    if shape.reads:
+        return _pass_on if shape.writes else _take
+    return partial(_produce, size) if shape.writes else partial(_take, b"")
+
+
+def _rate(count: int, work: Callable[[], object]) -> float:
+    return count / took_s(work)
+
+
+@contextmanager
+def _standing(bench: Bench, names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """Values under these keys while it lasts, each another one."""
+    store, body = bench.connection.store, os.urandom(size)
+    try:
+        store.put_many((name, (name.encode() + body)[:size]) for name in names)
+        yield names
+    finally:
+        store.delete_many(names)

@@ -1,23 +1,33 @@
-"""Small tasks against the standard library's pool, one task at a time, and shell commands against `xargs`; tasks through a gateway.
+"""Tasks of a TaskQueue: small ones against the standard library's pool, one at a time, shell commands against `xargs`; through a gateway.
 
 What a gateway costs is measured in turns: the same tasks directly and through it, with the Starter, ZooKeeper and store of both.
+
+Backlogs (`bench backlog`): how fast many queued tasks are accepted, what one of them takes while it waits, and whether the cluster is
+slower with them. Uneven work (`bench mixed`) on two slots against the shortest time it can take, and how soon a Starter that joins late has
+work.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import operator
 import os
+import random
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rmgr.bench.load.processes import Child, say
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.bench.load.offered import timed_sleep
+from rmgr.bench.load.processes import Child, children_of, cpu_s, live_heap_bytes, pss_bytes, say
 from rmgr.bench.measuring import (
     SETUP,
     SLOTS,
@@ -35,7 +45,9 @@ from rmgr.client.connection import Connection, connect
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config, SecurityConfig
+from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import OWN_CASSANDRA
+from rmgr.errors import DeadlineExceeded, RmgrError
 from rmgr.model.base.units import percentile
 
 _REPLICATED = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"
@@ -305,6 +317,304 @@ def _map_when_asked(argument: str) -> None:
             begun_s = time.monotonic()
             by_map(connection, asked["tasks"])
             say({"span": [begun_s, time.monotonic()]})
+
+
+# -- backlogs ----------------------------------------------------------------------------------------------------------------
+
+_QUEUED = 1_000_000
+_FEW = 5
+#: Many small submissions: each has its record, gate, claim and end.
+_SMALL_TASKS, _SMALL = 100_000, 2_000
+_EMPTY = 100_000
+#: Whole backlogs may take minutes on a busy machine.
+_BACKLOG_PATIENCE_S = 1800.0
+
+
+@dataclass(slots=True)
+class _Spent:
+    """Seconds, and seconds of the processor by who spent them."""
+
+    lasted_s: float = 0.0
+    client_s: float = 0.0
+    cluster_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figure:
+    """What one repetition measured. ratio: to the rate with an empty queue of the same repetition."""
+
+    what: str
+    unit: str
+    value: float
+    ratio: float | None = None
+    detail: dict[str, float] = field(default_factory=dict)
+
+
+def backlog(plan: MeasuringPlan) -> list[Row]:
+    """1,000,000 no-op tasks queued while the node is drained, then run; 100,000 in 2,000 submissions; and an empty queue beside them.
+
+    The processor's time a task stands beside each rate: it tells more on a busy machine. Each repetition has a cluster of its own:
+    memory that earlier tasks have left behind would hide what these take (and so the client's is measured by the first alone).
+    """
+    found: dict[str, list[_Figure]] = {}
+    for number in plan.rounds("backlog"):
+        with two_slots(plan) as bench:
+            for figure in _figures(plan, bench, is_first=number == 1):
+                found.setdefault(figure.what, []).append(figure)
+    return [_figure_row(figures) for figures in found.values()]
+
+
+def _figure_row(figures: list[_Figure]) -> Row:
+    one = figures[0]
+    ratio = None if one.ratio is None else statistics.median(figure.ratio or 0.0 for figure in figures)
+    detail = {name: statistics.median(figure.detail[name] for figure in figures) for name in one.detail}
+    return row("rmgr", SETUP, one.what, one.unit, [figure.value for figure in figures], ratio=ratio, **detail)
+
+
+def _figures(plan: MeasuringPlan, bench: Bench, *, is_first: bool) -> list[_Figure]:
+    """Of one repetition. is_first: of this process."""
+    _run(_fill(bench, 1, 2_000))
+    # First: memory that earlier tasks have left behind would hide what these take.
+    many, drained = _queued(plan, bench, _FEW, plan.count(_QUEUED), weighs=True, weighs_client=is_first)
+    count = plan.count(_EMPTY)
+    plan.progress(f"{count} tasks, empty queue")
+    with _spending(bench) as spent:
+        _run(_fill(bench, 1, count))
+    empty = _Figure(what="run with an empty queue", unit="tasks/s", value=count / spent.lasted_s, ratio=1.0, detail=_each(spent, count))
+    small, slow = _queued(plan, bench, min(_SMALL, plan.count(_SMALL_TASKS)), plan.count(_SMALL_TASKS))
+    return [empty, *many, _against(drained, empty), *small, _against(slow, empty)]
+
+
+def _queued(
+    plan: MeasuringPlan, bench: Bench, submissions: int, total: int, *, weighs: bool = False, weighs_client: bool = False
+) -> tuple[list[_Figure], _Figure]:
+    """Fills the queue of a drained node, and runs it: (what it took to fill it, how it ran). weighs: the memory, too."""
+    what = f"{total} tasks in {submissions} submissions"
+    plan.progress(what)
+    _command(bench, "drain", "n1", "--reason", "bench")
+    zookeeper, client = _zookeeper_bytes(bench), _client_bytes()
+    with _spending(bench) as spent:
+        queues = _fill(bench, submissions, total)
+    figures = [_Figure(what=f"submit {what}", unit="tasks/s", value=total / spent.lasted_s, detail=_each(spent, total))]
+    if weighs:
+        heap = (_zookeeper_bytes(bench) - zookeeper) / total
+        figures.append(_Figure(what=f"{what}, ZooKeeper's heap in use", unit="B/task", value=heap))
+    if weighs_client:
+        memory = (_client_bytes() - client) / total
+        figures.append(_Figure(what=f"{what}, client's memory", unit="B/future", value=memory))
+    with _spending(bench) as spent:
+        _command(bench, "resume", "n1")
+        _run(queues)
+    return figures, _Figure(what=f"run {what}", unit="tasks/s", value=total / spent.lasted_s, detail=_each(spent, total))
+
+
+def _against(drained: _Figure, empty: _Figure) -> _Figure:
+    """With its ratio to the rate with an empty queue, and that of the processor's time (above 1: less of it with a backlog)."""
+    cpu = sum(empty.detail.values()) / max(1e-9, sum(drained.detail.values()))
+    return replace(drained, ratio=drained.value / empty.value, detail={**drained.detail, "cpu_ratio": cpu})
+
+
+def _fill(bench: Bench, submissions: int, tasks: int) -> list[TaskQueue]:
+    """Submits `tasks` in so many submissions; returns when all are durable."""
+    queues = []
+    for number in range(submissions):
+        queue = TaskQueue(no_op, connection=bench.connection)
+        queue.map(None, range(tasks // submissions + (number < tasks % submissions)))
+        queues.append(queue)
+    for queue in queues:
+        queue.close(timeout=_BACKLOG_PATIENCE_S)
+    return queues
+
+
+def _run(queues: list[TaskQueue]) -> None:
+    """Waits for the end of all."""
+    for queue in queues:
+        queue.wait_all(timeout=_BACKLOG_PATIENCE_S)
+
+
+def _command(bench: Bench, *words: str) -> None:
+    command = [sys.executable, "-m", "rmgr.cli.main", *words]
+    subprocess.run(command, env={**os.environ, **bench.environment()}, capture_output=True, check=True, timeout=60)
+
+
+# -- what it takes ----------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _spending(bench: Bench) -> Iterator[_Spent]:
+    """What this process and those of the cluster use of the processor while it lasts."""
+    spent = _Spent()
+    pids = sorted({pid for process in bench.cluster.state.processes for pid in (process.pid, *children_of(process.pid))})
+    client, cluster = cpu_s([os.getpid()]), cpu_s(pids)
+    started = time.perf_counter()
+    yield spent
+    spent.lasted_s = time.perf_counter() - started
+    spent.client_s, spent.cluster_s = cpu_s([os.getpid()]) - client, cpu_s(pids) - cluster
+
+
+def _each(spent: _Spent, tasks: int) -> dict[str, float]:
+    return {"client_cpu_us": spent.client_s / tasks * 1e6, "cluster_cpu_us": spent.cluster_s / tasks * 1e6}
+
+
+def _client_bytes() -> float:
+    gc.collect()
+    return float(pss_bytes(os.getpid()))
+
+
+def _zookeeper_bytes(bench: Bench) -> float:
+    """What ZooKeeper holds on to, after a full collection: nodes of its tree, its log of committed requests, watches."""
+    servers = [process for process in bench.cluster.state.processes if process.role == "zookeeper"]
+    return statistics.mean(live_heap_bytes(process.pid) for process in servers)
+
+
+# -- uneven work -------------------------------------------------------------------------------------------------------------
+
+_LONG, _LONG_S = 200, (0.2, 2.0)
+_SHORT, _SHORT_S = 10_000, 0.001
+_PATIENCE_S = 900.0
+#: What a late Starter finds: (scene, durations of tasks that come first, durations of those it may get).
+_TEACHING, _HOARD, _HOARD_S = 40, 60, 1.0  # more than is looked at: what is left is cancelled
+_WAITING, _WAITING_S = 600, 0.1
+
+
+def mixed(plan: MeasuringPlan) -> list[Row]:
+    """Long and short tasks of one function in one queue, in two orders, beside a pool at the same time; then late Starters."""
+    rows: list[Row] = []
+    with two_slots(plan) as bench, ProcessPoolExecutor(SLOTS) as pool:
+        list(pool.map(timed_sleep, [0.01] * 4))
+        _run_ours(bench, [0.01] * 4)
+        for name, order in (("in any order", _shuffled), ("short ones first", sorted)):
+            rows += _uneven(plan, bench, pool, name, order)
+        rows += _late(plan, bench)
+    return rows
+
+
+def shortest_s(durations: Sequence[float], slots: int) -> float:
+    """No schedule of `durations` on `slots` slots is shorter."""
+    return max(*durations, sum(durations) / slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Seconds from the first submit to the last result, and how long each task itself took (s)."""
+
+    lasted_s: float
+    durations: tuple[float, ...]
+
+    @property
+    def over_ideal(self) -> float:
+        """1: no schedule is shorter; what it takes to submit and to collect counts."""
+        return self.lasted_s / shortest_s(self.durations, SLOTS)
+
+
+def _durations(plan: MeasuringPlan) -> list[float]:
+    rng = random.Random(1)
+    return [rng.uniform(*_LONG_S) for _ in range(plan.count(_LONG))] + [_SHORT_S] * plan.count(_SHORT)
+
+
+def _shuffled(durations: list[float]) -> list[float]:
+    return random.Random(2).sample(durations, len(durations))
+
+
+def _uneven(
+    plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor, name: str, order: Callable[[list[float]], list[float]]
+) -> list[Row]:
+    """Both sleep, so neither takes anything from the other; each is held against the ideal of its own tasks as they were."""
+    durations = order(_durations(plan))
+    long = sum(1 for one in durations if one > _SHORT_S)
+    what = f"{long} tasks of 0.2-2 s and {len(durations) - long} of 1 ms, {name}"
+    theirs: list[Ran] = []
+    ours: list[Ran] = []
+    for _ in plan.rounds(what, f", about {shortest_s(durations, SLOTS):.0f} s"):
+        started = time.perf_counter()
+        futures = [pool.submit(timed_sleep, one) for one in durations]
+        ours.append(_run_ours(bench, durations))
+        slept = tuple(end - start for _, start, end in (future.result() for future in futures))
+        theirs.append(Ran(_last_end(futures, started), slept))
+    return [_uneven_row(what, "ProcessPoolExecutor(2).submit", "beside it", theirs), _uneven_row(what, "rmgr TaskQueue.map", SETUP, ours)]
+
+
+def _last_end(futures: Sequence[object], started: float) -> float:
+    """Seconds from `started` (perf_counter) to the end of the last task, which may have been a while ago."""
+    last = max(future.result()[2] for future in futures)  # type: ignore[attr-defined]
+    return float(last - time.time() + time.perf_counter() - started)
+
+
+def _uneven_row(what: str, system: str, setup: str, ran: Sequence[Ran]) -> Row:
+    ideal = statistics.median(shortest_s(one.durations, SLOTS) for one in ran)
+    ratio = statistics.median(one.over_ideal for one in ran)
+    return row(system, setup, what, "s", [one.lasted_s for one in ran], ratio=ratio, ideal_s=ideal)
+
+
+def _run_ours(bench: Bench, durations: Sequence[float]) -> Ran:
+    started = time.perf_counter()
+    with TaskQueue(timed_sleep, connection=bench.connection) as queue:
+        ended = [future.result(timeout=_PATIENCE_S) for future in queue.map(None, durations)]
+    return Ran(time.perf_counter() - started, tuple(end - start for _, start, end in ended))
+
+
+# -- a Starter that joins late -----------------------------------------------------------------------------------------------------
+
+
+def _late(plan: MeasuringPlan, bench: Bench) -> list[Row]:
+    """From its entry in ZooKeeper (the server's clock, the same machine's) to the start of its first task."""
+    scenes = {
+        "tasks of 0.1 s wait": ([_WAITING_S] * _WAITING, 0),
+        "everything is claimed by another": ([_SHORT_S] * _TEACHING + [_HOARD_S] * _HOARD, _TEACHING),
+    }
+    rows = []
+    starts: list[float] = []
+    for scene, (durations, first) in scenes.items():
+        waits = []
+        for _ in plan.rounds(f"a Starter joins late, {scene}"):
+            start_s, wait_s = _join_late(bench, f"late{len(starts) + 1}", durations, first)
+            starts.append(start_s)
+            waits.append(wait_s)
+        rows.append(row("rmgr", SETUP, f"late Starter, {scene}: entry to first task", "s", waits))
+    return [row("the process itself", "the same run", "late Starter: exec to entry", "s", starts), *rows]
+
+
+def _join_late(bench: Bench, name: str, durations: Sequence[float], first: int) -> tuple[float, float]:
+    """(exec to entry, entry to first task) in s of a new Starter; it is gone again when this returns.
+
+    first: so many tasks have ended before it is started. The tasks that are left after its first are cancelled.
+    Raises: RmgrError when it got nothing to do.
+    """
+    cluster = bench.cluster
+    with TaskQueue(timed_sleep, connection=bench.connection) as queue:
+        futures = queue.map(None, durations)
+        for future in futures[: max(1, first)]:
+            future.result(timeout=60)
+        started = time.time()
+        cluster.start_starter(name)
+        try:
+            # The first of its results that is seen is of its first two tasks: it has two slots, and they end in turn.
+            done = (future.result() for future in queue.as_completed(futures[first:], timeout=_PATIENCE_S))
+            mine = next((start for node, start, _ in done if node == name), None)
+            entry = _entered(cluster.coordinator, name)
+            queue.cancel("the late Starter was seen at work")
+        finally:
+            cluster.kill(name, signal.SIGTERM)
+            _wait_gone(bench, name)
+    if mine is None:
+        raise RmgrError(f"{name} got nothing to do: the work was over too soon for this machine", hint="repeat it on a quieter one")
+    return entry - started, mine - entry
+
+
+def _entered(coordinator: ZkCoordinator, node: str) -> float:
+    """When the new node was registered (s since 1970)."""
+    found = coordinator.stat(paths.node(node)).result(10)
+    if found is None:
+        raise RmgrError(f"{node} did not register in time")
+    return found.mtime_ms / 1000
+
+
+def _wait_gone(bench: Bench, name: str) -> None:
+    process, end = bench.cluster.process(name), time.monotonic() + 30
+    while process.find() is not None:
+        if time.monotonic() > end:
+            raise DeadlineExceeded(f"{name} does not end")
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ _MEASUREMENTS = {
     "tasks": "tasks:tasks",
     "latency": "tasks:latency",
     "shell": "tasks:shell",
-    "backlog": "backlog:backlog",
+    "backlog": "tasks:backlog",
     "commands": "commands:commands",
     "store": "store:store",
-    "keyed": "keyed:keyed",
-    "mixed": "mixed:mixed",
+    "keyed": "store:keyed",
+    "mixed": "tasks:mixed",
     "idle": "idle:idle",
     "scale": "scale:scale",
     "jobs": "jobs:jobs",
@@ -38,7 +38,7 @@ _MEASUREMENTS = {
     "reality": "reality:reality",
     "sim": "sched:sim",
     "pass": "sched:passes",
-    "placing": "published:published",
+    "placing": "jobs:published",
 }
 
 

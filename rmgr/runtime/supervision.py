@@ -27,19 +27,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, MutableMapping
-from typing import Protocol, Self
+from typing import Self
 
+from rmgr.coord.protocol.ports import Coordinator
 from rmgr.runtime import machine
 
 _NOISE_S = 0.05
-
-
-class LastAnswer(Protocol):
-    """The part of `coord.ports.Coordinator` that a lease is counted from."""
-
-    @property
-    def session_timeout_s(self) -> float: ...
-    def last_answer_s(self) -> float: ...
 
 
 class Lease:
@@ -55,7 +48,7 @@ class Lease:
 
     def __init__(
         self,
-        coordinator: LastAnswer,
+        coordinator: Coordinator,
         *,
         share: float = 2 / 3,
         clock: Callable[[], float] | None = None,

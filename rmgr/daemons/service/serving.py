@@ -14,6 +14,7 @@ from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import ANYBODY, Person
+from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, Unavailable
 from rmgr.log import audit
 from rmgr.model.base.units import format_duration
@@ -22,7 +23,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
 from rmgr.runtime.secured import open_zookeeper
 from rmgr.runtime.store_watch import WatchedStore, meet_store
-from rmgr.runtime.supervision import LastAnswer, StallGuard
+from rmgr.runtime.supervision import StallGuard
 
 #: How often the server is asked, how long an answer may take, and after how long without any it is mute. A flood costs some seconds.
 _ASK_S, _ANSWER_S, MUTE_S = 15.0, 10.0, 60.0
@@ -221,7 +222,7 @@ class Working:
     Args: unable: what else is asked why it cannot work; each answers "" while it can.
     """
 
-    def __init__(self, coordinator: LastAnswer, store: WatchedStore, guard: StallGuard, *unable: Callable[[], str]) -> None:
+    def __init__(self, coordinator: Coordinator, store: WatchedStore, guard: StallGuard, *unable: Callable[[], str]) -> None:
         self._coordinator = coordinator
         self._store = store
         self._guard = guard

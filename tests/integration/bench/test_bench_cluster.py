@@ -10,12 +10,12 @@ import pytest
 
 from rmgr.bench import commands as bench_commands
 from rmgr.bench import idle as bench_idle
-from rmgr.bench import mixed as bench_mixed
 from rmgr.bench import scale as bench_scale
 from rmgr.bench import store as bench_store
+from rmgr.bench import tasks as bench_tasks
 from rmgr.bench.load.processes import children_of, cost_of, pss_bytes
 from rmgr.bench.measuring import Bench, MeasuringPlan, two_slots
-from rmgr.bench.mixed import Ran, shortest_s
+from rmgr.bench.tasks import Ran, shortest_s
 from rmgr.cli.main import run
 
 ROW = {"system", "setup", "what", "rate", "unit", "spread", "ratio", "detail"}
@@ -50,7 +50,7 @@ def test_a_cluster_without_work_is_counted_process_by_process(
 
 def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: MeasuringPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     # 10 inputs of 1 MiB, 100 and 10 results; 10 + 10 tasks of 20 ms at most; a late Starter that finds everything claimed.
-    monkeypatch.setattr(bench_mixed, "_LONG_S", (0.01, 0.02))
+    monkeypatch.setattr(bench_tasks, "_LONG_S", (0.01, 0.02))
     with two_slots(tiny) as bench, bench_store.ProcessPoolExecutor(2) as pool:
         inputs = bench_store._inputs(tiny, bench, pool, bench_store.SETUP)
         assert [(row.system, row.unit) for row in inputs] == [
@@ -63,7 +63,7 @@ def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: Mea
         assert [row.ratio for row in results if row.system.startswith("Process")] == [1.0, 1.0]
         assert all(row.detail["growth"] > 0 for row in results if row.system.startswith("rmgr"))
         assert {row.what.partition(" ")[0] for row in results} == {"10", "100"}
-        uneven = bench_mixed._uneven(tiny, bench, pool, "short ones first", sorted)
+        uneven = bench_tasks._uneven(tiny, bench, pool, "short ones first", sorted)
         assert [row.system for row in uneven] == ["ProcessPoolExecutor(2).submit", "rmgr TaskQueue.map"]
         assert all(row.ratio is not None and row.ratio >= 1 and row.rate >= row.detail["ideal_s"] for row in uneven)
         late_starter_is_timed_to_its_first_task(bench)
@@ -88,7 +88,7 @@ def test_tasks_by_keys_are_measured_beside_a_bare_program_and_the_pool(zookeeper
 
 
 def late_starter_is_timed_to_its_first_task(bench: Bench) -> None:
-    start_s, wait_s = bench_mixed._join_late(bench, "late1", [0.001] * 20 + [0.4] * 100, 20)
+    start_s, wait_s = bench_tasks._join_late(bench, "late1", [0.001] * 20 + [0.4] * 100, 20)
     assert start_s > 0
     assert 0 < wait_s < 10
     assert bench.cluster.process("late1").find() is None
