@@ -70,7 +70,7 @@ def direct(tree: ast.Module) -> list[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-            if node.module == machine.__name__:
+            if node.module == machine.__name__ and not {alias.name for alias in node.names}.isdisjoint(machine.OFFERED):
                 found.append((node.lineno, "a name of machine.py is imported: it would stay this machine's for ever"))
     for node in nodes:
         if isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Load):
