@@ -177,8 +177,8 @@ def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProce
     return killed
 
 
-def kill_processes(state: DevState) -> None:
-    """SIGKILL for all of them and their descendants; returns when they are gone, or after 20 s."""
+def kill_processes(state: DevState, *, timeout_s: float = 20.0) -> None:
+    """SIGKILL for all of them and their descendants; returns when they are gone, or after `timeout_s`."""
     found = [process for entry in state.processes if (process := entry.find()) is not None]
     for process in tuple(found):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -186,7 +186,7 @@ def kill_processes(state: DevState) -> None:
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    await_ends(found, timeout_s=20.0)
+    await_ends(found, timeout_s=timeout_s)
 
 
 def await_ends(processes: list[psutil.Process], *, timeout_s: float) -> list[psutil.Process]:
