@@ -47,8 +47,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
-from rmgr.runtime.lease import Lease
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, SignalMessages, run_loop
 from rmgr.runtime.release import check_release, release
 from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust

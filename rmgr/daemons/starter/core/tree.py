@@ -23,7 +23,7 @@ from rmgr.errors import CoordinationUnavailable, QuotaReached, RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop
 
 #: How long a commit may wait for the coordination service before it is looked after from here.

@@ -51,7 +51,7 @@ from rmgr.procedures.authentic import Deeds
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.gang_clock import ClockReader
-from rmgr.runtime.logger import Log
+from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, Timer
 from rmgr.runtime.story import Stories
 

@@ -16,8 +16,7 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.tree import IdleMark
 from rmgr.daemons.starter.node.commits import GATHER_S, MOST_BYTES, SHORT_S, Completing, Joint
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
-from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, Outcome
 from rmgr.runtime.aside import Aside
 
 

@@ -22,8 +22,7 @@ from rmgr.daemons.starter.node.registry import Registry
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RequestTooLarge
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
-from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, Outcome
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.story import Stories
 
