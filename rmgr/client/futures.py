@@ -560,7 +560,7 @@ _share_attributes()
 
 def giving_slot_back() -> AbstractContextManager[None]:
     """Around every wait for other tasks. Only in a worker does it do anything."""
-    module = sys.modules.get("rmgr.runner.python.blocking")  # a worker has loaded it before any task ran
+    module = sys.modules.get("rmgr.runner.current")  # a worker has loaded it before any task ran
     return module.blocking() if module is not None else nullcontext()
 
 

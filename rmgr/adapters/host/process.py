@@ -46,7 +46,7 @@ from rmgr.adapters.host.slot import Slot
 from rmgr.adapters.host.worker import Worker, WorkerSpec
 from rmgr.adapters.host.workevents import NodeEvent, PartBegan, PartsServed, PartStubborn, TurnerRestarted
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.gang import AUTO, Freezer
+from rmgr.model.cluster.node import AUTO, Freezer
 from rmgr.model.wire import frames, stream, turns
 from rmgr.runner.host import home
 from rmgr.runner.host.contain import lists_children

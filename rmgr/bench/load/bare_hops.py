@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from rmgr.adapters.rpc.channels import OPTIONS
-from rmgr.bench.load.children import say
+from rmgr.bench.load.processes import say
 
 _SERVICE = "Hops"
 _THREADS = 16

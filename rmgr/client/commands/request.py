@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from rmgr.coord.protocol import keys
 from rmgr.errors import DataLost, PermissionDenied, UsageError
 from rmgr.model.tasks.array import parse_array, shown_index
-from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, Command, Dependency, OnDisconnect, Submission, path_fault
+from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, Command, Dependency, OnDisconnect, Rigid, Submission, path_fault
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust
