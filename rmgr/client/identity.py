@@ -71,10 +71,9 @@ class Signer:
         """
         who = self._credentials.identity
         if not who.is_person:
-            raise PermissionDenied(
-                f"the credentials in {self._credentials.directory} are those of {who.role} {who.name}, and only users submit work",
-                hint="rmgr admin add-user NAME makes a user's; then set RMGR_SECURITY_DIR",
-            )
+            whose = f"the credentials in {self._credentials.directory} are those of {who.role} {who.name}"
+            told = f"{whose}, and only users submit work and store values"
+            raise PermissionDenied(told, hint="rmgr admin add-user NAME makes a user's; then set RMGR_SECURITY_DIR")
         with self._lock:
             known = self._credentials
             newest = known.newest() if machine.monotonic() >= self._again_s else known

@@ -14,9 +14,12 @@ import pytest
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.pki import Certified
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
+from rmgr.client.identity import secured_by
+from rmgr.config import SecurityConfig
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Stamped
+from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import encode_fragment
 from rmgr.coord.seal import seal_fragment
 from rmgr.errors import CoordinationUnavailable, PermissionDenied
@@ -220,3 +223,33 @@ def test_what_is_left_of_outcomes_that_are_not_believed() -> None:
     for outcome in (left[0], left[2]):
         assert (outcome.value, outcome.value_size, outcome.outputs) == (b"", -1, 0)
         assert outcome.error == "DATA_LOST: its outcome cannot be believed: of this"
+
+
+class _Published:
+    """Whoever takes certificates."""
+
+    hosts, session_timeout_s = "", 1.0
+
+    def __init__(self) -> None:
+        self.pems: list[bytes] = []
+
+    def ask(self, question: Any, *, timeout_s: float) -> Any:
+        self.pems.append(question.pem)
+
+
+def test_a_value_is_signed_by_a_person_whose_certificate_is_there_before() -> None:
+    ann, asks = session_bundles().credentials(Role.USER, "ann"), _Published()
+    deeds = secured_by(asks, ann, SecurityConfig(), "c").deeds
+    assert deeds is not None
+    for _ in range(2):
+        assert deeds.notes([("name/x", b"0" * 32, "")], Encoding.RAW)
+    assert asks.pems == [ann.certificate_pem]
+
+
+def test_a_bundle_of_a_daemon_stores_no_value_which_nobody_would_read() -> None:
+    asks = _Published()
+    deeds = secured_by(asks, session_bundles().credentials(Role.SUBMITTER, "gate"), SecurityConfig(), "c").deeds
+    assert deeds is not None
+    with pytest.raises(PermissionDenied, match="only users submit work and store values"):
+        deeds.notes([("name/x", b"0" * 32, "")], Encoding.RAW)
+    assert asks.pems == []
