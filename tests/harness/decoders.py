@@ -1,6 +1,6 @@
 """Every decoder of rmgr that can meet what somebody else wrote, with its schema, and what alone it may raise.
 
-`DECODERS` is the table of SECURITY.md ("What is decoded") as code: `unit/documents/test_security_decoded.py` holds both against each other
+`DECODERS` is the table of SECURITY.md ("What is decoded") as code: `unit/documents/test_security_document.py` holds both against each other
 and against the tree, `property/test_decoders.py` fuzzes each.
 """
 

@@ -6,7 +6,7 @@ connections, which forks. Whoever started it sees a Popen with pid, exit code an
 programs, and these where a variable that is read while Python or a library starts differs (`_EARLY`), a limit, a user, or a descriptor is
 handed over. RMGR_FORKED=0 executes all of them.
 
-What starting costs and what it loads is measured by tests that execute `rmgr` themselves (`tests/unit/cli/test_start_up.py`).
+What starting costs and what it loads is measured by tests that execute `rmgr` themselves (`tests/unit/cli/test_main.py`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Every partition is addressed by its full key and stays below 10 MB:
   no listing of another crosses them;
 - the journal: an hour, in four parts.
 
-There is no DELETE, no compare-and-set (IF), no ALLOW FILTERING: tests/unit/adapters/cassandra/test_ddl.py looks. Writes carry
+There is no DELETE, no compare-and-set (IF), no ALLOW FILTERING: tests/unit/adapters/cassandra/test_cassandra_rows.py looks. Writes carry
 their own timestamp and may be repeated: each of them is idempotent.
 """
 

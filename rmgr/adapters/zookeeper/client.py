@@ -18,7 +18,7 @@ A client shows the number of the last change it has seen, and a server that know
 for a follower that lags; after ZooKeeper's data were wiped or restored nobody would ever connect again. Only who leads can tell the
 difference (`SeenHistory`).
 """
-# ruff: noqa: SLF001 - kazoo has no public way to any of this; tests/unit/house/test_private_names.py lists it and fails when its insides move
+# ruff: noqa: SLF001 - kazoo has no public way to any of this; tests/unit/house/test_source.py lists it and fails when its insides move
 
 from __future__ import annotations
 

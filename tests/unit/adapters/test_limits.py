@@ -1,4 +1,4 @@
-"""Limits of users: buckets, what is held, places, what a gateway counts of the cluster, lines of audit; the command that shows them."""
+"""Limits of users: rates, what is held, places, what a gateway counts of the cluster, lines of audit; the command that shows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.access.limits import TOTALS, Bounds, Rates, Shares
+from rmgr.adapters.access.limits import BURST_S, TOTALS, Bounds, Rates, Shares
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
 from rmgr.cli.control.settings import parse_settings, to_document, to_toml
@@ -20,7 +20,7 @@ from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi
 from rmgr.daemons.gateway.asking import MOST, Loose
 from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse
 from rmgr.daemons.service.keepers import WrittenKeeper
-from rmgr.errors import ConfigError, LimitReached, QueueFull, Unavailable
+from rmgr.errors import ConfigError, LimitReached, QueueFull, Throttled, Unavailable
 from rmgr.model.cluster.queue import BOUND, BOUNDS, ClusterSettings, UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
@@ -391,3 +391,39 @@ def test_a_counting_thread_tells_when_the_minute_is_over_and_ends() -> None:
         book.admits("mallory", told.append)
     eventually(lambda: sum(told) == 4)
     eventually(lambda: book._thread is None)
+
+
+def test_a_user_alone_has_the_rate_of_the_settings_and_waits_beyond_it() -> None:
+    clock = Clock()
+    made = bounds(clock, requests_per_s=100)
+    assert [made.wait_s("ann") for _ in range(int(100 * BURST_S))] == [0.0] * int(100 * BURST_S)
+    assert made.wait_s("ann") == pytest.approx(0.01)
+    assert made.wait_s("ann") == pytest.approx(0.02)
+    with pytest.raises(Throttled, match="ann has reached the limit requests_per_s = 100: requests a second") as refused:
+        for _ in range(200):
+            made.wait_s("ann")
+    assert "rmgr limits" in refused.value.hint
+    assert isinstance(refused.value, QueueFull)  # clients try again
+    with pytest.raises(Throttled):
+        made.spend("ann")
+    assert made.wait_s("ben") == 0.0
+    clock.now_s += 2.5
+    made.spend("ann")
+    assert made.refused("ann")["requests_per_s"] == 2
+
+
+def test_a_request_of_many_bytes_counts_for_more_and_is_never_impossible() -> None:
+    clock = Clock()
+    made = bounds(clock, requests_per_s=10)
+    assert made.wait_s("ann", 4 << 20) > 0
+    with pytest.raises(Throttled):
+        made.wait_s("ann", 4 << 20)
+    clock.now_s += 60
+    assert made.wait_s("ann", 4 << 20) > 0
+
+
+def test_no_limit_is_no_limit() -> None:
+    made = bounds(requests_per_s=0, followed=0)
+    for _ in range(20_000):
+        made.wait_s("ann")
+    made.take("followed", "ann", 300_000)

@@ -1,8 +1,9 @@
-"""What is told of failures: once for all that ended alike, with the limit, the last line of stderr, and what to type next."""
+"""What is told of failures: once for all that ended alike, with what to type next; and what `rmgr rerun --failed` submits."""
 
 from __future__ import annotations
 
 import io
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,13 @@ from rmgr.cli.display.columns import where_or_why
 from rmgr.cli.display.shapes import LINE_BYTES, Failure, cell, harmless, of_job, sentence, steps
 from rmgr.cli.listing import show
 from rmgr.cli.listing.show import BadEnds, told
+from rmgr.cli.submit.rerun import _check_numbers
 from rmgr.cli.waiting import FollowedEnd
 from rmgr.client.commands.request import array_of, lines_of
-from rmgr.errors import DataLost
+from rmgr.errors import DataLost, RequestTooLarge
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.array import parse_array
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.model.views import ExplainView, FailureView, JobView, WhyView
 
 MIB = 1 << 20
@@ -195,3 +197,34 @@ def test_lines_that_were_not_kept_are_no_empty_lines() -> None:
     assert lines_of(None, record, [0], 1) == (b"",)  # type: ignore[arg-type]
     with pytest.raises(DataLost, match="the lines of submission 1 are not kept"):
         lines_of(None, record, [0], 2)  # type: ignore[arg-type]
+
+
+def record(array: str, word: str = "true") -> Submission:
+    return Submission(id=42, name="x", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=(word,)), array=array)
+
+
+SCATTERED = [at for at in range(9000) if at * at % 11 in {3, 4, 5}]
+
+
+def test_scattered_tasks_are_refused_with_a_first_part_that_fits() -> None:
+    work = record("1000001-1009000")
+    with pytest.raises(RequestTooLarge, match="the numbers of these 4,908 tasks are too scattered") as told:
+        _check_numbers(work, SCATTERED, " --failed")
+    first, last = map(int, re.findall(r"rmgr rerun 42 --failed --tasks (\d+)-(\d+); then those behind", told.value.hint)[0])
+    part = [at for at in SCATTERED if first <= at + 1_000_001 <= last]
+    assert len(part) > 500
+    _check_numbers(work, part, " --failed")
+    with pytest.raises(RequestTooLarge):
+        _check_numbers(work, SCATTERED[: len(part) + 3], " --failed")
+
+
+@pytest.mark.parametrize(
+    ("array", "positions"),
+    [("1-9000", list(range(9000))), ("1-9000", list(range(0, 9000, 7))), ("1-9000", SCATTERED[:100]), ("", [0]), ("1-3", [1])],
+)
+def test_what_can_be_said_in_few_numbers_is_not_refused(array: str, positions: list[int]) -> None:
+    _check_numbers(record(array), positions, "")
+
+
+def test_of_a_long_command_it_is_not_the_numbers_that_are_refused() -> None:
+    _check_numbers(record("1-9000", "x" * 20_000), SCATTERED, " --failed")

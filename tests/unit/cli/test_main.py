@@ -1,7 +1,8 @@
-"""The plumbing: help of every command, what it imports, global options anywhere, errors and their exit codes."""
+"""The plumbing: help of every command, what it imports and loads, global options anywhere, errors and their exit codes."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -14,9 +15,11 @@ import click
 import pytest
 
 from rmgr import errors
-from rmgr.cli import main
+from rmgr.cli import daemons, main
+from rmgr.cli.main import SECTIONS
 from rmgr.cli.session.command import GlobalOption, command
 from rmgr.cli.session.context import Session
+from tests.places import ROOT
 
 
 def commands(group: click.Group, path: str = "rmgr") -> Iterator[tuple[str, click.Command]]:
@@ -317,3 +320,64 @@ def test_help_is_grouped_and_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyP
     assert titles[:5] == ["What it needs:", "When it starts, and how often:", "Files and output:", "Checkpoints:", "Submitting:"]
     options = narrow.partition("Examples:")[0].splitlines()
     assert max(map(len, options)) <= 80 < max(map(len, wide.partition("Examples:")[0].splitlines()))
+
+
+#: Third-party libraries, and parts of the standard library that cost as much as one.
+COSTLY = {
+    *("kazoo", "grpc", "google", "cassandra", "rich", "cryptography", "structlog", "prometheus_client", "psutil", "cloudpickle", "numpy"),
+    *("asyncio", "sqlite3", "ssl", "tarfile", "tempfile", "importlib.metadata", "multiprocessing", "email", "http"),
+}
+_PROGRAM = "import json, sys; from rmgr.cli.main import run; code = run(sys.argv[1:]); sys.stderr.write(json.dumps([code, *sys.modules]))"
+
+
+def loaded(*words: str) -> set[str]:
+    """Modules after a command line has run, without those that Python itself loads here."""
+    ended = subprocess.run([sys.executable, "-c", _PROGRAM, *words], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    code, *modules = json.loads(ended.stderr.splitlines()[-1])
+    assert code == 0, ended
+    return set(modules)
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["submit", "--help"], ["status", "--help"], ["jobs", "--help"], ["completion", "bash"]], ids=" ".join
+)
+def test_help_loads_nothing_that_talks_to_a_cluster(words: list[str]) -> None:
+    assert COSTLY & loaded(*words) == set()
+
+
+def test_the_version_is_told_by_little_more_than_the_parser() -> None:
+    assert (COSTLY | {"msgspec", "difflib", "pathlib", "traceback", "rmgr.cli.display.render"}) & loaded("--version") == set()
+
+
+def test_what_asks_a_daemon_by_grpc_loads_no_log() -> None:
+    program = "import json, sys, rmgr.adapters.rpc.services; print(json.dumps([*sys.modules]))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    assert {"structlog", "rich"} & set(json.loads(ended.stdout)) == set()
+
+
+def started(module: str) -> set[str]:
+    """Modules after one of them was imported, as a program that has the standard library alone does it."""
+    program = f"import json, sys; sys.path.insert(0, {str(ROOT)!r}); import {module}; print(json.dumps([*sys.modules]))"
+    ended = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return set(json.loads(ended.stdout))
+
+
+#: Compressors, OpenSSL, paths: 2 MiB of memory and 8 ms of a start.
+_OTHERS = {"bz2", "hashlib", "lzma", "pathlib", "secrets", "shlex", "shutil", "urllib", "zlib"}
+
+
+def test_a_spawner_loads_nothing_that_its_workers_do_without() -> None:
+    """Each slot has one, and each worker is a fork of it."""
+    theirs = {"rmgr.runner.host.home", "rmgr.runner.python.rank_call", "rmgr.runner.ranks.ranks", "subprocess"}
+    assert ((COSTLY - {"cloudpickle"}) | theirs | _OTHERS) & started("rmgr.runner.spawner") == set()
+
+
+def test_ranks_start_with_little_of_the_standard_library() -> None:
+    """`rmgr run` in a job's script, and what starts ranks on its nodes: `dataclasses` alone is 9 ms, since it reads source."""
+    for module in ("rmgr.runner.ranks.client", "rmgr.runner.ranks.ranks"):
+        assert (COSTLY | _OTHERS | {"dataclasses", "inspect"}) & started(module) == set()
+
+
+@pytest.mark.parametrize("role", sorted(SECTIONS["Daemons"]))
+def test_the_module_of_each_daemon_can_be_run(role: str) -> None:
+    assert callable(importlib.import_module(daemons._MODULES[role]).run)

@@ -1,34 +1,32 @@
-"""Ownership of a submission, on a cluster in memory: losses and retries, lost answers and sessions, owners that die."""
+"""Ownership of a submission, on a cluster in memory: losses and retries, lost answers and sessions, owners that die or are dropped."""
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from dataclasses import replace
+from types import TracebackType
 
 import pytest
 
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.client.tasks import when_dropped
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_record, encode_record
-from rmgr.errors import (
-    InvalidRecord,
-    NotConnected,
-    NotFound,
-    StateConflict,
-    TaskFailed,
-    UsageError,
-)
+from rmgr.errors import InvalidRecord, NotConnected, NotFound, StateConflict, TaskFailed, UsageError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.block import BlockKey, Outcome
 from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.runtime import machine
 from tests.harness.client_cluster import Cluster, running
+from tests.harness.virtual import VirtualMachine
 from tests.harness.waiting import eventually
 
 
@@ -300,3 +298,33 @@ def test_a_forked_child_is_told_to_connect_anew(cluster: Cluster) -> None:
 def test_states_of_waited_are_the_final_ones() -> None:
     with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
         assert queue.wait_all(timeout=60) == ({str(state): 0 for state in (State.COMPLETED, State.FAILED, State.CANCELLED)}, [])
+
+
+class Owner:
+    pass
+
+
+def fail() -> None:
+    raise ValueError("it cannot be let go")
+
+
+def test_a_job_that_raises_is_told_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[BaseException] = []
+    let_go: list[str] = []
+
+    def tell(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+        told.append(error)
+
+    monkeypatch.setattr(sys, "excepthook", tell)
+    when_dropped(Owner(), fail)
+    when_dropped(Owner(), lambda: let_go.append("the next"))
+    eventually(lambda: let_go)
+    assert [str(error) for error in told] == ["it cannot be let go"]
+
+
+def test_a_machine_without_threads_that_was_in_place_of_this_one_leaves_nothing_behind() -> None:
+    let_go: list[str] = []
+    with machine.replaced(VirtualMachine(1)):
+        when_dropped(Owner(), lambda: let_go.append("of the other"))
+    when_dropped(Owner(), lambda: let_go.append("of this one"))
+    eventually(lambda: "of this one" in let_go)

@@ -11,7 +11,7 @@ from rmgr.coord.decisions.progress import Progress, overall_state, running_count
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
-from rmgr.coord.ops.leader import Again, GiveUp, pieces, rule
+from rmgr.coord.ops.leader import MAX_PAST, Again, GiveUp, pieces, rule
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES, Check, Create, Delete, Gone, Set
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_record, encode_block, encode_record
@@ -19,7 +19,7 @@ from rmgr.errors import WrongCluster
 from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import MAX_TASKS, NO_SEQ, BlockData, BlockKey, FailedRange, Fragment, Outcome
+from rmgr.model.tasks.block import MAX_TASKS, NO_SEQ, Allocation, BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
 from rmgr.model.tasks.submission import Command, Paged, Phase, Submission, Tail, Work
 
 KEY = BlockKey(priority=5, seq=3, submission=42, first=10, count=6, attempt=1, cores=2, memory_mib=512)
@@ -315,3 +315,40 @@ def test_a_promise_of_cores_names_the_running_block_and_changes_only_where_it_do
     assert (gone.ops, gone.proof) == ((Delete(path),), Gone(path))
     assert paths.reserved_in(["r-9.0", "9.0.1", "r-09.0", "r-9", "r-9.0.1", "r-9.99999999999"]) == [("r-9.0", (9, 0))]
     assert paths.holds_in(["r-9.0", "9.0.1"]) == [("9.0.1", (9, 0, 1))], "which no release takes for a part of a job"
+
+
+STOPPED = BlockKey(priority=5, seq=7, submission=42, first=3, count=1, attempt=2, cores=4, memory_mib=0)
+PAST = PastAttempt(attempt=2, node="n1", reason=Reason.MIGRATED, error="drained")
+
+
+def test_a_given_up_attempt_waits_again_in_its_place_as_the_next_one_and_nothing_is_counted() -> None:
+    data = BlockData(
+        function="f", retries=2, failures=1, losses=1, incarnation=9, started=1, claimed_us=5, stamp="old",
+        past=(PastAttempt(1, "n9", Reason.NODE_LOST),), allocation=Allocation(shares=(("n1", 4),), threads=1),
+    )  # fmt: skip
+    multi, waiting = place_ops.stop("n1", 3, "batch", STOPPED, data, 6, past=PAST, stamp="new", orders=("g1",))
+    fence, gone, made, order = multi.ops
+    assert fence == Check(paths.node("n1"), 3) == multi.guard
+    assert gone == Delete(paths.running_block("n1", STOPPED), 6)
+    assert multi.proof == Gone(paths.running_block("n1", STOPPED))
+    assert isinstance(made, Create)
+    assert made.path == paths.pending_block("batch", waiting)
+    assert (waiting.attempt, waiting.seq, waiting.priority, waiting.first) == (3, 7, 5, 3)
+    again = decode_block(made.data)
+    assert again == BlockData(function="f", retries=2, failures=1, losses=1, stamp="new", past=(*data.past, PAST))
+    assert order == Delete(paths.inbox("n1", "g1"))
+
+
+def test_the_past_stays_short_and_a_held_submission_is_set_aside() -> None:
+    data = BlockData(past=tuple(PastAttempt(n, "n1", Reason.MIGRATED) for n in range(1, MAX_PAST + 1)))
+    multi, waiting = place_ops.stop("n1", 3, "batch", STOPPED, data, 6, past=PAST, stamp="s", held=True)
+    made = multi.ops[2]
+    assert isinstance(made, Create)
+    assert made.path == paths.held_block("batch", waiting)
+    assert len(decode_block(made.data).past) == MAX_PAST
+    assert decode_block(made.data).past[-1] == PAST
+
+
+def test_what_is_done_is_not_given_up() -> None:
+    with pytest.raises(ValueError, match="done"):
+        place_ops.stop("n1", 3, "batch", STOPPED, BlockData(done=1), 6, past=PAST, stamp="s")

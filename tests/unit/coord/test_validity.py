@@ -6,6 +6,9 @@ import dataclasses
 import importlib
 import inspect
 import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.coord import validity
-from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol import keys, paths, records
 from rmgr.coord.protocol.multi import MAX_OPS, Stamped, Stat
 from rmgr.coord.protocol.records import UNREADABLE, encode_block, encode_record
-from rmgr.errors import InvalidRecord, RmgrError, UsageError, WrongCluster
+from rmgr.daemons.starter.core import fetch
+from rmgr.errors import DataLost, InvalidRecord, RmgrError, UsageError, WrongCluster
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
@@ -360,3 +364,41 @@ def test_a_tail_claims_no_more_tasks_than_its_changes_can_have_brought() -> None
     for total, version in ((most + 1, 0), (1 << 26, 3), (40 * most, 38)):
         with pytest.raises(InvalidRecord, match="changes can bring"):
             read(total, version)
+
+
+#: Just below what a row, and a page, may say that they have: it is their values that have to be counted.
+_COUNT, _OF_PAGE = 990_000, 2_990_000
+_MOST_BYTES = 16 * 2**20
+
+
+def crowded(one: bytes, count: int = _COUNT) -> bytes:
+    """A MessagePack array of as many."""
+    return b"\xdd" + count.to_bytes(4, "big") + one * count
+
+
+@pytest.mark.parametrize(
+    ("decode", "one", "count"),
+    [
+        (records.decode_outcomes, b"\x91\x01", _COUNT),
+        (records.decode_outcomes, b"\x91\x01", 2_000_000),  # says so itself
+        (records.decode_page, b"\x91\x01", _OF_PAGE),
+        (records.split_page, b"\x91\x01", _OF_PAGE),
+        (records.decode_payloads, b"\xc4\x00", 2_000_000),
+    ],
+)
+def test_rows_of_tiny_values_are_refused_before_they_are_built(decode: Callable[[bytes], object], one: bytes, count: int) -> None:
+    row = crowded(one, count)
+    tracemalloc.start()
+    try:
+        with pytest.raises(msgspec.DecodeError):
+            decode(row)
+        assert tracemalloc.get_traced_memory()[1] < _MOST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_starter_reads_arguments_of_as_many_tasks_as_a_block_has(tmp_path: Path) -> None:
+    with pytest.raises(DataLost, match="a block has 256"):
+        fetch.decode("args/1/0", crowded(b"\xc4\x00"), tmp_path)
+    assert len(fetch.decode("args/1/0", records.encode_payloads((b"x",) * MAX_TASKS), tmp_path)) == MAX_TASKS
+    assert not list(tmp_path.iterdir())

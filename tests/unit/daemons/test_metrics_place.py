@@ -1,8 +1,9 @@
-"""Measurements and health over HTTP: answered while the daemon lives, to whom they concern, and held up by nobody."""
+"""Measurements and health over HTTP: answered while the daemon lives, to whom they concern, and held up by nobody; those of calls."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 import threading
@@ -15,9 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from rmgr.adapters.identity.credentials import Credentials, context_of
+from rmgr.daemons.gateway.metrics import GatewayMetrics
+from rmgr.daemons.leader.metrics import LeaderMetrics
+from rmgr.daemons.server.owner import ServerMetrics
 from rmgr.daemons.service import metrics_place
 from rmgr.daemons.service.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, MOST, PORTS, MetricsPlace
 from rmgr.daemons.service.serving import Working
@@ -25,7 +29,9 @@ from rmgr.errors import ConfigError, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.runtime.secured import advertised_metrics
 from rmgr.runtime.supervision import StallGuard
+from rmgr.v1 import calls_pb2 as pb
 from tests.harness.bundles import Bundles, session_bundles
+from tests.places import ROOT
 
 
 @contextmanager
@@ -199,3 +205,22 @@ def test_others_are_told_an_address_that_they_can_dial() -> None:
     assert advertised_metrics("0.0.0.0:9720", "gate:7070") == "gate:9720"
     assert advertised_metrics("0.0.0.0:9720", "gate") == "gate:9720"
     assert advertised_metrics("0.0.0.0:9720") == f"{socket.gethostname()}:9720"
+
+
+def test_of_a_server_that_has_gone_nothing_is_shown() -> None:
+    metrics = GatewayMetrics()
+    for name in ("s1", "s2"):
+        metrics.server(name, pb.Load(running=2, waiting=1), 1e6, 3.0)
+    metrics.only_servers(["s2"])
+    text = generate_latest(metrics.registry).decode()
+    assert re.findall(r'^rmgr_call_server_\w+{server="(\w+)"} \S+$', text, re.MULTILINE) == ["s2", "s2"]
+    assert 'rmgr_call_server_load{server="s2"} 3.0' in text
+
+
+def test_the_metrics_that_the_deployment_names_are_there() -> None:
+    told = (ROOT / "deploy" / "README.md").read_text()
+    named = set(re.findall(r"`(rmgr_[a-z_]*call[a-z_]*)", told))
+    assert len(named) > 7
+    registries = (GatewayMetrics().registry, LeaderMetrics().registry, ServerMetrics().registry)
+    there = {name for registry in registries for metric in registry.collect() for name in (metric.name, f"{metric.name}_total")}
+    assert named <= there, named - there

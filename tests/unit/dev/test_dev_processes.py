@@ -1,4 +1,4 @@
-"""Processes of a local cluster: their ends, whoever their parent is, and one of each name."""
+"""Processes of a local cluster: their ends, whoever their parent is, one of each name, and ports that they are given before they listen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rmgr.dev import server
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.keeper import DevProcess, DevState, kill_processes, stop_processes
 from rmgr.errors import StateConflict
@@ -68,3 +69,16 @@ def test_a_name_that_runs_is_not_started_again(tmp_path: Path) -> None:
         assert cluster.start_starter("n1") != pid
     finally:
         kill_processes(cluster.state)
+
+
+def test_a_port_is_not_named_twice_though_nobody_listens_on_it_yet():
+    server.free_port()
+    ports = [server.free_port() for _ in range(200)]
+    assert len(set(ports)) == len(ports)
+
+
+def test_a_draw_that_repeats_itself_is_drawn_again(monkeypatch):
+    first, second = server.free_port(), server.free_port()
+    draw, draws = server.random.randrange, iter([first, first, second, first])
+    monkeypatch.setattr(server.random, "randrange", lambda low, high: next(draws, None) or draw(low, high))
+    assert server.free_port() not in {first, second}

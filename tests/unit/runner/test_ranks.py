@@ -130,3 +130,14 @@ def test_options_of_a_step_say_again_what_the_job_has_or_are_told_where_they_bel
         typed._check_shape(place, None, None, 3)
     with pytest.raises(UsageError, match="--time is for the whole job, not for its ranks"):
         typed.ranks.make_context("run", ["-t", "5m", "true"])
+
+
+def test_a_frame_of_gigabytes_is_refused_when_it_is_announced() -> None:
+    head = (2**32 - 1).to_bytes(4, "little") + bytes([ranks.USED]) + bytes(4)
+    with pytest.raises(ranks.FrameTooLong, match="16,777,216"):
+        list(ranks.Cutter().feed(head))
+
+
+def test_the_longest_frame_arrives() -> None:
+    rest = bytes(ranks.MOST_FRAME_BYTES)
+    assert list(ranks.Cutter().feed(ranks.frame(ranks.SPEC, 1, rest))) == [(ranks.SPEC, 1, rest)]

@@ -1,9 +1,11 @@
-"""Directories that work has had to itself are removed, whatever it has made of them."""
+"""Directories that work has had to itself are removed, whatever is in them; what is said of a worker whose directory had gone."""
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.host.accounts import acting, find_account
+from rmgr.model.base.states import Reason
 from rmgr.runner.command import _REMOVE
+from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.files import remove_all, remove_tree
+from rmgr.runner.python.workers import Watched, Workers
 
 NOBODY = find_account("nobody") if os.geteuid() == 0 else None
 
@@ -100,3 +105,36 @@ def test_a_command_that_closes_its_directory_leaves_nothing(closed: Path) -> Non
     user = {} if NOBODY is None else {"user": NOBODY.uid, "group": NOBODY.gid, "extra_groups": []}
     subprocess.run(["/bin/sh", "-c", _REMOVE, "rm", str(closed)], cwd="/", timeout=60, check=True, **user)  # type: ignore[call-overload]
     assert not os.path.lexists(closed)
+
+
+spawned = pytest.mark.skipif(sys.platform != "linux", reason="spawners run on Linux only")
+_PID = 4_000_000  # none that a kernel gives by default
+
+
+def buried(directory: Path, status: int, killed_for: tuple[int, Reason] | None) -> tuple[Reason, int | None, int]:
+    """(reason, exit code, signal) of a worker that ran nothing yet."""
+    workers = Workers(directory=str(directory), node="n1", make_group=lambda _: None, poke_fd=-1, surprise=lambda _kind, _detail: None)
+    board = Board(create_board())
+    watched = Watched(1, _PID, board, str(directory / "w1"), None, 0, 0, killed_for=killed_for)
+    workers._by_pid[_PID] = workers._by_number[1] = watched
+    found = workers.bury(_PID, status, resource.getrusage(resource.RUSAGE_SELF))
+    assert found is not None
+    board.close()
+    return found[1].reason, found[1].exit_code, found[1].signal
+
+
+@pytest.mark.parametrize("killed_for", [None, (0, Reason.USER_CANCEL)])
+@spawned
+def test_a_worker_that_dies_in_its_set_up_because_its_directory_is_gone_is_no_refusal(
+    tmp_path: Path, killed_for: tuple[int, Reason] | None
+) -> None:
+    reason, code, signum = buried(tmp_path, 1 << 8, killed_for)
+    assert (code, signum) == (None, 0)  # with an exit code its Starter would say that the set-up of the work is wrong
+    assert reason is (Reason.NODE_LOST if killed_for is None else Reason.USER_CANCEL)
+
+
+@spawned
+def test_a_worker_that_dies_in_a_directory_that_stands_is_told_with_its_code(tmp_path: Path) -> None:
+    (tmp_path / "w1").mkdir()
+    assert buried(tmp_path, 1 << 8, None) == (Reason.WORKER_LOST, 1, 0)
+    assert buried(tmp_path, 11, None) == (Reason.SIGNAL, None, 11)

@@ -1,4 +1,4 @@
-"""What following costs: a fragment is asked for when it is there, and delivered before anything behind it is known."""
+"""What following costs: a fragment is asked for when it is there, or told; never twice, never out of order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rmgr.client.submission import read_fragments
 from rmgr.coord.protocol import keys, paths
@@ -15,6 +17,7 @@ from rmgr.errors import DataLost, InvalidRecord, Unavailable
 from rmgr.model.base.states import State
 from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.submission import Paged, Tail
+from rmgr.model.wire.line import Ahead, Told
 from rmgr.procedures import bounded
 from tests.harness.following import World, fragment
 from tests.harness.memory import MemoryCoordinator
@@ -336,3 +339,143 @@ def test_a_fragment_whose_key_is_known_by_the_next_look_is_delivered_then_and_ho
     world.ring()
     world.run()
     assert world.seen == [0]
+
+
+class Starters(World):
+    """And the Starters' side of the submission."""
+
+    made = 0
+    serial = 0
+
+    def settle(self) -> None:
+        """Delivers everything and rings what is not the slow resync, which nothing here may need."""
+        for _ in range(50):
+            self.run()
+            self.follower._heard_s = 0.0  # the pause is over
+            if not self.ring(within_s=0.9):
+                return
+        raise AssertionError("it never comes to rest")
+
+    def ahead(self, index: int) -> Told:
+        """What a Starter says before it commits; the answer is what it says after."""
+        self.serial += 1
+        self.follower.heard(Ahead(self.serial, 1, fragment(index)))
+        return Told(self.serial, 1, self.made)
+
+    def commit(self, index: int) -> None:
+        self.add(index)
+        self.made += 1
+
+
+@pytest.fixture
+def starters() -> Iterator[Starters]:
+    with Starters.started() as made:
+        yield made
+
+
+def test_what_is_told_is_neither_read_nor_watched(starters: Starters) -> None:
+    told = starters.ahead(0)
+    starters.commit(0)
+    starters.run()  # the first watch tells of it
+    starters.follower.heard(told)
+    starters.coordinator.gets = starters.coordinator.stats = 0
+    for index in range(1, 20):
+        told = starters.ahead(index)
+        starters.commit(index)
+        starters.follower.heard(told)
+        starters.run()
+    assert starters.indices == [(number, number) for number in range(20)]
+    assert (starters.coordinator.gets, starters.coordinator.stats) == (0, 0)
+
+
+def test_after_a_pause_the_next_one_is_watched_again(starters: Starters) -> None:
+    for index in range(3):
+        told = starters.ahead(index)
+        starters.commit(index)
+        starters.follower.heard(told)
+    starters.settle()
+    starters.commit(3)
+    starters.run()
+    assert starters.indices == [(number, number) for number in range(4)]
+
+
+def test_what_was_announced_and_never_told_is_read(starters: Starters) -> None:
+    starters.ahead(0)
+    starters.commit(0)
+    starters.settle()
+    assert starters.indices == [(0, 0)]
+
+
+def test_what_was_announced_and_not_committed_is_not_delivered(starters: Starters) -> None:
+    starters.ahead(7)
+    starters.settle()
+    assert starters.indices == []
+    starters.commit(8)
+    starters.settle()
+    assert starters.indices == [(0, 8)]
+
+
+def test_one_that_comes_from_elsewhere_in_between_is_read_first(starters: Starters) -> None:
+    told = starters.ahead(1)
+    starters.commit(9)  # another Starter's, which has no line
+    late = Told(told.serial, 1, starters.made)
+    starters.commit(1)
+    starters.follower.heard(late)
+    starters.settle()
+    assert starters.indices == [(0, 9), (1, 1)]
+
+
+def test_what_would_not_be_believed_is_read_and_judged_as_ever() -> None:
+    with Starters.started(believes=lambda *_: False) as starters:
+        told = starters.ahead(0)
+        starters.commit(0)
+        starters.follower.heard(told)
+        starters.settle()
+        assert starters.indices == [(0, 0)]
+        assert starters.coordinator.gets
+
+
+STEPS = st.sampled_from(["ahead", "told", "told twice", "commit", "commit other", "message", "messages", "ring", "drop", "wrong"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS, max_size=40))
+def test_whatever_is_lost_or_late_every_fragment_comes_once_and_in_order(steps: list[str]) -> None:
+    expected: list[int] = []
+    index = 0
+    told: Told | None = None
+    state = ""
+    with Starters.started() as starters:
+        for step in steps:
+            match step:
+                case "ahead" if state == "":
+                    index += 1
+                    told, state = starters.ahead(index), "announced"
+                case "commit" if state == "announced":
+                    assert told is not None
+                    told = Told(told.serial, 1, starters.made)
+                    starters.commit(index)
+                    expected.append(index)
+                    state = "committed"
+                case "commit other":
+                    starters.commit(1000 + len(expected))
+                    expected.append(1000 + len(expected))
+                case "told" | "told twice" if state == "committed" and told is not None:
+                    starters.follower.heard(told)
+                    if step == "told twice":
+                        starters.follower.heard(told)
+                    state = ""
+                case "drop":  # neither its commit nor its news come
+                    state = ""
+                case "wrong" if told is not None:
+                    starters.follower.heard(Told(told.serial + 1, 1, told.number))
+                case "message":
+                    starters.run(1)
+                case "messages":
+                    starters.run()
+                case "ring":
+                    starters.ring()
+                case _:
+                    pass
+        starters.settle()
+        assert starters.indices == list(enumerate(expected))

@@ -1,4 +1,4 @@
-"""HAND from the client's side: when a block goes straight to a node, and that it is queued whenever that is refused."""
+"""HAND from the client's side: when a block goes straight to a node, that it is queued whenever that is refused, and what became of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from rmgr.client.futures import Future
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Set
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Delete, Gone, Multi, Set, Unknown
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_record
 from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.submission import Submission, Tail, Work
 from rmgr.submitter.handing import Handing
+from rmgr.submitter.upkeep import Fate, fate_of
 from tests.harness.client_cluster import Cluster
 
 
@@ -149,3 +150,26 @@ def test_what_ends_when_it_is_lost_is_queued(cluster: Hungry) -> None:
                 cluster.show_mark()
             cluster.run_queued(connection, queue, value)
         assert not cluster.handed()
+
+
+BEFORE = Tail(next=4, reigns=((0, "me"),), enqueued="me-1")
+SENT = replace(BEFORE, next=9, enqueued="me-2")
+REFUSED = Conflict(index=0, path="/subs/1/tail", kind=ConflictKind.BAD_VERSION)
+#: Answer to a commit that the connection lost
+LOST = Unknown(cause="connection lost")
+
+
+@pytest.mark.parametrize(
+    ("now", "version", "answer", "fate"),
+    [
+        (SENT, 6, LOST, Fate.COMMITTED),
+        (SENT, 6, REFUSED, Fate.COMMITTED),
+        (replace(BEFORE, complete=True), 6, REFUSED, Fate.COMPLETED),
+        (replace(BEFORE, complete=True, reigns=((0, "me"), (4, "you"))), 6, REFUSED, Fate.TAKEN_OVER),
+        (replace(BEFORE, reigns=((0, "me"), (4, "you"))), 6, LOST, Fate.TAKEN_OVER),
+        (BEFORE, 5, LOST, Fate.OPEN),
+        (BEFORE, 5, REFUSED, Fate.REFUSED),
+    ],
+)
+def test_the_tail_says_what_became_of_a_growth(now: Tail, version: int, answer: Conflict | Unknown, fate: Fate) -> None:
+    assert fate_of(SENT, before=(BEFORE, 5), now=(now, version), answer=answer) is fate

@@ -1,8 +1,11 @@
-"""The link to a Cassandra that comes and goes, and requests that are repeated: against a cluster that is a few variables."""
+"""The link to a Cassandra that comes and goes: which contacts answer, requests that are repeated, and how many are in flight."""
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +14,18 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.cassandra.link import Calls, CassandraLink, Lost
+from rmgr.adapters.cassandra import link as cassandra_calls
+from rmgr.adapters.cassandra.link import (
+    LARGEST_WINDOW,
+    SMALLEST_WINDOW,
+    WINDOW,
+    Calls,
+    CassandraLink,
+    DaemonPool,
+    Lost,
+    RequestWindow,
+    awake,
+)
 from rmgr.adapters.cassandra.reading import Reader
 from rmgr.adapters.cassandra.rows import Lifetime, ValueManifest, small
 from rmgr.adapters.cassandra.schema import StatementRequest, ask
@@ -271,3 +285,106 @@ def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: F
         reader.get_noted_many(["k"], CallDeadline(60), largest=1000)
     with pytest.raises(DataLost, match="hash differs"):
         list(reader.stream("k", 5.0) or ())
+
+
+def test_of_several_hosts_those_that_say_something_are_found_at_once() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as hangs:
+        port = hangs.getsockname()[1]
+        with socket.create_server(("127.0.0.1", port)) as serves:
+
+            def answer() -> None:
+                link, _ = serves.accept()
+                with link:
+                    link.sendall(b"\x85")
+
+            threading.Thread(target=answer, daemon=True).start()
+            with FairTimer() as timer:
+                assert awake(("127.0.0.2", "127.0.0.1", "127.0.0.3"), port, tls=None, timeout_s=60.0) == ("127.0.0.1",)
+            assert timer.elapsed_s < 2.0
+
+
+def test_when_nobody_answers_each_host_is_told_with_why() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as hangs:
+        told = r"127\.0\.0\.3: Connection refused; 127\.0\.0\.2: no answer in 300ms"
+        with FairTimer() as timer, pytest.raises(Lost, match=told) as caught:
+            awake(("127.0.0.2", "127.0.0.3"), hangs.getsockname()[1], tls=None, timeout_s=0.3)
+        assert caught.value.is_outage
+        assert timer.elapsed_s < 2.0
+
+
+def test_work_of_a_pool_is_done_by_as_many_threads_as_it_needs_and_may_have() -> None:
+    pool = DaemonPool(3)
+    meeting = threading.Barrier(3)
+    assert sorted(future.result(60) for future in [pool.submit(meeting.wait, 60) for _ in range(3)]) == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(divmod, 1, 0).result(60)
+    pool.shutdown()
+    with pytest.raises(RuntimeError):
+        pool.submit(int)
+
+
+def test_a_process_ends_while_its_pool_is_at_work() -> None:
+    code = "import time; from rmgr.adapters.cassandra.link import DaemonPool; DaemonPool(1).submit(time.sleep, 60)"
+    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
+
+
+def test_a_window_grows_while_answers_are_quick_and_shrinks_once_when_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(cassandra_calls.time, "monotonic", lambda: now[0])
+    window = RequestWindow()
+    assert window.size == WINDOW
+    for _ in range(10_000):
+        window.answered(0.005)
+    assert window.size == LARGEST_WINDOW
+    window.answered(0.1)  # neither
+    assert window.size == LARGEST_WINDOW
+    for _ in range(LARGEST_WINDOW):  # what was in flight: one look at one time
+        window.answered(0.5)
+    assert window.size == int(LARGEST_WINDOW * 0.7)
+    for _ in range(100):
+        now[0] += 1.0
+        window.shrink()
+    assert window.size == SMALLEST_WINDOW
+    window.answered(0.005)
+    assert SMALLEST_WINDOW <= window.size <= WINDOW
+
+
+class _Cluster:
+    """Answers each request after some time, from a thread; counts how many wait."""
+
+    def __init__(self, after_s: float) -> None:
+        self.most = self._now = 0
+        self._after_s = after_s
+        self._lock = threading.Lock()
+
+    def connection(self, *_: Any, **__: Any) -> _Cluster:
+        return self
+
+    def send(self, _request: Any, _timeout_s: float) -> Future[list[Any]]:
+        future: Future[list[Any]] = Future()
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+
+        def answer() -> None:
+            with self._lock:
+                self._now -= 1
+            future.set_result([])
+
+        timer = threading.Timer(self._after_s, answer)
+        timer.daemon = True
+        timer.start()
+        return future
+
+
+def test_no_call_has_more_in_flight_than_its_window() -> None:
+    cluster = _Cluster(0.3)
+    calls = Calls(cluster, request_timeout_s=2.0)  # type: ignore[arg-type]
+    started_s = time.monotonic()
+    calls.all([ask("value", f"k{n}") for n in range(150)], CallDeadline(60.0), "read")
+    assert cluster.most <= WINDOW
+    assert calls.window.size < WINDOW  # 0.3 s are slow
+    assert time.monotonic() - started_s < 30
+    fixed = _Cluster(0.001)
+    Calls(fixed, request_timeout_s=2.0).all([ask("value", f"k{n}") for n in range(50)], CallDeadline(60.0), "read", window=4)  # type: ignore[arg-type]
+    assert fixed.most <= 4

@@ -12,7 +12,7 @@ from rmgr.cli.control.settings import left_out, parse_settings, to_toml
 from rmgr.cli.main import run
 from rmgr.errors import ConfigError
 from rmgr.model.cluster.queue import CORES, ClusterSettings, UserLimits
-from tests.unit.cli.admin.test_policy_set import Cluster
+from tests.unit.cli.admin.test_policy import Cluster
 
 Captured = pytest.CaptureFixture[str]
 

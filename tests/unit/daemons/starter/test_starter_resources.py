@@ -1,4 +1,4 @@
-"""Other resources on a node: pieces are one task's own, workers keep theirs, and who waits for one holds up only who needs the same."""
+"""Other resources on a node: pieces are one task's own, or a reservation's; who waits for one holds up only who needs the same."""
 
 from __future__ import annotations
 
@@ -12,20 +12,27 @@ import pytest
 from rmgr.adapters.host.process import gpus_here
 from rmgr.adapters.host.worker import WorkerSpec
 from rmgr.config import Config, StarterConfig, check_file, load
+from rmgr.coord.protocol.records import decode_record
+from rmgr.daemons.leader.facts import Names
+from rmgr.daemons.leader.placement.holds import Promises
+from rmgr.daemons.leader.placement.job_table import JobTable
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.shares import Caps
 from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.core.tree import IdleMark
+from rmgr.daemons.starter.execution.holds import Reservations, _Promise
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
 from rmgr.daemons.starter.pull.board import BlockCandidate, CandidateStage
 from rmgr.daemons.starter.pull.pull import Puller
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.base.resources import Capacity, Needs, NodeAttributes, Request, checked_resources, lent_variables
 from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.block import BlockData, Reserved
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 from rmgr.runner.ranks.ranks import own_share
+from rmgr.sched.job import Job
+from rmgr.sched.records import Hold, Share
 from tests.harness.claimed import a_key
 from tests.unit.daemons.starter.execution.test_lanes import BLOCK, SPEC, FakeRunner
 
@@ -245,3 +252,28 @@ def test_blocks_say_what_they_need_here() -> None:
     block = ClaimedBlock.claimed("n1", "q", BLOCK.key, BlockData())
     block.info = info(gpu=2, tape=0)
     assert block.size == (1, 0, (("gpu", 2),))
+
+
+def test_the_leader_writes_what_its_processes_on_each_node_need() -> None:
+    names: Any = Names()
+    names.learn(("n1", "n2"))
+    job = Job(id=7 << 20, submit_us=0, processes=3, threads=2, memory_bytes=3 << 20, resources=(("gpu", 2),))
+    hold = Hold(job.id, (Share(1, ((0, 0, 3),)),), (Share(2, ((0, 1, 1),)),))
+    placer: Any = SimpleNamespace(context=SimpleNamespace(tree=None), job_table=JobTable(), names=names)
+    records = Promises(placer)._records(job, hold)
+    found = {node: decode_record(data, Reserved, node) for node, data in records.items()}
+    assert {node: (one.memory_mib, one.resources) for node, one in found.items()} == {"n1": (6, (("gpu", 4),)), "n2": (0, ())}
+
+
+def test_a_starter_keeps_as_much_of_them_as_of_the_cores_that_are_free_by_now() -> None:
+    runs: set[str] = {"1.0.1"}
+    jobs = SimpleNamespace(holds=SimpleNamespace(has=runs.__contains__), is_taking=lambda _number: False)
+    shared = SimpleNamespace(after=lambda _delay_s, _what: None)
+    node: Any = SimpleNamespace(orders=SimpleNamespace(is_settled=True), jobs=jobs, shared=shared)
+    kept = Reservations(node)
+    record = Reserved(shares=(("1.0.1", 2), ("", 2)), memory_mib=100, resources=(("gpu", 3),))
+    promise = _Promise(name="r-7.0", submission=7, index=0, record=record)
+    assert kept._wanted(promise, record, set()) == (2, 50, (("gpu", 1),))
+    runs.clear()
+    assert kept._wanted(promise, record, set()) == (4, 100, (("gpu", 3),))
+    assert kept._wanted(promise, Reserved(), set()) == (0, 0, ())

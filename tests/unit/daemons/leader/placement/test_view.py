@@ -1,15 +1,30 @@
-"""Reasons of the scheduler as people read them."""
+"""Reasons of the scheduler as people read them; where and when a request would run."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
-from rmgr.daemons.leader.placement.view import _blocker, label, said
+import pytest
+
+from rmgr.coord.protocol.records import encode_record
+from rmgr.daemons.leader.answering import LeaderAnswering
+from rmgr.daemons.leader.facts import Names, job_of
+from rmgr.daemons.leader.placement.view import WhatIfTrial, _blocker, label, said, tried
+from rmgr.errors import Infeasible, InvalidRecord
+from rmgr.model.base.resources import Request
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import job_id
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.tasks.block import NO_SEQ, BlockKey, job_id
+from rmgr.model.tasks.submission import Command, Rigid, Submission, Work
+from rmgr.model.views import ShareView
+from rmgr.sched.job import Job, Node, Running
+from rmgr.sched.pipeline import configured, pipeline_from
 from rmgr.sched.plan import Why
+from rmgr.sched.state.cluster import Snapshot
 from tests.harness.leader_bench import Bench
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 
 def test_ids_of_jobs_are_those_of_their_submissions() -> None:
@@ -42,3 +57,94 @@ def test_nobody_knows_when_a_job_behind_one_without_a_limit_starts() -> None:
         assert jobs[second, 0].reason
     finally:
         bench.close()
+
+
+NOW = 1_000_000_000
+S = 1_000_000
+TRUE = Command(argv=("true",))
+
+
+def run(job: int, node: int, cores: int, end_s: int) -> Running:
+    made = Job(id=job, submit_us=0, processes=cores, limit_us=end_s * S)
+    return Running(made, NOW, NOW + end_s * S if end_s else 1 << 60, ((node, node, cores),))
+
+
+def trial(rigid: Rigid, *running: Running, waiting: tuple[Job, ...] = (), policy: str = "easy", limit_s: int = 10) -> WhatIfTrial:
+    names = Names()
+    names.learn(["n1", "n2", "n3"])
+    nodes = tuple(Node(id=number, cores=4, name=names.name(number)) for number in range(3))
+    request = Request(time_limit_us=limit_s * S)
+    record = Submission(id=0, name="x", user="ann", queue="batch", work=Work.COMMAND, request=request, rigid=rigid, submitted_us=NOW)
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=99, first=0, count=1, attempt=1, cores=1, memory_mib=0)
+    return WhatIfTrial(
+        snapshot=Snapshot(nodes=nodes, running=running, waiting=waiting),
+        job=job_of(record, key, "default", NOW),
+        submission=record,
+        names=names,
+        stages=configured(policy).stages,
+        half_life_us=0,
+        now_us=NOW,
+    )
+
+
+def shares(*pairs: tuple[str, int]) -> tuple[ShareView, ...]:
+    return tuple(ShareView(node=node, processes=processes) for node, processes in pairs)
+
+
+def test_what_fits_now_starts_at_once() -> None:
+    found = tried(trial(Rigid(processes=6), run(1, 0, 4, 60)))
+    assert (found.at_once, found.start_us, found.nodes) == (True, NOW, shares(("n2", 4), ("n3", 2)))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Submission(id=0, name="x", user="ann", queue="batch", work=Work.COMMAND, command=TRUE, rigid=Rigid(processes=10**15)),
+        Submission(id=0, name="x", user="ann", queue="batch", work=Work.COMMAND, command=TRUE, rigid=Rigid(processes=-1)),
+        Submission(id=0, name="x", user="ann", queue="batch", work=Work.COMMAND, command=TRUE, priority=10**9, rigid=Rigid()),
+    ],
+)
+def test_what_no_submission_may_hold_reaches_no_policy(record: Submission) -> None:
+    asked: list[object] = []
+    call: Any = asked.append
+    answering = LeaderAnswering(MemoryCoordinator(MemoryTree()), dict, lambda: None, call, cluster_id=str)
+    with pytest.raises(InvalidRecord, match="the request: "):
+        answering.what_if(encode_record(record))
+    assert asked == []
+
+
+def test_what_no_class_admits_is_said_to_fail() -> None:
+    stages = pipeline_from({"stage": [{"policy": "queue_select"}], "queue": [{"name": "small", "max_cpus": 2}]}).stages
+    assert tried(replace(trial(Rigid(processes=2)), stages=stages)).route == "small"
+    with pytest.raises(Infeasible, match="FAILED: no queue admits 3 processes"):
+        tried(replace(trial(Rigid(processes=3)), stages=stages))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "easy", "conservative", "connection_reservation"])
+def test_what_does_not_fit_starts_when_enough_has_ended(policy: str) -> None:
+    found = tried(trial(Rigid(processes=8), run(1, 0, 4, 60), run(2, 1, 4, 30), run(3, 2, 4, 90), policy=policy))
+    assert (found.at_once, found.start_us, found.nodes) == (False, NOW + 60 * S, shares(("n1", 4), ("n2", 4)))
+    assert found.reason
+
+
+def test_those_that_wait_before_it_are_counted() -> None:
+    first = Job(id=50, submit_us=0, processes=12, limit_us=100 * S)
+    found = tried(trial(Rigid(processes=12), run(1, 0, 4, 60), waiting=(first,)))
+    assert found.start_us == NOW + 160 * S
+
+
+def test_behind_a_run_without_a_limit_nobody_can_say_when() -> None:
+    found = tried(trial(Rigid(processes=12), run(1, 0, 4, 0)))
+    assert (found.at_once, found.start_us, found.nodes) == (False, 0, ())
+    assert found.reason
+
+
+def test_a_begin_time_and_exact_nodes_are_kept() -> None:
+    found = tried(trial(Rigid(processes=4, nodes=2, begin_us=NOW + 5 * S), run(1, 0, 4, 60)))
+    assert (found.start_us, found.nodes) == (NOW + 5 * S, shares(("n2", 2), ("n3", 2)))
+
+
+def test_the_time_of_a_trial_is_bounded() -> None:
+    clock = iter(range(0, 10_000, 3))
+    found = tried(trial(Rigid(processes=12), run(1, 0, 4, 60)), clock=lambda: float(next(clock)))
+    assert found.start_us == 0

@@ -1,7 +1,8 @@
-"""Cores and memory of a node: never over-committed, given back while a task waits for another, workers reused by kind."""
+"""Cores, memory and processors of a node: never over-committed, given back while a task waits; and whose fault a lost slot is."""
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.worker import WorkerSpec
 from rmgr.daemons.starter.core.submissions import Info
-from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
+from rmgr.daemons.starter.execution.lanes import Lanes, Reopening, WorkerLane, processors_of
+from rmgr.daemons.starter.node.trouble import OUT_S, OWN, Strikes
+from rmgr.errors import ConfigError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
@@ -444,3 +447,150 @@ def test_what_was_pulled_and_waits_for_others_leaves_its_cores_to_a_gang() -> No
     node.keep("gangs", 0, 0)
     node.grant()
     assert not node.wants_grant
+
+
+def test_each_node_has_processors_of_its_own() -> None:
+    found = processors_of(("a", "b"), cores=2, mode="yes", has_all=False, available=[7, 1, 3, 5])
+    assert found == {"a": (1, 3), "b": (5, 7)}
+
+
+@pytest.mark.parametrize(
+    ("mode", "cores", "has_all", "available"),
+    [("no", 2, True, [0, 1]), ("auto", 2, False, [0, 1]), ("yes", 4, False, [0, 1]), ("auto", 1, True, [0])],
+)
+def test_nothing_is_bound_where_it_is_not_wanted_or_there_is_too_little(mode: str, cores: int, has_all: bool, available: list[int]) -> None:
+    assert processors_of(("a",), cores=cores, mode=mode, has_all=has_all, available=available) == {}
+
+
+def test_a_whole_machine_is_bound_by_itself_and_other_words_are_refused() -> None:
+    assert processors_of(("a",), cores=2, mode="auto", has_all=True, available=[0, 1]) == {"a": (0, 1)}
+    with pytest.raises(ConfigError, match="bind_cpus = 'maybe' is not known"):
+        processors_of(("a",), cores=2, mode="maybe", has_all=True, available=[0, 1])
+
+
+class Slot:
+    """Killed: it is reported lost as soon as somebody asks."""
+
+    def __init__(self, account: Account | None) -> None:
+        self.number, self.account, self.is_up, self.killed, self.woken = 3, account, False, False, 0
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+class PlayedLanes:
+    def __init__(self) -> None:
+        self.unproven: set[Account | None] = set()
+        self.opened: list[Slot] = []
+        self.is_broken = False
+        self.well: set[Account | None] = set()  #: who has another slot that is up
+
+    def slots(self) -> list[Slot]:
+        return self.opened
+
+    def is_his_own_doing(self, slot: Slot) -> bool:
+        return slot.account in self.well
+
+    def open_idle(self, number: int, account: Account | None) -> Slot:
+        assert number == 3
+        if self.is_broken:
+            raise OSError("no memory")
+        self.opened.append(Slot(account))
+        return self.opened[-1]
+
+
+@pytest.fixture
+def played() -> PlayedLanes:
+    return PlayedLanes()
+
+
+@pytest.fixture
+def strikes() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+def reopening(played: PlayedLanes, strikes: list[tuple[str, str]]) -> Reopening:
+    return Reopening(played, lambda what, why, _account: strikes.append((what, why)))  # type: ignore[arg-type]
+
+
+def test_slots_that_die_again_and_again_are_no_strike_while_new_ones_come_up(reopening: Any, played: Any, strikes: Any) -> None:
+    for turn in range(20):
+        reopening.lost(Slot(ANNA), "was killed", float(turn))
+        reopening.lost(Slot(ANNA), "was killed", float(turn))  # several at once: one proof is enough
+        assert played.unproven == {ANNA}
+        reopening.settle(float(turn))
+        reopening.up(played.opened[-1])
+        assert not played.unproven
+    assert (len(played.opened), strikes) == (20, [])
+    assert reopening.settle(100.0) == math.inf
+
+
+def test_each_slot_that_does_not_come_up_is_a_strike_until_the_node_is_out(reopening: Any, played: Any) -> None:
+    count, now_s = Strikes(), 0.0
+    reopening._on_strike = lambda what, why, _account: count.add(what, why, now_s)
+    reopening.lost(Slot(None), "was killed", now_s)
+    while not count.is_out(now_s):
+        due_s = reopening.settle(now_s)
+        reopening.lost(played.opened[-1], "ended with exit code 1", now_s)
+        assert due_s is not None
+        now_s = min(trial.next_s for trial in reopening._trials.values())
+        assert now_s < OUT_S
+    assert (len(played.opened), count.last) == (OWN, "slot_lost: ended with exit code 1")
+    assert played.unproven == {None}, "nor does it get work when the quarantine is over"
+
+
+def test_a_slot_that_cannot_be_opened_is_a_strike_and_tried_again_later(reopening: Any, played: Any, strikes: Any) -> None:
+    played.is_broken = True
+    reopening.lost(Slot(ANNA), "was killed", 0.0)
+    assert reopening.settle(0.0) == 0.5
+    assert reopening.settle(0.4) == 0.5
+    assert reopening.settle(0.5) == 1.5
+    assert strikes == [("slot_not_opened", "no memory")] * 2
+
+
+def test_a_slot_that_hangs_is_killed_in_the_end(reopening: Any, played: Any, strikes: Any) -> None:
+    reopening.lost(Slot(ANNA), "was killed", 0.0)
+    due_s = reopening.settle(0.0)
+    assert not played.opened[0].killed
+    reopening.settle(due_s)
+    assert played.opened[0].killed
+    reopening.lost(played.opened[0], "was killed by SIGKILL", due_s)
+    assert strikes == [("slot_lost", "was killed by SIGKILL")]
+
+
+def test_what_kills_all_slots_of_a_user_may_kill_the_one_on_trial_too(reopening: Any, played: Any, strikes: Any) -> None:
+    reopening.lost(Slot(ANNA), "was killed", 0.0)
+    reopening.settle(0.0)
+    reopening.lost(Slot(ANNA), "was killed", 0.1)
+    reopening.lost(played.opened[0], "was killed", 0.1)
+    assert strikes == []
+    reopening.settle(0.1)
+    assert len(played.opened) == 2
+    reopening.lost(played.opened[1], "was killed", 0.2)
+    assert len(strikes) == 1
+
+
+def test_a_slot_on_trial_that_is_closed_for_another_user_is_followed_by_the_next_one(reopening: Any, played: Any, strikes: Any) -> None:
+    reopening.lost(Slot(ANNA), "was killed", 0.0)
+    reopening.settle(0.0)
+    reopening.closed(played.opened[0], 0.1)
+    reopening.settle(0.1)
+    reopening.up(played.opened[1])
+    assert (played.unproven, strikes) == (set(), [])
+
+
+def test_a_user_who_kills_his_new_slots_from_another_one_puts_no_node_out(reopening: Any, played: Any, strikes: Any) -> None:
+    played.well = {ANNA}
+    now_s = 0.0
+    reopening.lost(Slot(ANNA), "was killed", now_s)
+    for turn in range(2 * OWN):
+        reopening.settle(now_s)
+        assert len(played.opened) == turn + 1
+        reopening.lost(played.opened[-1], "was killed", now_s)
+        now_s += 5.0
+    assert strikes == []
+    assert played.unproven == {ANNA}, "only his work waits"

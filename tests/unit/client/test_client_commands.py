@@ -1,0 +1,187 @@
+"""Commands of the client: what leaves the submitting machine, names that no node could open, several jobs asked at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmgr.client.commands import sending
+from rmgr.client.commands.moving import move_each
+from rmgr.client.commands.request import CommandOptions, CommandRequest, command_of
+from rmgr.client.commands.sending import pack_directory, ship_uploads
+from rmgr.coord.decisions.rights import ANYBODY
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.records import decode_record
+from rmgr.daemons.starter.core.uploads import unpack
+from rmgr.errors import Infeasible, StateConflict, UsageError, ValueTooLarge
+from rmgr.model.tasks.block import StopRequest
+from rmgr.submitter.answers import Answers
+from rmgr.submitter.questions import MoveTask
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
+from tests.harness.memory_tree import MemoryTree
+from tests.harness.waiting import eventually
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    made = tmp_path / "tree"
+    (made / "sub" / "__pycache__").mkdir(parents=True)
+    (made / "sub" / "__pycache__" / "x.pyc").write_bytes(b"cache")
+    (made / "sub" / "run.sh").write_text("#!/bin/sh\n")
+    (made / "sub" / "run.sh").chmod(0o755)
+    (made / "a.txt").write_text("a")
+    (made / "link").symlink_to("sub/run.sh")
+    os.link(made / "a.txt", made / "twin.txt")
+    return made
+
+
+def session(store: MemoryStore) -> Any:
+    return SimpleNamespace(data_store=lambda: store, left_s=lambda default: default)
+
+
+def test_a_directory_is_the_same_archive_wherever_and_whenever_it_is_packed(tree: Path, tmp_path: Path) -> None:
+    first = pack_directory(tree)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    unpack(put(tmp_path, first), copy, name="tree", max_bytes=1 << 20)
+    assert sorted(str(path.relative_to(copy)) for path in copy.rglob("*")) == ["a.txt", "link", "sub", "sub/run.sh", "twin.txt"]
+    assert os.access(copy / "sub" / "run.sh", os.X_OK)
+    assert pack_directory(copy) == first
+
+
+def put(tmp_path: Path, data: bytes) -> Path:
+    path = tmp_path / "archive"
+    path.write_bytes(data)
+    return path
+
+
+def test_uploads_are_stored_once_by_the_hash_of_their_content(tree: Path) -> None:
+    store = MemoryStore("shipping")
+    puts: list[str] = []
+    store_put = store.put
+    store.put = lambda key, *rest, **options: (puts.append(key), store_put(key, *rest, **options))[1]  # type: ignore[method-assign]
+    first = ship_uploads(session(store), [str(tree), str(tree / "a.txt")])
+    again = ship_uploads(session(store), [f"{tree}/.", str(tree / "a.txt")])
+    assert first == again
+    assert [upload.name for upload in first] == ["tree", "a.txt"]
+    assert puts == [keys.upload(upload.sha256) for upload in first], "each was stored once"
+
+
+def test_what_cannot_travel_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore("refused")
+
+    def refused(kind: type[Exception], told: str, *names: Path | str) -> None:
+        with pytest.raises(kind, match=told):
+            ship_uploads(session(store), [str(name) for name in names])
+
+    refused(UsageError, "there is no file or directory", tree / "absent")
+    refused(UsageError, "two of them have the same name", tree / "a.txt", tree / ".." / "tree" / "a.txt")
+    refused(UsageError, "no name to go by", "/")
+    (tree / "out").symlink_to("/etc/passwd")
+    refused(UsageError, "the link .*/tree/out leads out of .*/tree, to /etc/passwd", tree)
+    (tree / "out").unlink()
+    (tree / "sub" / "up").symlink_to("../../other")
+    refused(UsageError, "leads out of", tree)
+    (tree / "sub" / "up").unlink()
+    (tree / "sub" / "up").symlink_to("../a.txt")
+    ship_uploads(session(store), [str(tree)])
+    os.mkfifo(tree / "pipe")
+    refused(UsageError, "pipe is neither a file, a directory nor a link", tree)
+    refused(UsageError, "pipe is neither a file nor a directory", tree / "pipe")
+    (tree / "pipe").unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        monkeypatch.chdir(tree)
+        listener.bind("sock")
+        refused(UsageError, "sock is neither a file, a directory nor a link", tree)
+    (tree / "sock").unlink()
+    monkeypatch.setattr(sending, "MAX_UPLOAD_BYTES", 10_000)
+    with (tree / "huge").open("wb") as file:
+        file.truncate(1 << 40)  # refused by its size, not after reading it
+    refused(ValueTooLarge, "huge has 1.0T or more", tree / "huge")
+    refused(ValueTooLarge, "tree has 1.0T or more", tree)
+    (tree / "huge").unlink()
+    monkeypatch.setattr(sending, "MAX_UPLOAD_MEMBERS", 3)
+    refused(ValueTooLarge, "more than 3 files", tree)
+    refused(UsageError, "is not UTF-8", os.fsdecode(bytes(tree) + b"/\xff"))
+
+
+LONG = "n" * 300
+
+
+@pytest.mark.parametrize(
+    ("option", "more"),
+    [
+        ("--out", {"out": LONG}),
+        ("--err", {"err": LONG}),
+        ("--cwd", {"cwd": f"/{LONG}"}),
+        ("--python", {"python": f"/{LONG}"}),
+        ("--input", {"inputs": (("k", LONG),)}),
+        ("--output", {"outputs": (("k", f"/x/{LONG}"),)}),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_refused_with_its_option(option: str, more: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{option}: no file can have the name .*: it has a step of 300 bytes, and at most 255") as caught:
+        command_of(CommandRequest(options=CommandOptions(**more), words=("true",)))
+    assert len(caught.value.message) < 250
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("a\0b", "has a NUL character"), ("a\udcffb", "is not UTF-8"), ("é" * 200, "step of 400 bytes"), ("d/" * 2100, "has 4200 bytes")],
+)
+def test_it_says_what_is_wrong(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        command_of(CommandRequest(options=CommandOptions(outputs=(("k", name),)), words=("true",)))
+
+
+def test_the_longest_possible_names_pass() -> None:
+    name = "/".join(["n" * 255] * 15)
+    command = command_of(CommandRequest(options=CommandOptions(outputs=(("k", name),), out=f"/{name}"), words=("true",)))
+    assert (command.output_files, command.out) == ((("k", name),), f"/{name}")
+
+
+def test_jobs_are_asked_at_once_and_each_gets_its_own_answer() -> None:
+    coordinator = MemoryCoordinator(MemoryTree())
+    coordinator.ensure(["/", paths.REQUESTS])
+    answers = {
+        0: {"done": ((7, 0, "it waits"),)},
+        1: {"error": "job 7_1 cannot go elsewhere", "code": "INFEASIBLE", "hint": "rmgr nodes"},
+        2: {"left": ((7, 2, "it goes on"),)},
+    }
+
+    def lead() -> None:
+        """Answers once all three stand there, the last first."""
+        eventually(lambda: len(coordinator.children(paths.REQUESTS).result(60) or []) == 3, "three requests")
+        found = []
+        for guid in coordinator.children(paths.REQUESTS).result(60) or []:
+            stamped = coordinator.get(paths.request(guid)).result(60)
+            found.append((decode_record(stamped.data, StopRequest), guid, stamped.version))
+        for request, guid, version in sorted(found, key=lambda one: -one[0].index):
+            answered = replace(request, answered=True, **answers[request.index])  # type: ignore[arg-type]
+            assert isinstance(coordinator.commit(leader_ops.answer_request(guid, answered, version)).result(60), Committed)
+
+    leader = threading.Thread(target=lead)
+    leader.start()
+    asked = [(f"7_{index}", MoveTask(number=7, guid=f"{index:032x}", index=index, attempt=1)) for index in range(3)]
+    answering = Answers(coordinator, lambda: None, ANYBODY, owner_of=lambda _: "ann")
+    moved, stuck, stays = move_each(answering, asked, deadline_s=time.monotonic() + 60)
+    leader.join(60)
+    assert isinstance(moved, StopRequest)
+    assert moved.done == ((7, 0, "it waits"),)
+    assert isinstance(stuck, Infeasible)
+    assert stuck.hint == "rmgr nodes"
+    assert isinstance(stays, StateConflict)
+    assert stays.message == "it goes on"
+    coordinator.close()

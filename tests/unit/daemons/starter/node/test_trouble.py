@@ -1,0 +1,217 @@
+"""Reasons for a drain come and go by themselves; what users' work takes of a node's disk, and whose work ends for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from rmgr.coord.protocol.records import encode_record
+from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom
+from rmgr.daemons.starter.node.trouble import MAX_DEPTH, MAX_THINGS, DiskCaps, Drains, Use, count, excess, given
+from rmgr.errors import ValueTooLarge
+from rmgr.model.cluster.node import Drain
+
+
+@dataclass
+class Node:
+    name: str
+    drains: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class World:
+    """A disk and a spool, as they are set here."""
+
+    why: str = ""
+    pending_bytes: int = 0
+    starved_since_s: float | None = None
+    down_since_s: float | None = None
+
+    def look(self, _now_s: float) -> str:
+        return self.why
+
+
+@dataclass
+class Found:
+    data: bytes
+
+
+def made() -> tuple[World, list[Node], Drains]:
+    world, nodes = World(), [Node("n1"), Node("n2")]
+    return world, nodes, Drains(nodes, world, world, spool_cap=100, log=structlog.get_logger())
+
+
+def test_a_node_that_was_resumed_takes_work_again() -> None:
+    _, (node, _), drains = made()
+    drain = Drain(node="n1", reason="fan", user="op", since_us=1)
+    for _ in range(2):
+        drains.ordered(node, Found(encode_record(drain)))
+        assert node.drains == {"operator": "fan"}
+        drains.ordered(node, Found(encode_record(replace(drain, is_over=True))))
+        assert node.drains == {}
+
+
+def test_a_full_disk_drains_all_nodes_until_there_is_room() -> None:
+    world, nodes, drains = made()
+    world.why = "full"
+    drains.settle(0.0)
+    assert [node.drains for node in nodes] == [{"disk": "full"}] * 2
+    world.why = ""
+    drains.settle(1.0)
+    assert [node.drains for node in nodes] == [{}, {}]
+
+
+def test_a_store_that_is_away_drains_late_and_a_full_spool_until_half_of_it_is_free() -> None:
+    world, (node, _), drains = made()
+    world.starved_since_s = 10.0
+    drains.settle(12.0)
+    assert node.drains == {}
+    drains.settle(12.1)
+    assert "does not answer" in node.drains["store"]
+    world.starved_since_s, world.down_since_s, world.pending_bytes = None, 10.0, 100
+    drains.settle(13.0)
+    world.pending_bytes = 50
+    drains.settle(14.0)
+    assert "store" in node.drains, "it is still away"
+    world.pending_bytes = 49
+    drains.settle(15.0)
+    assert node.drains == {}
+
+
+def test_an_operators_drain_is_the_nodes_own_and_outlasts_the_others() -> None:
+    world, (first, second), drains = made()
+    found: Any = Found(encode_record(Drain(node="n1", user="op", since_us=1, reason="new memory")))
+    drains.ordered(first, found)
+    world.why = "full"
+    drains.settle(0.0)
+    world.why = ""
+    drains.settle(1.0)
+    assert (first.drains, second.drains) == ({"operator": "new memory"}, {})
+    drains.ordered(first, None)
+    assert first.drains == {}
+    drains.stopping()
+    assert set(first.drains) == set(second.drains) == {"stopping"}
+
+
+MIB = 1024 * 1024
+CAPS = DiskCaps(user_bytes=100, all_bytes=250)
+
+
+def use(path: str, uid: int, size: int, things: int = 1, *, is_deep: bool = False) -> Use:
+    return Use(path=path, uid=uid, size_bytes=size, things=things, is_deep=is_deep)
+
+
+def test_files_are_counted_once_and_links_are_not_followed(tmp_path: Path) -> None:
+    place = tmp_path / "work"
+    (place / "a" / "b").mkdir(parents=True)
+    (tmp_path / "outside").write_bytes(b"x" * 5 * MIB)
+    (place / "file").write_bytes(b"x" * MIB)
+    (place / "a" / "again").hardlink_to(place / "file")
+    (place / "a" / "b" / "link").symlink_to(tmp_path)
+    (place / "sparse").touch()
+    os.truncate(place / "sparse", 10**9)
+    found = count(str(place), 1, max_things=MAX_THINGS)
+    assert MIB <= found.size_bytes < 2 * MIB
+    assert (found.things, found.is_deep) == (6, False)
+    assert count(str(tmp_path / "nothing"), 1, max_things=MAX_THINGS).things == 0
+    assert count(str(place / "a" / "b" / "link"), 1, max_things=MAX_THINGS).things == 0, "what was put in the place of a directory"
+
+
+def test_counting_ends_at_the_limits(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}").touch()
+    assert count(str(tmp_path), 1, max_things=10).things == 11
+    deep = tmp_path / "deep"
+    here = os.open(tmp_path, os.O_RDONLY)
+    os.mkdir("deep", dir_fd=here)
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    here = _sink(os.open(deep, os.O_RDONLY), here, MAX_DEPTH + 50)
+    os.close(here)
+    assert count(str(deep), 1, max_things=MAX_THINGS).is_deep
+    if before:
+        assert len(os.listdir("/proc/self/fd")) < before
+    shutil.rmtree(deep)
+
+
+def _sink(here: int, above: int, steps: int) -> int:
+    for _ in range(steps):
+        os.close(above)
+        os.mkdir("d", dir_fd=here)
+        here, above = os.open("d", os.O_RDONLY, dir_fd=here), here
+    os.close(above)
+    return here
+
+
+def test_what_goes_while_it_is_counted_is_no_error(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def churn() -> None:
+        while not over.is_set():
+            (tmp_path / "d").mkdir()
+            (tmp_path / "d" / "f").touch()
+            shutil.rmtree(tmp_path / "d")
+            (tmp_path / "d").symlink_to("/")
+            (tmp_path / "d").unlink()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        assert max(count(str(tmp_path), 1, max_things=MAX_THINGS).things for _ in range(500)) <= 2
+    finally:
+        over.set()
+        thread.join(20)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+def test_only_directories_that_were_given_to_users_count(tmp_path: Path) -> None:
+    for kind in ("run", "stage"):
+        for name, uid in (("mine", 0), ("anna", 4711)):
+            (tmp_path / kind / name).mkdir(parents=True)
+            os.chown(tmp_path / kind / name, uid, uid)
+    assert sorted(given(tmp_path)) == [(str(tmp_path / "run" / "anna"), 4711), (str(tmp_path / "stage" / "anna"), 4711)]
+
+
+def test_the_largest_directories_of_who_takes_too_much_end() -> None:
+    uses = [use("a1", 1, 60), use("a2", 1, 50), use("a3", 1, 40), use("b", 2, 90)]
+    ended = excess(uses, CAPS, max_things=MAX_THINGS)
+    assert [one.path for one, _ in ended] == ["a1"]
+    assert "work_cap_user_bytes" in ended[0][1]
+    assert excess(uses[1:], CAPS, max_things=MAX_THINGS) == []
+
+
+def test_all_together_have_a_limit_and_who_takes_most_ends_first() -> None:
+    ended = excess([use("a", 1, 95), use("b", 2, 90), use("c", 3, 80)], CAPS, max_things=MAX_THINGS)
+    assert [one.path for one, _ in ended] == ["a"]
+    assert "work_cap_bytes" in ended[0][1]
+
+
+def test_names_are_limited_too() -> None:
+    ended = excess([use("a1", 1, 1, 600), use("a2", 1, 2, 500), use("b", 2, 1, 999)], CAPS, max_things=1000)
+    assert [one.path for one, _ in ended] == ["a1"]
+    assert excess([use("a", 1, 1, is_deep=True), use("b", 2, 1)], CAPS, max_things=MAX_THINGS)[0][0].path == "a"
+
+
+def test_a_user_has_a_share_of_the_room_for_staged_files() -> None:
+    room = StagingRoom(1000, 600)
+    room.take(500, "task 1_0", user="anna")
+    with pytest.raises(NoRoom) as short:
+        room.take(200, "task 1_1", user="anna")
+    assert short.value.user == "anna"
+    room.take(400, "task 2_0", user="ben")
+    with pytest.raises(NoRoom) as short:
+        room.take(200, "task 2_1", user="ben")
+    assert short.value.user == "", "now it is that of all"
+    with pytest.raises(ValueTooLarge, match=r"of one user is 600 .*staging_cap_user_bytes"):
+        room.take(700, "task 3_0", user="eve")
+    room.settle(500, 0, user="anna")
+    room.take(550, "task 1_1", user="anna")
+    assert room.used_bytes == 950
+    whole = StagingRoom(1000)
+    whole.take(900, "task", user="anna")
