@@ -30,7 +30,7 @@ FILES = (
     "unit/coord/test_liveness.py",
     "unit/daemons/leader/test_leader_nodes.py",
     "unit/runtime/test_mailbox.py",
-    "unit/daemons/leader/placement/test_lists.py",
+    "unit/daemons/leader/placement/test_turn.py",
     "unit/runner/test_runner_parts.py",
     "unit/runtime/test_runtime.py",
     "unit/daemons/starter/core/test_blocks.py",

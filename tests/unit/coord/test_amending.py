@@ -1,4 +1,4 @@
-"""Who may change which terms of a submission, what its record says then, and what is refused of a record that somebody else has changed."""
+"""Who may change, hold, release and cancel a submission, what its record says then, and what is refused of one that others have changed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rmgr.coord import validity
+from rmgr.coord.decisions import changing
 from rmgr.coord.decisions.changing import Change, Doer, Standing, amended, held, limit_of_running, released, signed
 from rmgr.coord.decisions.keeping import BringBack, EndBlock, RenameBlock, SetBlockAside, moves
 from rmgr.coord.ops import work as ops
@@ -262,3 +263,58 @@ def test_every_field_of_an_amendment_is_signed_and_it_is_of_one_submission_and_o
     told = {known, amendment_statement(43, change, "c"), amendment_statement(42, change, "d")}
     assert len(told | {amendment_statement(42, other, "c") for other in others}) == 3 + len(others)
     assert signed(done(RECORD, Terms(priority=1)), "s").changes[-1] == replace(change, signature="s")
+
+
+WAITING = Submission(id=7, name="w", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
+OPERATOR = Doer(name="root", is_operator=True, now_us=1_700_000_000_000_000)
+OWNER = Doer(name="ann", now_us=1_700_000_000_000_000)
+BEHIND = (Dependency(condition=Condition.OK, submission=3),)
+
+
+def changed(change: Change | str) -> Submission:
+    assert isinstance(change, Change), change
+    return change.record
+
+
+def test_an_operators_hold_names_him_and_its_user_does_not_release_it() -> None:
+    held = changed(changing.held(WAITING, "disk is full", OPERATOR))
+    assert (held.phase, held.reason, held.by, held.by_us) == (Phase.HELD, Reason.OPERATOR_HOLD, "root", OPERATOR.now_us)
+    refusal = changing.released(held, OWNER)
+    assert refusal == (
+        "held by root, an operator, since 2023-11-14T22:13:20Z (disk is full): operators alone release it; ask root, or another operator"
+    )
+    assert changing.released(held) == refusal  # a program that says nothing of itself is its user's
+    assert changed(changing.released(held, Doer(name="eve", is_operator=True))) == WAITING
+
+
+def test_its_users_own_hold_and_cancel_leave_the_record_as_before() -> None:
+    for change in (changing.held, changing.cancelled):
+        assert change(WAITING, "mine", OWNER) == change(WAITING, "mine")
+        assert not changed(change(WAITING, "mine", OWNER)).by
+
+
+@pytest.mark.parametrize("before", [Reason.USER_HOLD, Reason.DEPENDENCY])
+def test_an_operators_hold_takes_the_place_of_another_wait_and_gives_it_back(before: Reason) -> None:
+    waits = replace(WAITING, phase=Phase.HELD, reason=before, after=BEHIND if before is Reason.DEPENDENCY else ())
+    change = changing.held(waits, "", OPERATOR)
+    assert isinstance(change, Change)
+    assert change.gate is None  # it has none
+    assert change.record.reason == Reason.OPERATOR_HOLD
+    back = changed(changing.released(change.record, OPERATOR))
+    assert back.reason == (Reason.DEPENDENCY if before is Reason.DEPENDENCY else "")
+    assert (back.by, back.by_us) == ("", 0)
+
+
+def test_an_operators_hold_stays_when_its_user_or_another_operator_holds_it_again() -> None:
+    held = changed(changing.held(WAITING, "", OPERATOR))
+    for doer in (OWNER, Doer(name="eve", is_operator=True)):
+        assert changing.held(held, "", doer) == "it is held already"
+
+
+def test_a_cancel_names_the_operator_and_its_user_may_cancel_what_is_held() -> None:
+    gone = changed(changing.cancelled(WAITING, "too large", OPERATOR))
+    assert (gone.reason, gone.by) == (Reason.OPERATOR_CANCEL, "root")
+    assert changing.told_by(gone) == "cancelled by root, an operator, 2023-11-14T22:13:20Z (too large)"
+    assert changing.cancel_words(gone) == "by root: too large"
+    mine = changed(changing.cancelled(changed(changing.held(WAITING, "", OPERATOR)), "", OWNER))
+    assert (mine.reason, mine.by, mine.by_us) == (Reason.USER_CANCEL, "", 0)

@@ -1,4 +1,4 @@
-"""What following costs: a fragment is asked for when it is there, or told; never twice, never out of order."""
+"""What following costs: a fragment is asked for when it is there, or told; never twice, never out of order, none behind another one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rmgr.client.submission import read_fragments
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_record, join_page
-from rmgr.errors import DataLost, InvalidRecord, Unavailable
+from rmgr.errors import CoordinationUnavailable, DataLost, InvalidRecord, Unavailable
 from rmgr.model.base.states import State
-from rmgr.model.tasks.block import Fragment
+from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Tail
 from rmgr.model.wire.line import Ahead, Told
 from rmgr.procedures import bounded
+from rmgr.submitter.port import Read
 from tests.harness.following import World, fragment
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
@@ -479,3 +480,28 @@ def test_whatever_is_lost_or_late_every_fragment_comes_once_and_in_order(steps: 
                     pass
         starters.settle()
         assert starters.indices == list(enumerate(expected))
+
+
+class Keys:
+    """Knows whose keys they are once somebody has answered."""
+
+    is_away = True
+
+    def doubt(self, *_: object) -> str | None:
+        return None if self.is_away else ""
+
+    def find_doubt(self, *_: object) -> str:
+        raise CoordinationUnavailable("the gateway does not answer")
+
+
+def test_what_could_not_be_judged_at_once_is_delivered_when_it_can() -> None:
+    keys = Keys()
+    world = World(authenticity=keys)
+    world.fragments.take([Read(at, Fragment(outcomes=(Outcome(index=at),)), 5, b"data") for at in range(3)])
+    world.run()
+    assert (world.seen, len(world.timers)) == ([], 3)
+    keys.is_away = False
+    world.ring()
+    world.run()
+    assert world.seen == [0, 1, 2]
+    world.coordinator.close()

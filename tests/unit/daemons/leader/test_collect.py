@@ -1,19 +1,24 @@
-"""What leaves ZooKeeper: pages of old fragments, ended submissions, orphans."""
+"""What leaves ZooKeeper and the data store: pages of old fragments, ended submissions, orphans, contents that nobody needs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from rmgr.coord import contents
+from rmgr.coord.contents import KEPT_S, RENEW_S
 from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_page, decode_record, encode_block, encode_record
+from rmgr.daemons.leader.submissions import collect
 from rmgr.daemons.leader.submissions import collect as leader_history
 from rmgr.daemons.leader.submissions import subs as leader_subs
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Paged, Phase
+from rmgr.model.tasks.submission import Command, Paged, Phase, Work
 from rmgr.model.views import JobView
 from rmgr.procedures.history import history_rows
 from tests.harness.leader_bench import Bench, Starter, committed
@@ -173,3 +178,96 @@ def test_history_is_removed_after_its_own_retention_and_kept_for_ever_at_zero(be
         assert expected <= len(left()) <= expected + (hours == 6)
         assert left() == [100 - age for age in range(len(left()))], "the oldest go first"
     assert left() == bench.store.keys(keys.history_prefix("u")) == []
+
+
+ONE, TWO = "1" * 64, "2" * 64
+ALL = (keys.function, keys.module, keys.upload)
+
+
+@pytest.fixture
+def aged() -> Iterator[Bench]:
+    one = Bench()
+    one.now_s = 4.0 * KEPT_S
+    yield one
+    one.close()
+
+
+def put(aged: Bench, key: str, age_s: float) -> None:
+    aged.store.put(key, b"x", note=contents.mark(aged.now_s - age_s))
+
+
+def look(aged: Bench) -> list[str]:
+    """What is left after the leader has looked."""
+    aged.advance(collect.CONTENTS_S * 1.3)
+    return [key for family in sorted(keys.BY_CONTENT) for key in aged.store.keys(f"{family}/")]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_was_put_and_never_submitted_goes_after_its_time(aged: Bench, name: object) -> None:
+    assert callable(name)
+    aged.lead()
+    put(aged, name(ONE), KEPT_S - 20 * 3600)
+    put(aged, name(TWO), KEPT_S + 60)
+    assert look(aged) == [name(ONE)]
+    assert look(aged) == [name(ONE)]
+    aged.advance(6 * 3600.0)
+    assert look(aged) == [], "its time is over, too"
+    assert [event["total"] for event in aged.events("contents_removed")] == [1, 1]
+
+
+def test_what_a_submission_names_stays_until_that_is_collected(aged: Bench) -> None:
+    aged.lead()
+    number = aged.submitter.submit(1, work=Work.COMMAND, command=Command(script_sha256=ONE), submitted_us=round(aged.now_s * 1e6))
+    aged.run()
+    put(aged, keys.upload(ONE), KEPT_S + 60)
+    put(aged, keys.upload(TWO), KEPT_S + 60)
+    assert look(aged) == [keys.upload(ONE)]
+    aged.run_all(aged.starter("n1"))
+    aged.advance(4000.0)  # longer than its retention
+    assert aged.look.sub(number) is None
+    assert look(aged) == []
+
+
+def test_a_function_stays_that_a_block_of_an_old_submission_may_name(aged: Bench) -> None:
+    aged.lead()
+    aged.submitter.submit(1, submitted_us=round((aged.now_s - KEPT_S + RENEW_S) * 1e6))
+    aged.run()
+    put(aged, keys.function(ONE), KEPT_S + 60)
+    put(aged, keys.module(ONE), KEPT_S + 60)
+    assert look(aged) == [keys.function(ONE)]
+    aged.run_all(aged.starter("n1"))
+    aged.advance(4000.0)
+    assert look(aged) == []
+
+
+def test_who_needs_it_again_at_the_last_moment_has_it(aged: Bench) -> None:
+    key = keys.function(ONE)
+    put(aged, key, KEPT_S + 60)
+    seen = {key: contents.mark(aged.now_s - KEPT_S - 60)}
+    put(aged, key, 0)  # a client made sure of it after the leader had looked
+    assert collect._remove_contents(aged.store, marks=seen) == 0
+    assert aged.store.get(key) is not None
+
+
+def test_nothing_goes_while_submissions_are_still_being_read(aged: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = aged.lead()
+    monkeypatch.setattr(type(leader.submissions), "is_loaded", property(lambda _: False))
+    put(aged, keys.upload(ONE), KEPT_S + 60)
+    assert look(aged) == [keys.upload(ONE)]
+
+
+@pytest.mark.parametrize("note", [b"", b"soon", contents.mark(1e11)])
+def test_what_bears_no_mark_of_today_gets_one_and_its_time(aged: Bench, note: bytes) -> None:
+    aged.lead()
+    aged.store.put(keys.upload(ONE), b"x", note=note)
+    assert look(aged) == [keys.upload(ONE)]
+    found = aged.store.about(keys.upload(ONE))
+    assert found is not None
+    assert contents.is_fresh(found.note, aged.now_s)
+
+
+def test_many_are_looked_through(aged: Bench) -> None:
+    aged.lead()
+    for at in range(250):
+        put(aged, keys.upload(f"{at:064x}"), KEPT_S + 60 if at % 2 else 0)
+    assert len(look(aged)) == 125

@@ -1,8 +1,9 @@
-"""What users ask of jobs that run, and what becomes of it: moved, refused, gone on; told to who asked, to the scheduler, to a successor."""
+"""What users and policies ask of jobs that run, and what becomes of it: moved, refused, stopped in place, gone on; told to a successor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,14 +15,19 @@ from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.records import decode_block, decode_record
+from rmgr.daemons.leader.placement import pipeline
+from rmgr.daemons.leader.placement.pipeline import configuration
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.block import BlockKey, StopKind, StopRequest
 from rmgr.model.tasks.submission import Rigid
-from rmgr.sched.pipeline import configured
-from rmgr.sched.policy import Stage
+from rmgr.sched.draft import Draft
+from rmgr.sched.pipeline import Configuration, configured
+from rmgr.sched.plan import Accepted, Why
+from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.replay import verify
 from rmgr.sim.runs.output import read_log
 from tests.harness.leader_bench import Bench, committed
@@ -403,3 +409,96 @@ def test_a_node_rests_for_a_second_again_when_it_was_well_for_a_while_and_not_fo
     cluster.end(job)
     assert cluster.bench.leader is not None
     assert not cluster.bench.leader.placer.view().partitions["default"].resting
+
+
+__all__ = ["cluster"]
+
+
+class Pausing:
+    """Whoever waits gets the nodes of the first that runs; who was stopped goes on when there is room again."""
+
+    name = "pausing"
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        for job in list(draft.by_arrival()):
+            if not isinstance(draft.start(job.id, Why("x", "fits")), Accepted):
+                draft.suspend(next(draft.running()).job.id, Why("x", "gives way"))
+                draft.start(job.id, Why("x", "fits now"))
+        for stopped in draft.suspended():
+            draft.resume(stopped.run.job.id, Why("x", "goes on"))
+
+
+@pytest.fixture
+def pausing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], ClusterState]:
+    """Lets `Pausing` place from now on, or not any more; also under a leader that has just taken over."""
+    stage = Stage(Pausing(), ("default",))
+
+    def configured_so(settings: ClusterSettings, partition: str) -> Configuration:
+        found = configuration(settings, partition)
+        return found if cluster.policy is None else replace(found, stages=(stage,), policies=("pausing",))
+
+    monkeypatch.setattr(pipeline, "configuration", configured_so)
+
+    def lead(serves: bool = True) -> ClusterState:
+        cluster.policy = stage if serves else None
+        assert cluster.bench.leader is not None
+        placer = cluster.bench.leader.placer
+        placer.settings_changed()
+        cluster.bench.advance(1)
+        assert placer.state is not None
+        return placer.state
+
+    return lead
+
+
+@pytest.mark.parametrize("how", ["policy set", "policy set, then a fail-over", "a fail-over, and its cores are free"])
+def test_a_job_goes_on_whose_policy_has_left_since_it_stopped_it(
+    cluster: Cluster, pausing: Callable[[bool], ClusterState], how: str
+) -> None:
+    """At once where its cores are free, else as soon as they are, before whoever waits."""
+    cluster.is_one_pipeline = False
+    pausing(True)
+    first, _, _, fourth = (cluster.submit(2) for _ in range(4))
+    assert [order.order for _, _, order in cluster.orders()] == [OrderKind.SUSPEND]
+    if "free" in how:
+        assert cluster.bench.leader is not None
+        cluster.bench.leader.close()
+        cluster.end(fourth)
+        cluster.policy = None
+        cluster.another_leader()
+        state = pausing(False)
+    else:
+        state = pausing(False)
+        if "fail-over" in how:
+            cluster.another_leader()
+            state = pausing(False)
+        assert [stopped.run.job.id >> 20 for stopped in state.snapshot().suspended] == [first]
+        fifth = cluster.submit(2)
+        cluster.end(fourth)
+        assert cluster.where(fifth) == {}
+        state = pausing(False)
+    assert {order.order for _, _, order in cluster.orders()} == {OrderKind.SUSPEND, OrderKind.RESUME}
+    snapshot = state.snapshot()
+    assert (snapshot.suspended, [run.job.id >> 20 for run in snapshot.running]) == ((), [1, 2, 3])
+
+
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_a_suspended_job_keeps_its_place_gives_its_cores_and_goes_on_under_another_leader(
+    cluster: Cluster, pausing: Callable[..., ClusterState], fails_over: bool
+) -> None:
+    lead = pausing
+    lead()
+    first, _, _, fourth = (cluster.submit(2) for _ in range(4))
+    assert cluster.where(first) == cluster.where(fourth) == {"n1": 2}
+    assert [order.order for _, _, order in cluster.orders()] == [OrderKind.SUSPEND]
+    before = lead().snapshot()
+    if fails_over:
+        cluster.another_leader()
+        assert lead().snapshot().suspended == before.suspended
+    cluster.end(fourth)
+    assert {order.order for _, _, order in cluster.orders()} == {OrderKind.SUSPEND, OrderKind.RESUME}
+    runs = lead().snapshot()
+    assert (runs.suspended, [run.job.id >> 20 for run in runs.running]) == ((), [1, 2, 3])
+    if fails_over:
+        cluster.another_leader()
+        assert lead().snapshot().running == runs.running

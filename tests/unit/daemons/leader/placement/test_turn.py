@@ -1,16 +1,31 @@
-"""One turn of placement: its steps, in the order that the placer runs them, and what ends it early."""
+"""One turn of placement: its steps in their order, the list of waiting jobs that it reads, and the state that it makes again in slices."""
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+import structlog
 
 from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Multi, Op
+from rmgr.daemons.leader.metrics import LeaderMetrics
+from rmgr.daemons.leader.placement import rebuild as placing_rebuild
+from rmgr.daemons.leader.placement.arrivals import LONG, QUIET_S, LongList
 from rmgr.daemons.leader.placement.placer import FACTS, ORDER, Turn, TurnStep, in_order, run_turn
+from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import StateConflict
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.submission import Phase, Rigid
+from rmgr.runtime.mailbox import Mailbox
 from rmgr.sched.state.cluster import ClusterState
-from tests.harness.leader_bench import Bench
+from tests.harness.leader_bench import Bench, Inline
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
 
 SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))
 
@@ -97,3 +112,174 @@ def test_the_placer_tells_an_end_then_a_node_then_an_arrival_then_lets_policies_
     placer._turn()
     bench.advance(1)
     assert told[:4] == ["job_ended", "node_changed", "job_submitted", "a pass"]
+
+
+PENDING = "/pending"
+
+
+class Listing:
+    """A list, the commits of its leader, and somebody else."""
+
+    def __init__(self, names: int) -> None:
+        self.now_s = 100.0
+        self.mailbox: Mailbox[Callable[[], None]] = Mailbox(lambda: self.now_s)
+        self.ours = MemoryCoordinator(guarded=False)
+        self.others = MemoryCoordinator(self.ours.tree, guarded=False)
+        self.ours.ensure([PENDING, "/epoch"])
+        self.lists = self.took = self.made = 0
+        for _ in range(names):
+            self.make()
+        children = self.ours.children
+
+        def counted(path: str, **options: Any) -> Any:
+            self.lists += 1
+            return children(path, **options)
+
+        self.ours.children = counted  # type: ignore[method-assign]
+        context = LeaderContext(
+            self.ours, MemoryStore(), self.mailbox, epoch_version=0, epoch=1, io=Inline(), deposed=print, may_act=lambda: True,
+            log=structlog.wrap_logger(None), metrics=LeaderMetrics(), clock=lambda: self.now_s,
+        )  # fmt: skip
+        self.tree = context.tree
+        self.list = LongList(self.tree, PENDING, lambda: None, lambda: self.took)
+        self.list.pace_s = 0.05
+        self.taken: set[str] = set()
+        self.list.refresh()
+        self.advance(0.0)
+
+    def advance(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while True:
+            while (message := self.mailbox.get(0)) is not None:
+                message()
+            due = self.mailbox._timers.next_s()
+            if due is None or due > end_s:
+                break
+            self.now_s = max(self.now_s, due)
+        self.now_s = end_s
+
+    def do(self, op: Op) -> None:
+        self.others.commit(Multi(name="OTHERS", ops=(op,), proof=Exists("/no"))).result(60)
+
+    def make(self) -> None:
+        self.made += 1
+        self.do(Create(f"{PENDING}/{self.made:06d}"))
+
+    def there(self) -> list[str]:
+        return sorted(self.others.children(PENDING).result(60) or [])
+
+    def take(self, name: str) -> None:
+        def answered(_outcome: object) -> None:
+            self.took += 1
+            self.taken.add(name)
+
+        multi = Multi(name="PLACE", ops=(Delete(f"{PENDING}/{name}"),), proof=Exists("/no"))
+        self.tree.heard(self.tree.commit(multi), answered, about="PLACE")
+
+    def known(self) -> list[str]:
+        return sorted(set(self.list.value or ()) - self.taken)
+
+
+def test_what_we_take_ourselves_is_not_listed_and_the_list_is_watched_again_afterwards() -> None:
+    bench = Listing(LONG + 100)
+    assert bench.lists == 1
+    bench.list.refresh()  # a long one is counted from its second reading
+    bench.advance(0.0)
+    before = bench.lists
+    for name in bench.there()[:50]:
+        bench.take(name)
+        bench.advance(0.01)
+    assert bench.lists == before
+    assert bench.known() == bench.there()
+    bench.advance(QUIET_S + 1)
+    assert bench.lists == before + 1
+    bench.advance(60)
+    assert bench.lists == before + 1
+    bench.make()  # there is a watch
+    bench.advance(0.2)
+    assert bench.known() == bench.there()
+
+
+@pytest.mark.parametrize("what", ["make", "delete", "both"])
+def test_what_others_do_meanwhile_is_noticed_within_the_pace(what: str) -> None:
+    bench = Listing(LONG + 100)
+    bench.list.refresh()
+    bench.advance(0.0)
+    bench.take(bench.there()[0])
+    bench.advance(0.06)
+    if what != "delete":
+        bench.make()
+    if what != "make":
+        bench.do(Delete(f"{PENDING}/{bench.there()[5]}"))
+    bench.take(bench.there()[0])
+    bench.advance(0.11)
+    assert bench.known() == bench.there()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_and_in_whatever_order_the_list_is_right_in_the_end(seed: int) -> None:
+    rng = random.Random(seed)
+    bench = Listing(LONG + 20)
+    for _ in range(120):
+        match rng.randrange(8):
+            case 0:
+                bench.make()
+            case 1:
+                bench.do(Delete(f"{PENDING}/{rng.choice(bench.there())}"))
+            case 2:
+                bench.ours.cut()
+            case 3:
+                bench.list.refresh()
+            case _:
+                bench.take(rng.choice([name for name in bench.there() if name not in bench.taken]))
+        bench.advance(rng.choice([0.0, 0.0, 0.01, 0.06, 0.3, 3.0]))
+    bench.advance(0.2)
+    assert bench.known() == bench.there()
+
+
+def test_whatever_happens_between_two_slices_of_a_rebuild_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job ends, one is cancelled, one comes, a node is lost: after each message of the loop once."""
+    monkeypatch.setattr(placing_rebuild, "SLICE_S", -1.0)
+    monkeypatch.setattr(placing_rebuild, "SOME", 1)
+    at, ended = 0, False
+    while not ended:
+        spec = PipelineSpec(partition="default", document=json.dumps({"stage": [{"policy": "easy"}]}))
+        queues = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
+        bench = Bench(ClusterSettings(queues=queues, pipelines=(spec,)))
+        try:
+            ended = _disturbed(bench, at)
+        finally:
+            bench.close()
+        at += 3
+    assert at > 30
+
+
+def _disturbed(bench: Bench, at: int) -> bool:
+    """True: the rebuild had ended before that message."""
+    placer = bench.lead().placer
+    nodes, lost = bench.starter("n1", "n2", "n3"), bench.starter("n4")
+    numbers = [bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid()) for _ in range(12)]
+    bench.advance(1)
+    where = {key.submission: (node, key) for node in nodes.nodes for key in bench.look.keys(paths.running_node(node))}
+    placer.rebuild("as a test")
+    for _ in range(at):
+        message = bench.mailbox.get(0)
+        if message is not None:
+            message()
+    is_over = placer.state is not None
+    nodes.complete(*where[min(where)])
+    bench.submitter.change(numbers[-1], gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    numbers.append(bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid()))
+    lost.close()
+    for _ in range(12):
+        bench.advance(15)
+        running = {node: bench.look.keys(paths.running_node(node)) for node in nodes.nodes}
+        assert max(map(len, running.values())) <= 2
+        for node, keys in running.items():
+            for key in keys:
+                nodes.complete(node, key)
+    bench.advance(15)
+    ends = {number: [outcome.state for outcome in bench.look.outcomes(number).values()] for number in numbers}
+    cancelled = numbers[-2]
+    assert ends == {number: [State.CANCELLED if number == cancelled else State.COMPLETED] for number in numbers}
+    return is_over
