@@ -207,7 +207,7 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
         caller.close()  # its server is told what became of it before this process ends
     seconds = time.monotonic() - began_s
     values = result if len(interface.outputs) > 1 else () if not interface.outputs else (result,)
-    troubles = [trouble for value, path in zip(values, outputs, strict=False) if (trouble := _keep(value, Path(path))) is not None]
+    troubles = [trouble for value, path in zip(values, outputs, strict=False) if (trouble := keep(value, Path(path))) is not None]
     if session.json:
         told = {argument.name: _json_of(value) for argument, value in zip(interface.outputs, values, strict=True)}
         if troubles:
@@ -266,8 +266,8 @@ def _arguments(interface: Interface, given: Sequence[str], options: dict[str, st
 
 def _value(argument: Argument, word: str) -> Any:
     if argument.shape is not None:
-        return _array(argument.name, word)
-    data = _file(word[1:]) if word.startswith("@") else None
+        return array_in(argument.name, word)
+    data = bytes_in(word[1:]) if word.startswith("@") else None
     try:
         match argument.type:
             case "bytes":
@@ -282,7 +282,7 @@ def _value(argument: Argument, word: str) -> Any:
         raise UsageError(f"{argument.name} = {word!r} is not {argument.type}", hint=_TYPED[argument.type]) from None
 
 
-def _array(name: str, word: str) -> Any:
+def array_in(name: str, word: str) -> Any:
     import numpy as np
 
     from rmgr.model.calls.arrays import MAX_BYTES
@@ -310,7 +310,7 @@ def _array(name: str, word: str) -> Any:
     return found
 
 
-def _file(path: str) -> bytes:
+def bytes_in(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return _bounded(file, path)
@@ -378,7 +378,7 @@ def _check_writable(path: Path) -> None:
         path.unlink()
 
 
-def _keep(value: Any, path: Path) -> RmgrError | None:
+def keep(value: Any, path: Path) -> RmgrError | None:
     """Writes an output; where that fails, elsewhere. Returns: UsageError, which says where; CallLost."""
     try:
         _write(value, path)

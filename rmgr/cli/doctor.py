@@ -241,7 +241,7 @@ def zookeeper_servers(session: Session) -> Checks:
         yield CheckResult(
             name=name, ok=True, detail=f"{version}, {look.mode}, {counted(int(look.fact('Connections:') or 0), 'connection')}"
         )
-        yield from _measured(name, look.server, tls, is_secured=security is not None)
+        yield from measured(name, look.server, tls, is_secured=security is not None)
     serving = sum(look.finding in {ServerFinding.SERVES, ServerFinding.ANSWERS} for look in looks)
     if len(looks) > 1 and serving <= len(looks) // 2:
         detail = f"{serving} of {len(looks)} servers serve: no quorum"
@@ -253,7 +253,7 @@ _DIVERGED_FIX = (
 )
 
 
-def _measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: bool = False) -> Checks:
+def measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: bool = False) -> Checks:
     """Checks what a server reports of itself beyond `srvr`, and to whom."""
     from rmgr.adapters.zookeeper.server import four_letter
     from rmgr.errors import Unavailable

@@ -268,6 +268,10 @@ class MemoryCoordinator(SessionCoordinator):
         if self.auto:
             self.reconnect()
 
+    def lose_watches(self) -> None:
+        """The server forgets them, as when the link falls."""
+        self.tree.drop_watches(self._link)
+
     def reconnect(self) -> None:
         """The link comes back, with the same session if that is alive."""
         if not self._link.up and not self._closing.is_set():

@@ -79,7 +79,7 @@ class MemoryTree:
 
     def __init__(self, now_ms: Callable[[], int] | None = None) -> None:
         self._lock = threading.RLock()
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         self._zxid = 0
         self._nodes: dict[str, _Znode] = {"/": _Znode(b"", 0, 0)}
         self._sessions: set[int] = set()
@@ -213,7 +213,7 @@ class MemoryTree:
             parent.children.discard(path.rpartition("/")[2])
 
     def _time(self) -> int:
-        return self._zxid if self._now_ms is None else self._now_ms()
+        return self._zxid if self.now_ms is None else self.now_ms()
 
     # -- reads and watches
 
@@ -241,6 +241,11 @@ class MemoryTree:
                 raise NoZnode
             self._watch("child", path, watcher)
             return sorted(node.children, reverse=True)
+
+    def watches(self, table: str) -> int:
+        """How many are set: of "data" or "child"."""
+        with self._lock:
+            return sum(len(links) for links in self._watches[table].values())
 
     def drop_watches(self, watcher: object) -> None:
         """Forgets the watches of a link that fell."""

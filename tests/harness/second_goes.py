@@ -95,7 +95,7 @@ class SecondGoes:
         self.causes: dict[str, str] = {}  #: test that needed another go -> why
         self.excused: set[str] = set()
         self._seen: dict[str, _Seen] = {}
-        self._witness = Witness()
+        self.witness = Witness()
         self._excuses = STALLED_VARIABLE not in os.environ
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -111,7 +111,7 @@ class SecondGoes:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """All tests, then those again that failed; none is when the run was cut short."""
-        self._witness.start()
+        self.witness.start()
         try:
             result = yield
             for name, seen in self._seen.items():
@@ -119,11 +119,11 @@ class SecondGoes:
                     self._again(session, name, seen)
             return result
         finally:
-            self._witness.stop()
+            self.witness.stop()
 
     def is_excused(self, begin_s: float, end_s: float) -> bool:
         """Whether the machine stood still meanwhile, and nobody wanted it to."""
-        return self._excuses and self._witness.saw(begin_s, end_s)
+        return self._excuses and self.witness.saw(begin_s, end_s)
 
     def _again(self, session: pytest.Session, name: str, seen: _Seen) -> None:
         first = seen.failures[0]

@@ -49,7 +49,7 @@ def status(session: Session, watch: bool) -> None:
         nonlocal healthy
         view = _with_own_certificate(session, _with_calls(session, session.query().status()))
         healthy = view.healthy
-        emit(shapes.status(view)) if session.json else _draw_status(view)
+        emit(shapes.status(view)) if session.json else draw_status(view)
 
     draw(session, once, watch=watch)
     if not healthy:
@@ -152,7 +152,7 @@ def queues(session: Session, queue_names: tuple[str, ...], tree: bool, matrix: i
 
     def once() -> None:
         if tree:
-            _draw_trees(session, layout, matrix or 0)
+            draw_trees(session, layout, matrix or 0)
             return
         found = _named(session.query().queues(), queue_names)
         plain, classes = ([queue for queue in found if (queue.of_class is None) is wanted] for wanted in (True, False))
@@ -171,7 +171,7 @@ def queues(session: Session, queue_names: tuple[str, ...], tree: bool, matrix: i
     draw(session, once, watch=watch)
 
 
-def _draw_trees(session: Session, layout: Layout, slots: int) -> None:
+def draw_trees(session: Session, layout: Layout, slots: int) -> None:
     views = session.query().gangs()
     if session.json:
         emit({"trees": [tree_shape(view, slots) for view in views]})
@@ -243,7 +243,7 @@ def _with_own_certificate(session: Session, view: StatusView) -> StatusView:
     return view
 
 
-def _draw_status(view: StatusView) -> None:
+def draw_status(view: StatusView) -> None:
     out = sys.stdout
     word = paint("healthy", "green", out) if view.healthy else paint("NOT HEALTHY", "red", out)
     out.write(f"{word}{_since(view.healthy_since_us)}\n")

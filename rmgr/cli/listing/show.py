@@ -64,7 +64,7 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
     if session.json:
         emit(shapes.shown_job(job, attempts, only.story if only is not None else ()) | shapes.failures(bad.failures, then))
     else:
-        _draw_job(job, only, [*told(bad, job, job.tasks), *_next(then)])
+        draw_job(job, only, [*told(bad, job, job.tasks), *_next(then)])
 
 
 @command(
@@ -98,7 +98,7 @@ def explain(session: Session, selector: str) -> None:
         return
     if bad.failures and not bad.is_past:  # that it has ended is told below
         view = msgspec.structs.replace(view, why=tuple(item for item in view.why if item.what != "ended"))
-    _draw_explained(view, lines)
+    draw_explained(view, lines)
 
 
 def _shares(account: str, of_account: float, of_user: float) -> str:
@@ -162,7 +162,7 @@ def _with_story(session: Session, view: ExplainView, position: int | None) -> Ex
 # -- drawing -------------------------------------------------------------------------------------------------------------------
 
 
-def _draw_explained(view: ExplainView, bad: Sequence[tuple[str, str]]) -> None:
+def draw_explained(view: ExplainView, bad: Sequence[tuple[str, str]]) -> None:
     """bad: what failed, as `told` says it."""
     out = sys.stdout
     head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
@@ -182,7 +182,7 @@ def _draw_explained(view: ExplainView, bad: Sequence[tuple[str, str]]) -> None:
             out.write(f"  {paint('fair share:', 'bold', out)} {printable(_shares(view.account, view.account_share, view.share))}\n")
 
 
-def _draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) -> None:
+def draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) -> None:
     counts = told_counts(job.counts)
     _fields(
         ("id", str(job.id)),

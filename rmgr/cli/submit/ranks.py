@@ -31,7 +31,7 @@ def _of_the_job(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     return click.option(*names, hidden=True, expose_value=False, callback=refuse)
 
 
-def _check_shape(place: OwnAllocation, processes: int | None, nodes: int | None, cores: int | None) -> None:
+def check_shape(place: OwnAllocation, processes: int | None, nodes: int | None, cores: int | None) -> None:
     """-N and -c may say again what the job has. Raises: UsageError, NotInJob."""
     spread, threads = place.spread(processes or place.processes), int(os.environ.get("RMGR_THREADS", "1"))
     if nodes not in {None, len(spread)}:
@@ -78,7 +78,7 @@ def ranks(
         raise UsageError("there is no command to run", hint="rmgr run ./solver")
     try:
         if nodes or cores:
-            _check_shape(rank_client.OwnAllocation.of(os.environ), processes, nodes, cores)
+            check_shape(rank_client.OwnAllocation.of(os.environ), processes, nodes, cores)
         code = rank_client.run(words, processes=processes or 0, label=label, kill_on_bad_exit=kill_on_bad_exit)
     except rank_client.NotInJob as error:
         raise UsageError(str(error), hint=_INSIDE) from None

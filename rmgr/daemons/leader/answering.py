@@ -155,7 +155,7 @@ class LeaderAnswering:
 
     def status(self, *, caller: Caller | None = None) -> StatusView:
         """Health and counts; users by name as far as the caller may see their work."""
-        view = self._since(self._status())
+        view = self.since(self._status())
         person = person_of(caller, self._operators)
         users = {name: cores for name, cores in view.users.items() if may(person, name)}
         others = sum(view.users.values()) - sum(users.values())
@@ -183,7 +183,7 @@ class LeaderAnswering:
             seen, due_s = changes, machine.monotonic() + LOOK_S
             pause_s = max(CHANGED_S, _REST * (machine.monotonic() - began_s))
 
-    def _since(self, view: StatusView) -> StatusView:
+    def since(self, view: StatusView) -> StatusView:
         """Since when it is as healthy as it is, as far as this leader has looked; a new one finds it as it has been."""
         if view.leader is None:
             return view

@@ -55,14 +55,14 @@ def serve(argv: Sequence[str]) -> int:
     if not argv:
         sys.stderr.write("rmgr: there is no command for the terminal\n")
         return 2
-    link = _arrival(address(os.environ["RMGR_HOSTFILE"]))
+    link = arrival(address(os.environ["RMGR_HOSTFILE"]))
     if link is None:
         sys.stderr.write(f"rmgr: nobody came to the job's terminal within {format_duration(_ARRIVE_S)}\n")
         return 1
     return _Session(link, argv).run()
 
 
-def _arrival(name: str) -> socket.socket | None:
+def arrival(name: str) -> socket.socket | None:
     """Whoever attaches first. Raises: OSError."""
     waited_s = 0.0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:

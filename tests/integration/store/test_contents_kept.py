@@ -50,7 +50,7 @@ def look(store: Store, now_s: float) -> int:
     """What the leader does with files while there is no submission; how many are removed."""
     marks = collect._marks(store, prefix="file/", after="", now_s=now_s)
     old = {key: note for key, note in marks.items() if contents.is_old(note, now_s)}
-    return collect._remove_contents(store, marks=old)
+    return collect.remove_contents(store, marks=old)
 
 
 @pytest.mark.parametrize("adapter", sorted(name for name, one in ADAPTERS.items() if one.is_durable), indirect=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ from rmgr.submitter.port import Growth, Order
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
+from tests.harness.waiting import eventually
 
 
 class Clock:
@@ -383,14 +385,13 @@ def test_the_book_does_not_grow_with_names(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_counting_thread_tells_when_the_minute_is_over_and_ends() -> None:
-    from tests.harness.waiting import eventually
-
     told: list[Any] = []
+    before = set(threading.enumerate())
     book = AuditBook(1, window_s=0.05)
     for _ in range(5):
         book.admits("mallory", told.append)
     eventually(lambda: sum(told) == 4)
-    eventually(lambda: book._thread is None)
+    eventually(lambda: {one for one in threading.enumerate() if one.name == "audit"} <= before)
 
 
 def test_a_user_alone_has_the_rate_of_the_settings_and_waits_beyond_it() -> None:

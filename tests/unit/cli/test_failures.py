@@ -161,8 +161,8 @@ def test_the_screens_fit_and_commands_stay_whole(monkeypatch: pytest.MonkeyPatch
     job = a_job(256, sum(nodes.values()), command="work.py")
     lines = [*told(BadEnds([long, STARVED]), job, 256), ("next", "rmgr logs 22 --failed"), ("", "rmgr rerun 22 --failed --mem 256M")]
     why = WhyView(what="resources", id="default", detail="all nodes are busy; " * 8)
-    show._draw_explained(ExplainView(id="22", state=State.FAILED, reason="", why=(why,)), lines)
-    show._draw_job(job, None, lines)
+    show.draw_explained(ExplainView(id="22", state=State.FAILED, reason="", why=(why,)), lines)
+    show.draw_job(job, None, lines)
     drawn = out.getvalue()
     plain = drawn.replace("\x1b[1m", "").replace("\x1b[31m", "").replace("\x1b[0m", "")
     assert ("\x1b" in drawn, "\x1b" in plain) == (colour, False)

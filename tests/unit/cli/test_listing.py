@@ -117,10 +117,10 @@ def test_what_cannot_be_shown_is_refused_with_what_to_type(capsys: pytest.Captur
 def test_where_nothing_shares_nodes_in_time_there_is_no_tree(capsys: pytest.CaptureFixture[str]) -> None:
     session: Any = Session()
     with pytest.raises(NotFound, match="no partition shares its nodes in time") as caught:
-        cluster._draw_trees(session, Layout(), 8)
+        cluster.draw_trees(session, Layout(), 8)
     assert "rmgr policy set dqt" in caught.value.hint
     session.json = True
-    cluster._draw_trees(session, Layout(), 8)
+    cluster.draw_trees(session, Layout(), 8)
     assert '"trees": []' in capsys.readouterr().out
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import re
 import time
 
@@ -195,8 +194,9 @@ def test_a_bar_is_made_of_what_the_terminal_can_show(
     for name, value in ({"COLUMNS": "60", "TERM": "xterm"} | environment).items():
         monkeypatch.setenv(name, value)
     screen = Terminal()
+    for pause in ("_REDRAW_S", "_LINE_S"):
+        monkeypatch.setattr(f"rmgr.client.progress.{pause}", 0.0)
     with ProgressDisplay("x", stream=screen) as display:
-        display._drawn_s = -math.inf
         display.update(Counts(total=2, final=1))
     assert piece in screen.getvalue()
     assert ("\x1b" in screen.getvalue()) is is_drawn

@@ -78,12 +78,12 @@ class Shell:
     def __init__(self, path: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.path = path
         self.error = ""
-        self._capture = capture
+        self.capture = capture
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        self._capture.readouterr()
+        self.capture.readouterr()
         found = main.run(["report", *words, "--store", f"sqlite:{self.path}"])
-        out, self.error = self._capture.readouterr()
+        out, self.error = self.capture.readouterr()
         assert found == code, self.error
         return out
 
@@ -205,7 +205,7 @@ def test_what_cannot_be_told_is_said(shell: Shell, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(command, "_cores", lambda _session: 0)
     told = shell.json()
     assert (told["cluster"], told["total"]["utilisation"]) == (None, None)
-    away = Shell(tmp_path / "nowhere" / "store.db", shell._capture)
+    away = Shell(tmp_path / "nowhere" / "store.db", shell.capture)
     assert away.json(code=5)["error"]["code"] == "UNAVAILABLE"
 
 

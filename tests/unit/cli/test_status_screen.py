@@ -26,7 +26,7 @@ def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def drawn(view: StatusView, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    cluster._draw_status(view)
+    cluster.draw_status(view)
     return capsys.readouterr().out.splitlines()
 
 

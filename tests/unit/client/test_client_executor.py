@@ -15,15 +15,26 @@ import pytest
 from rmgr.client.executor import BrokenExecutor, Executor, Throttle
 from rmgr.client.futures import Future, as_completed
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotConnected, PickleFailed, RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import INITIALIZER_FAILED, BlockKey, Outcome
+from rmgr.model.tasks.submission import Submission, Tail
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.waiting import eventually
 
 
 def square(x: int) -> int:
     return x * x
+
+
+def record_of(cluster: Cluster, number: int | None) -> Submission:
+    return decode_record(cluster.coordinator.get(paths.sub(number or 0)).result(60).data, Submission)  # type: ignore[union-attr]
+
+
+def tail_of(cluster: Cluster, number: int) -> Tail:
+    return decode_record(cluster.coordinator.get(paths.tail(number)).result(60).data, Tail)  # type: ignore[union-attr]
 
 
 def finished(cluster: Cluster) -> Executor:
@@ -147,8 +158,8 @@ def test_a_dropped_executor_still_ends_its_calls_and_completes_its_submission() 
         gc.collect()
         assert list(results) == [x * x for x in range(30)]
         assert number is not None
-        handles = connection.submitter._handles  # type: ignore[attr-defined]
-        eventually(lambda: gc.collect() >= 0 and handles.get(number) is None)  # a thread of the client may have held it at the first look
+        # A thread of the client may have held it at the first look.
+        eventually(lambda: gc.collect() >= 0 and tail_of(cluster, number).complete)
         assert cluster.pending() == []
 
 
@@ -178,10 +189,9 @@ def test_an_argument_that_cannot_travel_is_told_at_once(cluster: Cluster) -> Non
 @pytest.mark.parametrize("max_workers", [None, 2])
 def test_an_executor_is_named_after_its_first_function_unless_it_has_a_name(max_workers: int | None) -> None:
     def name_of_job(executor: Executor) -> str:
-        assert executor._core.handle is not None
-        return executor._core.handle.submission.name
+        return record_of(cluster, executor.id).name
 
-    with running() as (_, connection):
+    with running() as (cluster, connection):
         for make in (lambda e: e.submit(square, 2).result(60), lambda e: list(e.map(square, [1, 2], chunksize=2))):
             with Executor(max_workers, connection=connection) as executor:
                 make(executor)
@@ -274,11 +284,14 @@ def test_a_failing_initializer_breaks_the_executor(cluster: Cluster) -> None:
 
 def test_workers_of_an_initializer_are_not_shared(cluster: Cluster) -> None:
     with cluster.connect() as connection:
-        first, second = (Executor(initializer=square, initargs=(1,), connection=connection) for _ in range(2))
-        groups = {executor._core._draft.python.worker_group for executor in (first, second)}  # type: ignore[union-attr]
-        assert len(groups) == 2
-        assert "" not in groups
-        assert Executor(connection=connection)._core._draft.python.worker_group == ""  # type: ignore[union-attr]
+        made = [*(Executor(initializer=square, initargs=(1,), connection=connection) for _ in range(2)), Executor(connection=connection)]
+        groups = []
+        for executor in made:
+            executor.submit(square, 1)
+            groups.append(record_of(cluster, executor.id).python.worker_group)  # type: ignore[union-attr]
+            executor.shutdown(wait=False, cancel_futures=True)
+        assert len({*groups}) == 3
+        assert [bool(group) for group in groups] == [True, True, False]
 
 
 # -- what calls print

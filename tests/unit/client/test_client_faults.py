@@ -26,6 +26,7 @@ from rmgr.errors import (
     DataLost,
     DeadlineExceeded,
     QueueFull,
+    RmgrError,
     StateConflict,
     StoreUnavailable,
     SubmitUnknown,
@@ -367,6 +368,17 @@ def connect(cluster: Cluster) -> tuple[Connection, Recording]:
     return connection, coordinator
 
 
+def told_full(queue: TaskQueue[..., Any]) -> str:
+    """What its flush says once the queue is known to be full."""
+    try:
+        queue.flush(0.3)
+    except QueueFull as full:
+        return str(full)
+    except RmgrError:
+        return ""
+    return ""
+
+
 def submissions(cluster: Cluster) -> int:
     return decode_record(cluster.coordinator.get(paths.IDS).result(60).data, int, paths.IDS) - 1
 
@@ -441,9 +453,7 @@ def test_into_a_full_queue_go_no_first_tasks_but_they_wait_for_room() -> None:
             future = second.submit_call(2)
             assert coordinator.names == ["SUBMIT", "SUBMIT"]
             assert len(cluster.pending()) == 1
-            eventually(lambda: second._handle._sender.full)
-            with pytest.raises(QueueFull):
-                second.flush(0.3)
+            eventually(lambda: told_full(second))
             cluster.start()
             assert future.result(60) == 4
     finally:

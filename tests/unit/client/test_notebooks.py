@@ -87,8 +87,8 @@ def test_a_bar_is_drawn_in_place_below_the_cell(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "IPython", package)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     stream = io.StringIO()
+    monkeypatch.setattr("rmgr.client.progress._REDRAW_S", 0.0)
     with ProgressDisplay("<7> square", stream=stream) as display_:
-        display_._drawn_s = -1e9
         display_.update(Counts(total=10, final=4))
         display_.update(Counts(total=10, final=10, failed=2))
     assert len(handles) == 1  # one bar, not one a drawing

@@ -112,10 +112,10 @@ def test_a_value_is_that_of_the_attempt_that_ended_the_task_whoever_looks_for_it
     fates = Fates(place.store, place.coordinator)
     assert (fates.fate(whole, 60), fates.attempt(whole)) == (State.COMPLETED, 1)
     inputs = Inputs(place.coordinator, timeout_s=60)
-    assert inputs._committed(place.store, "out/0", whole) == right
+    assert inputs.committed(place.store, "out/0", whole) == right
     for index in (1, 2):
         with pytest.raises(NotFound, match=f"42_{index} ended"):
-            inputs._committed(place.store, f"out/{index}", Pointer(sub=SUB, index=index, n=0))
+            inputs.committed(place.store, f"out/{index}", Pointer(sub=SUB, index=index, n=0))
 
 
 def test_only_values_of_tasks_that_completed_are_kept(place: Place) -> None:

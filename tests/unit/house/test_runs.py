@@ -156,7 +156,7 @@ def test_stalls_that_are_made_on_purpose_excuse_nothing(
     if is_stalled:
         monkeypatch.setenv(second_goes.STALLED_VARIABLE, "1")
     goes = second_goes.SecondGoes(pytestconfig)
-    goes._witness.stalls.append((10.0, 20.0))
+    goes.witness.stalls.append((10.0, 20.0))
     assert goes.is_excused(15.0, 16.0) is not is_stalled
     assert not goes.is_excused(30.0, 31.0)
 

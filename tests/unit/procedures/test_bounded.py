@@ -99,7 +99,7 @@ def test_of_many_rows_those_that_are_none_are_left_out(store: Sparing, monkeypat
 def test_a_leader_accounts_rows_without_their_results(store: Sparing, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, huge = row(store), row(store, name="huge")
     store.grow(huge.row, monkeypatch)
-    [(fragment, outcomes)] = actions._read_rows(store, rows=[huge, whole])
+    [(fragment, outcomes)] = actions.read_rows(store, rows=[huge, whole])
     assert fragment is whole
     assert [(one.state, one.cpu_us) for one in outcomes] == [(State.COMPLETED, 7), (State.FAILED, 9)]
     assert not any(one.value or one.error or any(one.log) for one in outcomes)
@@ -141,7 +141,7 @@ def test_a_page_has_a_fragment_at_least_and_an_end(store: Sparing, reader: str, 
     store.grow(keys.page(7, 0), monkeypatch)
     with pytest.raises(DataLost, match="more than rmgr ever writes"):
         read(store)
-    assert collect._paged(store, 7, 1) == []
+    assert collect.paged(store, 7, 1) == []
 
 
 def test_ranges_state_no_more_than_one_commit_could_have_brought(store: Sparing) -> None:

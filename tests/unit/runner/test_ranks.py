@@ -122,12 +122,12 @@ def test_options_of_a_step_say_again_what_the_job_has_or_are_told_where_they_bel
 
     monkeypatch.setenv("RMGR_THREADS", "2")
     place = rank_client.OwnAllocation(here="a", shares=(("a", 1), ("b", 2)), door="")
-    typed._check_shape(place, None, 2, 2)
-    typed._check_shape(place, 1, 1, None)
+    typed.check_shape(place, None, 2, 2)
+    typed.check_shape(place, 1, 1, None)
     with pytest.raises(UsageError, match=r"-N 1: its ranks are on a \(1\), b \(2\)"):
-        typed._check_shape(place, None, 1, None)
+        typed.check_shape(place, None, 1, None)
     with pytest.raises(UsageError, match="-c 3: each process of the job has 2"):
-        typed._check_shape(place, None, None, 3)
+        typed.check_shape(place, None, None, 3)
     with pytest.raises(UsageError, match="--time is for the whole job, not for its ranks"):
         typed.ranks.make_context("run", ["-t", "5m", "true"])
 

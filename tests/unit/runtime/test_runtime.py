@@ -16,6 +16,7 @@ import pytest
 
 from rmgr.errors import ConfigError
 from rmgr.runtime import failpoint as failpoints
+from rmgr.runtime import supervision
 from rmgr.runtime import supervision as lease_module
 from rmgr.runtime.failpoint import FailpointError, Failpoints, FailpointTrigger
 from rmgr.runtime.machine import Backoff
@@ -213,16 +214,16 @@ def test_signals_are_given_back() -> None:
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_what_systemd_is_told(tmp_path: Path, abstract: bool) -> None:
+def test_what_systemd_is_told(tmp_path: Path, abstract: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"@rmgr-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
     now = [100.0]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("\0" + address[1:] if abstract else address)
         manager.settimeout(60.0)
         environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "4000000", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
+        monkeypatch.setattr(supervision.machine, "monotonic", lambda: now[0])
         notifier = Notifier.from_environment(environ)
         assert environ == {"HOME": "/"}, "work that is started must not speak in the daemon's name"
-        notifier._clock = lambda: now[0]
         for at in (100.0, 100.5, 100.9, 101.0, 101.1):
             now[0] = at
             notifier.beat()

@@ -128,7 +128,7 @@ def test_a_submission_whose_answer_is_lost_is_found_by_its_nonce(coordinator: Co
 
 def test_what_was_signed_hours_before_others_submitted_is_not_sent(coordinator: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     """ZooKeeper's clock is that of /ids at least; a record that nobody signs is run whatever its time."""
-    monkeypatch.setattr(coordinator.tree, "_now_ms", lambda: 1_800_007_300_000)
+    monkeypatch.setattr(coordinator.tree, "now_ms", lambda: 1_800_007_300_000)
     send(coordinator, None)
     monkeypatch.setattr(machine, "wall_s", lambda: 1_800_000_000.0)
     with pytest.raises(UsageError, match=r"2027-01-15T08:00:00Z by the clock of .* submitted at 2027-01-15T10:01:40Z by ZooKeeper's clock"):

@@ -234,7 +234,7 @@ class ReconcileActions:
                 self._term.log.warning("ended_submission_put_back", submission=followed.number, why=why, epoch=self._term.epoch)
             return False
         known = tuple(followed.rows)
-        ends = yield self._calls.store(_read_rows, rows=known)
+        ends = yield self._calls.store(read_rows, rows=known)
         submission = followed.submission
         if submission is None or submission.phase is Phase.CLOSED:
             return True
@@ -296,7 +296,7 @@ def _was_done(outcome: Outcome, path: str) -> bool:
     return isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NO_NODE and outcome.path == path
 
 
-def _read_rows(store: Store, *, rows: Sequence[Fragment]) -> list[tuple[Fragment, tuple[model.Outcome, ...]]]:
+def read_rows(store: Store, *, rows: Sequence[Fragment]) -> list[tuple[Fragment, tuple[model.Outcome, ...]]]:
     """Outcomes of fragments that lie in rows, without results and output; a row that is gone tells nothing. On a thread that may wait."""
     by_row = {fragment.row: fragment for fragment in rows}
     found: list[tuple[Fragment, tuple[model.Outcome, ...]]] = []

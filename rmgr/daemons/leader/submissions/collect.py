@@ -157,7 +157,7 @@ class Collector:
         over, removed = [key for key, note in old.items() if not needs.may_name(key, note)], 0
         for at in range(0, len(over), _A_TURN):
             marks = {key: old[key] for key in over[at : at + _A_TURN]}
-            removed += yield self._calls.store(_remove_contents, marks=marks)
+            removed += yield self._calls.store(remove_contents, marks=marks)
         if removed:
             self._term.log.info("contents_removed", total=removed)
 
@@ -229,7 +229,7 @@ def _marks(store: Store, *, prefix: str, after: str, now_s: float) -> dict[str, 
     return found
 
 
-def _remove_contents(store: Store, *, marks: dict[str, bytes]) -> int:
+def remove_contents(store: Store, *, marks: dict[str, bytes]) -> int:
     """Removes rows that nobody has made sure of since these were their marks; returns how many. On a thread that may wait."""
     there = store.about_many(list(marks))
     return len(store.delete_many([key for key, about in there.items() if about.note == marks[key]]))
@@ -253,7 +253,7 @@ def keep_outputs(store: Store, *, number: int, tail: Tail, base: int, fragments:
     """Copies the values of all named outputs to their final rows; returns how many. On a thread that may wait."""
     known = EndFold()
     ends: list[tuple[Fragment, TaskOutcome]] = []
-    for fragment in [*_paged(store, number, base), *fragments]:
+    for fragment in [*paged(store, number, base), *fragments]:
         outcomes = next((found for _, found in outcomes_of_rows(store, [fragment.row])), ()) if fragment.row else fragment.outcomes
         ends += [(fragment, outcome) for outcome in known.fold(outcomes, tail.next) if outcome.outputs]
     copied = 0
@@ -271,7 +271,7 @@ def keep_outputs(store: Store, *, number: int, tail: Tail, base: int, fragments:
     return copied
 
 
-def _paged(store: Store, number: int, base: int) -> list[Fragment]:
+def paged(store: Store, number: int, base: int) -> list[Fragment]:
     found: list[Fragment] = []
     while len(found) < base:
         try:

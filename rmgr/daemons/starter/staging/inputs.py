@@ -158,7 +158,7 @@ class Inputs:
             if about.encoding is Encoding.POINTER:
                 if data is None:
                     raise DataLost(f"the pointer under the input key {key!r} has {about.size} bytes")
-                row = self._committed(store, key, keys.decode_pointer(data))
+                row = self.committed(store, key, keys.decode_pointer(data))
             found.append(_Found(key=key, row=row, data=data, about=about, holder=holder))
         return found
 
@@ -186,7 +186,7 @@ class Inputs:
             inputs.append(Input(one.row, known, one.data, about.size, is_pickle))
         return inputs
 
-    def _committed(self, store: Store, user_key: str, pointer: keys.Pointer) -> str:
+    def committed(self, store: Store, user_key: str, pointer: keys.Pointer) -> str:
         with self._lock:
             known = self._known.setdefault(pointer.sub, _Known())
             self._known.move_to_end(pointer.sub)

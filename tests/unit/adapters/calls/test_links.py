@@ -3,54 +3,78 @@
 from __future__ import annotations
 
 import math
+import queue
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rmgr.adapters.calls import links as links_module
 from rmgr.adapters.calls.links import VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import OVER_US, Life, Standing
 from rmgr.errors import UsageError
 from rmgr.v1 import calls_pb2 as pb
 
 
-def link(name: str, life: int) -> ServerLink:
-    return ServerLink(name, "", life, 1, 100.0, True, (), 10)
+class Server:
+    """A server's end of its stream: it has said hello, and been answered."""
+
+    def __init__(self, links: Links, **crooked: Any) -> None:
+        self.said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.said.put(pb.FromServer(hello=hello(**crooked)))
+        context: Any = SimpleNamespace(add_callback=lambda _: True, cancel=lambda: None)
+        self.told = links.served(iter(self.said.get, None), context, "", "g1")
+        self.refused = next(self.told).welcome.refused
+
+    def leave(self) -> None:
+        self.said.put(None)
+        self.told.close()
 
 
-def test_a_server_that_keeps_its_stream_is_heard_although_nobody_asks_for_a_minute() -> None:
-    links = Links(lambda: None)
-    assert links._enter(link("s1", 7)) == ""
-    life = Life("s1", 7)
-    links._lives._heard[life] -= OVER_US + 1  # the hello was a minute ago
+@pytest.fixture
+def links() -> Links:
+    return Links(lambda: None)
+
+
+def test_a_server_that_keeps_its_stream_is_heard_although_nobody_asks_for_a_minute(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    life, server = Life("s1", 7), Server(links)
+    assert server.refused == ""
+    assert links.standing(life) is Standing.HEARD
+    later_ns = time.monotonic_ns() + (OVER_US + 1) * 1000
+    monkeypatch.setattr(links_module, "time", SimpleNamespace(monotonic=lambda: later_ns / 1e9, monotonic_ns=lambda: later_ns))
+    (link,) = links.all()
+    link.take_in(pb.FromServer(beat=True))
     assert links.gone() == []
     assert links.standing(life) is Standing.HEARD
-    assert links._enter(link("s1", 7)) == "", "its stream broke, and it comes back"
+    again = Server(links)
+    assert again.refused == "", "its stream broke, and it comes back"
+    for one in (server, again):
+        one.leave()
 
 
-def test_a_life_whose_stream_is_gone_is_over_once_its_server_begins_another() -> None:
-    links = Links(lambda: None)
-    first = link("s1", 7)
-    links._enter(first)
-    links._leave(first)
+def test_a_life_whose_stream_is_gone_is_over_once_its_server_begins_another(links: Links) -> None:
+    Server(links).leave()
     assert links.standing(Life("s1", 7)) is Standing.HEARD
     assert [one.life for one in links.gone()] == [7]
-    assert links._enter(link("s1", 8)) == ""
+    successor = Server(links, life=8)
+    assert successor.refused == ""
     assert links.standing(Life("s1", 7)) is Standing.OVER
-    assert "begin another life" in links._enter(link("s1", 7)) or "another server" in links._enter(link("s1", 7))
+    assert "another server" in Server(links).refused
+    successor.leave()
+    assert "begin another life" in Server(links).refused
 
 
-def test_a_life_that_is_over_elsewhere_and_is_here_all_the_same_is_told_to_begin_another() -> None:
-    links = Links(lambda: None)
-    one = link("s1", 7)
-    links._enter(one)
+def test_a_life_that_is_over_elsewhere_and_is_here_all_the_same_is_told_to_begin_another(links: Links) -> None:
+    server = Server(links)
     links.heard_elsewhere(Life("s1", 6), 0, is_over=True)
-    assert one.out.empty(), "another life"
+    (link,) = links.all()
+    assert link.out.empty(), "another life"
     links.heard_elsewhere(Life("s1", 7), 0, is_over=True)
-    told = one.out.get_nowait()
+    (told,) = server.told  # its stream ends with it
     assert told.welcome.over
     assert "begin another life" in told.welcome.refused
-    assert one.out.get_nowait() is None, "its stream ends"
+    server.leave()
 
 
 @pytest.mark.parametrize("round_trip_s", [0.0005, 0.05])
@@ -58,7 +82,7 @@ def test_probes_of_a_long_way_keep_its_rate_and_see_it_slow_down(monkeypatch: py
     now_s = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now_s[0])
     monkeypatch.setattr("rmgr.adapters.calls.links.time", clock)
-    one = link("s1", 7)
+    one = a_link()
 
     def looks(times: int, rate: float) -> float:
         for _ in range(times):
@@ -77,6 +101,10 @@ def test_probes_of_a_long_way_keep_its_rate_and_see_it_slow_down(monkeypatch: py
     assert 5e6 < looks(30, 10e6) < 20e6
     assert 0.5e6 < looks(2, 1e6) < 2e6
     assert 0.5e6 < looks(30, 1e6) < 2e6
+
+
+def a_link() -> ServerLink:
+    return ServerLink("s1", "", 7, 1, 100.0, True, (), 10)
 
 
 def hello(**crooked: Any) -> Any:
@@ -102,15 +130,14 @@ def hello(**crooked: Any) -> Any:
         ({"functions": [b"x" * 1000] * 300}, "interfaces of 300,000 bytes"),
     ],
 )
-def test_a_hello_that_cannot_be_is_refused_in_words(crooked: dict[str, Any], words: str) -> None:
-    assert Links._greeted(hello(), "").name == "s1"
+def test_a_hello_that_cannot_be_is_refused_in_words(links: Links, crooked: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
-        Links._greeted(hello(**crooked), "")
+        Server(links, **crooked)
     assert refused.value.message.isprintable()
 
 
 def test_measured_transfers_count_from_64_kib_on() -> None:
-    one = link("s1", 7)
+    one = a_link()
     one.transferred(64 * 1024 - 1, 1.0)
     assert one.link.bytes_per_s == 0.0
     one.transferred(1 << 20, 0.5)

@@ -13,9 +13,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from rmgr.adapters.access import server_threads
 from rmgr.adapters.access.auth import USER_KEY
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Requests, WaitingRoom
+from rmgr.adapters.gateway import rows as gateway_rows
 from rmgr.adapters.gateway import talk
 from rmgr.adapters.gateway.rows import Rows
 from rmgr.adapters.gateway.talk import Talks
@@ -85,10 +87,11 @@ def test_who_has_come_leaves_room_and_leaves_once() -> None:
 
 
 def test_nobody_waits_for_ever() -> None:
+    before = set(threading.enumerate())
     room = WaitingRoom(4, 0.1)
     [call] = entered(room, "a")
     eventually(lambda: call.is_ended)
-    eventually(lambda: not room._looks)
+    eventually(lambda: {one for one in threading.enumerate() if one.name == "rpc-requests"} <= before)
     assert len(room) == 0
 
 
@@ -98,6 +101,20 @@ def server() -> Iterator[RpcServer]:
     made.start()
     yield made
     made.stop()
+
+
+@pytest.fixture
+def rooms(monkeypatch: pytest.MonkeyPatch) -> list[WaitingRoom]:
+    """Those that are made from now on."""
+    made: list[WaitingRoom] = []
+
+    def make(*arguments: Any) -> WaitingRoom:
+        made.append(WaitingRoom(*arguments))
+        return made[-1]
+
+    for module in (server_threads, gateway_rows):
+        monkeypatch.setattr(module, "WaitingRoom", make)
+    return made
 
 
 def _open(endpoint: str) -> grpc.Channel:
@@ -141,8 +158,8 @@ def test_a_call_without_a_request_that_can_be_read_is_told_so(server: RpcServer,
             assert told in failed.value.details()  # type: ignore[attr-defined]
 
 
-def test_a_call_that_waits_too_long_is_ended_and_one_that_is_cut_off_leaves() -> None:
-    made = grpc.server(ThreadPoolExecutor(4), interceptors=[one := Requests(32, 0.2)])
+def test_a_call_that_waits_too_long_is_ended_and_one_that_is_cut_off_leaves(rooms: list[WaitingRoom]) -> None:
+    made = grpc.server(ThreadPoolExecutor(4), interceptors=[Requests(32, 0.2)])
     method = grpc.unary_unary_rpc_method_handler(lambda request, _context: request)
     made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"Echo": method}),))
     port = made.add_insecure_port("127.0.0.1:0")
@@ -154,9 +171,9 @@ def test_a_call_that_waits_too_long_is_ended_and_one_that_is_cut_off_leaves() ->
             assert late.code() is grpc.StatusCode.CANCELLED
             assert channel.unary_unary("/t/Echo")(b"", timeout=20) == b""
             gone = _silent(channel, over, lambda some: some.stream_unary("/t/Echo").future)
-            eventually(lambda: len(one._room) == 1)
+            eventually(lambda: len(rooms[0]) == 1)
             gone.cancel()
-            eventually(lambda: len(one._room) == 0)
+            eventually(lambda: len(rooms[0]) == 0)
     finally:
         over.set()
         made.stop(0)
@@ -193,7 +210,7 @@ def test_a_flood_of_one_method_keeps_no_call_of_another_waiting(monkeypatch: pyt
     assert taken.index("/rmgr.v1.Limits/Use") < 10
 
 
-def test_values_that_are_begun_and_never_ended_leave_places_to_others() -> None:
+def test_values_that_are_begun_and_never_ended_leave_places_to_others(rooms: list[WaitingRoom]) -> None:
     server = RpcServer("127.0.0.1:0", threads=64)
     bounds = Bounds()
     rows = Rows(OpenGate(), bounds=bounds)
@@ -216,7 +233,7 @@ def test_values_that_are_begun_and_never_ended_leave_places_to_others() -> None:
             head = hers.unary_unary("/rmgr.v1.Store/Head")
             for _ in range(10):
                 head(pb.KeyRequest(key="a").SerializeToString(), timeout=20, metadata=((USER_KEY, "ann"),))
-            eventually(lambda: len(rows._uploads) <= 24)
+            eventually(lambda: len(rooms[-1]) <= 24)
             over.set()
     finally:
         over.set()

@@ -92,10 +92,10 @@ def test_who_answers_lives_and_who_is_mute_is_ended() -> None:
         check.stop()
 
 
-def test_a_starter_that_is_mute_says_so_again_and_again_and_goes_on() -> None:
+def test_a_starter_that_is_mute_says_so_again_and_again_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmgr.daemons.service.serving.MUTE_S", 2.0)
     with structlog.testing.capture_logs() as lines:
         guard = telling("the Starter's", structlog.get_logger())
-        guard._limit_s = 2.0
         check = VoiceCheck(lambda _timeout_s: True, guard, pause_s=0.02, answer_s=0.5).start()
         try:
             eventually(lambda: len(lines) > 1)

@@ -20,7 +20,7 @@ def test_a_server_whose_data_differ_from_the_leader_s_is_named_with_the_way_out(
     mntr = "zk_version\t3.9.5\nzk_avg_fsynctime\t1.5\nzk_max_fsynctime\t9\n"
     mntr += f"zk_digest_mismatches_count\t{mismatches}\n" if mismatches else ""
     monkeypatch.setattr(zk_server, "four_letter", lambda _host, _port, word, **_options: {**_SAID, "mntr": mntr}[word])
-    found = list(doctor._measured("zookeeper a:2181", "a:2181", None))
+    found = list(doctor.measured("zookeeper a:2181", "a:2181", None))
     assert all(check.ok for check in found) is is_well
     diverged = [check for check in found if check.name == "zookeeper a:2181 data"]
     assert len(diverged) == (0 if is_well else 1)
@@ -33,12 +33,12 @@ def test_a_server_whose_data_differ_from_the_leader_s_is_named_with_the_way_out(
 def test_a_server_of_a_secured_cluster_that_tells_strangers_much_gets_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"mntr": "zk_version\t3.9.5\n", "conf": "clientPort=2181\nmaxClientCnxns=0\n"}
     monkeypatch.setattr(zk_server, "four_letter", lambda _host, _port, word, **_options: said[word])
-    [words] = [check for check in doctor._measured("zookeeper a:2181", "a:2181", None, is_secured=True) if check.name.endswith("words")]
+    [words] = [check for check in doctor.measured("zookeeper a:2181", "a:2181", None, is_secured=True) if check.name.endswith("words")]
     assert words.ok
     assert "conf, mntr" in words.detail
     assert "4lw.commands.whitelist=srvr" in words.fix
     said |= dict.fromkeys(said, "mntr is not executed because it is not in the whitelist.\n")
-    assert list(doctor._measured("zookeeper a:2181", "a:2181", None, is_secured=True)) == []
+    assert list(doctor.measured("zookeeper a:2181", "a:2181", None, is_secured=True)) == []
 
 
 def test_a_starter_that_cannot_hold_the_scores_of_work_is_told() -> None:

@@ -204,4 +204,5 @@ def test_a_successor_and_its_own_word_end_a_life() -> None:
     assert lives.standing(two, 2) is Standing.OVER
     assert lives.standing(Life("s9", 9), OVER_US * 2) is Standing.HEARD  # unheard only from now on
     lives.forget(REMEMBERED_US + 2)
-    assert lives._over == {Life("s9", 9): REMEMBERED_US + 2}
+    assert lives.standing(Life("s9", 9), REMEMBERED_US + 2) is Standing.OVER
+    assert [lives.standing(life, REMEMBERED_US + 2) for life in (one, two)] == [Standing.HEARD] * 2, "they are forgotten"

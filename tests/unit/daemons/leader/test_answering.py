@@ -75,7 +75,7 @@ def test_it_changes_when_health_does_and_begins_with_the_leader() -> None:
     answering = LeaderAnswering(MemoryCoordinator(MemoryTree()), dict, lambda: None, call, cluster_id=str)
 
     def since_us(view: StatusView) -> int:
-        return answering._since(view).healthy_since_us
+        return answering.since(view).healthy_since_us
 
     assert since_us(seen(healthy=True)) == 3000
     before_us = machine.wall_us()

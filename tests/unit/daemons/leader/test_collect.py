@@ -245,7 +245,7 @@ def test_who_needs_it_again_at_the_last_moment_has_it(aged: Bench) -> None:
     put(aged, key, KEPT_S + 60)
     seen = {key: contents.mark(aged.now_s - KEPT_S - 60)}
     put(aged, key, 0)  # a client made sure of it after the leader had looked
-    assert collect._remove_contents(aged.store, marks=seen) == 0
+    assert collect.remove_contents(aged.store, marks=seen) == 0
     assert aged.store.get(key) is not None
 
 

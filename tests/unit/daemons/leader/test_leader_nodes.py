@@ -310,7 +310,7 @@ def test_lost_watches_are_made_up_for_by_the_resync_and_counted(bench: Bench) ->
     leader = bench.lead()
     starter = bench.starter("n1")
     bench.run()
-    bench.tree.drop_watches(leader.context.coordinator._link)  # type: ignore[attr-defined]
+    leader.context.coordinator.lose_watches()  # type: ignore[attr-defined]
     again = bench.starter("n1")
     starter.close()
     bench.advance(1.0)

@@ -137,7 +137,7 @@ def test_watches_that_were_lost_are_made_up_for_when_the_mirror_is_read_again(be
     kept = tree.mirror.below("/kept", lambda _: None)
     kept.refresh()
     bench.advance(0.1)
-    bench.tree.drop_watches(bench.leader_coordinator._link)
+    bench.leader_coordinator.lose_watches()
     do(bench, Set("/kept/a", b"2", -1), Create("/kept/b", b"3"))
     assert {name: found.data for name, found in kept.values.items()} == {"a": b"1"}
     bench.advance(31.0)

@@ -66,6 +66,7 @@ class Cluster:
     def __init__(self, *keys: Key) -> None:
         self.known: dict[str, Key | str] = {key.key_id: key for key in keys}
         self.nonce: SimpleNamespace | None = None
+        self.state = RecordState.OPEN
         self.number = 0
         self.gate = Gate(
             SimpleNamespace(),  # type: ignore[arg-type]
@@ -73,7 +74,7 @@ class Cluster:
                 look=lambda key_id, at_s, dated=False: self.known[key_id], listen=lambda _: None, was_key_of=lambda key_id, zxid: ""
             ),
             SimpleNamespace(  # type: ignore[arg-type]
-                state=lambda number, age_s: RecordState.OPEN,
+                state=lambda number, age_s: self.state,
                 nonces=SimpleNamespace(generation=0, look=lambda path: self.nonce or SimpleNamespace(found=standing(self.number))),
                 operators=("eva",),
             ),
@@ -164,8 +165,10 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [replace(RECORD, id=number, nonce=f"{number:032x}") for number in range(1, 6)]
     for record in records:
         assert not any(cluster.refusal(*block, record) for block in blocks(2, by=ann, record=record))
-    assert len(cluster.gate._verified) == 3
     assert ann.verified == 5
+    for record, verified in ((records[-1], 5), (records[2], 5), (records[0], 6)):  # the oldest is forgotten
+        assert not any(cluster.refusal(*block, record) for block in blocks(2, by=ann, record=record))
+        assert ann.verified == verified
 
 
 def test_a_block_with_the_longest_path_fits_where_blocks_go() -> None:
@@ -266,7 +269,7 @@ def test_a_record_that_another_connection_has_read_is_read_again_before_a_nonce_
     cluster = Cluster(ann)
     [(key, data)] = blocks(1, by=ann)
     cluster.nonce = SimpleNamespace(found=None)
-    cluster.gate._records.state = lambda number, age_s: RecordState.ASKED  # type: ignore[method-assign]
+    cluster.state = RecordState.ASKED
     block = ClaimedBlock.claimed("n1", "default", key, data)
     block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))  # type: ignore[assignment]
     assert cluster.gate.admission(block) is Admission.AWAITED

@@ -97,12 +97,12 @@ class Cluster:
     def obey(self) -> None:
         """Every job that was asked to gives its nodes up."""
         for node, guid, order in self.orders():
-            stop(self.nodes, node, self._key(node, order.submission), guid)
+            stop(self.nodes, node, self.key_of(node, order.submission), guid)
         self.rest()
 
     def refuse(self, why: str) -> None:
         for node, guid, order in self.orders():
-            key = self._key(node, order.submission)
+            key = self.key_of(node, order.submission)
             found = self.bench.outside.get(paths.running_block(node, key)).result(60)
             data = msgspec.structs.replace(decode_block(found.data), story=(why,), stamp=guid)
             committed(self.nodes.coordinator, place_ops.note(node, self.nodes.versions[node], key, data, found.version, orders=(guid,)))
@@ -110,13 +110,13 @@ class Cluster:
 
     def end(self, number: int) -> None:
         node = next(iter(self.where(number)))
-        self.nodes.complete(node, self._key(node, number))
+        self.nodes.complete(node, self.key_of(node, number))
         self.rest()
 
     def give_back(self, number: int) -> str:
         """RETURN, as a Starter commits it whose disk is full. Returns its node."""
         node = next(iter(self.where(number)))
-        key = self._key(node, number)
+        key = self.key_of(node, number)
         found = self.bench.outside.get(paths.running_block(node, key)).result(60)
         version, data = self.nodes.versions[node], decode_block(found.data)
         multi, _ = ops.give_back(node, version, "batch", key, data, found.version, first=key.first, name="RETURN")
@@ -132,9 +132,9 @@ class Cluster:
 
     def block(self, node: str, number: int) -> str:
         """Its name there."""
-        return paths.block_name(self._key(node, number))
+        return paths.block_name(self.key_of(node, number))
 
-    def _key(self, node: str, number: int) -> BlockKey:
+    def key_of(self, node: str, number: int) -> BlockKey:
         return next(key for key in self.bench.look.keys(paths.running_node(node)) if key.submission == number)
 
 
@@ -304,7 +304,7 @@ def test_a_job_that_is_lost_while_it_is_being_stopped_is_waited_for_and_one_that
     lost, ended = cluster.submit(), cluster.submit()
     for guid, job in (("g1", lost), ("g2", ended)):
         cluster.ask(guid, StopKind.MIGRATE, job, attempt=1)
-    cluster.nodes.fail("n1", cluster._key("n1", lost), "batch", reason=Reason.NODE_LOST)
+    cluster.nodes.fail("n1", cluster.key_of("n1", lost), "batch", reason=Reason.NODE_LOST)
     cluster.end(ended)
     cluster.bench.advance(5)
     answer, other = cluster.answer("g1"), cluster.answer("g2")

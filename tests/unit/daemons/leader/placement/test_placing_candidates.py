@@ -94,7 +94,7 @@ class Grid(Cluster):
         committed(self.nodes.coordinator, Multi(name="CROSSED", ops=(Delete(path),), proof=Gone(path)))
 
     def block_of(self, node: str, number: int) -> tuple[BlockKey, BlockData, int]:
-        key = self._key(node, number)
+        key = self.key_of(node, number)
         found = self.bench.outside.get(paths.running_block(node, key)).result(60)
         return key, decode_block(found.data), found.version
 

@@ -54,7 +54,7 @@ class Cluster:
 
     def __init__(self, *, freezer: str = "v2", clock: bool = True, memory_bytes: int = 0, **parameters: object) -> None:
         self.bench = Bench(settings("dqt", quantum=QUANTUM_US / 1e6, **parameters))
-        self.bench.tree._now_ms = lambda: round(self.bench.now_s * 1e3)
+        self.bench.tree.now_ms = lambda: round(self.bench.now_s * 1e3)
         self.bench.boot_us = {"n1": 7_000_000_000, "n2": -3_000_000} if clock else {}
         self.bench.lead()
         self.nodes = self.bench.starter("n1", freezer=freezer, memory_bytes=memory_bytes)

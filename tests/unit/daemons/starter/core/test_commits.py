@@ -20,8 +20,8 @@ from tests.harness.memory import MemoryCoordinator
 
 
 class World:
-    def __init__(self) -> None:
-        self.zk = MemoryCoordinator(guarded=False)
+    def __init__(self, zk: MemoryCoordinator | None = None) -> None:
+        self.zk = zk or MemoryCoordinator(guarded=False)
         self.zk.ensure([paths.node("n1"), "/things"])
         self.messages: deque[Callable[[], None]] = deque()
         self.fenced: list[str] = []
@@ -73,10 +73,9 @@ class Doubtful(MemoryCoordinator):
 
 
 def doubtful(*, carried_out: bool) -> World:
-    world = World()
-    zk = Doubtful(world.zk.tree, guarded=False)
+    zk = Doubtful(guarded=False)
+    world = World(zk)
     zk.doubt, zk.carried_out = 1, carried_out
-    world.committer._coordinator = zk
     return world
 
 

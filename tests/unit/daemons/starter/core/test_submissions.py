@@ -64,7 +64,7 @@ class World:
 
     @property
     def watches(self) -> int:
-        return sum(len(links) for links in self.tree._watches["data"].values())
+        return self.tree.watches("data")
 
 
 @pytest.fixture
@@ -154,16 +154,15 @@ def test_what_was_used_long_ago_is_forgotten_and_found_again(world: World, monke
 def test_numbers_that_there_are_not_fill_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submissions, "BOOK", AuditBook(5))
     told: list[str] = []
-    cache: Any = SimpleNamespace(
-        _refused_s={}, _pauses_s={}, _refused_whys={}, _log=SimpleNamespace(warning=lambda event, **_: told.append(event))
-    )
-    cache._told_often = lambda more: RecordCache._told_often(cache, more)
+    cache, asked = asked_cache(told.append)
     for number in range(1000):
-        RecordCache._refuse(cache, number, "its record is gone")
+        cache.get(number)
+        asked[-1].set_result(None)
+        assert cache.is_refused(number)
     assert told == ["submission_not_readable"] * 5
 
 
-def asked_cache() -> tuple[RecordCache, list[Future[Stamped | None]]]:
+def asked_cache(told: Callable[[str], None] = lambda _: None) -> tuple[RecordCache, list[Future[Stamped | None]]]:
     """A cache, and what it asks for."""
     asked: list[Future[Stamped | None]] = []
 
@@ -175,7 +174,7 @@ def asked_cache() -> tuple[RecordCache, list[Future[Stamped | None]]]:
         SimpleNamespace(get=get, session_id=1),  # type: ignore[arg-type]
         SimpleNamespace(post=lambda call: call()),  # type: ignore[arg-type]
         settings=ClusterSettings,
-        log=SimpleNamespace(warning=lambda *_, **__: None),  # type: ignore[arg-type]
+        log=SimpleNamespace(warning=lambda event, **_: told(event)),  # type: ignore[arg-type]
     )
     return cache, asked
 

@@ -74,6 +74,7 @@ class Slot:
 class Runner:
     def __init__(self) -> None:
         self.workers: list[StuckWorker] = []
+        self.node: Any = None
         self.next_seq = itertools.count(1).__next__
 
     def open_slot(self, _number: int, **_: Any) -> Slot:
@@ -124,6 +125,7 @@ def dispatch(
         accounts=None,
         unstartable=lambda *_: pytest.fail("nothing is unstartable"),
     )
+    runner.node = node
     return Dispatcher(node), runner
 
 
@@ -145,12 +147,12 @@ def test_what_is_taken_back_from_a_worker_that_takes_nothing_is_not_sent_to_it_a
     for _ in range(50):
         node.run()
         node.level(time.monotonic() + 3600.0)
-        for lane in [one for one in node._lanes if one.recalling]:
-            indices = [index for _, index in node._lanes.ended(lane, list(lane.tasks), None)]
+        for lane in [one for one in runner.node.lanes if one.recalling]:
+            indices = [index for _, index in runner.node.lanes.ended(lane, list(lane.tasks), None)]
             waiting.put_back(indices)
     most = 2 * starter_dispatch._BATCH_BYTES + 2 * MIB
     assert all(0 < worker.backlog <= most for worker in runner.workers), [worker.backlog // MIB for worker in runner.workers]
-    assert all(len(lane.tasks) == 1 for lane in node._lanes), "each has one that stays"
+    assert all(len(lane.tasks) == 1 for lane in runner.node.lanes), "each has one that stays"
 
 
 def test_quick_tasks_without_arguments_are_handed_on_by_number() -> None:
@@ -202,9 +204,9 @@ def test_a_starter_reads_no_names_or_lines_without_end(tmp_path: Path, monkeypat
         waiting.info = Info(replace(RECORD, work=Work.COMMAND, python=None, command=Command(argv=("true",))), QueueSpec(name="q"), None)
     fetcher = Fetcher()
     monkeypatch.setattr(fetcher, "get", lambda _key, _user: row)
-    node, _ = dispatch(waiting, fetcher=fetcher)
+    node, runner = dispatch(waiting, fetcher=fetcher)
     failures: list[Any] = []
-    monkeypatch.setattr(node._node, "unstartable", lambda _block, _indices, failure: failures.append(failure))
+    monkeypatch.setattr(runner.node, "unstartable", lambda _block, _indices, failure: failures.append(failure))
     node.run()
     [failure] = failures
     assert (failure.reason, failure.blames_node) == (Reason.START_FAILED, False)
@@ -216,9 +218,9 @@ def test_arguments_that_begin_behind_their_tasks_are_lost_data(tmp_path: Path, m
     waiting.base = 1000
     fetcher = Fetcher()
     monkeypatch.setattr(fetcher, "get", lambda _key, _user: decode("args/1", encode_payloads((b"a", b"b")), tmp_path))
-    node, _ = dispatch(waiting, fetcher=fetcher)
+    node, runner = dispatch(waiting, fetcher=fetcher)
     failures: list[Any] = []
-    monkeypatch.setattr(node._node, "unstartable", lambda _block, _indices, failure: failures.append(failure))
+    monkeypatch.setattr(runner.node, "unstartable", lambda _block, _indices, failure: failures.append(failure))
     node.run()
     assert [failure.reason for failure in failures] == [Reason.DATA_LOST]
 
@@ -259,13 +261,13 @@ def test_what_makes_the_preparation_of_a_block_raise_ends_its_tasks_and_holds_up
     bad.info = Info(RECORD, QueueSpec(name="q"), None)
     monkeypatch.setattr(bad.info, "record", None)  # nothing that a record may be: whatever is asked of it raises
     failures: list[tuple[list[int], FetchFailure]] = []
-    monkeypatch.setattr(node._node, "unstartable", lambda _block, indices, failure: failures.append((list(indices), failure)))
+    monkeypatch.setattr(runner.node, "unstartable", lambda _block, indices, failure: failures.append((list(indices), failure)))
     node.run()
     [(indices, failure)] = failures
     assert (indices, failure.reason) == ([0, 1], Reason.START_FAILED)
     assert failure.error.startswith("the node cannot start it: AttributeError: ")
     assert not bad.ready
-    assert [len(lane.tasks) for lane in node._lanes] == [1]
+    assert [len(lane.tasks) for lane in runner.node.lanes] == [1]
     assert len(runner.workers) == 1
 
 

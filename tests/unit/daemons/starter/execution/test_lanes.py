@@ -529,15 +529,14 @@ def test_slots_that_die_again_and_again_are_no_strike_while_new_ones_come_up(reo
     assert reopening.settle(100.0) == math.inf
 
 
-def test_each_slot_that_does_not_come_up_is_a_strike_until_the_node_is_out(reopening: Any, played: Any) -> None:
+def test_each_slot_that_does_not_come_up_is_a_strike_until_the_node_is_out(played: Any) -> None:
     count, now_s = Strikes(), 0.0
-    reopening._on_strike = lambda what, why, _account: count.add(what, why, now_s)
+    reopening: Any = Reopening(played, lambda what, why, _account: count.add(what, why, now_s))
     reopening.lost(Slot(None), "was killed", now_s)
     while not count.is_out(now_s):
-        due_s = reopening.settle(now_s)
+        assert reopening.settle(now_s) > now_s
         reopening.lost(played.opened[-1], "ended with exit code 1", now_s)
-        assert due_s is not None
-        now_s = min(trial.next_s for trial in reopening._trials.values())
+        now_s = reopening.settle(now_s)
         assert now_s < OUT_S
     assert (len(played.opened), count.last) == (OWN, "slot_lost: ended with exit code 1")
     assert played.unproven == {None}, "nor does it get work when the quarantine is over"

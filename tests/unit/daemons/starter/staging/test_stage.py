@@ -83,7 +83,8 @@ class Node(StoreMail):
         self.store = Gated()
         super().__init__(self.store)
         self.room = StagingRoom(cap_bytes)
-        self.uploads = Uploads(directory / "uploads", room=self.room)
+        self.kept = directory / "uploads"
+        self.uploads = Uploads(self.kept, room=self.room)
         self.stage = directory / "stage"
         self.blocks: dict[BlockKey, ClaimedBlock] = {}
         self.refused: list[tuple[list[int], FetchFailure]] = []
@@ -110,7 +111,7 @@ class Node(StoreMail):
         def look() -> None:
             for block in blocks:
                 self.stager.startable(block)
-            self.most = max(self.most, disk_bytes(self.stage) + disk_bytes(self.uploads._directory))
+            self.most = max(self.most, disk_bytes(self.stage) + disk_bytes(self.kept))
 
         super().until(condition, look)
 
@@ -153,7 +154,7 @@ def test_what_arrives_for_a_task_that_was_given_away_is_removed(node: Node) -> N
     node.stager.forget(block)
     node.quiet()
     assert list(node.stage.iterdir()) == []
-    assert node.room.used_bytes == disk_bytes(node.uploads._directory / block.info.record.command.uploads[0].sha256)
+    assert node.room.used_bytes == disk_bytes(node.kept / block.info.record.command.uploads[0].sha256)
 
 
 def test_when_the_room_is_full_the_next_task_waits_until_another_has_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +165,7 @@ def test_when_the_room_is_full_the_next_task_waits_until_another_has_ended(node:
         node.until(lambda block=block: node.is_here(block), block)  # type: ignore[misc]
         block.take_ready()
     waiting, behind = node.block(4, two), node.block(5, two)
-    node.until(lambda: bool(node.stager._short), waiting)
-    assert node.stager.kept(waiting, 1e9) == 1, "it has its place in the line here"
+    node.until(lambda: node.stager.kept(waiting, 1e9) == 1, waiting)  # it has its place in the line here
     assert node.stager.startable(behind) == node.stager.kept(behind, 1e9) == 0
     node.quiet()
     asked = node.store.heads
@@ -185,7 +185,7 @@ def test_an_upload_that_nobody_uses_goes_for_one_that_is_needed(node: Node) -> N
         block.take_ready()
         node.stager.forget(block)
         node.quiet()
-    assert len(list(node.uploads._directory.iterdir())) == 1
+    assert len(list(node.kept.iterdir())) == 1
     assert node.most <= node.room.cap_bytes
 
 
