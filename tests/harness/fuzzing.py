@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -98,9 +99,7 @@ def written(
     """
     kinds = st.integers(0, 9)
     if form in ENCODERS and (kind is not None or not sample or draw(kinds) < 3):
-        bad = st.sampled_from(HOSTILE[form]).map(msgspec.Raw)
-        known = inspect.type_info(kind) if kind is not None else inspect.AnyType()
-        data: bytes = ENCODERS[form].encode(draw(_Values(bad, draw(st.sampled_from((0, 2, 15))), ints, texts).of(known)))
+        data: bytes = ENCODERS[form].encode(draw(_values(form, kind, draw(st.sampled_from((0, 2, 15))), ints, texts)))
     elif form is Form.BYTES and draw(kinds) < 3:
         data = draw(st.binary(max_size=80))
     else:
@@ -110,6 +109,13 @@ def written(
     for _ in range(draw(st.sampled_from((0, 0, 0, 1, 3)))):
         data = draw(_bitten(data))
     return data
+
+
+@cache
+def _values(form: Form, kind: Any, share: int, ints: tuple[int, ...], texts: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    """Made once: a strategy of a large schema takes longer to make than to draw from."""
+    known = inspect.type_info(kind) if kind is not None else inspect.AnyType()
+    return _Values(st.sampled_from(HOSTILE[form]).map(msgspec.Raw), share, ints, texts).of(known)
 
 
 class _Values:
@@ -162,11 +168,8 @@ class _Values:
             case inspect.StructType(fields=fields, tag=tag, array_like=True):
                 head = [] if tag is None else [st.just(tag)]
                 least = sum(field.required for field in fields)
-                return st.integers(least, len(fields) + 2).flatmap(
-                    lambda count: st.tuples(
-                        *head, *[of(field.type) for field in fields[:count]], *[self._bad] * max(0, count - len(fields))
-                    )
-                )
+                part = cache(lambda at: of(fields[at].type) if at < len(fields) else self._bad)
+                return st.integers(least, len(fields) + 2).flatmap(cache(lambda count: st.tuples(*head, *map(part, range(count)))))
             case inspect.StructType(fields=fields) | inspect.DataclassType(fields=fields):
                 have = {field.encode_name: of(field.type) for field in fields if field.required}
                 may = {field.encode_name: of(field.type) for field in fields if not field.required} | {"later": self._bad}
