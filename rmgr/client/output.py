@@ -237,11 +237,11 @@ class LiveEcho:
         try:
             while core.connection.is_usable and core.dead is None and not (core.is_over and self._ends.empty()):
                 with contextlib.suppress(RmgrError):
-                    self._look(live)
+                    self.look(live)
                 for piece in live.pieces():
-                    self._write(cutter.take(piece))
+                    self.show(cutter.take(piece))
                 with contextlib.suppress(queue.Empty):
-                    told = self._ends.get(timeout=self._tick_s(live))
+                    told = self._ends.get(timeout=self.tick_s(live))
                     if isinstance(told, threading.Event):
                         told.set()
                     elif told is not None:
@@ -249,14 +249,14 @@ class LiveEcho:
         finally:
             live.close()
 
-    def _look(self, live: LiveOutput) -> None:
+    def look(self, live: LiveOutput) -> None:
         live.look()
 
     def _admits(self, _index: int, _attempt: int) -> bool:
         """Whether the output of this call, which runs, is to be followed."""
         return True
 
-    def _tick_s(self, _live: LiveOutput) -> float:
+    def tick_s(self, _live: LiveOutput) -> float:
         return _ECHO_TICK_S
 
     def _end(self, live: LiveOutput, cutter: LineCutter, outcome: Outcome, attempt: int) -> None:
@@ -264,10 +264,10 @@ class LiveEcho:
         end = OutputEnd(id=f"{number}_{index}", position=index, attempt=attempt, log=outcome.log, log_parts=outcome.log_parts)
         with contextlib.suppress(RmgrError):  # `rmgr logs` has it once the store is back
             for piece in live.ended(end):
-                self._write(cutter.take(piece))
-        self._write(cutter.rest(index))
+                self.show(cutter.take(piece))
+        self.show(cutter.rest(index))
 
-    def _write(self, lines: Iterable[Line]) -> None:
+    def show(self, lines: Iterable[Line]) -> None:
         several = self._core.handle is not None and self._core.handle.next_index > 1
         for line in lines:
             stream = sys.stdout if line.stream == keys.STREAMS[0] else sys.stderr
@@ -324,13 +324,13 @@ class LongEcho(LiveEcho):
         if self._has_taken:
             super().settle(timeout_s)
 
-    def _tick_s(self, live: LiveOutput) -> float:
+    def tick_s(self, live: LiveOutput) -> float:
         if live.follows:
             return _ECHO_TICK_S
         self._is_parked = not self._core.has_pending
         return _IDLE_S if self._is_parked and not self._core.has_pending else _LONG_S / 2
 
-    def _look(self, live: LiveOutput) -> None:
+    def look(self, live: LiveOutput) -> None:
         self._is_parked = False
         now = machine.monotonic()
         is_quiet = now - self._heard_s >= _LONG_S

@@ -13,11 +13,13 @@ import msgspec
 
 from rmgr.client.connection import Connection
 from rmgr.client.submission.engine import engine_here
+from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import Config
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_block, decode_keyed, decode_payloads, encode_fragment
+from rmgr.errors import QueueFull, RmgrError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
@@ -156,6 +158,17 @@ class Cluster:
         self.coordinator.close()
 
 
+def told_full(queue: TaskQueue) -> str:
+    """What its flush says once the queue is known to be full."""
+    try:
+        queue.flush(0.3)
+    except QueueFull as full:
+        return str(full)
+    except RmgrError:
+        return ""
+    return ""
+
+
 @contextmanager
 def running(settings: ClusterSettings | None = None, **options: Any) -> Iterator[tuple[Cluster, Connection]]:
     """A cluster whose Starter runs, and a client of it (`options` of its Engine)."""
@@ -169,4 +182,4 @@ def running(settings: ClusterSettings | None = None, **options: Any) -> Iterator
         cluster.stop()
 
 
-__all__ = ["Cluster", "encode_fragment", "running"]
+__all__ = ["Cluster", "encode_fragment", "running", "told_full"]

@@ -428,7 +428,7 @@ class Bench:
         """Moves the clock, from timer to timer."""
         end_s = self.now_s + seconds
         self.run()
-        while (due := self.mailbox._timers.next_s()) is not None and due <= end_s:
+        while (due := self.mailbox.due_s()) is not None and due <= end_s:
             self.now_s = max(self.now_s, due)
             self.run()
         self.now_s = end_s

@@ -25,8 +25,6 @@ from rmgr.errors import (
     CoordinationUnavailable,
     DataLost,
     DeadlineExceeded,
-    QueueFull,
-    RmgrError,
     StateConflict,
     StoreUnavailable,
     SubmitUnknown,
@@ -37,7 +35,7 @@ from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import Outcome
 from rmgr.model.tasks.submission import Command, Tail, Work
 from rmgr.submitter import submitting
-from tests.harness.client_cluster import Cluster, running
+from tests.harness.client_cluster import Cluster, running, told_full
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.submitted import submit
 from tests.harness.waiting import eventually
@@ -366,17 +364,6 @@ def connect(cluster: Cluster) -> tuple[Connection, Recording]:
     engine.thread.post(engine.work._entry.want)  # type: ignore[attr-defined]
     eventually(lambda: cluster.coordinator.children(paths.SUBMITTERS).result(60))  # so that what is lost below is a SUBMIT
     return connection, coordinator
-
-
-def told_full(queue: TaskQueue[..., Any]) -> str:
-    """What its flush says once the queue is known to be full."""
-    try:
-        queue.flush(0.3)
-    except QueueFull as full:
-        return str(full)
-    except RmgrError:
-        return ""
-    return ""
 
 
 def submissions(cluster: Cluster) -> int:

@@ -46,8 +46,8 @@ def test_a_slow_look_is_followed_by_another_within_seconds(monkeypatch: pytest.M
     live: Any = SimpleNamespace(look_now=look_now, follows=False)
     echo = LongEcho(core)
     while clock.now_s < 120.0:
-        echo._look(live)
-        clock.now_s += echo._tick_s(live)
+        echo.look(live)
+        clock.now_s += echo.tick_s(live)
     assert looks[1] - looks[0] < 8.0
     assert len(looks) >= 10
 
@@ -76,7 +76,7 @@ def test_what_a_stream_cannot_show_is_replaced_and_nothing_is_dropped(
         raw.seek(0)
         raw.truncate()
         piece = OutputPiece(submission=1, position=0, attempt=1, stream=stream, data=data, time_us=0)
-        live._write(LineCutter().take(piece))
+        live.show(LineCutter().take(piece))
     assert [raw.getvalue() for raw in outs.values()] == [shown, shown]
 
 

@@ -31,7 +31,7 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.submission import Phase, Rigid, Submission, Tail
 from rmgr.procedures.control import cancel_submission, hold_submission, release_submission
 from rmgr.procedures.snapshot import read_submission
-from tests.harness.client_cluster import Cluster, running
+from tests.harness.client_cluster import Cluster, running, told_full
 from tests.harness.waiting import eventually
 
 SETTINGS = ClusterSettings(
@@ -354,9 +354,7 @@ def test_a_full_queue_is_told_and_goes_on_when_it_drains() -> None:
             queue.submit_call(x)
             queue.flush(60)
         third = queue.submit_call(2)
-        eventually(lambda: queue._handle._sender.full)
-        with pytest.raises(QueueFull, match="queue default holds its maximum of 2 waiting blocks"):
-            queue.flush(0.3)
+        eventually(lambda: "queue default holds its maximum of 2 waiting blocks" in told_full(queue))
         connection.store.put("in", 3)
         with pytest.raises(QueueFull):
             queue.submit(["in"], ["out"], block=False)

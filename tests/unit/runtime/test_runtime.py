@@ -247,9 +247,15 @@ def test_without_systemd_nothing_is_told(tmp_path: Path) -> None:
     gone = Notifier(str(tmp_path / "nobody"), beat_s=1.0)
     gone.beat()  # the manager is gone: not the daemon's affair
     gone.close()
-    other = Notifier.from_environment({"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"})
-    assert other._beat_s is None, "the beats of another process are expected"
-    other.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        address = f"rmgr-test-{os.getpid()}"
+        manager.bind(f"\0{address}")
+        manager.setblocking(False)
+        other = Notifier.from_environment({"NOTIFY_SOCKET": f"@{address}", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"})
+        other.beat()  # those of another process are expected
+        with pytest.raises(BlockingIOError):
+            manager.recv(1)
+        other.close()
 
 
 def test_beats_come_from_the_loop_and_from_nowhere_else() -> None:

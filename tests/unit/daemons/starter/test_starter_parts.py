@@ -129,6 +129,7 @@ def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None
     inner = MemoryStore(uuid.uuid4().hex)
     inner.put("k", b"v")
     messages: deque[Callable[[], None]] = deque()
+    before = set(threading.enumerate())
     work = StoreIO(Away(inner, 2), messages.append, threads=1)  # type: ignore[arg-type]
     found: list[Any] = []
     work.run(lambda store: store.get("k"), found.append, size=10)
@@ -143,7 +144,7 @@ def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None
     messages.popleft()()
     assert isinstance(found[1], ZeroDivisionError)
     work.close()
-    assert not any(thread.is_alive() for thread in work._threads)
+    assert set(threading.enumerate()) <= before
 
 
 def test_every_job_meets_an_absent_store_once_and_all_go_on_when_it_is_back() -> None:

@@ -152,7 +152,7 @@ class Listing:
         while True:
             while (message := self.mailbox.get(0)) is not None:
                 message()
-            due = self.mailbox._timers.next_s()
+            due = self.mailbox.due_s()
             if due is None or due > end_s:
                 break
             self.now_s = max(self.now_s, due)

@@ -89,11 +89,12 @@ def test_a_job_has_so_many_connections_and_the_next_one_is_told(door: Door, node
 
 def test_a_connection_that_never_says_for_which_node_it_is_ends(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter_ranks, "_LINE_S", 0.2)
+    at_first = descriptors()
     silent = ranks.connect(str(tmp_path / "door"))
     trickles = ranks.connect(str(tmp_path / "door"))
     trickles.sendall(b"{")
     assert words(silent) == words(trickles) == b""
-    eventually(lambda: not door._links, "they are given back")
+    eventually(lambda: descriptors() <= at_first, "they are given back")
 
 
 def test_what_a_connection_may_take_is_time_in_which_its_job_runs(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +104,7 @@ def test_what_a_connection_may_take_is_time_in_which_its_job_runs(nodes: Any, tm
     door = Door(
         tmp_path / "door", nodes, nodes=frozenset({"n2"}), endpoint_of=lambda _node: "here:1", hold="1.0.1", clock=lambda: served_s
     )
+    at_first = descriptors()
     try:
         slow, silent = (ranks.connect(str(tmp_path / "door")) for _ in range(2))
         slow.sendall(b"{")
@@ -114,7 +116,7 @@ def test_what_a_connection_may_take_is_time_in_which_its_job_runs(nodes: Any, tm
         served_s += 0.3
         assert words(silent) == b""
         slow.close()
-        eventually(lambda: not door._links, "both are given back")
+        eventually(lambda: descriptors() <= at_first, "both are given back")
     finally:
         door.close()
 

@@ -350,12 +350,10 @@ def test_a_name_that_is_no_blocks_is_looked_at_once_while_it_stands_there(world:
         world.zk.commit(Multi(name="T", ops=(Create(path, b""),), proof=Exists(path))).result(60)
     world.look()
     assert world.pick() is None
-    assert world.board._strange == set(strange)
     world.add(block(2))
     world.now_s += 2
     world.look()
     assert world.pick() == block(2)
-    assert [line.names for line in world.board._lines.values()] == [[paths.block_name(block(2))]]
 
 
 def test_a_queue_is_bare_only_as_long_as_a_watch_says_that_nothing_waits_there(world: World) -> None:

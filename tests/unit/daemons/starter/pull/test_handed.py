@@ -33,10 +33,15 @@ DATA = encode_block(BLOCK)
 
 
 class Stager:
-    """Writes down what it is asked."""
+    """Writes down what it is asked. asked: of ZooKeeper, which does not answer."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, ClaimedBlock]] = []
+        self.asked: list[str] = []
+
+    def get(self, path: str) -> Future[None]:
+        self.asked.append(path)
+        return Future()
 
     def meet(self, block: ClaimedBlock) -> None:
         self.told.append(("meet", block))
@@ -50,37 +55,38 @@ def announced(*, by: str | None, data: bytes = DATA) -> tuple[Hints, Stager]:
     info = Info(record, QueueSpec(name="q"), None)
     stager = Stager()
     records = SimpleNamespace(get=lambda number, *, is_announced: info if number == 1 and is_announced else None)
-    shared = SimpleNamespace(records=records, gate=None)
+    shared = SimpleNamespace(records=records, gate=None, coordinator=stager, post=lambda call: call())
     node: Any = SimpleNamespace(name="n1", stager=stager, shared=shared, hands=SimpleNamespace(hinted=lambda *_: None))
     hints = Hints(node)
     line: Any = SimpleNamespace(peer=None if by is None else SimpleNamespace(name=by, role=Role.USER), close=lambda: None)
-    hints._announce(line, a_key(), data)
+    hints.heard(line, Hint("n1", paths.block_name(handed(0)), data, is_early=True), 1)
     return hints, stager
 
 
 def test_inputs_of_what_its_user_announces_are_read_and_kept_when_it_comes() -> None:
     hints, stager = announced(by="ann")
-    block = hints.meet(a_key(), DATA)
+    block = hints.meet(handed(0), DATA)
     assert stager.told == [("meet", block)]
 
 
 def test_nothing_is_read_for_what_somebody_else_announces() -> None:
     hints, stager = announced(by="eve")
     assert [what for what, _ in stager.told] == []
-    assert hints.meet(a_key(), DATA) is None
+    assert hints.meet(handed(0), DATA) is None
 
 
 def test_nobody_takes_the_place_of_what_its_user_has_announced() -> None:
     hints, stager = announced(by="ann")
     eve: Any = SimpleNamespace(peer=SimpleNamespace(name="eve", role=Role.USER), close=lambda: None)
-    hints._announce(eve, a_key(), DATA)
+    hints.heard(eve, Hint("n1", paths.block_name(handed(0)), DATA), 1)
     assert [what for what, _ in stager.told] == ["meet"]
-    assert hints.meet(a_key(), DATA) is not None
+    assert hints.meet(handed(0), DATA) is not None
 
 
 def test_what_holds_no_keys_is_not_announced() -> None:
     hints, stager = announced(by="ann", data=encode_block(replace_fields(BLOCK, payloads=(b"x",))))
-    assert (stager.told, hints._announced) == ([], {})
+    assert hints.meet(handed(0), encode_block(replace_fields(BLOCK, payloads=(b"x",)))) is None
+    assert stager.told == []
 
 
 def test_what_never_comes_or_is_another_one_is_given_back() -> None:
@@ -90,7 +96,7 @@ def test_what_never_comes_or_is_another_one_is_given_back() -> None:
     hints.settle(time.monotonic() + 60)
     assert [what for what, _ in stager.told] == ["meet", "forget"]
     hints, stager = announced(by=None)
-    assert hints.meet(a_key(), b"something else") is None
+    assert hints.meet(handed(0), b"something else") is None
     hints.reset()
     assert [what for what, _ in stager.told] == ["meet", "forget"]
 
@@ -144,15 +150,7 @@ def listening() -> tuple[Hints, Stager, Any, list[str]]:
     hints, stager = announced(by="ann")
     hints.reset()
     stager.told.clear()
-    asked: list[str] = []
-
-    def get(path: str) -> Future[None]:
-        asked.append(path)
-        return Future()
-
-    shared: Any = hints._shared
-    shared.coordinator, shared.post = SimpleNamespace(get=get), lambda call: call()
-    return hints, stager, SimpleNamespace(peer=SimpleNamespace(name="ann", role=Role.USER), close=lambda: None), asked
+    return hints, stager, SimpleNamespace(peer=SimpleNamespace(name="ann", role=Role.USER), close=lambda: None), stager.asked
 
 
 def handed(first: int) -> BlockKey:
