@@ -153,10 +153,6 @@ def test_mypy_strict_finds_nothing_in_the_package_and_the_harness_calls_nothing_
 # -- files -----------------------------------------------------------------------------------------------------------------
 
 
-def test_every_file_says_in_its_first_line_which_idea_it_holds() -> None:
-    assert [shown(p) for p in sources() if not (ast.get_docstring(tree_of(p)) or "").strip()] == []
-
-
 def test_no_two_files_of_tests_have_one_name() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
     assert sorted(name for name in set(names) if names.count(name) > 1) == [], "pytest imports them by that name"
