@@ -69,11 +69,16 @@ def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def sh(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    environment = cluster.environment() | {"PYTHONPATH": cluster._environment["PYTHONPATH"]}
-    sh = Shell(tmp_path_factory.mktemp("user"), environment)
+    sh = Shell(tmp_path_factory.mktemp("user"), cluster.environment())
     sh.directory.joinpath("settings.toml").write_text(SETTINGS)
     sh.ok("config", "apply", "--remove", "settings.toml")
     return sh
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    """Who has the plug-in, too."""
+    return Shell(tmp_path_factory.mktemp("operator"), cluster.environment() | {"PYTHONPATH": cluster._environment["PYTHONPATH"]})
 
 
 def until(condition: Callable[[], bool], what: Callable[[], object]) -> float:
@@ -109,9 +114,9 @@ def test_a_limit_of_a_policy_file_holds_and_its_stage_for_another_partition_does
     assert (refused.code, "only the simulator obeys nodes" in refused.err) == (2, True), refused
 
 
-def test_an_endless_plug_in_is_replaced_and_stops_nobody_else_under_two_leaders(sh: Shell, cluster: DevCluster) -> None:
+def test_an_endless_plug_in_is_replaced_and_stops_nobody_else_under_two_leaders(sh: Shell, operator: Shell, cluster: DevCluster) -> None:
     sh.ok("policy", "set", "fcfs", "--partition", "far")
-    sh.ok("policy", "set", "loops", "--partition", "default")
+    operator.ok("policy", "set", "loops", "--partition", "default")
     for turn in range(2):
         here = sh.submit("-q", "batch", "--", "sleep", "0.1")
         there = sh.submit("-q", "far", "--", "sleep", "30")
