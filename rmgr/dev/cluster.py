@@ -77,8 +77,8 @@ class DevCluster:
         secured: with credentials for everybody in it (`dev/cluster.py`); None: unless RMGR_DEV_OPEN=1.
         zookeeper_tls: ZooKeeper speaks TLS only, to those whom the cluster's authority knows; takes `secured`.
         zookeeper_words: four-letter words that ZooKeeper answers (`dev/zookeeper.py`).
-        guest_of: a server that runs already, and has other clusters too: it is neither started nor stopped, and this cluster lives below
-            a path of its own.
+        guest_of: a server or an ensemble that runs already, and has other clusters too: it is neither started nor stopped, and this
+            cluster lives below a path of its own.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DevCluster:
         secured: bool | None = None,
         zookeeper_tls: bool = False,
         zookeeper_words: Sequence[str] = ("srvr",),
-        guest_of: ZooKeeperServer | None = None,
+        guest_of: ZooKeeperServer | ZooKeeperEnsemble | None = None,
     ) -> None:
         self.directory = directory.resolve()
         is_secured = not is_open_asked() if secured is None else secured

@@ -19,7 +19,7 @@ from rmgr.client.connection import Connection, connect
 from rmgr.config import Config
 from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.views import TaskView
 from rmgr.procedures.snapshot import read_tasks
@@ -47,13 +47,15 @@ def eventually(what: str, condition: Callable[[], object], *, within: float) -> 
     with FairTimer() as timer:
         while True:
             value: object = False
+            begun_s = time.monotonic()
             with contextlib.suppress(CoordinationUnavailable):
                 value = condition()
             if value:
                 return value
             assert timer.elapsed_s < within, f"not within {within:.1f} s: {what}"
             assert time.monotonic() < last_s, f"not at all: {what}"
-            time.sleep(0.1)  # a look reads the tree and the ledger: oftener costs more than the cluster
+            # A look reads the tree and the ledger: oftener costs more than the cluster.
+            time.sleep(min(max(0.1, 3 * (time.monotonic() - begun_s)), 0.5))
 
 
 class Chaos:
@@ -64,8 +66,7 @@ class Chaos:
         directory: Path,
         *,
         store: str = "",
-        zookeepers: int = 1,
-        guest_of: ZooKeeperServer | None = None,
+        guest_of: ZooKeeperServer | ZooKeeperEnsemble | None = None,
         session_timeout_s: float = T,
     ) -> None:
         self.directory = directory
@@ -74,7 +75,6 @@ class Chaos:
             directory / "cluster",
             nodes=0,
             watchdogs=0,
-            zookeepers=zookeepers,
             zookeeper_words=("srvr", "mntr"),
             store=store,
             session_timeout_s=session_timeout_s,
@@ -206,7 +206,7 @@ class Chaos:
             f"LEDGER={self.ledger}",
             *options,
             "--",
-            "sh",
+            "bash",
             "-c",
             SHELL,
         )
@@ -224,7 +224,7 @@ class Chaos:
         """A job whose script starts `processes` ranks that write themselves down; returns the submission."""
         rank, script = self.directory / "rank.sh", self.directory / "job.sh"
         rank.write_text(SHELL)
-        script.write_text(f"#!/bin/sh\nexec rmgr run sh {rank}\n")
+        script.write_text(f"#!/bin/sh\nexec rmgr run bash {rank}\n")
         beats = ("--env", f"BEATS={round(seconds / RANK_BEAT_S)}", "--env", f"BEAT={RANK_BEAT_S}", "--env", f"LEDGER={self.ledger}")
         done = self.rmgr("submit", "--parsable", "-n", str(processes), *beats, *options, str(script))
         assert done.returncode == 0, done.stderr

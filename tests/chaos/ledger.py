@@ -24,15 +24,17 @@ from rmgr.model.views import TaskView
 from rmgr.procedures.snapshot import read_tasks
 
 BEAT_S = 0.05
-#: A POSIX shell task: start, beats for a while, end. Variables: LEDGER, BEATS (their number), LATER (of a second attempt), BEAT (pause);
-#: a file STOP ends it before. Of a beat only the pause is a process: they are most of what a test's cluster has to do.
+#: A task in bash: start, beats for a while, end. Variables: LEDGER, BEATS (their number), LATER (of a second attempt), BEAT (pause);
+#: a file STOP ends it before. A beat starts no process, not even for its pause, in which it reads what never comes: `sleep` would cost
+#: more than all that a test's cluster has to do.
 SHELL = """
+exec 9<> <(:)
 say() {
   read up idle < /proc/uptime
   echo "$1 $RMGR_TASK_ID $RMGR_ATTEMPT ${RMGR_NODE:-${RMGR_NODELIST:-?}} $$ $up ${RMGR_RANK:-0}" >> "$LEDGER"
 }
 say start; i=0; [ "$RMGR_ATTEMPT" = 1 ] || BEATS=${LATER:-$BEATS}
-while [ $i -lt "$BEATS" ] && ! [ -e "${STOP:-$LEDGER.stop}" ]; do say beat; sleep ${BEAT:-0.05}; i=$((i+1)); done
+while [ $i -lt "$BEATS" ] && ! [ -e "${STOP:-$LEDGER.stop}" ]; do say beat; read -rt "${BEAT:-0.05}" -u 9; i=$((i+1)); done
 [ "${PAD:-0}" = 0 ] || head -c "$PAD" /dev/zero | tr '\\0' x
 say end; echo "$RMGR_TASK_ID.$RMGR_ATTEMPT"
 """

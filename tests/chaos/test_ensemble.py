@@ -22,10 +22,18 @@ pytestmark = pytest.mark.chaos
 NODES, CORES = 2, 2
 
 
+@pytest.fixture(scope="module")
+def three(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
+    """Three servers of ZooKeeper; a test may break them, `trio` mends them."""
+    where = tmp_path_factory.mktemp("three")
+    with ZooKeeperEnsemble(where, tick_ms=round(TICK * 1000), words=("srvr", "mntr"), die_with_parent=True) as servers:
+        yield servers
+
+
 @pytest.fixture
-def trio(zookeeper_parts: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Chaos]:
-    """A cluster on three servers of ZooKeeper. Parameter: T."""
-    made = Chaos(tmp_path, zookeepers=3, session_timeout_s=request.param)
+def trio(three: ZooKeeperEnsemble, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Chaos]:
+    """A cluster on the whole ensemble. Parameter: T."""
+    made = Chaos(tmp_path, guest_of=three.start(), session_timeout_s=request.param)
     try:
         made.start(nodes=NODES, cores=CORES)
         yield made
