@@ -13,13 +13,13 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 #: A process that was away for longer had been stopped, or had no processor.
 GAP_NS = 5_000_000
-_BETWEEN_S = 0.0005  #: two stamps of one that sleeps: what ran for less beside another is not seen
+_BETWEEN_S = 0.001  #: two stamps of one that sleeps: what ran for less beside another is not seen
 #: Continues processes as soon as somebody stops them, before all other work of the machine.
 CONTINUE = """
 import os, signal, sys, time
@@ -73,15 +73,21 @@ def spin(directory: str, seconds: float, until: str = "") -> None:
             time.sleep(_BETWEEN_S)
 
 
-def stretches(directory: Path) -> list[Stretch]:
-    """All that was stamped."""
+def stretches(directory: Path, jobs: Collection[str] = (), *, since: int = 0) -> list[Stretch]:
+    """All that was stamped, by these jobs if there are any, and had not ended then (ns)."""
     found = []
     for path in sorted(directory.iterdir()):
         job, rank, node = path.name.split(".")
-        data = path.read_bytes()
-        pairs = (_PAIR.unpack_from(data, at) for at in range(0, len(data) - _PAIR.size + 1, _PAIR.size))
-        found += [Stretch(start, end, job, rank, node) for start, end in itertools.takewhile(any, pairs)]
+        if not jobs or job in jobs:
+            found += [Stretch(start, end, job, rank, node) for start, end in _stamped(path) if end > since]
     return found
+
+
+def _stamped(path: Path) -> Iterator[tuple[int, int]]:
+    """The pairs of a file, most of which has not been written."""
+    with path.open("rb") as file:
+        parts = iter(lambda: file.read(4096), b"")
+        yield from itertools.takewhile(any, itertools.chain.from_iterable(map(_PAIR.iter_unpack, parts)))
 
 
 def overlaps(some: Iterable[Stretch], cores: dict[str, int] | None = None) -> list[tuple[Stretch, ...]]:
