@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -22,8 +21,9 @@ from rmgr import TaskQueue
 from rmgr.bench.measuring import connected
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import KeyExists
-from tests.places import ROOT
+from tests.harness import forked
 
 pytestmark = pytest.mark.chaos
 
@@ -59,8 +59,9 @@ print(json.dumps(ended), flush=True)
 
 
 @pytest.fixture(scope="module")
-def town(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DevCluster, Connection]]:
-    cluster = DevCluster(tmp_path_factory.mktemp("claims"), nodes=1, cores=2, watchdogs=1, session_timeout_s=4.0, heap_mb=128)
+def town(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DevCluster, Connection]]:
+    where = tmp_path_factory.mktemp("claims")
+    cluster = DevCluster(where, nodes=1, cores=2, watchdogs=1, session_timeout_s=4.0, guest_of=breakable_zookeeper.start())
     with cluster, connected(cluster) as connection:
         yield cluster, connection
 
@@ -78,12 +79,11 @@ class Story:
 
     def client(self, who: str, *, failpoint: str = "", token: str = "", resubmit: bool = True) -> subprocess.Popen[str]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_") or key == "RMGR_ZOOKEEPER_LIB"}
-        environment |= self._cluster.environment() | {"PYTHONPATH": str(ROOT)}
+        environment |= self._cluster.environment()
         if failpoint:
             environment["RMGR_FAILPOINT"] = failpoint
         words = [str(self._ledger), self.prefix, who, token or f"{self.prefix}-{who}", "resubmit" if resubmit else "once", str(TASKS)]
-        command = [sys.executable, "-c", PROGRAM, *words]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return forked.application(PROGRAM, *words, env=environment)
 
     def values(self) -> dict[int, tuple[str, int]]:
         """(who wrote it, what) under each output key."""

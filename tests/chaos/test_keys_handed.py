@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -21,13 +20,15 @@ import pytest
 from rmgr.bench.measuring import connected
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness import forked
 from tests.harness.waiting import eventually
-from tests.places import ROOT
 
 pytestmark = pytest.mark.chaos
 
-TASKS = 12
-#: One task after another: the first ones are queued, the others are handed over, and soon over a direct line.
+TASKS = 60
+#: One task after another: the first ones are queued (a dozen may be over before the client sees that its node is idle), the others are
+#: handed over, and soon over a direct line.
 PROGRAM = """
 import json, sys
 from rmgr import TaskQueue
@@ -56,8 +57,9 @@ print(json.dumps(told), flush=True)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "cassandra"])
-def town(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DevCluster, Connection]]:
-    request.getfixturevalue("zookeeper_parts")
+def town(
+    breakable_zookeeper: ZooKeeperServer, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[DevCluster, Connection]]:
     store = ""
     if is_cassandra := request.param == "cassandra":
         node = request.getfixturevalue("cassandra")
@@ -66,9 +68,15 @@ def town(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
         store = f"cassandra://{node.contact}/k{uuid.uuid4().hex[:16]}?replication_factor=1"
         init_store(parse_url(store), timeout_s=60)
-    directory = tmp_path_factory.mktemp("handed")
     cluster = DevCluster(
-        directory, nodes=1, cores=2, watchdogs=1, store=store, session_timeout_s=4.0, heap_mb=128, secured=not is_cassandra
+        tmp_path_factory.mktemp("handed"),
+        nodes=1,
+        cores=2,
+        watchdogs=1,
+        store=store,
+        session_timeout_s=4.0,
+        secured=not is_cassandra,
+        guest_of=breakable_zookeeper.start(),
     )
     with cluster, connected(cluster) as connection:
         yield cluster, connection
@@ -87,12 +95,11 @@ class Story:
 
     def client(self, who: str, *, failpoint: str = "") -> subprocess.Popen[str]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_") or key == "RMGR_ZOOKEEPER_LIB"}
-        environment |= self._cluster.environment() | {"PYTHONPATH": str(ROOT)}
+        environment |= self._cluster.environment()
         if failpoint:
             environment["RMGR_FAILPOINT"] = failpoint
         words = [str(self._ledger), self.prefix, who, f"{self.prefix}-{who}", str(TASKS)]
-        command = [sys.executable, "-c", PROGRAM, *words]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return forked.application(PROGRAM, *words, env=environment)
 
     def values(self) -> dict[int, tuple[str, int]]:
         """(who wrote it, what) under each output key."""
@@ -142,9 +149,9 @@ def test_a_client_killed_while_it_claims_beside_its_hand_is_followed_by_another(
 
 
 def test_a_starter_killed_while_it_claims_for_a_client_that_stands_still_is_followed_by_another(
-    zookeeper_parts: None, tmp_path: Path
+    breakable_zookeeper: ZooKeeperServer, tmp_path: Path
 ) -> None:
-    with DevCluster(tmp_path / "town", nodes=0, watchdogs=1, session_timeout_s=4.0, heap_mb=128) as cluster:
+    with DevCluster(tmp_path / "town", nodes=0, watchdogs=1, session_timeout_s=4.0, guest_of=breakable_zookeeper.start()) as cluster:
         cluster.start_starter("n1", environment={"RMGR_FAILPOINT": "starter.claim_outputs=kill"})
         cluster.wait_healthy(nodes=1, deadline_s=60)
         with connected(cluster) as connection:
