@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.places import ROOT
 
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -25,8 +26,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    made = DevCluster(tmp_path_factory.mktemp("dev"), nodes=3, cores=2, watchdogs=1, session_timeout_s=4.0, heap_mb=128)
+def cluster(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    where = tmp_path_factory.mktemp("dev")
+    made = DevCluster(where, nodes=3, cores=2, watchdogs=1, session_timeout_s=4.0, guest_of=breakable_zookeeper.start())
     with made:
         yield made
 

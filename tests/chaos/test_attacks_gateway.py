@@ -27,6 +27,7 @@ from rmgr.coord.decisions.keeping import PATIENCE_S
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import (
     Infeasible,
     InvalidRecord,
@@ -88,9 +89,9 @@ class Client(Handmade):
 
 
 @pytest.fixture(scope="module")
-def cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    where = tmp_path_factory.mktemp("attacked")
-    made = DevCluster(where / "cluster", nodes=1, watchdogs=1, session_timeout_s=6.0, heap_mb=128, secured=True)
+def cluster(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    where = tmp_path_factory.mktemp("attacked") / "cluster"
+    made = DevCluster(where, nodes=1, watchdogs=1, session_timeout_s=6.0, secured=True, guest_of=breakable_zookeeper.start())
     made.start()
     try:
         yield made
