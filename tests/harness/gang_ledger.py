@@ -14,6 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ while True:
             sys.exit()
     time.sleep(0.00005)
 """
-_PAIR = struct.Struct("<QQ")
+_PAIR = struct.Struct("=QQ")
 _MOST = 65_536
 
 
@@ -54,7 +55,8 @@ def spin(directory: str, seconds: float, until: str = "") -> None:
     path = os.path.join(directory, name)
     with open(path, "w+b") as file:
         file.truncate(_PAIR.size * _MOST)
-        table = mmap.mmap(file.fileno(), _PAIR.size * _MOST)
+        # As numbers of eight bytes: `pack_into` clears what it writes first, which a reader would see.
+        table = memoryview(mmap.mmap(file.fileno(), _PAIR.size * _MOST)).cast("Q")
     had, at = 0, -1
     last = looked = -GAP_NS
     may_end = not until
@@ -62,10 +64,11 @@ def spin(directory: str, seconds: float, until: str = "") -> None:
         now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         if (now - last > GAP_NS and at < _MOST - 1) or at < 0:
             at += 1
-            _PAIR.pack_into(table, at * _PAIR.size, now, now)
+            table[2 * at + 1] = now  # first: with a start it is there
+            table[2 * at] = now
         else:
             had += now - last
-            struct.pack_into("<Q", table, at * _PAIR.size + 8, now)
+            table[2 * at + 1] = now
         last = now
         if not may_end and now - looked > GAP_NS:
             may_end, looked = os.path.exists(until), now
@@ -87,7 +90,7 @@ def _stamped(path: Path) -> Iterator[tuple[int, int]]:
     """The pairs of a file, most of which has not been written."""
     with path.open("rb") as file:
         parts = iter(lambda: file.read(4096), b"")
-        yield from itertools.takewhile(any, itertools.chain.from_iterable(map(_PAIR.iter_unpack, parts)))
+        yield from itertools.takewhile(itemgetter(0), itertools.chain.from_iterable(map(_PAIR.iter_unpack, parts)))
 
 
 def overlaps(some: Iterable[Stretch], cores: dict[str, int] | None = None) -> list[tuple[Stretch, ...]]:
