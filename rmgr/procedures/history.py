@@ -30,6 +30,7 @@ from rmgr.procedures.bounded import MOST_SUMMARY_BYTES, row_of
 
 #: Keys listed at once, their rows in memory at a time, and rows that one probe of `oldest_end` looks at.
 _PAGE, _TOGETHER, _PROBE = 500, 50, 20
+_UNREADABLE_HINT = "was it written by a newer rmgr? rmgr version; else an operator asks: rmgr doctor"
 
 
 # -- a summary ----------------------------------------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ def decode_summary(data: bytes) -> JobView:
     try:
         return json_decoder(JobView).decode(data)
     except UNREADABLE as error:
-        raise DataLost(f"a row of the history cannot be read: {error}") from None
+        raise DataLost(f"a row of the history cannot be read: {error}", hint=_UNREADABLE_HINT) from None
 
 
 def decode_ending(data: bytes) -> SubmissionEnd:
@@ -69,7 +70,7 @@ def decode_ending(data: bytes) -> SubmissionEnd:
     try:
         kept = json_decoder(_Kept).decode(data)
     except UNREADABLE as error:
-        raise DataLost(f"a row of the history cannot be read: {error}") from None
+        raise DataLost(f"a row of the history cannot be read: {error}", hint=_UNREADABLE_HINT) from None
     began = kept.began or kept.started_us or kept.counts.get(State.COMPLETED) or kept.counts.get(State.FAILED)
     return SubmissionEnd(state=kept.state, began=bool(began))
 
