@@ -139,7 +139,6 @@ class World:
                 self.asked(message)
             case "arguments":
                 self.pool.append(message._replace(kind="offer"))
-                self.pool.append(message._replace(kind="pieces"))
             case "ack" | "offer" | "pieces":
                 self.at_server(message)
             case _ if dead:
@@ -197,6 +196,8 @@ class World:
                 server.ways[call] = (message.gateway, message.attempt)
                 if message.ask is not None:
                     self.pool.append(back)
+                else:  # on the server's stream they come behind their offer, whatever overtakes both
+                    self.pool.append(message._replace(kind="pieces"))
             elif isinstance(verdict, Refused):
                 self.pool.append(message._replace(kind="rejected", why=verdict.why, again=verdict.again))
             else:
@@ -387,4 +388,4 @@ class Calls(RuleBasedStateMachine):
 
 
 TestCalls = Calls.TestCase
-TestCalls.settings = settings(max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+TestCalls.settings = settings(max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
