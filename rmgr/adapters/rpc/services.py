@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
 
 from rmgr.adapters.access.auth import Caller, caller_of, fail, rebuild, unary
 from rmgr.adapters.rpc.channels import Client
-from rmgr.adapters.rpc.convert import from_message, to_message
+from rmgr.adapters.rpc.convert import carry, from_message, to_message
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.identity import Role
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
@@ -96,6 +96,9 @@ class NodeStats:
     late_switches: int = 0
 
 
+carry({LogPiece: node_pb2.LogChunk, RunningTask: node_pb2.RunningTask, NodeStats: node_pb2.NodeStats})
+
+
 class NodeAnswers(Protocol):
     """Implemented by the Starter; called on threads of the server."""
 
@@ -173,19 +176,16 @@ def node_handler(answers: NodeAnswers) -> Any:
                 caller=caller_of(context),
             )
             for piece in pieces:
-                yield node_pb2.LogChunk(**{name: getattr(piece, name) for name in LogPiece.__slots__})
+                yield to_message(piece)
         except RmgrError as error:
             fail(context, error)
 
     def running(request: Any, context: grpc.ServicerContext) -> Any:
         tasks = answers.running(request.submission, caller=caller_of(context))
-        return node_pb2.RunningReply(
-            tasks=[node_pb2.RunningTask(**{name: getattr(task, name) for name in RunningTask.__slots__}) for task in tasks]
-        )
+        return node_pb2.RunningReply(tasks=[to_message(task) for task in tasks])
 
     def stats(_: Any, __: grpc.ServicerContext) -> Any:
-        nodes = [node_pb2.NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in answers.stats()]
-        return node_pb2.StatsReply(nodes=nodes, time_us=time.time_ns() // 1000)
+        return node_pb2.StatsReply(nodes=[to_message(node) for node in answers.stats()], time_us=time.time_ns() // 1000)
 
     def clock(request: Any, _: grpc.ServicerContext) -> Any:
         incarnation = answers.incarnation_of(request.node)
@@ -274,26 +274,19 @@ class NodeClient(Client):
         deadline = timeout_s if follow or timeout_s is not None else self.timeout_s
         try:
             for chunk in self._stub.Logs(request, timeout=deadline, metadata=self._metadata):
-                yield LogPiece(
-                    stream=chunk.stream,
-                    data=chunk.data,
-                    offset=chunk.offset,
-                    attempt=chunk.attempt,
-                    ended=chunk.ended,
-                    time_us=chunk.time_us,
-                )
+                yield from_message(LogPiece, chunk)
         except grpc.RpcError as error:
             raise rebuild(error, self.endpoint) from None
 
     def running(self, submission: int = 0) -> list[RunningTask]:
         """Tasks that run there."""
         reply = self._call(self._stub.Running, node_pb2.RunningRequest(submission=submission))
-        return [RunningTask(**{name: getattr(task, name) for name in RunningTask.__slots__}) for task in reply.tasks]
+        return [from_message(RunningTask, task) for task in reply.tasks]
 
     def stats(self) -> list[NodeStats]:
         """One entry a virtual node."""
         reply = self._call(self._stub.Stats, node_pb2.StatsRequest())
-        return [_stats_of(node) for node in reply.nodes]
+        return [from_message(NodeStats, node) for node in reply.nodes]
 
     def clock(self, node: str) -> tuple[int, int]:
         """(microseconds since its machine was started, incarnation of the node). Raises: NotFound for a node that is not served there."""
@@ -303,8 +296,3 @@ class NodeClient(Client):
     def time_us(self) -> int:
         """What time it is there: microseconds since the epoch."""
         return int(self._call(self._stub.Stats, node_pb2.StatsRequest()).time_us)
-
-
-def _stats_of(message: Any) -> NodeStats:
-    found = NodeStats(**{name: getattr(message, name) for name in NodeStats.__slots__})
-    return found if message.HasField("clock_error_us") else replace(found, clock_error_us=None)
