@@ -206,9 +206,13 @@ class DirectWork:
                 upkeep.leave()
         self.submitter.drop(self)
         if lingers_s > 0:
-            self.submitter.after(lingers_s, self._entry.drop)
+            self.submitter.after(lingers_s, self.disown)
         else:
-            self._entry.drop()
+            self.disown()
+
+    def disown(self) -> None:
+        """Its owner lives no longer, although it was to be taken for alive for a while. Idempotent."""
+        self._entry.drop()
 
     # -- from the Submitter
 

@@ -182,7 +182,7 @@ class Desk:
         work.end(lingers_s)
         most = self.bounds.limits.of("sessions", user)
         while his and (his[0][0] <= now_s or 0 < most < len(his)):
-            his.popleft()[1].end(0.0)
+            his.popleft()[1].disown()
         for other in [other for other, entries in self._lingering.items() if entries[-1][0] <= now_s]:
             del self._lingering[other]
 
@@ -229,7 +229,7 @@ class ClientTalk:
         post = self._desk.submitter.post
         if isinstance(message, messages.Ask):
             answer = partial(self._answer, message, machine.monotonic() + min(_LONGEST_ANSWER_S, message.timeout_ms / 1000))
-            later.append(partial(self._desk.reads.run, self._caller.user, answer, is_operator=self._caller.is_certified_operator))
+            later.append(partial(self._in_turn, answer))
         elif isinstance(message, messages.Hello):
             self._hello(message)
         elif self._work is None:
@@ -385,7 +385,11 @@ class ClientTalk:
         """On the reader's thread: who keeps much is read no further."""
         kept = self._kept.get(kept_id)
         if kept is not None and kept.is_unread:
-            self._desk.reads.run(self._caller.user, partial(self._read, kept_id), is_operator=self._caller.is_certified_operator)
+            self._in_turn(partial(self._read, kept_id))
+
+    def _in_turn(self, call: Callable[[], None]) -> None:
+        """On a thread that may wait, in turns of the users; waits itself while too much of this one's waits."""
+        self._desk.reads.run(self._caller.user, call, is_operator=self._caller.is_certified_operator)
 
     def _read(self, kept_id: int) -> None:
         """On a thread that may wait. While nobody answers it is tried again: a client that has come from another gateway waits."""
