@@ -573,17 +573,10 @@ def find(opened: Opened, key: str) -> FoundValue:
         row = opened.locate(key, pointer)
         head = opened.store.head(row, timeout_s=opened.timeout_s)
         if head is None:
-            told = f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})"
-            raise DataLost(told, hint=f"rmgr rerun {pointer.sub} --lost")
+            raise keys.output_missing(key, pointer, row)
     size, encoding = head
 
-    def parts() -> Iterator[bytes]:
-        stream = opened.store.stream(row, timeout_s=opened.timeout_s)
-        if stream is None:
-            raise NotFound(f"the value {key!r} was deleted just now", hint="rmgr store ls lists what is there")
-        return stream
-
-    return FoundValue(key=key, size=size, encoding=encoding, parts=parts)
+    return FoundValue(key=key, size=size, encoding=encoding, parts=lambda: _stream(opened, key, row))
 
 
 def _find_owned(opened: Opened, key: str) -> FoundValue:
@@ -591,17 +584,21 @@ def _find_owned(opened: Opened, key: str) -> FoundValue:
     row, about = opened.values.locate(key, opened.locate, timeout=opened.timeout_s)
 
     def parts() -> Iterator[bytes]:
-        stream = opened.store.stream(row, timeout_s=opened.timeout_s)
-        if stream is None:
-            raise NotFound(f"the value {key!r} was deleted just now", hint="rmgr store ls lists what is there")
         digest = hashlib.sha256()
-        for part in stream:
+        for part in _stream(opened, key, row):
             digest.update(part)
             yield part
         if digest.digest() != about.sha256:
             raise DataLost(f"the value {key!r} was replaced while it was read", hint="read it again")
 
     return FoundValue(key=key, size=about.size, encoding=about.encoding, parts=parts)
+
+
+def _stream(opened: Opened, key: str, row: str) -> Iterator[bytes]:
+    stream = opened.store.stream(row, timeout_s=opened.timeout_s)
+    if stream is None:
+        raise NotFound(f"the value {key!r} was deleted just now", hint="rmgr store ls lists what is there")
+    return stream
 
 
 def refuse_on_terminal(found: FoundValue, out: TextIO) -> None:

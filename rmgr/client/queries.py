@@ -451,5 +451,5 @@ class Reach(NodeReach, Protocol):
         ...
 
     def submitter(self) -> Engine:
-        """T Submitter on the caller's own connections, for what does not fit one SUBMIT. The caller closes it."""
+        """A Submitter on the caller's own connections, for what does not fit one SUBMIT. The caller closes it."""
         ...

@@ -187,8 +187,7 @@ class Values:
         row = keys.led(key) if is_led else find(key, pointer)
         found = self._store.about(row, timeout_s=timeout)
         if found is None:
-            told = f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})"
-            raise DataLost(told, hint=f"rmgr rerun {pointer.sub} --lost")
+            raise keys.output_missing(key, pointer, row)
         self.believed(key, self._origin(key, pointer, found) if is_led else row, (b"", found), holder)
         return row, found
 

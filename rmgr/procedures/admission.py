@@ -540,15 +540,15 @@ def _nodes(count: int) -> str:
 # -- open jobs of its user -----------------------------------------------------------------------------------------------------
 
 
-#: Within this the leader has counted anew.
-_COUNTED_S = 2.0
+#: Within this the leader has counted anew; how long reading what it has counted may take.
+_COUNTED_S, _READ_S = 2.0, 10.0
 
 
 def check_jobs(coordinator: Coordinator, limits: UserLimits, user: str, *, new: int = 1) -> None:
     """The same, at ZooKeeper."""
 
     def has() -> int:
-        found = coordinator.get(paths.USAGE).result(11.0)
+        found = coordinator.get(paths.USAGE, timeout_s=_READ_S).result(_READ_S + 1.0)
         return decode_record(found.data, CappedUse, paths.USAGE).jobs.get(user, 0) if found is not None else 0
 
     check_cap(has, limits, user, new=new)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 import msgspec
 
@@ -28,9 +29,9 @@ from rmgr.model.views import JobView
 from rmgr.model.wire.stream import json_decoder
 from rmgr.procedures.bounded import MOST_SUMMARY_BYTES, row_of
 
+V = TypeVar("V")
 #: Keys listed at once, their rows in memory at a time, and rows that one probe of `oldest_end` looks at.
 _PAGE, _TOGETHER, _PROBE = 500, 50, 20
-_UNREADABLE_HINT = "was it written by a newer rmgr? rmgr version; else an operator asks: rmgr doctor"
 
 
 # -- a summary ----------------------------------------------------------------------------------------------------------------
@@ -59,20 +60,22 @@ def history_rows(view: JobView, *, began: bool = False) -> list[tuple[str, bytes
 
 def decode_summary(data: bytes) -> JobView:
     """A history row. Raises DataLost."""
-    try:
-        return json_decoder(JobView).decode(data)
-    except UNREADABLE as error:
-        raise DataLost(f"a row of the history cannot be read: {error}", hint=_UNREADABLE_HINT) from None
+    return _read(data, JobView)
 
 
 def decode_ending(data: bytes) -> SubmissionEnd:
     """What a history row tells those that wait for its submission. Raises DataLost."""
-    try:
-        kept = json_decoder(_Kept).decode(data)
-    except UNREADABLE as error:
-        raise DataLost(f"a row of the history cannot be read: {error}", hint=_UNREADABLE_HINT) from None
+    kept = _read(data, _Kept)
     began = kept.began or kept.started_us or kept.counts.get(State.COMPLETED) or kept.counts.get(State.FAILED)
     return SubmissionEnd(state=kept.state, began=bool(began))
+
+
+def _read(data: bytes, kind: type[V]) -> V:
+    try:
+        return json_decoder(kind).decode(data)
+    except UNREADABLE as error:
+        hint = "was it written by a newer rmgr? rmgr version; else an operator asks: rmgr doctor"
+        raise DataLost(f"a row of the history cannot be read: {error}", hint=hint) from None
 
 
 # -- pages --------------------------------------------------------------------------------------------------------------------

@@ -339,6 +339,12 @@ def decode_pointer(data: bytes) -> Pointer:
         raise DataLost(f"the pointer {data[:80]!r} cannot be read: {error}") from None
 
 
+def output_missing(key: str, pointer: Pointer, row: str) -> DataLost:
+    """The error of an output that its task has committed, and of which the store has no row."""
+    told = f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})"
+    return DataLost(told, hint=f"rmgr rerun {pointer.sub} --lost")
+
+
 # -- history and measurements, newest first -----------------------------------------------------------------------------------
 
 
