@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Claimed blocks are at most so old.
-CLAIMED_S = 0.5
+#: Claimed blocks are read anew for each question where a reading takes less than that; else they are at most so old.
+_QUICK_S, CLAIMED_S = 0.05, 0.5
 ANSWER_S = 4.0
 #: Who asks for measurements has an answer within a few seconds, or none.
 MEASURED_S = 2.0
@@ -105,7 +105,7 @@ class LeaderAnswering:
         self._cluster_id = cluster_id
         self._hosts = hosts
         self._lock = threading.Lock()
-        self._claimed: tuple[float, tuple[BlockOnNode, ...]] = (float("-inf"), ())
+        self._claimed: tuple[float, float, tuple[BlockOnNode, ...]] = (-math.inf, 0.0, ())  # read when, in how many seconds
         self._health = (0, False, 0)  # epoch, healthy, since when (us)
 
     def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
@@ -257,12 +257,16 @@ class LeaderAnswering:
         return leader
 
     def _read_claimed(self) -> tuple[BlockOnNode, ...]:
+        """Who came while a reading was under way waits for the next one, which all of them share."""
+        asked_s = machine.monotonic()
         with self._lock:
-            if machine.monotonic() - self._claimed[0] > CLAIMED_S:
+            read_s, took_s, _ = self._claimed
+            if read_s < (asked_s if took_s < _QUICK_S else asked_s - CLAIMED_S):
                 started_s = machine.monotonic()
                 names = self._require_leader().node_names
-                self._claimed = (started_s, claimed_blocks(self._coordinator, names, timeout_s=ANSWER_S))
-            return self._claimed[1]
+                found = claimed_blocks(self._coordinator, names, timeout_s=ANSWER_S)
+                self._claimed = (started_s, machine.monotonic() - started_s, found)
+            return self._claimed[2]
 
 
 def _without_final(claimed: Sequence[BlockOnNode], facts: ClusterSnapshot) -> tuple[BlockOnNode, ...]:

@@ -90,6 +90,29 @@ def test_it_changes_when_health_does_and_begins_with_the_leader() -> None:
     assert since_us(nobody) == 0
 
 
+@pytest.mark.parametrize(("took_s", "anew"), [(0.01, [True, True, True]), (0.1, [True, False, True])])
+def test_claimed_blocks_are_as_new_as_the_question_where_reading_them_is_quick(
+    took_s: float, anew: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, readings = [0.0], list[float]()
+
+    def claimed_blocks(*_: object, **__: object) -> tuple[()]:
+        readings.append(clock[0])
+        clock[0] += took_s
+        return ()
+
+    monkeypatch.setattr(place, "machine", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(place, "claimed_blocks", claimed_blocks)
+    leader: Any = SimpleNamespace(node_names=())
+    answering: Any = LeaderAnswering(MemoryCoordinator(MemoryTree()), dict, lambda: leader, call, cluster_id=str)
+    found = list[bool]()
+    for at_s in (10.0, 10.2, 10.6):
+        clock[0], before = at_s, len(readings)
+        answering._read_claimed()
+        found.append(len(readings) > before)
+    assert found == anew
+
+
 HERE = socket.gethostname()
 
 
