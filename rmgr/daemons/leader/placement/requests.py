@@ -18,7 +18,7 @@ from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Stamped, Unknown
 from rmgr.coord.protocol.ports import Store
-from rmgr.coord.protocol.records import decode_block, decode_record
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.scheduled_nodes import only
 from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, stop_order
@@ -374,10 +374,7 @@ class UserRequests:
         except RmgrError as error:
             user_request.end(Unavailable(f"job {shown} is not asked to save its state: {error.message}", hint="rmgr status"))
         else:
-            data = decode_block(block.data) if block is not None else None
-            said = data.story[-1] if data is not None and data.story else ""
-            if data is not None:
-                self._stops.learn(user_request.job, data)
+            said = self._stops.said_of(user_request.job, block.data) if block is not None else ""
             if newest is not None and (user_request.before is None or newest.order > user_request.before.order):
                 user_request.end(said if str(newest) in said else f"checkpoint {newest} is stored")
             elif block is None:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
-from rmgr.coord.protocol.records import decode_block
+from rmgr.coord.protocol.records import cut, decode_block
 from rmgr.daemons.leader.facts import Known, known_of, with_known
 from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.view import label
@@ -193,11 +195,8 @@ class Stops:
                 continue
             if not self._is_open(stop) or stop.stage is not StopStage.OBEYED or found is None:
                 return
-            data = decode_block(found.data)
-            story = data.story
-            self.learn(stop.job, data)
             stop.become(StopStage.REFUSED)
-            stop.why = story[-1] if story else ""
+            stop.why = self.said_of(stop.job, found.data)
             submission, index = task_of(stop.job)
             self._term.log.warning(
                 "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._term.epoch
@@ -245,6 +244,15 @@ class Stops:
         if submission is not None:
             self._learned[job] = known_of(submission, data.answered, data.moves)
             self._updates.wake()
+
+    def said_of(self, job: int, block: bytes) -> str:
+        """What its node has last said of it in its block, "" for nothing; what else the block tells is learned."""
+        try:
+            data = decode_block(block)
+        except msgspec.DecodeError as error:
+            return f"its block cannot be read: {cut(error)}"
+        self.learn(job, data)
+        return data.story[-1] if data.story else ""
 
     def _tell_known(self, state: ClusterState, job: int, known: Known) -> bool:
         """Also of one that was just given to its nodes, before the job table says so. False: it is known already, or the job is gone."""

@@ -14,6 +14,7 @@ from rmgr.coord.ops import membership
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Delete, Gone, Multi, Set
 from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.leader.placement import pipeline
 from rmgr.daemons.leader.placement.pipeline import configuration
@@ -298,6 +299,20 @@ def test_a_checkpoint_is_stored_or_said_why_not(cluster: Cluster) -> None:
     cluster.bench.advance(1)
     answer = cluster.answer("g2")
     assert (answer.code, "2 GiB are more than 1 GiB" in answer.error, answer.done) == ("CONFLICT", True, ())
+
+
+@pytest.mark.parametrize("kind", [StopKind.CHECKPOINT, StopKind.MIGRATE])
+def test_a_block_that_cannot_be_read_answers_whoever_asked(cluster: Cluster, kind: StopKind) -> None:
+    job = cluster.submit()
+    cluster.ask("g1", kind, job)
+    ((node, guid, _),) = cluster.orders()
+    spoil = Set(paths.running_block(node, cluster.key_of(node, job)), b"\xc1", -1)
+    obeyed = Delete(paths.inbox(node, guid), -1)
+    committed(cluster.nodes.coordinator, Multi(name="SPOILT", ops=(spoil, obeyed), proof=Gone(paths.inbox(node, guid))))
+    cluster.bench.advance(5)
+    answer = cluster.answer("g1")
+    assert answer is not None
+    assert "its block cannot be read" in answer.error
 
 
 def test_a_job_that_is_lost_while_it_is_being_stopped_is_waited_for_and_one_that_ends_is_told(cluster: Cluster) -> None:
