@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.array import Array, parse_array
 from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.model.views import JobView
 
 #: Waiting threads look up at least so often: Ctrl-C, --timeout, progress.
@@ -216,6 +217,7 @@ class AwaitedSubmission:
     ends: dict[int, FollowedEnd] = field(default_factory=dict)
     dead: RmgrError | None = None
     is_left: bool = False  #: it could grow, but who would add to it has gone
+    is_read_again: bool = False  #: after the first of its tasks ended CANCELLED
 
     @property
     def total(self) -> int:
@@ -347,10 +349,26 @@ class Follow:
                 break
             if item.dead is not None and not item.is_ended:
                 raise item.dead
+            known = item.submission
+            if item.handle is not None and (known is None or known.phase is not Phase.CANCELLED):
+                item.submission = item.handle.submission
             if fragment is not None:
-                ends += _ends(item, fragment, outcomes)
+                fresh = _ends(item, fragment, outcomes)
+                ends += fresh
+                if any(end.state is State.CANCELLED for end in fresh):
+                    self._learn_why(item)
             end = -math.inf  # take what else is there, wait no more
         return ends
+
+    def _learn_why(self, item: AwaitedSubmission) -> None:
+        """The record of a cancelled submission says why, and its tasks may have ended before it is here: they come by two ways."""
+        if item.submission is None or item.submission.phase is Phase.CANCELLED or item.is_read_again:
+            return
+        from rmgr.submitter.questions import ReadRecord
+
+        with suppress(NotFound):
+            item.submission = self._session.ask(ReadRecord(number=item.number)).record
+        item.is_read_again = True
 
 
 class _Listener:
@@ -364,8 +382,6 @@ class _Listener:
         self._news.put((self._followed, fragment, outcomes))
 
     def on_progress(self) -> None:
-        if self._followed.handle is not None:
-            self._followed.submission = self._followed.handle.submission
         self._news.put((self._followed, None, ()))
 
     def on_dead(self, error: RmgrError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,12 +11,13 @@ from typing import Any, cast
 import pytest
 
 from rmgr.cli.submit.run import JsonLines, Labelled, Plain, ToFiles
-from rmgr.cli.waiting import AwaitedSubmission, FollowedEnd, expand, fetch_files, how, tell_failure
+from rmgr.cli.waiting import AwaitedSubmission, Follow, FollowedEnd, expand, fetch_files, how, tell_failure
 from rmgr.client.logs import OutputPiece, read_ended, read_flushed, tail_of
 from rmgr.coord.decisions.keeping import SubmissionEnd, Unmet, is_branch_not_taken, weigh
 from rmgr.coord.protocol import keys
 from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.submission import Command, Condition, Dependency
+from rmgr.model.tasks.block import Fragment, Outcome
+from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Work
 from rmgr.model.views import JobView
 
 
@@ -140,6 +142,32 @@ def test_a_branch_that_was_not_needed_is_no_failure(is_past: bool, reason: Reaso
     session: Any = SimpleNamespace(note=told.append)
     tell_failure(session, item, with_tail=False) if code == 0 else None
     assert told == ([f"42 was not needed: {detail}"] if code == 0 else [])
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_end_that_is_here_before_the_record_that_explains_it_is_judged_by_both(is_late: bool) -> None:
+    detail = "fail:41: submission 41 ended COMPLETED"
+    open_ = Submission(id=42, name="x", user="ada", queue="default", work=Work.COMMAND)
+    cancelled = replace(open_, phase=Phase.CANCELLED, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
+    asked = list[object]()
+
+    def ask(question: object) -> object:
+        asked.append(question)
+        return SimpleNamespace(record=cancelled)
+
+    handle = SimpleNamespace(submission=open_ if is_late else cancelled)
+    engine = SimpleNamespace(attach=lambda number, listener, **_: listeners.append(listener) or handle)
+    listeners: list[Any] = []
+    session: Any = SimpleNamespace(followed=[], submitter=lambda: engine, left_s=lambda most: most, ask=ask)
+    follow = Follow(session)
+    item = follow.add(42, [0])
+    outcome = Outcome(index=0, state=State.CANCELLED, reason=Reason.DEPENDENCY_FAILED)
+    listeners[0].on_outcomes(Fragment(attempt=0), [outcome])
+    follow.next()
+    listeners[0].on_progress()  # what the handle knows is older, or the same
+    follow.next()
+    assert (item.is_ended, item.is_not_taken, item.code) == (True, True, 0)
+    assert len(asked) == is_late
 
 
 def test_the_leader_records_such_a_branch_so() -> None:
