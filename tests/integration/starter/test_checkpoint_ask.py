@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from rmgr.daemons.starter.checkpoint import directories as asking
@@ -20,6 +23,18 @@ import pathlib, signal, sys, time
 signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path(sys.argv[1] + ".told").touch())
 pathlib.Path(sys.argv[1]).touch()
 while True: time.sleep(0.05)
+"""
+#: Its child is another program once it may be.
+FORKS = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: None)
+child = os.fork()
+if child == 0:
+    while not os.path.exists(sys.argv[1] + ".exec"): time.sleep(0.01)
+    os.execvp("sleep", ["sleep", "60"])
+pathlib.Path(sys.argv[1] + ".child").write_text(f"{child}\\n")
+pathlib.Path(sys.argv[1]).touch()
+os.waitpid(child, 0)
 """
 DEAF = LISTENS.replace('signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path(sys.argv[1] + ".told").touch())', "")
 IGNORES = LISTENS.replace("lambda *_:", "signal.SIG_IGN) #")
@@ -66,6 +81,23 @@ def test_only_processes_of_the_job_that_catch_the_signal_get_it(family: Family, 
     assert asking.notify(family.marker, None, told) == []
     assert sorted(path.name for path in tmp_path.glob("*.told")) == ["listens.told"]
     assert all(process.poll() is None for process in family.processes.values()), "nobody has died of it"
+
+
+def test_a_child_that_has_not_become_another_program_yet_does_not_die_of_its_parents_handler(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family.start("script", FORKS)
+    child = int((tmp_path / "script.child").read_text())
+
+    def sleep(_: float) -> None:
+        (tmp_path / "script.exec").touch()
+        eventually(lambda: not asking.catches(child, signal.SIGUSR1), "it runs the other program")
+
+    monkeypatch.setattr(asking, "machine", SimpleNamespace(sleep=sleep))
+    assert asking.catches(child, signal.SIGUSR1)
+    assert asking.notify(family.marker, None) == [family.processes["script"].pid]
+    assert psutil.Process(child).name() == "sleep"
+    psutil.Process(child).kill()
 
 
 def test_what_is_left_of_a_part_is_ended_and_others_are_not(family: Family) -> None:

@@ -77,6 +77,8 @@ _LAUNCHERS = frozenset(
 )
 #: The same of rmgr: `rmgr run` and `rmgr agent` of jobs.
 _RANK_CLIENT = b"rmgr.runner.ranks.client"
+#: How long a process must have caught SIGUSR1.
+_SETTLED_S = 0.1
 _KILL_ROUNDS, _KILL_PAUSE_S = 200, 0.01
 
 
@@ -433,14 +435,26 @@ def members(marker: str, account: Account | None, spare: Iterable[int] = ()) -> 
 
 
 def notify(marker: str, account: Account | None, spare: Iterable[int] = ()) -> list[int]:
-    """SIGUSR1 to the processes of the job that catch it; which."""
+    """SIGUSR1 to the processes of the job that catch it; which. Takes `_SETTLED_S`.
+
+    Between fork and exec a child has the handlers of its parent: it would die of the signal as the program that it becomes (an `mv` in
+    the middle of a script). So those are told that have caught it for a while.
+    """
+    kept = tuple(spare)
+    if not (known := _catching(marker, account, kept)):
+        return []
+    machine.sleep(_SETTLED_S)
     told = []
-    for pid in members(marker, account, spare):
-        if catches(pid, signal.SIGUSR1) and not _is_launcher(pid):
+    for pid in _catching(marker, account, kept):
+        if pid in known:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGUSR1)
                 told.append(pid)
     return told
+
+
+def _catching(marker: str, account: Account | None, spare: Iterable[int]) -> list[int]:
+    return [pid for pid in members(marker, account, spare) if catches(pid, signal.SIGUSR1) and not _is_launcher(pid)]
 
 
 def end_all(marker: str, account: Account | None, spare: Iterable[int] = ()) -> bool:
