@@ -18,7 +18,7 @@ import pytest
 
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from tests.places import ROOT
+from tests.places import PYTHON, ROOT
 
 EXAMPLES = ROOT / "deploy" / "examples"
 
@@ -44,7 +44,7 @@ class Application:
     def __init__(self, cluster: DevCluster, output: Path, *words: str) -> None:
         self.output = output
         with output.open("wb") as sink:
-            command = [sys.executable, *words]
+            command = [PYTHON, *words]
             self.process = subprocess.Popen(command, cwd=EXAMPLES, env=environment(cluster), stdout=sink, stderr=subprocess.STDOUT)
 
     @property
@@ -61,7 +61,7 @@ class Application:
 
 def kill_the_busiest_starter(cluster: DevCluster, record: Path, *, done: float, nth: int) -> str:
     """Runs deploy/lib/starter_loss.py against the n-th job from now; returns what it printed."""
-    program = [sys.executable, str(ROOT / "deploy" / "lib" / "starter_loss.py")]
+    program = [PYTHON, str(ROOT / "deploy" / "lib" / "starter_loss.py")]
     options = ["kill", "--job", str(nth), "--done", str(done), "--record", str(record)]
     ended = subprocess.run([*program, *options], env=environment(cluster), capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -69,7 +69,7 @@ def kill_the_busiest_starter(cluster: DevCluster, record: Path, *, done: float, 
 
 
 def newest_job(cluster: DevCluster) -> int:
-    program = [sys.executable, str(ROOT / "deploy" / "lib" / "starter_loss.py"), "newest"]
+    program = [PYTHON, str(ROOT / "deploy" / "lib" / "starter_loss.py"), "newest"]
     return int(subprocess.run(program, env=environment(cluster), capture_output=True, text=True, timeout=60, check=True).stdout)
 
 
@@ -89,7 +89,7 @@ def test_the_fragments_add_up_although_a_starter_died(cluster: DevCluster, tmp_p
     revive(cluster, told)  # first of all: what fails here fails alone
     assert ended == 0, application.text
     assert "The cluster's answer equals the serial one." in application.text
-    program = [sys.executable, str(ROOT / "deploy" / "lib" / "starter_loss.py"), "report", str(tmp_path / "fault")]
+    program = [PYTHON, str(ROOT / "deploy" / "lib" / "starter_loss.py"), "report", str(tmp_path / "fault")]
     report = subprocess.run(program, env=environment(cluster), capture_output=True, text=True, timeout=120, check=True).stdout
     assert "all run again elsewhere" in report
 
