@@ -145,6 +145,8 @@ def amended(record: Submission, terms: Terms, doer: Doer, standing: Standing = S
     """
     if record.phase in {Phase.CLOSED, Phase.CANCELLED}:
         return _over(record.phase)
+    if not (standing.waits or standing.runs):
+        return _over(Phase.CLOSED)  # which the leader is about to write
     if record.reason == Reason.REVOKED:
         return f"{record.reason_detail}: submit it again with new ones"
     said = {name: value for name, value in terms.said().items() if value != getattr(terms_of(record), name)}
@@ -201,8 +203,6 @@ def _why_not(record: Submission, said: dict[str, Any], doer: Doer, standing: Sta
         return f"its {' and '.join(moved)} can be changed while nothing of it runs, is to be tried again, or may still be added"
     if standing.waits:
         return ""
-    if not standing.runs:
-        return "nothing of it waits or runs any more"
     waiting = [WORDS[name] for name in said if name not in OF_RUNNING]
     if waiting:
         return f"nothing of it waits any more: its {' and '.join(waiting)} cannot be changed"

@@ -97,7 +97,8 @@ def test_what_runs_keeps_all_but_its_time_limit_which_its_user_shortens_and_an_o
     assert "an operator may lengthen it" in why(RECORD, Terms(time_limit_us=2 * HOUR), ANN, RUNS)
     done(RECORD, Terms(time_limit_us=0), ROOT, RUNS)
     assert "its user may shorten" in why(RECORD, Terms(time_limit_us=HOUR // 2), ROOT, RUNS)
-    assert "nothing of it waits or runs" in why(RECORD, Terms(time_limit_us=1), ANN, Standing(waits=False))
+    for terms in (Terms(time_limit_us=1), Terms(name="y"), Terms(queue="p"), Terms(name=RECORD.name)):
+        assert why(RECORD, terms, ANN, Standing(waits=False, is_still=False)) == "it has ended", "whether or not the leader has closed it"
 
 
 def test_a_running_task_gets_what_each_change_since_it_began_may_do_to_it() -> None:
