@@ -19,7 +19,7 @@ from rmgr.model.cluster.identity import Role
 from tests.harness.bundles import session_bundles
 from tests.harness.hand_leader import put
 from tests.harness.starter_rig import Rig
-from tests.integration.starter.test_checkpoints import back, grows, python, start, steps, stop, story
+from tests.integration.starter.test_checkpoints import back, begins, grows, python, start, steps, stop
 
 
 def test_a_forged_checkpoint_is_refused_and_the_job_goes_on_from_the_sealed_one(
@@ -51,8 +51,7 @@ def test_a_forged_checkpoint_is_refused_and_the_job_goes_on_from_the_sealed_one(
     files.write_checkpoint(rig.store, StarterSeals(mallory, trust, cluster_id="c").seal(msgspec.structs.replace(forged, n=3)))
     put(rig, number)
     grows(ledger)
-    *refused, restored = story(rig, number)[-3:]
-    assert restored == "attempt 2 begins with checkpoint 1.1"
+    *refused, _ = begins(rig, number, "attempt 2 begins with checkpoint 1.1")[-3:]
     assert refused[0].startswith("checkpoint 1.3 is refused (UNTRUSTED): it was sealed by user mallory")
     assert refused[1].startswith("checkpoint 1.2 is refused (UNTRUSTED): it is not what Starter n1 has sealed")
     assert steps(ledger)[kept] == kept + 1

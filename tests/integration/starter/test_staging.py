@@ -38,6 +38,8 @@ class SlowStore:
         self._store = store
         self.delay_s = delay_s
         self.gets: list[str] = []
+        self.goes_on = threading.Event()  #: what is streamed waits for it, too
+        self.goes_on.set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -57,6 +59,7 @@ class SlowStore:
     def _slowly(self, chunks: list[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
             threading.Event().wait(self.delay_s / len(chunks))
+            assert self.goes_on.wait(120)
             yield chunk
 
 
@@ -139,13 +142,18 @@ def test_what_is_staged_when_its_task_is_cancelled_is_removed_and_its_room_given
     user = accounts.make("c")
     upload = Upload(name="tree", sha256=rig.upload(archive_of_links(MIB, 3) + uuid.uuid4().bytes), is_dir=True)
     all_idle(rig)
-    number = rig.submit(work("true", upload), user=user.name)
-    name = eventually(lambda: next((name for name in NODES if rig.running(name)), ""), "somebody has claimed it")
-    agent = rig.starters[NODES.index(name)].agent(name)
-    shared = agent.shared
-    block = eventually(lambda: next(iter(agent.blocks.values()), None), "it is that node's")
-    eventually(lambda: shared.fetcher.uploads.room.used_bytes >= 4 * 4096, "it is being staged")
-    shared.post(lambda: agent.cancel(block, None, "not wanted", 0))
+    goes_on: threading.Event = rig.store.goes_on  # type: ignore[attr-defined]
+    goes_on.clear()
+    try:
+        number = rig.submit(work("true", upload), user=user.name)
+        name = eventually(lambda: next((name for name in NODES if rig.running(name)), ""), "somebody has claimed it")
+        agent = rig.starters[NODES.index(name)].agent(name)
+        shared = agent.shared
+        block = eventually(lambda: next(iter(agent.blocks.values()), None), "it is that node's")
+        eventually(lambda: shared.fetcher.uploads.room.used_bytes >= 4 * 4096, "it is being staged")
+        shared.post(lambda: agent.cancel(block, None, "not wanted", 0))
+    finally:
+        goes_on.set()
     assert rig.outcomes(number, 1)[0].state is State.CANCELLED
     rig.spool_is_empty(name)
     eventually(lambda: shared.io.is_idle, "nothing is under way")

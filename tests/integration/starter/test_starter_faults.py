@@ -93,13 +93,25 @@ def test_after_a_lost_session_running_work_is_adopted_and_its_result_committed(r
     assert len(rig.zk.children(paths.STARTERS).result(60) or []) == 1
 
 
-def test_a_lost_session_under_load_loses_and_doubles_nothing(rig: Rig) -> None:
+def test_a_lost_session_under_load_loses_and_doubles_nothing(rig: Rig, tmp_path: Path) -> None:
+    """Of the tasks one waits for the first loss, one for the second: however quick the machine is, something runs then."""
+    gates = str(tmp_path)
+
+    def work(x: int) -> int:
+        import os
+        import time
+
+        while x in (1000, 2999) and not os.path.exists(f"{gates}/{x}"):
+            time.sleep(0.01)
+        return x
+
     running = rig.start()
-    number = rig.submit(lambda x: x, [call(x) for x in range(3000)], blocks=12)
-    for incarnation in (2, 3):
+    number = rig.submit(work, [call(x) for x in range(3000)], blocks=12)
+    for incarnation, gate in ((2, 1000), (3, 2999)):
         eventually(rig.running, "work claimed")
         expire(rig, running)
         rig.wait_registered(incarnation=incarnation)
+        (tmp_path / str(gate)).touch()
     found = rig.outcomes(number, 3000)
     assert all(pickle.loads(found[x].value) == x for x in range(3000))
     assert rig.failed(number) == {}
@@ -176,7 +188,7 @@ def test_a_second_starter_of_the_same_name_is_refused(rig: Rig) -> None:
 
 
 def test_a_starter_killed_and_restarted_takes_over_its_own_name_at_once(rig: Rig, tmp_path: Path) -> None:
-    first = rig.spawn()
+    first = rig.spawn(env={"RMGR_CLUSTER_SESSION_TIMEOUT": "10s"})
     rig.wait_registered()
     ledger, go = tmp_path / "ledger", tmp_path / "go"
     number = rig.submit(ledgered(ledger, go), [b""] * 2)
@@ -186,10 +198,10 @@ def test_a_starter_killed_and_restarted_takes_over_its_own_name_at_once(rig: Rig
     with FairTimer() as timer:
         rig.spawn()
         record = rig.wait_registered(incarnation=2)
-    assert timer.elapsed_s < 4.0, "no waiting for the old session"
+    assert timer.elapsed_s < 6.0, "no waiting for the old session, which has said something a third of its 10 s ago at most"
     no_orphans(ledger)
     assert record.incarnation == 2
-    failed = eventually(lambda: len(rig.failed(number)) == 1 and rig.failed(number), "its block failed")
+    failed = eventually(lambda: (found := rig.failed(number)) and sum(count for _, count, _ in found) == 2 and found, "its block failed")
     assert list(failed) == [(0, 2, 1)] or sorted(failed) == [(0, 1, 1), (1, 1, 1)]
     assert {one.reason for one in failed.values()} == {Reason.NODE_LOST}
 

@@ -77,9 +77,13 @@ def test_what_is_no_hold_and_no_order_is_told_once_and_stops_nothing(rig: Rig) -
         for path in spoilt:
             create = Multi(name="TEST", ops=(Create(path, b"{]"),), proof=Holds(path, b"{]"))
             assert isinstance(rig.zk.commit(create).result(60), Committed)
+
+        def events() -> list[str]:
+            return [line["event"] for line in list(told)]
+
+        eventually(lambda: {"hold_not_readable", "order_not_readable"} <= set(events()), "both are told")
         rig.outcomes(rig.submit(Command(argv=("sleep", "1.5"))), 1)  # several rounds of the loop
-        events = [line["event"] for line in told]
-        assert (events.count("hold_not_readable"), events.count("order_not_readable")) == (1, 1)
+        assert (events().count("hold_not_readable"), events().count("order_not_readable")) == (1, 1)
         delete(rig, spoilt[0])
         eventually(lambda: not list(agent.jobs.holds), "it to be forgotten")
         rig.write(spoilt[0], NodeHold(head="n2", key="k", cores=1))

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rmgr.adapters.host.accounts import Account
@@ -22,6 +21,7 @@ from tests.harness.hand_leader import put, unhold
 from tests.harness.reachable import open_place
 from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually
+from tests.harness.work_node import is_alive
 from tests.integration.starter.test_starter_orders import order
 
 #: What a user types, and what he gets from the whole command line.
@@ -39,8 +39,8 @@ def rig(rig: Rig) -> Rig:
 
 
 def lives(pid_file: Path) -> bool:
-    """The process that has written its pid there."""
-    return psutil.pid_exists(int(pid_file.read_text()))
+    """The process that has written its pid there; one that nobody has reaped yet is dead."""
+    return is_alive(int(pid_file.read_text()))
 
 
 def job(rig: Rig, script: str, shares: tuple[tuple[str, int], ...] = (("n1", 1), ("n2", 2)), **more: object) -> tuple[int, object]:
