@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,14 +42,20 @@ def end_work(cluster: DevCluster) -> None:
     """What a test has left running would take the cores that the next one needs; one that failed has left what its second go needs."""
     words = ("cancel", "--state", "INITIAL,HELD,STARTING,RUNNING,SUSPENDED")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")} | cluster.environment()
-    subprocess.run([sys.executable, "-m", "rmgr.cli.main", *words], env=environment, timeout=60, check=False, capture_output=True)
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run([sys.executable, "-m", "rmgr.cli.main", *words], env=environment, timeout=60, check=False, capture_output=True)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Before the second go of a test that has failed."""
-    cluster = getattr(item, "funcargs", {}).get("live_cluster")
-    if cluster is not None and getattr(item, "has_failed", False):
+@pytest.fixture(autouse=True)
+def nothing_left_by_what_failed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that has failed leaves no work in its cluster, which its second go and other tests have after it. Torn down behind its own."""
+    yield
+    if not getattr(request.node, "has_failed", False):
+        return
+    from rmgr.dev.cluster import DevCluster
+
+    found = [value for one in request.node.funcargs.values() for value in (one if isinstance(one, tuple) else (one,))]
+    for cluster in {id(value): value for value in found if isinstance(value, DevCluster)}.values():
         end_work(cluster)
 
 

@@ -93,8 +93,9 @@ def test_commands_load_only_what_they_need(sh: Shell) -> None:
             lambda words=words, unneeded=unneeded: not unneeded & modules_of(sh, *words), f"rmgr {words[0]} loads no more than it needs"
         )
     assert {"asyncio", "cryptography.x509", "prometheus_client"} & modules_of(sh, "nodes") == set()
-    assert "grpc" not in modules_of(sh, "cancel", "all")
+    eventually(lambda: "grpc" not in modules_of(sh, "cancel", "all"), "rmgr cancel asks without it")
     submitted = modules_of(sh, "submit", "--parsable", "--", "true")
+    sh.ok("wait", "last")  # else a node may be busy when the next test drains it
     assert (never | {"cryptography.x509", "google"}) & submitted == set()
     assert "kazoo" in submitted  # else this test sees nothing
 
@@ -104,7 +105,8 @@ def test_nodes_tell_what_they_are(sh: Shell, cluster: DevCluster) -> None:
     assert set(nodes) == {"n1", "n2"}
     assert (nodes["n1"]["state"], nodes["n1"]["cores"], nodes["n1"]["incarnation"]) == ("up", 2, 1)
     assert nodes["n1"]["pid"] == cluster.process("n1").pid
-    assert nodes["n1"]["load"] is not None
+    measured = lambda: {node["id"]: node["load"] is not None for node in sh.ok("nodes", "--json").json["nodes"]}  # noqa: E731
+    eventually(lambda: measured() == {"n1": True, "n2": True}, "both tell their load, within the second that they are given")
     assert sh.ok("nodes", "n2", "-o", "node,state", "--no-header").out.split() == ["n2", "up"]
     assert [node["id"] for node in sh.ok("nodes", "n[1-2]", "n1", "--json").json["nodes"]] == ["n1", "n2"]
     wrong = sh("nodes", "n[1-3]", "--json")
@@ -186,8 +188,12 @@ def test_a_user_has_caps_of_cores_and_jobs_and_is_told(sh: Shell) -> None:
         eventually(lambda: rows()["max_cores_per_user"]["used"] == 1, "the leader has counted one core", within_s=60)
         told = f"{me} has 1 of the 1 cores that {me} may have at once; rmgr limits {me}"
         eventually(lambda: told in sh.ok("explain", first).out, "it says why the rest waits")
-        used = [node["cores_used"] for _ in range(5) for node in sh.ok("nodes", "--json").json["nodes"]]
-        assert sum(used) <= 5 + 1, "one core of four, at each look"
+
+        def used() -> int:
+            return sum(node["cores_used"] for node in sh.ok("nodes", "--json").json["nodes"])
+
+        # The nodes are looked at one after the other, and meanwhile the one core may have gone from here to there.
+        eventually(lambda: sum(used() for _ in range(5)) <= 5 + 1, "one core of four, at each look")
         shown = [line.split() for line in sh.ok("limits").out.splitlines()]
         assert [line[0] for line in shown] == ["LIMIT", "max_cores_per_user", "max_jobs_per_user"]
         assert len(sh.ok("limits", "--all").out.splitlines()) > 10
@@ -199,9 +205,9 @@ def test_a_user_has_caps_of_cores_and_jobs_and_is_told(sh: Shell) -> None:
         assert re.search(rf"{me} has \d+ of the 1 open jobs that {me} may have at once", refused.error["message"])
         assert "rmgr admin limit USER --jobs N" in refused.error["hint"]
         sh.ok("admin", "limit", me, "--cores", "none", "--jobs", "default")
-        eventually(lambda: sum(node["cores_used"] for node in sh.ok("nodes", "--json").json["nodes"]) == 4, "all cores are used again")
-        sh.ok("cancel", first)
+        eventually(lambda: used() == 4, "all cores are used again")
     finally:
+        sh("cancel", "all")
         sh.ok("admin", "limit", me, "--cores", "default", "--jobs", "default")
 
 
@@ -293,17 +299,21 @@ def test_policies_are_told_honestly(sh: Shell) -> None:
     }
     assert sh.ok("policy", "check").out == "default: fair\nbatch: easy\n"
     sh.ok("policy", "set", "conservative", "--param", "order=sjf")
-    eventually(lambda: "conservative" in sh.ok("queues").out, "the leader takes the policy up")
-    assert sh.ok("policy", "show", "batch", "--json").json["queues"]["batch"] == {"policy": "conservative", "parameters": {"order": "sjf"}}
-    refused = sh("policy", "set", "esay")
-    assert (refused.code, "did you mean easy" in refused.err) == (2, True)
-    assert sh("policy", "set", "easy", "--partition", "x").code == 3
-    sh.ok("policy", "set", "easy")
+    try:
+        eventually(lambda: "conservative" in sh.ok("queues").out, "the leader takes the policy up")
+        set_now = sh.ok("policy", "show", "batch", "--json").json["queues"]["batch"]
+        assert set_now == {"policy": "conservative", "parameters": {"order": "sjf"}}
+        refused = sh("policy", "set", "esay")
+        assert (refused.code, "did you mean easy" in refused.err) == (2, True)
+        assert sh("policy", "set", "easy", "--partition", "x").code == 3
+    finally:
+        sh.ok("policy", "set", "easy")
 
 
 def test_doctor_finds_nothing_wrong(sh: Shell) -> None:
-    document = sh.ok("doctor", "--json").json
-    assert document["healthy"] is True
+    document = eventually(  # what it measures on the way (how long ZooKeeper takes to answer) may be too much once
+        lambda: (told := sh("doctor", "--json").json)["healthy"] and told, lambda: f"it finds nothing wrong: {sh('doctor').out}"
+    )
     names = " ".join(check["name"] for check in document["checks"])
     for what in (
         "python",
@@ -393,29 +403,28 @@ def test_without_a_leader_a_gateway_reads_znodes_for_its_clients(sh: Shell, clus
     eventually(lambda: sh("status").code == 0, "a new leader")
 
 
-def follows(server: ZooKeeperServer | None, before: tuple[int, int]) -> bool:
-    """There is one more connection, with watches; and it has read what it wanted: a command that still begins gives up sooner."""
-    assert server is not None
+def settled(server: ZooKeeperServer) -> tuple[int, int] | None:
+    """The connections there, and their watches, once nobody comes, goes or reads for two seconds."""
     now = server.clients()
-    if not all(here > then for here, then in zip(now, before, strict=True)):
-        return False
     time.sleep(2.0)
-    return server.clients() == now
+    return now if server.clients() == now else None
 
 
 def test_waiting_goes_on_while_zookeeper_restarts(sh: Shell, cluster: DevCluster) -> None:
     gate = sh.directory / sh.file("gate", "")
     number = sh.submit("--", "sh", "-c", f"while [ -e {gate} ]; do sleep 0.1; done; exit 3")
     eventually(lambda: "RUNNING" in sh.ok("jobs", number).out, "it runs")
-    assert cluster.zookeeper is not None
-    before = cluster.zookeeper.clients()
+    server = cluster.zookeeper
+    assert server is not None
+    before = eventually(lambda: settled(server), "all who asked have gone")
     with sh.running("wait", number) as process:
-        eventually(lambda: follows(cluster.zookeeper, before), "it follows")
-        cluster.zookeeper.pause()
+        # One more connection, with watches; and it has read what it wanted: a command that still begins gives up sooner.
+        eventually(lambda: all(here > then for here, then in zip(settled(server) or (0, 0), before, strict=True)), "it follows")
+        server.pause()
         try:
             wait_line(process, "ZooKeeper does not answer", stream="stderr")
         finally:
-            cluster.zookeeper.resume()
+            server.resume()
         gate.unlink()
         _, err = process.communicate(timeout=60)
     assert process.returncode == 3
@@ -503,12 +512,16 @@ def test_a_store_of_another_cluster_or_none_at_all_is_refused(sh: Shell, tmp_pat
     store = open_store(other)
     store.bind_cluster("some-other-cluster")
     store.close()
-    before = sh.ok("jobs", "-a", "--json").json["jobs"]
+
+    def known() -> set[str]:
+        return {job["id"] for job in sh.ok("jobs", "-a", "--json").json["jobs"]}
+
+    before = known()
     for url, told in ((other, "some-other-cluster"), (f"sqlite:{tmp_path / 'absent' / 'x.db'}", "absent")):
         refused = sh("run", "--store", url, "--json", "--", "true")
         assert (refused.code, refused.error["code"]) == (5, "UNAVAILABLE")
         assert told in refused.error["message"]
-    assert sh.ok("jobs", "-a", "--json").json["jobs"] == before  # what could not be waited for was not submitted
+    assert known() == before  # what could not be waited for was not submitted
 
 
 def test_an_empty_store_is_refused_by_a_cluster_that_has_used_one_until_the_loss_is_accepted(

@@ -46,6 +46,24 @@ class Town:
     def is_well(self) -> bool:
         return self.sh("status").code == 0
 
+    def doctor_is_content(self) -> None:
+        """What it measures on the way (how long ZooKeeper takes to answer) may be too much once."""
+        eventually(lambda: self.sh("doctor").code == 0, lambda: f"doctor finds nothing wrong: {self.sh('doctor').out}")
+
+    def heal(self) -> None:
+        """What a test that has failed has left: the next one begins with a healthy cluster all the same."""
+        for folder in self.disks.values():
+            (folder / "filler").unlink(missing_ok=True)
+        for name in ("w1", "w2"):
+            if self.cluster.process(name).state == "dead":
+                self.cluster.start_watchdog(name)
+        for name in NODES:
+            if self.cluster.process(name).state == "dead":
+                self.start_node(name)
+        self.sh("cancel", "all")
+        self.sh("resume", *NODES)
+        self.until("it is well", self.is_well)
+
     def part(self, kind: str, name: str = "") -> dict[str, str] | None:
         found = self.sh("status", "--json").json["parts"]
         return next((part for part in found if part["kind"] == kind and name in {"", part["id"]}), None)
@@ -117,11 +135,18 @@ def town(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -
             subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
 
 
+@pytest.fixture(autouse=True)
+def healed(request: pytest.FixtureRequest, town: Town) -> Iterator[None]:
+    yield
+    if getattr(request.node, "has_failed", False):
+        town.heal()
+
+
 def test_a_cluster_whose_cores_are_all_busy_is_healthy(town: Town) -> None:
     busy = town.sh.submit("--array", "1-8", "--", "sleep", "600")
     town.until("four run", lambda: town.sh.ok("show", busy, "--json").json["counts"]["RUNNING"] == 4)
     assert town.sh.ok("status", "--json").json["parts"] == []
-    assert town.sh.ok("doctor", "--json").json["healthy"]
+    town.doctor_is_content()
     town.sh.ok("cancel", busy)
     town.until("they have ended", lambda: town.sh("wait", busy, "--timeout", "60").code != 6)
 
@@ -143,7 +168,7 @@ def test_an_idle_node_that_was_killed_is_fenced_and_one_that_was_stopped_is_down
     town.sh.ok("drain", "n1", "--reason", "sold")  # that it does not come back is known
     town.until("a warning", town.is_well)
     assert "NOTE       node n1 is fenced" in town.sh.ok("status").out
-    assert town.sh.ok("doctor", "--json").json["healthy"]
+    town.doctor_is_content()
     town.sh.ok("resume", "n1")
     town.start_node("n1")
     town.until("it is well", lambda: town.part("node", "n1") is None)
@@ -153,7 +178,7 @@ def test_a_drained_node_is_a_warning_until_work_waits_for_it(town: Town) -> None
     town.sh.ok("drain", "n2", "--reason", "new fan")
     town.until("the warning", lambda: town.part("node", "n2"))
     assert "-> rmgr resume n2" in town.sh.ok("status").out
-    assert town.sh.ok("doctor", "--json").json["healthy"]
+    town.doctor_is_content()
     job = town.wait_for_node("n2")
     town.all_say("n2", "drained", "new fan", "rmgr resume n2", level="warning", job=job)
     assert "stuck" in str(town.part("partition", "default"))
@@ -200,11 +225,18 @@ def test_a_store_that_takes_nothing_is_told_by_all(town: Town) -> None:
     waiting = town.wait_for_node("n2")
     store = Path(town.cluster.state.store.removeprefix("sqlite:"))
     filler = fill(store.parent)
-    part = town.until("the leader sees it", lambda: town.part("store"))
-    status = town.sh("status")
-    assert (status.code, "NOT OK  sqlite:" in status.out, part["reason"].rpartition("Z: ")[2] in status.out) == (1, True, True)
-    why = town.sh.ok("explain", waiting, "--json").json["why"]
-    assert [item["detail"] for item in why if item["what"] == "store" and part["reason"] in item["detail"]]
+    town.until("the leader sees it", lambda: town.part("store"))
+
+    def is_told_alike() -> bool:
+        """By three commands; the leader may have come by other words between two of them."""
+        if (part := town.part("store")) is None:
+            return False
+        status, why = town.sh("status"), town.sh.ok("explain", waiting, "--json").json["why"]
+        assert (status.code, "NOT OK  sqlite:" in status.out) == (1, True), status
+        told = [item["detail"] for item in why if item["what"] == "store" and part["reason"] in item["detail"]]
+        return bool(told) and part["reason"].rpartition("Z: ")[2] in status.out
+
+    town.until("all say the same of it", is_told_alike)
     checks = {check["name"]: check for check in town.sh("doctor", "--json").json["checks"]}
     assert not checks["store"]["ok"]
     assert not checks["store, as the leader sees it"]["ok"]

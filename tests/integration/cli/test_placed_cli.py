@@ -71,7 +71,7 @@ name = "more"
 
 def look_at_classes(sh: Shell) -> None:
     """A job is sent to a class by hand, and seen there; what the class does not admit is refused with the reason."""
-    number = sh.submit("-q", "more", "-t", "1m", "--", "sleep", "50")
+    number = sh.submit("-q", "more", "-t", "1m", "--", "sleep", "600")
 
     def line(name: str) -> dict[str, object]:
         return next(item for item in sh.ok("queues", "--json").json["classes"] if item["id"] == name)
@@ -109,7 +109,7 @@ def test_where_a_policy_chooses_the_class_a_command_of_one_process_is_placed_by_
         eventually(lambda: tried() == ("batch", "one"), "the leader has the classes")
         assert tried("-c", "2") == ("batch", "more")
         assert tried("-q", "default")[0] == "default"
-        number = sh.submit("-t", "1m", "--", "sleep", "50")
+        number = sh.submit("-t", "1m", "--", "sleep", "600")
         eventually(lambda: "class one" in sh.ok("explain", number).out, "the class is told")
         assert sh.ok("show", number, "--json").json["class"] == "one"
         sh.ok("cancel", number)

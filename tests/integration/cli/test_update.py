@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import StateConflict, UsageError
 from rmgr.model.base.units import format_duration
@@ -25,6 +26,16 @@ def begun(path: Path) -> None:
 def shown(sh: Shell, number: str) -> dict[str, object]:
     found: dict[str, object] = sh.ok("show", number, "--json").json
     return found
+
+
+def put_at(cluster: DevCluster, queue: str, number: str, priority: int) -> None:
+    """Until the leader has put what waits of it where that priority has it: the record says so before."""
+
+    def there() -> set[int]:
+        names = cluster.coordinator.children(paths.pending(queue)).result(60) or []
+        return {key.priority for _, key in paths.blocks_in(names) if key.submission == int(number)}
+
+    eventually(lambda: there() == {priority}, lambda: f"{number} waits at {priority}, not at {there()}")
 
 
 @pytest.mark.parametrize("queue", ["default", "batch"])
@@ -115,11 +126,12 @@ def test_of_several_what_cannot_be_is_told_and_the_others_are_changed(sh: Shell)
     assert sh("update", one, other, "-c", "9").code == 2
     assert sh("update", "999990-999999", "--name", "x").code == 3
     sh.ok("cancel", one, gang, other)
+    eventually(lambda: not sh.ok("jobs", "--json").json["jobs"], lambda: f"the leader has ended all of it: {sh('jobs').out}")
     told = sh.ok("update", "all", "--name", "x")
     assert (told.out, told.err) == ("", "rmgr: nothing is there to be changed\n")
 
 
-def test_who_is_put_later_starts_later(sh: Shell, tmp_path: Path) -> None:
+def test_who_is_put_later_starts_later(live_cluster: DevCluster, sh: Shell, tmp_path: Path) -> None:
     full = sh.submit("--array", "1-3", "-c", "2", "--", "sh", "-c", f"touch {tmp_path}/$RMGR_ARRAY_INDEX; sleep 600")
     for number in range(1, 4):
         begun(tmp_path / str(number))
@@ -127,14 +139,16 @@ def test_who_is_put_later_starts_later(sh: Shell, tmp_path: Path) -> None:
     words = ("-c", "2", "-t", "1h", "--", "sh", "-c", f"echo $RMGR_JOB_ID >>{order}; sleep 1")
     first, second = sh.submit(*words), sh.submit(*words)
     sh.ok("update", first, "--priority", "-5", "-t", "30m")
-    eventually(lambda: shown(sh, first)["priority"] == -5, lambda: f"the leader knows it: {shown(sh, first)}")
+    put_at(live_cluster, "default", first, -5)
     sh.ok("cancel", f"{full}_2")  # one node is free: for one of them
     sh.ok("wait", first, second)
     assert order.read_text().split() == [second, first]
     sh.ok("cancel", full)
 
 
-def test_who_gives_a_priority_that_nobody_looks_at_is_told_what_to_type_and_that_helps(sh: Shell, tmp_path: Path) -> None:
+def test_who_gives_a_priority_that_nobody_looks_at_is_told_what_to_type_and_that_helps(
+    live_cluster: DevCluster, sh: Shell, tmp_path: Path
+) -> None:
     full = sh.submit(
         "-q", "batch", "--array", "1-3", "-c", "2", "-t", "10m", "--", "sh", "-c", f"touch {tmp_path}/$RMGR_ARRAY_INDEX; sleep 600"
     )
@@ -151,7 +165,7 @@ def test_who_gives_a_priority_that_nobody_looks_at_is_told_what_to_type_and_that
     sh.ok(*typed.split()[1:])
     try:
         assert typed not in sh.ok("update", first, "--priority", "-6").err
-        eventually(lambda: shown(sh, first)["priority"] == -6, lambda: f"the leader knows it: {shown(sh, first)}")
+        put_at(live_cluster, "batch", first, -6)
         sh.ok("cancel", f"{full}_2")  # one node is free: for one of them
         sh.ok("wait", first, second)
         assert order.read_text().split() == [second, first]
