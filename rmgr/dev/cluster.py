@@ -316,9 +316,9 @@ class DevCluster:
             self._coordinator = ZkCoordinator.connect(hosts, self._chroot, session_timeout_s=self.state.session_timeout_s, **options)
         return self._coordinator
 
-    def snapshot(self) -> ClusterSnapshot:
-        """Facts from ZooKeeper."""
-        return read_snapshot(self.coordinator, None)
+    def snapshot(self, *, submissions: bool = True) -> ClusterSnapshot:
+        """Facts from ZooKeeper; see `read_snapshot`."""
+        return read_snapshot(self.coordinator, None, submissions=submissions)
 
     def wait_healthy(self, *, nodes: int, leader: bool = True, deadline_s: float, are_new: bool = False) -> None:
         """Waits until a leader leads and `nodes` nodes are up. Raises Unavailable with the log of what is missing.
@@ -330,7 +330,7 @@ class DevCluster:
             for process in self.state.processes:
                 if process.find() is None:
                     raise self._stillborn(process)
-            snapshot = self.snapshot()
+            snapshot = self.snapshot(submissions=False)
             ours = {process.pid for process in self.state.processes}
             alive = [record for record in snapshot.nodes.values() if record.state is NodeState.UP and record.guid in snapshot.alive]
             up = [record.node for record in alive if not are_new or record.pid in ours]

@@ -67,11 +67,17 @@ def fetch_visible(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_
 
 
 def read_snapshot(
-    coordinator: Coordinator, store: Store | None, *, shown: Callable[[Submission], bool] = lambda _: True, timeout_s: float = 10.0
+    coordinator: Coordinator,
+    store: Store | None,
+    *,
+    shown: Callable[[Submission], bool] = lambda _: True,
+    submissions: bool = True,
+    timeout_s: float = 10.0,
 ) -> ClusterSnapshot:
     """Everything that `jobs`, `nodes`, `queues`, `status` and `explain` need, as far as this user may see it.
 
-    Args: shown: whether a submission is among it. Raises CoordinationUnavailable.
+    Args: shown: whether a submission is among it. submissions: False reads none of them, which takes long where they are many.
+    Raises CoordinationUnavailable.
     """
     tops = fetch([paths.META, paths.CONFIG, paths.EPOCH], coordinator.get, timeout_s=timeout_s)
     parents = [paths.WATCHDOGS, paths.STARTERS, paths.NODES, paths.DRAINS, paths.TROUBLES, paths.SUBMITTERS, paths.SUBS]
@@ -84,17 +90,17 @@ def read_snapshot(
     troubles = _records(coordinator, [paths.trouble(name) for name in troubled], Trouble, timeout_s)
     numbers: list[int] = []
     directories = [f"{paths.SUBS}/{bucket}" for bucket in buckets if paths.parse_number(bucket) is not None]  # submitters create here
-    for names in fetch(directories, coordinator.children, timeout_s=timeout_s):
+    for names in fetch(directories if submissions else (), coordinator.children, timeout_s=timeout_s):
         numbers += [number for name in names or () if (number := paths.parse_number(name)) is not None]
-    submissions: dict[int, tuple[Submission, Progress]] = {}
+    read: dict[int, tuple[Submission, Progress]] = {}
     waiting: dict[int, int] = {}
     for number in sorted(numbers):
         with suppress(PermissionDenied, WrongCluster, InvalidRecord):  # another's, or unreadable: one record hides no other
             found = read_progress(coordinator, store, number, timeout_s=timeout_s)
             if found is not None and shown(found[0]):
-                submissions[number] = found
-    failed_names = fetch([paths.failed(number) for number in submissions], coordinator.children, timeout_s=timeout_s)
-    for number, names in zip(submissions, failed_names, strict=True):
+                read[number] = found
+    failed_names = fetch([paths.failed(number) for number in read], coordinator.children, timeout_s=timeout_s)
+    for number, names in zip(read, failed_names, strict=True):
         if names:
             waiting[number] = sum(count for _, (_, count, _) in paths.failed_in(names))
     return ClusterSnapshot(
@@ -103,7 +109,7 @@ def read_snapshot(
         epoch=epoch_record,
         leader_alive=epoch_record is not None and epoch_record.candidate in watchdogs,
         watchdogs=len(watchdogs),
-        submissions=submissions,
+        submissions=read,
         claimed=claimed_blocks(coordinator, [record.node for record in nodes], timeout_s=timeout_s),
         nodes={record.node: record for record in nodes},
         alive=frozenset(paths.entry_guid(name) for name in starters),
@@ -111,7 +117,7 @@ def read_snapshot(
         resumed={record.node: record for record in drains if record.is_over},
         troubles={record.node: record for record in troubles},
         waiting=waiting,
-        ownerless=_ownerless(submissions, {paths.entry_guid(name) for name in submitters}),
+        ownerless=_ownerless(read, {paths.entry_guid(name) for name in submitters}),
     )
 
 

@@ -18,6 +18,7 @@ from rmgr.adapters.stores import open_store
 from rmgr.client.connection import Connection, connect
 from rmgr.config import Config
 from rmgr.coord.protocol.ports import Store
+from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import CoordinationUnavailable
@@ -111,7 +112,7 @@ class Chaos:
         others = [process.id for process in self.cluster.state.processes if process.role == "watchdog" and process.state == "running"]
         for at, (name, environment) in enumerate(heirs.items(), start=1):
             self.cluster.start_watchdog(name, environment=environment)
-            eventually(f"{name} stands by", lambda at=at: self.cluster.snapshot().watchdogs >= len(others) + at, within=PATIENCE_S)  # type: ignore[misc]
+            eventually(f"{name} stands by", lambda at=at: self.snapshot().watchdogs >= len(others) + at, within=PATIENCE_S)  # type: ignore[misc]
         for other in others:
             self.cluster.kill(other, signal.SIGTERM)
         eventually("the first one leads", lambda: self.leader() not in {"", *others}, within=PATIENCE_S)
@@ -132,25 +133,35 @@ class Chaos:
         eventually("the nodes are up", lambda: set(cores) <= self.up(), within=PATIENCE_S)
         eventually("somebody leads", self.leader, within=PATIENCE_S)
 
+    def keep_only(self, *names: str) -> None:
+        """Kills all other Starters."""
+        for name in {process.id for process in self.cluster.state.processes if process.role == "starter"} - set(names):
+            if self.cluster.process(name).state != "dead":
+                self.cluster.kill(name)
+
     def restart(self, name: str, *, cores: int = 2, **environment: str) -> None:
         """Kills a Starter and starts it again; returns when its node has another incarnation."""
-        before = self.cluster.snapshot().nodes[name].incarnation
+        before = self.snapshot().nodes[name].incarnation
         self.cluster.kill(name)
         self.add_node(name, cores=cores, **environment)
-        eventually(f"{name} is back", lambda: self.cluster.snapshot().nodes[name].incarnation > before, within=PATIENCE_S)
+        eventually(f"{name} is back", lambda: self.snapshot().nodes[name].incarnation > before, within=PATIENCE_S)
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Who leads, which nodes there are, what they have claimed. Submissions, of which a shared cluster has hundreds, are not read."""
+        return self.cluster.snapshot(submissions=False)
 
     def up(self) -> set[str]:
         """Nodes whose Starter is registered, and lives."""
-        snapshot = self.cluster.snapshot()
+        snapshot = self.snapshot()
         return {name for name, record in snapshot.nodes.items() if record.state == "up" and record.guid in snapshot.alive}
 
     def nodes_of(self, number: int) -> tuple[str, ...]:
         """Where a job of one task runs now, its head first; () while it does not."""
-        return next((block.nodes for block in self.cluster.snapshot().claimed if block.key.submission == number), ())
+        return next((block.nodes for block in self.snapshot().claimed if block.key.submission == number), ())
 
     def leader(self) -> str:
         """Id of the WatchDog that leads now ("" while none does)."""
-        snapshot = self.cluster.snapshot()
+        snapshot = self.snapshot()
         if snapshot.epoch is None or not snapshot.leader_alive:
             return ""
         mine = next((process for process in self.cluster.state.processes if process.pid == snapshot.epoch.pid), None)
@@ -158,7 +169,7 @@ class Chaos:
 
     def epoch(self) -> int:
         """The present epoch."""
-        record = self.cluster.snapshot().epoch
+        record = self.snapshot().epoch
         return record.epoch if record else 0
 
     @property

@@ -385,7 +385,7 @@ def test_answers_that_are_late_leave_the_true_difference_within_the_error_that_i
         assert reference in behind
         errors = turning.clock_errors_us("n3", "n4")
         assert min(errors.values()) >= 25_000, errors
-        told, record = threading.Event(), chaos.cluster.snapshot().nodes[reference]
+        told, record = threading.Event(), chaos.snapshot().nodes[reference]
         reader = ClockReader(from_config(chaos.config().security), told.set)
         reader.follow(reference, record.incarnation, record.endpoint)
         assert told.wait(PATIENCE_S)

@@ -71,7 +71,7 @@ def test_a_frozen_starter_that_wakes_commits_nothing(pair: Chaos):
     eventually("its work runs elsewhere", lambda: pair.started() >= 6, within=RECOVERY_S + 4.0)
     pair.cluster.kill("n1", signal.SIGCONT)
     pair.finish(within=60)
-    eventually("it serves again under a new incarnation", lambda: pair.cluster.snapshot().nodes["n1"].state == "up", within=60)
+    eventually("it serves again under a new incarnation", lambda: pair.snapshot().nodes["n1"].state == "up", within=60)
 
 
 def test_exclusive_work_never_overlaps_itself(pair: Chaos):
@@ -86,12 +86,12 @@ def test_exclusive_work_never_overlaps_itself(pair: Chaos):
 def test_a_starter_restarted_within_the_timeout_is_one_node(pair: Chaos):
     pair.submit(12, 0.5)
     eventually("it works", lambda: any(span.node == "n1" for span in read_ledger(pair.ledger)), within=60)
-    known, before = set(pair.cluster.snapshot().nodes), pair.cluster.snapshot().nodes["n1"].incarnation
+    known, before = set(pair.snapshot().nodes), pair.snapshot().nodes["n1"].incarnation
     pair.cluster.kill("n1")
     pair.add_node("n1", cores=2)
-    eventually("a new incarnation is up", lambda: pair.cluster.snapshot().nodes["n1"].incarnation > before, within=T + 10)
+    eventually("a new incarnation is up", lambda: pair.snapshot().nodes["n1"].incarnation > before, within=T + 10)
     pair.finish(within=60)
-    assert set(pair.cluster.snapshot().nodes) == known
+    assert set(pair.snapshot().nodes) == known
 
 
 def test_two_starters_of_one_name_are_refused(pair: Chaos):
