@@ -1,4 +1,8 @@
-"""The data store goes and comes: rows 14 and 25 to 29 of the fault matrix, on real Cassandra nodes."""
+"""The data store goes and comes: rows 14 and 25 to 29 of the fault matrix, on real Cassandra nodes.
+
+Daily one node behind proxies, which many tests share; the ring of three nodes, whose start alone costs a minute of processor, is for
+`tests/long.sh`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +24,7 @@ from rmgr import TaskQueue
 from rmgr.adapters.rpc.services import LeaderClient, NodeClient, NodeStats
 from rmgr.adapters.stores import open_store
 from rmgr.dev.keeper import DevState
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import StoreUnavailable, Unavailable
 from rmgr.model.views import StatusView
 from rmgr.runtime.secured import credentials_of
@@ -106,7 +112,7 @@ def status_of(chaos: Chaos) -> StatusView:
     """As the leader tells it; while one is dead that its session does not show yet, its successor is waited for."""
     end_s = time.monotonic() + 60
     while True:
-        epoch = chaos.cluster.snapshot().epoch
+        epoch = chaos.snapshot().epoch
         assert epoch is not None
         try:
             with LeaderClient(epoch.endpoint, timeout_s=3.0, credentials=credentials_of(chaos.config())) as leader:
@@ -120,7 +126,7 @@ def stats_of(chaos: Chaos) -> dict[str, NodeStats]:
     """As the Starters tell them."""
     found: dict[str, NodeStats] = {}
     credentials = credentials_of(chaos.config())
-    for record in chaos.cluster.snapshot().nodes.values():
+    for record in chaos.snapshot().nodes.values():
         with contextlib.suppress(Unavailable), NodeClient(record.endpoint, timeout_s=3.0, credentials=credentials) as node:
             found |= {stats.node: stats for stats in node.stats()}
     return found
@@ -144,7 +150,7 @@ def ails(chaos: Chaos) -> list[str]:
         found = [f"leader: {error.message}"]
     stats = stats_of(chaos)
     found += [f"{one.node}: {one.reason}, {one.spooled_bytes} bytes" for one in stats.values() if one.reason or one.spooled_bytes]
-    return found + [f"{name} says nothing" for name in chaos.cluster.snapshot().nodes if name not in stats]
+    return found + [f"{name} says nothing" for name in chaos.snapshot().nodes if name not in stats]
 
 
 def wait_whole(chaos: Chaos, within: float) -> float:
@@ -156,6 +162,28 @@ def wait_whole(chaos: Chaos, within: float) -> float:
     return timer.elapsed_s
 
 
+def lives_without_its_store(chaos: Chaos, began: int) -> float:
+    """Outputs wait, submit is refused soon, views say why, and what was claimed runs on. Returns how long the refusal took (fair s).
+
+    began: executions that had started before the store went away.
+    """
+    away_s = time.monotonic()
+    eventually("outputs wait on their nodes", lambda: spooled(chaos) > 40_000, within=60)
+    with FairTimer() as timer:
+        refused = chaos.rmgr("submit", "--", "true")
+    took_s = timer.elapsed_s
+    assert refused.returncode == 5, refused.stderr
+    assert "data store is away" in refused.stderr
+    assert took_s < 10.0, f"a refusal took {took_s:.1f} s"  # a node that hangs is waited for 4 s; dead ones alone 1.3 s
+    eventually("status says so", lambda: "store: away since" in (told := chaos.rmgr("status")).stdout and told.returncode == 1, within=60)
+    assert "data store away since" in chaos.rmgr("nodes").stdout
+    eventually("what was claimed runs on", lambda: chaos.started() > began, within=60)
+    eventually("2 T are over", lambda: time.monotonic() > away_s + 2 * T, within=60)
+    assert not chaos.ended()
+    return took_s
+
+
+@pytest.mark.long
 def test_one_of_three_nodes_killed_and_another_stopped_is_seen_by_no_client(town: Chaos, ring: CassandraRing):
     town.start(nodes=2, cores=2)
     town.submit(40, 0.3, *PAD)
@@ -184,6 +212,7 @@ def test_one_of_three_nodes_killed_and_another_stopped_is_seen_by_no_client(town
     town.finish(within=60)
 
 
+@pytest.mark.long
 def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Chaos, ring: CassandraRing):
     town.start(nodes=2, cores=2)
     number = town.submit(16, 1.0, *PAD)
@@ -191,23 +220,9 @@ def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Ch
     began = town.started()
     ring.nodes[1].kill()
     ring.nodes[2].pause()
-    away_s = time.monotonic()
-    eventually("outputs wait on their nodes", lambda: spooled(town) > 40_000, within=60)
-    with FairTimer() as timer:
-        refused = town.rmgr("submit", "--", "true")
-    took_s = timer.elapsed_s
-    assert refused.returncode == 5, refused.stderr
-    assert "data store is away" in refused.stderr
-    assert took_s < 10.0, f"a refusal took {took_s:.1f} s"  # a node that hangs is waited for 4 s; dead ones alone 1.3 s
-    told = town.rmgr("status")
-    assert told.returncode == 1
-    assert "store: away since" in told.stdout, told.stdout
-    assert "data store away since" in town.rmgr("nodes").stdout
-    eventually("what was claimed runs on", lambda: town.started() > began, within=60)
-    eventually("2 T are over", lambda: time.monotonic() > away_s + 2 * T, within=60)
-    assert not town.ended()
+    refused_s = lives_without_its_store(town, began)
     ring.nodes[2].resume()
-    print(f"a refusal took {took_s:.1f} s; all was well {wait_whole(town, 15):.1f} s after the second node was back")
+    print(f"a refusal took {refused_s:.1f} s; all was well {wait_whole(town, 15):.1f} s after the second node was back")
     town.finish(within=60)
     assert {view.attempt for view in town.tasks(number)} == {1}, "an outage of the store is no loss"
 
@@ -273,30 +288,76 @@ def without_dead(town: Chaos) -> DevState:
 # -- one node, behind a proxy --------------------------------------------------------------------------------------------------
 
 
-def test_a_node_cut_off_from_the_store_keeps_its_outputs_and_drains_at_its_bound(
-    cassandra: SharedNode, keyspace: str, zookeeper_parts: None, tmp_path: Path
-):
-    chaos = Chaos(tmp_path, store=made(f"cassandra://{cassandra.contact}/{keyspace}?replication_factor=1"))
-    try:
-        with Proxy(cassandra.contact, framed=False) as proxy:
-            chaos.start(nodes=0)
-            chaos.add_node("far", cores=2, RMGR_STORE=f"cassandra://{proxy.hosts}/{keyspace}", RMGR_STARTER_SPOOL_CAP_BYTES="150000")
-            chaos.cluster.wait_healthy(nodes=1, deadline_s=60)
-            number = chaos.submit(60, 0.1, *PAD)
-            eventually("work is committed", lambda: any(view.state.is_final for view in chaos.tasks(number)), within=60)
-            proxy.black_hole(to_client=True, to_server=False)  # what it writes arrives; it will never know
-            eventually("outputs wait", lambda: spooled(chaos) > 60_000, within=60)
-            proxy.refuse()
-            eventually("it drains at its bound", lambda: "fill the spool" in stats_of(chaos)["far"].reason, within=60)
-            assert spooled(chaos) < 150_000 + 4 * 20_100
-            assert "fill the spool" in chaos.rmgr("nodes").stdout
-            proxy.black_hole(to_client=False, to_server=False)
-            proxy.refuse(False)
-            print(f"the node was well {wait_whole(chaos, 10):.1f} s after the heal")
-            chaos.finish(within=60)
-            assert {view.attempt for view in chaos.tasks(number)} == {1}
-    finally:
-        chaos.stop()
+@pytest.fixture(scope="module")
+def fronted(
+    cassandra: SharedNode, breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Chaos, Proxy, str]]:
+    """A cluster without nodes, the proxy behind which its store is, and the store's keyspace."""
+    keyspace = f"k{uuid.uuid4().hex[:16]}"
+    made(f"cassandra://{cassandra.contact}/{keyspace}?replication_factor=1")
+    with Proxy(cassandra.contact, framed=False) as proxy:
+        chaos = Chaos(
+            tmp_path_factory.mktemp("fronted"), store=f"cassandra://{proxy.hosts}/{keyspace}", guest_of=breakable_zookeeper.start()
+        )
+        try:
+            chaos.start(nodes=0, watchdogs=1)
+            yield chaos, proxy, keyspace
+        finally:
+            chaos.stop()
+
+
+@pytest.fixture
+def near(fronted: tuple[Chaos, Proxy, str]) -> Iterator[tuple[Chaos, Proxy, str]]:
+    """The same, with nothing of an earlier test."""
+    chaos, proxy, _ = fronted
+    chaos.heal()
+    yield fronted
+    flow(proxy)
+    chaos.keep_only()
+
+
+def flow(proxy: Proxy) -> None:
+    """All as if nothing had been."""
+    proxy.black_hole(to_client=False, to_server=False)
+    proxy.refuse(False)
+
+
+def test_a_node_cut_off_from_the_store_keeps_its_outputs_and_drains_at_its_bound(near: tuple[Chaos, Proxy, str], cassandra: SharedNode):
+    chaos, _, keyspace = near
+    with Proxy(cassandra.contact, framed=False) as proxy:
+        chaos.add_node("n1", cores=2, RMGR_STORE=f"cassandra://{proxy.hosts}/{keyspace}", RMGR_STARTER_SPOOL_CAP_BYTES="150000")
+        chaos.cluster.wait_healthy(nodes=1, deadline_s=60)
+        number = chaos.submit(60, 0.1, *PAD)
+        eventually("work is committed", lambda: any(view.state.is_final for view in chaos.tasks(number)), within=60)
+        proxy.black_hole(to_client=True, to_server=False)  # what it writes arrives; it will never know
+        eventually("outputs wait", lambda: spooled(chaos) > 60_000, within=60)
+        proxy.refuse()
+        eventually("it drains at its bound", lambda: "fill the spool" in stats_of(chaos)["n1"].reason, within=60)
+        assert spooled(chaos) < 150_000 + 4 * 20_100
+        assert "fill the spool" in chaos.rmgr("nodes").stdout
+        flow(proxy)
+        print(f"the node was well {wait_whole(chaos, 10):.1f} s after the heal")
+        chaos.finish(within=60)
+        assert {view.attempt for view in chaos.tasks(number)} == {1}
+
+
+@pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "hanging"])
+def test_while_the_store_is_away_submit_is_refused_and_outputs_wait(near: tuple[Chaos, Proxy, str], is_dead: bool):
+    chaos, proxy, _ = near
+    chaos.add_node("n1", cores=4)
+    chaos.cluster.wait_healthy(nodes=1, deadline_s=60)
+    number = chaos.submit(16, 1.0, *PAD)
+    eventually("work runs", lambda: chaos.started() >= 4, within=60)
+    began = chaos.started()
+    if is_dead:
+        proxy.refuse()
+    else:
+        proxy.black_hole()
+    lives_without_its_store(chaos, began)
+    flow(proxy)
+    wait_whole(chaos, 15)
+    chaos.finish(within=60)
+    assert {view.attempt for view in chaos.tasks(number)} == {1}, "an outage of the store is no loss"
 
 
 def test_a_write_whose_answers_are_lost_is_written_again_and_is_the_same(cassandra: SharedNode, keyspace: str):

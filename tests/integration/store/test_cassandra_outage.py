@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -20,6 +22,7 @@ from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.dev.cassandra import CassandraNode
 from rmgr.errors import ConfigError, PermissionDenied, StoreUnavailable
 from tests.harness.fair_time import FairTimer
+from tests.harness.proxy import Proxy
 from tests.harness.store_adapters import pattern
 from tests.harness.waiting import eventually
 
@@ -252,6 +255,48 @@ def test_a_process_that_meets_a_node_that_hangs_is_refused_and_over_soon(root: s
         os.kill(node.pid, signal.SIGCONT)
     assert "no answer in 2.5s" in ended.stderr
     assert took_s < 7, f"{took_s:.1f} s"  # 2.5 s and the start of an interpreter, on a busy machine; its exit waits for nothing
+
+
+@contextlib.contextmanager
+def as_three(root: str, node: CassandraNode) -> Iterator[tuple[str, list[Proxy]]]:
+    """The node behind three proxies, which it takes for itself and two peers: a client finds three nodes that may go one by one."""
+    from tests.harness.cassandra_keyspaces import behind
+
+    columns = "peer, peer_port, host_id, native_address, native_port, data_center, rack, release_version, schema_version, tokens"
+    peers = {"127.0.0.2": -(2**62), "127.0.0.3": 2**62}
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(behind(root))
+        proxies = [stack.enter_context(Proxy(node.contact, framed=False)) for _ in range(3)]
+        [own] = run("SELECT data_center, rack, release_version, schema_version FROM system.local")
+        for (peer, token), proxy in zip(peers.items(), proxies[1:], strict=True):
+            stack.callback(run, "DELETE FROM system.peers_v2 WHERE peer = %s", peer)
+            values = peer, 7000, uuid4(), "127.0.0.1", int(proxy.hosts.rpartition(":")[2]), *own, {str(token)}
+            run(f"INSERT INTO system.peers_v2 ({columns}) VALUES ({', '.join(['%s'] * len(values))})", *values)
+        yield root.replace(node.contact, proxies[0].hosts), proxies
+
+
+def test_one_of_three_nodes_killed_and_another_that_hangs_are_seen_by_no_caller(root: str, node: CassandraNode) -> None:
+    names = (f"round/{number}" for number in count())
+
+    def go_on() -> None:
+        """Of so many keys, each node is asked for some first."""
+        for name in islice(names, 30):
+            store.put(name, name.encode())
+            assert store.get(name) == (name.encode(), Encoding.RAW)
+
+    with as_three(root, node) as (url, proxies), opened(url) as store:
+        go_on()
+        eventually(lambda: all(proxy.sent_bytes for proxy in proxies), "all three are connected to")
+        proxies[2].refuse()
+        go_on()
+        proxies[2].refuse(False)
+        before = proxies[2].sent_bytes
+        eventually(lambda: proxies[2].sent_bytes > before, "it is connected to again")
+        go_on()
+        proxies[1].black_hole()
+        go_on()
+        proxies[1].black_hole(to_client=False, to_server=False)
+        go_on()
 
 
 def test_a_call_ends_at_its_own_deadline(root: str, node: CassandraNode) -> None:
