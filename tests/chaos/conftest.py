@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from breakable import TICK, Chaos, T, eventually
 
+from rmgr.client.connection import Connection
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.queue import UserLimits
 from tests.conftest import UNSYNCED
@@ -55,9 +56,7 @@ def pair(pair_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[C
     made.heal(n1=2, n2=2)
     yield made
     breakable_zookeeper.resume()
-    for name in {process.id for process in made.cluster.state.processes if process.role == "starter"} - {"n1", "n2"}:
-        if made.cluster.process(name).state != "dead":
-            made.cluster.kill(name)
+    made.keep_only("n1", "n2")
 
 
 @pytest.fixture
@@ -68,8 +67,46 @@ def led(pair: Chaos) -> Chaos:
     fresh = (name for number in count(1) if (name := f"w{number}") not in names)
     for name in islice(fresh, 2 - len([process for process in dogs if process.state != "dead"])):
         pair.cluster.start_watchdog(name)
-    eventually("two WatchDogs stand for election", lambda: pair.cluster.snapshot().watchdogs == 2 and pair.leader(), within=60)
+    eventually("two WatchDogs stand for election", lambda: pair.snapshot().watchdogs == 2 and pair.leader(), within=60)
     return pair
+
+
+@pytest.fixture(scope="session")
+def three_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    """One cluster for all tests that take `three_nodes`."""
+    made = Chaos(tmp_path_factory.mktemp("three"), guest_of=breakable_zookeeper.start())
+    try:
+        made.start(nodes=3, cores=2, watchdogs=1)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def three_nodes(three_of_run: Chaos) -> Chaos:
+    """Three nodes of two cores, n1 to n3, with nothing on them."""
+    three_of_run.heal(n1=2, n2=2, n3=2)
+    return three_of_run
+
+
+@pytest.fixture(scope="session")
+def keys_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Chaos, Connection]]:
+    """One cluster for all tests that take `keys_town`, and a connection to it."""
+    made = Chaos(tmp_path_factory.mktemp("keys"), guest_of=breakable_zookeeper.start(), session_timeout_s=4.0)
+    try:
+        made.start(nodes=1, cores=2, watchdogs=1)
+        with made.connection() as connection:
+            yield made, connection
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def keys_town(keys_of_run: tuple[Chaos, Connection]) -> Iterator[tuple[Chaos, Connection]]:
+    """A node of two cores, n1, with nothing on it."""
+    keys_of_run[0].heal(n1=2)
+    yield keys_of_run
+    keys_of_run[0].keep_only("n1")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,31 +42,10 @@ class Bomb:
         return (os.mkdir, (self.canary,))
 
 
-class Town(Scene):
-    """Also connections of ann and mallory, and stores of theirs."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.hers = self.ann.connection()
-        self.his = self.mallory.connection()
-
-    def close(self) -> None:
-        self.hers.close()
-        self.his.close()
-        super().close()
-
-
-@pytest.fixture(scope="module")
-def world(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    with closing(Town(tmp_path_factory.mktemp("values"))) as made:
-        yield made
-
-
 @pytest.fixture
-def town(world: Town) -> Iterator[Town]:
-    assert not world.canary.exists()
-    yield world
-    assert not world.canary.exists()
+def town(scene: Scene) -> Iterator[Scene]:
+    yield scene
+    assert not scene.canary.exists()
 
 
 def _size(value: Any) -> int:
@@ -89,11 +68,11 @@ def run(connection: Connection, function: Callable[..., Any], inputs: list[str],
 
 
 @pytest.fixture(scope="module")
-def gated(world: Town, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Connection]]:
+def gated(attacked: Scene, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Connection]]:
     """ann, bob and mallory behind one gateway."""
-    security = world.cluster.security
+    security = attacked.cluster.security
     assert security is not None
-    daemons = world.cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
+    daemons = attacked.cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
     with GatewayProcess(daemons, tmp_path_factory.mktemp("gateway")) as gateway, ExitStack() as opened:
         made = {}
         for name in ("ann", "bob", "mallory"):
@@ -120,7 +99,7 @@ class Unchecked:
 # -- one user works as ever ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_user_works_with_his_values_as_ever(town: Town) -> None:
+def test_one_user_works_with_his_values_as_ever(town: Scene) -> None:
     name = unique()
     town.hers.store.put(f"in/{name}", b"abc")
     assert run(town.hers, _large, [f"in/{name}"], [f"out/{name}"]) is None
@@ -137,7 +116,7 @@ def test_one_user_works_with_his_values_as_ever(town: Town) -> None:
 # -- H2: reading what is another's -----------------------------------------------------------------------------------------------------
 
 
-def test_another_users_value_is_read_neither_by_get_nor_by_inputs(town: Town) -> None:
+def test_another_users_value_is_read_neither_by_get_nor_by_inputs(town: Scene) -> None:
     key = f"in/{unique()}"
     town.hers.store.put(key, b"x" * 20_000)
     with pytest.raises(PermissionDenied, match=r"belongs to ann.*\n?") as denied:
@@ -152,7 +131,7 @@ def test_another_users_value_is_read_neither_by_get_nor_by_inputs(town: Town) ->
     assert failed.reason == "UNTRUSTED"
 
 
-def test_another_users_outputs_are_read_neither_by_key_nor_by_a_pointer(town: Town) -> None:
+def test_another_users_outputs_are_read_neither_by_key_nor_by_a_pointer(town: Scene) -> None:
     name, evil = unique(), f"evil/{unique()}"
     town.hers.store.put(f"in/{name}", b"abc")
     with TaskQueue(_large, connection=town.hers, name=unique()) as queue:
@@ -170,7 +149,7 @@ def test_another_users_outputs_are_read_neither_by_key_nor_by_a_pointer(town: To
     assert "points to what belongs to ann" in str(failed)
 
 
-def test_another_users_unpublished_results_are_not_read_by_a_pointer(town: Town) -> None:
+def test_another_users_unpublished_results_are_not_read_by_a_pointer(town: Scene) -> None:
     """Results without a key, too large for a fragment: ann's future has them, and nobody else."""
     with TaskQueue(_large, connection=town.hers, name=unique()) as queue:
         future = queue.submit_call(None)
@@ -186,7 +165,7 @@ def test_another_users_unpublished_results_are_not_read_by_a_pointer(town: Town)
     assert "cannot be believed" in str(failed)
 
 
-def test_a_deed_that_mallory_makes_for_anns_value_is_not_believed(town: Town) -> None:
+def test_a_deed_that_mallory_makes_for_anns_value_is_not_believed(town: Scene) -> None:
     """He may write the file of the store: he puts his own deed, a copied one, and one in her name beside her bytes."""
     key, other = f"in/{unique()}", f"in/{unique()}"
     row = keys.named(key)
@@ -205,7 +184,7 @@ def test_a_deed_that_mallory_makes_for_anns_value_is_not_believed(town: Town) ->
     assert "in the name of ann" in str(failed)
 
 
-def test_an_older_value_of_hers_is_put_back_and_believed(town: Town) -> None:
+def test_an_older_value_of_hers_is_put_back_and_believed(town: Scene) -> None:
     """What she signed once stays signed: shown, so that nobody takes it for impossible."""
     key = f"in/{unique()}"
     row = keys.named(key)
@@ -220,7 +199,7 @@ def test_an_older_value_of_hers_is_put_back_and_believed(town: Town) -> None:
 # -- H3: pickles of others ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_pickle_of_another_user_is_not_loaded_by_the_client_nor_on_the_node(town: Town) -> None:
+def test_a_pickle_of_another_user_is_not_loaded_by_the_client_nor_on_the_node(town: Scene) -> None:
     key = f"cfg/{unique()}"
     town.his.store.put(key, Bomb(town.canary))
     with pytest.raises(PermissionDenied, match="belongs to mallory"):
@@ -239,7 +218,7 @@ def test_a_pickle_of_another_user_is_not_loaded_by_the_client_nor_on_the_node(to
     assert "written by mallory" in str(failed)
 
 
-def test_a_pickle_under_an_output_of_hers_is_not_loaded(town: Town) -> None:
+def test_a_pickle_under_an_output_of_hers_is_not_loaded(town: Scene) -> None:
     """In the rows of her task's outputs, as bytes and as another encoding of the same bytes."""
     name = unique()
     town.hers.store.put(f"in/{name}", b"abc")
@@ -262,7 +241,7 @@ def _poisoned(_value: Any) -> bytes:
     return b"cos\nmkdir\n"
 
 
-def test_whoever_says_so_loads_the_pickle_of_another(town: Town) -> None:
+def test_whoever_says_so_loads_the_pickle_of_another(town: Scene) -> None:
     key, out = f"cfg/{unique()}", f"m/{unique()}"
     town.hers.store.put(key, [1, 2, 3])
     share(town.hers, key, "mallory")
@@ -277,7 +256,7 @@ def test_whoever_says_so_loads_the_pickle_of_another(town: Town) -> None:
 # -- replacing what is another's ---------------------------------------------------------------------------------------------------------
 
 
-def test_another_users_key_is_neither_replaced_nor_deleted_nor_an_output(town: Town) -> None:
+def test_another_users_key_is_neither_replaced_nor_deleted_nor_an_output(town: Scene) -> None:
     key = f"in/{unique()}"
     town.hers.store.put(key, b"hers")
     for attack in (
@@ -327,7 +306,7 @@ def _is_readable(connection: Connection, key: str) -> bool:
 # -- through a gateway: nothing but the gateway stands between a client of his own making and the rows ----------------------------------
 
 
-def test_a_gateway_shows_nobody_the_rows_of_others(town: Town, gated: dict[str, Connection]) -> None:
+def test_a_gateway_shows_nobody_the_rows_of_others(town: Scene, gated: dict[str, Connection]) -> None:
     key = f"in/{unique()}"
     gated["ann"].store.put(key, b"x" * 20_000)
     rows = gated["mallory"].submitter.store
@@ -345,7 +324,7 @@ def test_a_gateway_shows_nobody_the_rows_of_others(town: Town, gated: dict[str, 
         rows.usage("")
 
 
-def test_a_gateway_lets_nobody_write_rows_of_others_nor_in_their_names(town: Town, gated: dict[str, Connection]) -> None:
+def test_a_gateway_lets_nobody_write_rows_of_others_nor_in_their_names(town: Scene, gated: dict[str, Connection]) -> None:
     key, free = f"in/{unique()}", f"in/{unique()}"
     gated["ann"].store.put(key, b"hers")
     mallory = gated["mallory"]
@@ -373,7 +352,7 @@ def test_a_gateway_lets_nobody_write_rows_of_others_nor_in_their_names(town: Tow
     assert town.store.head(keys.named(free)) is None
 
 
-def test_two_who_put_a_free_name_at_once_do_not_both_own_it(town: Town, gated: dict[str, Connection]) -> None:
+def test_two_who_put_a_free_name_at_once_do_not_both_own_it(town: Scene, gated: dict[str, Connection]) -> None:
     key = f"race/{unique()}"
     told: dict[str, object] = {}
 
@@ -393,7 +372,7 @@ def test_two_who_put_a_free_name_at_once_do_not_both_own_it(town: Town, gated: d
     assert gated[owner].store.get(key) == owner.encode()
 
 
-def test_what_is_shared_is_read_through_a_gateway_outputs_too(town: Town, gated: dict[str, Connection]) -> None:
+def test_what_is_shared_is_read_through_a_gateway_outputs_too(town: Scene, gated: dict[str, Connection]) -> None:
     name = unique()
     ann, bob = gated["ann"], gated["bob"]
     ann.store.put(f"{name}/in", b"abc")
@@ -418,7 +397,7 @@ def test_what_is_shared_is_read_through_a_gateway_outputs_too(town: Town, gated:
         bob.store.get(f"{name}/out")
 
 
-def test_who_may_write_does_and_it_stays_the_owners(town: Town, gated: dict[str, Connection]) -> None:
+def test_who_may_write_does_and_it_stays_the_owners(town: Scene, gated: dict[str, Connection]) -> None:
     name = unique()
     ann, bob = gated["ann"], gated["bob"]
     for key in ("in", "out"):
@@ -443,7 +422,7 @@ def test_who_may_write_does_and_it_stays_the_owners(town: Town, gated: dict[str,
 # -- what earlier releases wrote ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_nobody_signed_is_nobodys_until_an_operator_gives_it_an_owner(town: Town) -> None:
+def test_what_nobody_signed_is_nobodys_until_an_operator_gives_it_an_owner(town: Scene) -> None:
     key = f"old/{unique()}"
     town.store.put(keys.named(key), b"old")
     with pytest.raises(PermissionDenied, match="belongs to nobody"):
@@ -465,7 +444,7 @@ def test_what_nobody_signed_is_nobodys_until_an_operator_gives_it_an_owner(town:
 # -- the shell ---------------------------------------------------------------------------------------------------------------------------
 
 
-def shell(town: Town, who: Person, *words: str, stdin: bytes = b"", code: int = 0) -> bytes:
+def shell(town: Scene, who: Person, *words: str, stdin: bytes = b"", code: int = 0) -> bytes:
     """`rmgr WORDS` of a person."""
     environment = os.environ | town.cluster.environment() | {"RMGR_SECURITY_DIR": who.config.security.dir}
     command = [sys.executable, "-m", "rmgr.cli.main", *words]
@@ -474,7 +453,7 @@ def shell(town: Town, who: Person, *words: str, stdin: bytes = b"", code: int = 
     return done.stdout if code == 0 else done.stderr
 
 
-def test_the_shell_asks_whose_values_are_and_shares_them(town: Town) -> None:
+def test_the_shell_asks_whose_values_are_and_shares_them(town: Scene) -> None:
     name = unique()
     ann, mallory = town.ann, town.mallory
     shell(town, ann, "store", "put", f"{name}/in", stdin=b"hers")

@@ -1,7 +1,7 @@
 """Output keys when clients die in the middle of claiming them, and when several want the same ones: each key has one value, of a committed
 attempt, and no task of it has run twice (a ledger outside of the cluster counts).
 
-one cluster for all tests here: 1 WatchDog, 1 Starter of 2 cores, T = 4 s
+on `keys_town`: 1 WatchDog, 1 Starter of 2 cores, T = 4 s
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import signal
 import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from breakable import Chaos
 
 from rmgr import TaskQueue
-from rmgr.bench.measuring import connected
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import KeyExists
 from tests.harness import forked
 
@@ -58,12 +56,9 @@ print(json.dumps(ended), flush=True)
 """
 
 
-@pytest.fixture(scope="module")
-def town(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DevCluster, Connection]]:
-    where = tmp_path_factory.mktemp("claims")
-    cluster = DevCluster(where, nodes=1, cores=2, watchdogs=1, session_timeout_s=4.0, guest_of=breakable_zookeeper.start())
-    with cluster, connected(cluster) as connection:
-        yield cluster, connection
+@pytest.fixture
+def town(keys_town: tuple[Chaos, Connection]) -> tuple[DevCluster, Connection]:
+    return keys_town[0].cluster, keys_town[1]
 
 
 class Story:

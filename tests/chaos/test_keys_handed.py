@@ -1,7 +1,7 @@
 """Output keys that a client claims beside its HAND, when it or the Starter dies meanwhile, and when two clients want the same ones: each
 key has one value, of a committed attempt, and no task that has a key has run twice (a ledger outside of the cluster counts).
 
-each store: one cluster for its tests: 1 WatchDog, 1 Starter of 2 cores, T = 4 s; secured with SQLite, open with Cassandra
+with SQLite on `keys_town`, which is secured; with Cassandra on an open cluster for these tests, of the same shape
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from breakable import Chaos
 
 from rmgr.bench.measuring import connected
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness import forked
+from tests.harness.cassandra_nodes import SharedNode
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
@@ -56,18 +58,15 @@ print(json.dumps(told), flush=True)
 """
 
 
-@pytest.fixture(scope="module", params=["sqlite", "cassandra"])
-def town(
-    breakable_zookeeper: ZooKeeperServer, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+@pytest.fixture(scope="module")
+def on_cassandra(
+    breakable_zookeeper: ZooKeeperServer, cassandra: SharedNode, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[DevCluster, Connection]]:
-    store = ""
-    if is_cassandra := request.param == "cassandra":
-        node = request.getfixturevalue("cassandra")
-        from rmgr.adapters.cassandra.setup import init_store
-        from rmgr.adapters.cassandra.url import parse_url
+    from rmgr.adapters.cassandra.setup import init_store
+    from rmgr.adapters.cassandra.url import parse_url
 
-        store = f"cassandra://{node.contact}/k{uuid.uuid4().hex[:16]}?replication_factor=1"
-        init_store(parse_url(store), timeout_s=60)
+    store = f"cassandra://{cassandra.contact}/k{uuid.uuid4().hex[:16]}?replication_factor=1"
+    init_store(parse_url(store), timeout_s=60)
     cluster = DevCluster(
         tmp_path_factory.mktemp("handed"),
         nodes=1,
@@ -75,11 +74,20 @@ def town(
         watchdogs=1,
         store=store,
         session_timeout_s=4.0,
-        secured=not is_cassandra,
+        secured=False,
         guest_of=breakable_zookeeper.start(),
     )
     with cluster, connected(cluster) as connection:
         yield cluster, connection
+
+
+@pytest.fixture(params=["sqlite", "cassandra"])
+def town(request: pytest.FixtureRequest) -> tuple[DevCluster, Connection]:
+    if request.param == "sqlite":
+        chaos, connection = request.getfixturevalue("keys_town")
+        return chaos.cluster, connection
+    found: tuple[DevCluster, Connection] = request.getfixturevalue("on_cassandra")
+    return found
 
 
 class Story:
@@ -140,7 +148,7 @@ MOMENTS = [("sqlite", "before_handed_claim"), ("sqlite", "handed_claimed")]
 MOMENTS += [("cassandra", moment) for moment in ("before_handed_claim", "handed_decided", "handed_claimed")]
 
 
-@pytest.mark.parametrize(("town", "moment"), MOMENTS, indirect=["town"], scope="module")  # else each of them has a cluster of its own
+@pytest.mark.parametrize(("town", "moment"), MOMENTS, indirect=["town"])
 def test_a_client_killed_while_it_claims_beside_its_hand_is_followed_by_another(story: Story, moment: str) -> None:
     killed(story.client("a", failpoint=f"submitter.{moment}:2=kill"))
     assert set(ended(story.client("a")).values()) == {""}
@@ -149,21 +157,19 @@ def test_a_client_killed_while_it_claims_beside_its_hand_is_followed_by_another(
 
 
 def test_a_starter_killed_while_it_claims_for_a_client_that_stands_still_is_followed_by_another(
-    breakable_zookeeper: ZooKeeperServer, tmp_path: Path
+    keys_town: tuple[Chaos, Connection], tmp_path: Path
 ) -> None:
-    with DevCluster(tmp_path / "town", nodes=0, watchdogs=1, session_timeout_s=4.0, guest_of=breakable_zookeeper.start()) as cluster:
-        cluster.start_starter("n1", environment={"RMGR_FAILPOINT": "starter.claim_outputs=kill"})
-        cluster.wait_healthy(nodes=1, deadline_s=60)
-        with connected(cluster) as connection:
-            story = Story(cluster, connection, tmp_path)
-            client = story.client("a", failpoint=f"submitter.before_handed_claim:2=until:{tmp_path / 'never'}")
-            eventually(lambda: cluster.process("n1").state == "dead", "the Starter claims, and dies")
-            client.kill()
-            client.communicate(timeout=60)
-            cluster.start_starter("n2")
-            assert set(ended(story.client("a")).values()) == {""}
-            assert story.values() == {n: ("a", 2 * n) for n in range(TASKS)}
-            assert story.runs() == {f"a {n}": 1 for n in range(TASKS)}
+    chaos, connection = keys_town
+    chaos.restart("n1", RMGR_FAILPOINT="starter.claim_outputs=kill")
+    story = Story(chaos.cluster, connection, tmp_path)
+    client = story.client("a", failpoint=f"submitter.before_handed_claim:2=until:{tmp_path / 'never'}")
+    eventually(lambda: chaos.cluster.process("n1").state == "dead", "the Starter claims, and dies")
+    client.kill()
+    client.communicate(timeout=60)
+    chaos.add_node("n2")
+    assert set(ended(story.client("a")).values()) == {""}
+    assert story.values() == {n: ("a", 2 * n) for n in range(TASKS)}
+    assert story.runs() == {f"a {n}": 1 for n in range(TASKS)}
 
 
 def test_of_two_clients_that_want_the_same_keys_one_after_another_each_key_has_one(story: Story) -> None:

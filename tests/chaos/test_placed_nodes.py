@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,29 +14,15 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_record, encode_record
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.queue import ClusterSettings
 from tests.harness.fair_time import PATIENCE_S, FairTimer
 
 pytestmark = pytest.mark.chaos
 
 
-@pytest.fixture(scope="module")
-def broken(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
-    """One cluster for all tests here; each finds it healed."""
-    made = Chaos(tmp_path_factory.mktemp("jobs"), guest_of=breakable_zookeeper.start())
-    try:
-        made.start(nodes=3, cores=2)
-        yield made
-    finally:
-        made.stop()
-
-
 @pytest.fixture
-def jobs(broken: Chaos) -> Chaos:
-    """Three nodes of two cores, nothing on them."""
-    broken.heal(n1=2, n2=2, n3=2)
-    return broken
+def jobs(three_nodes: Chaos) -> Chaos:
+    return three_nodes
 
 
 def started(jobs: Chaos, number: int, ranks: int, attempt: int = 1) -> tuple[str, ...]:
@@ -107,12 +92,12 @@ def test_a_helper_that_is_back_before_it_was_missed_has_lost_its_ranks(jobs: Cha
     try:
         number = jobs.submit(1, 600.0, "--env", "LATER=2", "-N", "2", "-n", "2")
         nodes = started(jobs, number, 1)
-        before = jobs.cluster.snapshot().nodes[nodes[1]]
+        before = jobs.snapshot().nodes[nodes[1]]
         jobs.restart(nodes[1])
         tasks = jobs.finish(within=60)
     finally:
         set_grace(jobs, usual_us)
-    after = jobs.cluster.snapshot().nodes[nodes[1]]
+    after = jobs.snapshot().nodes[nodes[1]]
     assert (after.incarnation, after.life != before.life) == (before.incarnation + 1, True), "it was never fenced"
     assert [view.reason for view in tasks[f"{number}_0"].attempts] == ["NODE_LOST", ""]
 

@@ -6,7 +6,7 @@ The application is the one that a user would write to survive its own death:
     for n in range(queue.own(), 24): queue.submit_call(...)      # goes on where the commits ended
     queue.wait_all(); print results
 
-one cluster for all tests here: 1 WatchDog, 3 Starters of 2 cores; each test has a ledger of its own, and its token is the ledger's name
+on `three_nodes`, with 1 WatchDog; each test has a ledger of its own, and its token is the ledger's name
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from breakable import Chaos, T, eventually
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness import forked
 from tests.places import CHAOS
 
@@ -47,22 +45,9 @@ print(json.dumps({future.task_id: future.result(60) for future in queue.futures(
 """
 
 
-@pytest.fixture(scope="module")
-def town(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
-    """One cluster for all tests here."""
-    made = Chaos(tmp_path_factory.mktemp("submitters"), guest_of=breakable_zookeeper.start())
-    try:
-        made.start(nodes=3, cores=2, watchdogs=1)
-        yield made
-    finally:
-        made.stop()
-
-
 @pytest.fixture
-def chaos(town: Chaos) -> Chaos:
-    """Three nodes of two cores, nothing on them."""
-    town.heal(n1=2, n2=2, n3=2)
-    return town
+def chaos(three_nodes: Chaos) -> Chaos:
+    return three_nodes
 
 
 def application(chaos: Chaos, *, seconds: float, failpoint: str = "", what: str = APPLICATION) -> subprocess.Popen[str]:

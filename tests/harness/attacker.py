@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import time
 import uuid
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,8 +74,20 @@ class Scene:
         self.store = open_store(self.cluster.state.store)
         self.cluster_id = self.cluster.snapshot().cluster_id
         self.canary = directory / "canary"
+        self._opened = ExitStack()
+
+    @functools.cached_property
+    def hers(self) -> Connection:
+        """ann's, of the Python API."""
+        return self._opened.enter_context(self.ann.connection())
+
+    @functools.cached_property
+    def his(self) -> Connection:
+        """mallory's."""
+        return self._opened.enter_context(self.mallory.connection())
 
     def close(self) -> None:
+        self._opened.close()
         for person in (self.ann, self.mallory):
             person.zk.close()
         self.store.close()

@@ -142,7 +142,7 @@ class Called:
     def __init__(
         self,
         directory: Path,
-        zookeeper: ZooKeeperServer | None,
+        zookeeper: ZooKeeperServer,
         *,
         watchdogs: int = 1,
         gateways: int = 1,
@@ -159,7 +159,7 @@ class Called:
         self.functions = directory / "functions.toml"
         self.functions.write_text(FUNCTIONS)
         self.gateway_variables = {"RMGR_SUBMITTER_REFRESH": "1s", **(gateway or {})}
-        self.cluster = DevCluster(directory / "cluster", nodes=0, watchdogs=watchdogs, heap_mb=128, secured=secured, guest_of=zookeeper)
+        self.cluster = DevCluster(directory / "cluster", nodes=0, watchdogs=watchdogs, secured=secured, guest_of=zookeeper)
         self.cluster.start()
         for number in range(1, gateways + 1):
             self.cluster.start_gateway(f"g{number}", environment=self.gateway_variables)

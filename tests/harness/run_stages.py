@@ -26,8 +26,10 @@ _LATER = ("tests/integration/", "tests/chaos/")
 _DURATIONS = TESTS / "durations.json"
 #: Files that share a cluster, by what they share.
 _TOGETHER = {
-    "pair": ("bad_work", "descriptors", "keyed", "leaders", "starters", "zookeeper"),
-    "attacked": ("attacks", "attacks_replay", "attacks_revoked"),
+    "pair_of_run": ("bad_work", "descriptors", "gateways", "keyed", "leaders", "starters", "zookeeper"),
+    "keys_of_run": ("keys_claimed", "keys_handed"),
+    "three_of_run": ("placed_nodes", "submitters"),
+    "attacked": ("attacks", "attacks_replay", "attacks_revoked", "attacks_values"),
     "flooded": ("attacks_bounds", "attacks_places"),
     "besieged": ("attacks_behind", "fuzz_behind"),
 }

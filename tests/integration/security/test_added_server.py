@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
 from tests.harness.calls_gateway import ServerProcess
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 
-def test_a_server_that_was_added_serves_until_it_is_revoked(zookeeper_parts: None, tmp_path: Path) -> None:
-    with DevCluster(tmp_path / "cluster", nodes=1, cores=1, watchdogs=1, heap_mb=96, secured=True) as cluster:
+def test_a_server_that_was_added_serves_until_it_is_revoked(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
+    with DevCluster(tmp_path / "cluster", nodes=1, cores=1, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
         cluster.start_gateway()
         security = cluster.security
         assert security is not None

@@ -15,6 +15,7 @@ from rmgr.adapters.access.auth import open_channel, rebuild
 from rmgr.adapters.calls.links import VERSION
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import calls_pb2 as pb
@@ -26,8 +27,8 @@ grpc = pytest.importorskip("grpc")
 
 
 @pytest.fixture(scope="module")
-def world(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Called]:
-    made = Called(tmp_path_factory.mktemp("guarded"), None, secured=True)
+def world(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Called]:
+    made = Called(tmp_path_factory.mktemp("guarded"), zookeeper, secured=True)
     yield made
     made.close()
 

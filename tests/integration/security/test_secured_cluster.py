@@ -19,6 +19,7 @@ from rmgr.adapters.rpc.services import LeaderClient, NodeClient
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol.multi import Committed
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Revocation, Role
 from rmgr.runtime.secured import credentials_of, open_zookeeper
@@ -29,8 +30,8 @@ from tests.integration.commands import Ended, Shell, wait_line
 
 
 @pytest.fixture(scope="module")
-def cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path_factory.mktemp("secured"), nodes=1, cores=2, watchdogs=1, heap_mb=96, secured=True) as made:
+def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    with DevCluster(tmp_path_factory.mktemp("secured"), nodes=1, cores=2, watchdogs=1, secured=True, guest_of=zookeeper) as made:
         yield made
 
 
@@ -220,8 +221,8 @@ def test_a_guarded_gateway_may_listen_anywhere_and_knows_its_callers(cluster: De
         assert health() == 1
 
 
-def test_an_open_cluster_is_still_there_for_who_asks_for_it(zookeeper_parts: None, tmp_path: Path) -> None:
-    with DevCluster(tmp_path / "open", nodes=1, cores=1, watchdogs=1, heap_mb=96, secured=False) as opened:
+def test_an_open_cluster_is_still_there_for_who_asks_for_it(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
+    with DevCluster(tmp_path / "open", nodes=1, cores=1, watchdogs=1, secured=False, guest_of=zookeeper) as opened:
         assert not (opened.directory / "security").exists()
         user = Shell(tmp_path / "home", opened.environment())
         assert user.ok("submit", "--wait", "--", "echo", "open").out.startswith("open")
@@ -234,8 +235,8 @@ def test_an_open_cluster_is_still_there_for_who_asks_for_it(zookeeper_parts: Non
             assert refused.code in {2, 5}, refused
 
 
-def test_gateways_go_on_with_a_new_secret_and_a_direct_user_needs_it_again(zookeeper_parts: None, tmp_path: Path) -> None:
-    with DevCluster(tmp_path / "rotated", nodes=1, cores=1, watchdogs=1, heap_mb=96, secured=True) as cluster:
+def test_gateways_go_on_with_a_new_secret_and_a_direct_user_needs_it_again(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
+    with DevCluster(tmp_path / "rotated", nodes=1, cores=1, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
         assert cluster.security is not None
         portal = cluster.security.bundle(Role.USER, "portal")
         gone = Path(shutil.copytree(portal, tmp_path / "gone"))
