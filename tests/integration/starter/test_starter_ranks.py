@@ -202,7 +202,8 @@ def test_a_suspended_job_stands_still_on_all_its_nodes(rig: Rig, tmp_path: Path)
 
 
 def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, tmp_path: Path) -> None:
-    stay = f"sh -c 'echo $$ > {tmp_path}/$0-$RMGR_RANK; sleep 600 & echo $! > {tmp_path}/$0-child-$RMGR_RANK; wait'"
+    say = f"say() {{ echo $2 > {tmp_path}/new-$1; mv {tmp_path}/new-$1 {tmp_path}/$1; }}"  # whoever sees a file reads the whole of it
+    stay = f"sh -c '{say}; say $0-$RMGR_RANK $$; sleep 600 & say $0-child-$RMGR_RANK $!; wait'"
     script = f"""{RUN} {stay} first & pid=$!
     while [ ! -e {tmp_path}/first-child-0 -o ! -e {tmp_path}/first-child-2 ]; do sleep 0.02; done; kill -9 $pid
     touch {tmp_path}/killed; {RUN} {stay} second; echo "code $?"; {RUN} -n 1 {stay} third"""
