@@ -18,6 +18,7 @@ from dataclasses import replace
 import pytest
 
 from rmgr.adapters.gateway.store import GatewayStore
+from rmgr.audit_book import WINDOW_S
 from rmgr.coord.protocol import keys
 from rmgr.errors import LimitReached, PermissionDenied, StoreUnavailable, Throttled, Unavailable
 from rmgr.model.base.states import Reason
@@ -80,7 +81,7 @@ def test_refused_requests_are_counted_and_not_written(limited: Callable[..., Flo
     with world.client("ann") as hers:
         number = held(hers, 1)
     with world.client("mallory") as mine:
-        size = len(world.gateway.log())
+        size, began = len(world.gateway.log()), time.monotonic()
         for _ in range(20):
             before = len(mine.of(m.Dead))
             for _ in range(250):
@@ -89,10 +90,11 @@ def test_refused_requests_are_counted_and_not_written(limited: Callable[..., Flo
         with pytest.raises(PermissionDenied):
             mine.ask(q.DrainNode(node="n1"))
         lines = [json.loads(line) for line in world.gateway.log()[size:].splitlines() if '"audit' in line]
+        windows = 2 + int((time.monotonic() - began) / WINDOW_S)  # that it can have touched
     assert all("belongs to ann" in one.fault.message for one in mine.of(m.Dead))
     written = [line for line in lines if line["event"] == "audit" and line["who"] == "mallory"]
-    assert 1 <= len(written) <= 20  # two windows at most
-    assert len(world.gateway.log()) - size < 20_000
+    assert 1 <= len(written) <= 10 * windows
+    assert len(world.gateway.log()) - size < 10_000 * windows
     world.rmgr("ann", "cancel", str(number))
 
 
@@ -106,7 +108,7 @@ def test_a_person_submits_beside_many_who_submit_in_loops(limited: Callable[...,
     assert security is not None
     bundles = [str(security.bundle(Role.USER, f"loop{at}")) for at in range(LOOPS)]
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
-    words = [sys.executable, "-m", "tests.bench.flood", "hostile", world.gateway.endpoint, world.leader, "25", "submit", *bundles]
+    words = [sys.executable, "-m", "tests.bench.flood", "hostile", world.gateway.endpoint, world.leader, "600", "submit", *bundles]
     child = subprocess.Popen(words, env=kept, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         before = world.asked("submit")

@@ -32,18 +32,6 @@ from tests.harness import forgeries
 from tests.harness.attacker import DEADLINE_S, Person, Scene, changed, unique
 from tests.harness.waiting import eventually
 
-RETENTION_US = 5_000_000  # who looks at how a task has ended comes that late on a busy machine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept_shortly(attacked: Scene) -> Iterator[None]:
-    """Submissions that have ended go from ZooKeeper at once, while these tests run."""
-    before_us = read_settings(attacked.ann.zk).retention_us
-    _keep_for(attacked, RETENTION_US)
-    yield
-    _keep_for(attacked, before_us)
-
-
 Kept = tuple[int, bytes, BlockKey, BlockData]
 
 
@@ -55,15 +43,16 @@ def thief(attacked: Scene) -> Iterator[Person]:
     gateway.zk.close()
 
 
-def _keep_for(scene: Scene, retention_us: int) -> None:
-    """How long ended submissions stay in ZooKeeper."""
+def _keep_for(scene: Scene, retention_us: int) -> int:
+    """How long ended submissions stay in ZooKeeper from now on. Returns: how long it was so far."""
     admin = Person(scene.cluster, Role.ADMIN, "admin")
     try:
         found = admin.zk.get(paths.CONFIG).result(60)
         assert found is not None
-        settings = replace(read_settings(admin.zk), retention_us=retention_us)
-        outcome = admin.zk.commit(set_settings(settings, found.version)).result(60)
+        before = read_settings(admin.zk)
+        outcome = admin.zk.commit(set_settings(replace(before, retention_us=retention_us), found.version)).result(60)
         assert isinstance(outcome, Committed), outcome
+        return before.retention_us
     finally:
         admin.zk.close()
 
@@ -81,7 +70,12 @@ def _ran(scene: Scene, *, count: int = 1) -> Kept:
 
 
 def _collected(scene: Scene, number: int) -> None:
-    eventually(lambda: scene.mallory.zk.stat(paths.sub(number)).result(60) is None, f"{number} is collected")
+    """It has gone from ZooKeeper; what ends later stays until somebody has looked at how it ended."""
+    before_us = _keep_for(scene, 1)
+    try:
+        eventually(lambda: scene.mallory.zk.stat(paths.sub(number)).result(60) is None, f"{number} is collected")
+    finally:
+        _keep_for(scene, before_us)
     time.sleep(20 * LISTS_S)  # the leader has noticed it, too, or it would collect what is put back
 
 
@@ -218,6 +212,7 @@ def test_what_a_node_has_of_an_ended_submission_does_not_begin(scene: Scene) -> 
     gone = encode_fragment(no_outcome(State.CANCELLED, Reason.USER_CANCEL, range(4)))
     scene.mallory.commit(Create(paths.fragment_prefix(number), gone, sequence=True))
     _said(scene, forgeries.record(scene, number))
+    assert {(one.state, one.reason) for one in scene.outcomes(number, 6)[4:]} == {(State.FAILED, Reason.UNTRUSTED)}  # the node has seen it
     go.touch()
 
     def is_over() -> bool:
@@ -229,16 +224,12 @@ def test_what_a_node_has_of_an_ended_submission_does_not_begin(scene: Scene) -> 
 
 
 def test_nor_does_one_that_is_opened_again_before_it_is_collected(scene: Scene) -> None:
-    _keep_for(scene, 3_600_000_000)
-    try:
-        number, record, key, data = _ran(scene)
-        eventually(lambda: forgeries.record(scene, number).phase is Phase.CLOSED, "it is closed")
-        found = scene.mallory.zk.get(paths.sub(number)).result(60)
-        assert found is not None
-        scene.plant(key, data, more=(Set(paths.sub(number), record, found.version),))
-        _refused(scene, number, already=1)
-    finally:
-        _keep_for(scene, RETENTION_US)
+    number, record, key, data = _ran(scene)
+    eventually(lambda: forgeries.record(scene, number).phase is Phase.CLOSED, "it is closed")
+    found = scene.mallory.zk.get(paths.sub(number)).result(60)
+    assert found is not None
+    scene.plant(key, data, more=(Set(paths.sub(number), record, found.version),))
+    _refused(scene, number, already=1)
 
 
 def test_nobody_but_the_leader_says_what_has_ended(scene: Scene, thief: Person) -> None:
