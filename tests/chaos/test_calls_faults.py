@@ -21,6 +21,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CallLost, CallTimeout
 from rmgr.model.cluster.identity import Role
 from tests.harness.called import Called
+from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import PATIENCE_S, eventually
 from tests.places import ROOT
 
@@ -119,13 +120,13 @@ def test_clients_that_read_nothing_of_their_answers_hold_their_gateway_for_half_
         clients[0].send_signal(signal.SIGSTOP)
         (tmp_path / "go").touch()
         began_s, slowest_s = time.monotonic(), 0.0
-        with world.caller(gateway="g1") as other:
+        with world.caller(gateway="g1") as other, FairTimer() as timer:
             other.user = "another"  # whose calls do not count
             while held():
                 assert time.monotonic() - began_s < STALLED_S + PATIENCE_S, "places of clients that take nothing are not given back"
-                asked_s = time.monotonic()
+                asked_s = timer.elapsed_s
                 assert other.call("nap", 0.0, timeout=60) == 0.0
-                slowest_s = max(slowest_s, time.monotonic() - asked_s)
+                slowest_s = max(slowest_s, timer.elapsed_s - asked_s)
                 time.sleep(0.2)
         assert time.monotonic() - began_s > STALLED_S - 5, "one that lives is not cut off for a slow link"
         assert slowest_s < 15, "others' calls go on meanwhile"
@@ -159,11 +160,17 @@ def test_a_server_that_is_asked_to_end_finishes_what_it_has(world: Called, calle
 
 def alone(world: Called, caller: Caller, name: str, **variables: str) -> None:
     """This server is there alone, started with these variables."""
+    before = set(lives(caller).values())
     for one in ("s1", "s2"):
         if world.cluster.process(one).find() is not None:
             world.cluster.kill(one)
     world.start_server(name, **variables)
-    eventually(lambda: world.open_servers(caller) == 1, "one server is open")
+    eventually(lambda: set(now := lives(caller)) == {name} and not before & set(now.values()), "it alone is open, in its new life")
+
+
+def lives(caller: Caller) -> dict[str, int]:
+    """Of servers that are open."""
+    return {one.name: one.life for one in caller.asked(lambda client: client.servers("")).servers if one.state == "open"}
 
 
 @pytest.mark.parametrize(
@@ -195,12 +202,10 @@ def test_a_server_that_is_killed_with_half_of_an_answer_sent_has_lost_it(world: 
     alone(world, caller, "s1")
     before, values = world.executions("twice"), np.ones(8_000_000)
     sent = sum(link.sent_bytes for link in world.links.values())
-    future = caller.call_async("twice", values)
-    while sum(link.sent_bytes for link in world.links.values()) < sent + 8_000_000:  # it looks as often as it can
-        assert not future.done()
-        time.sleep(0.001)
     for link in world.links.values():
-        link.black_hole(to_client=False)
+        link.swallow_after(8_000_000)
+    future = caller.call_async("twice", values)
+    eventually(lambda: sum(link.sent_bytes for link in world.links.values()) >= sent + 8_000_000, "an eighth of it is sent")
     assert not future.done()
     world.cluster.kill("s1")
     for link in world.links.values():
@@ -260,7 +265,7 @@ def test_servers_that_no_gateway_hears_for_a_minute_are_given_up_and_begin_anew(
     before = world.executions("wait_for")
     future = caller.call_async("wait_for", str(tmp_path / "never"))
     server = running(world, future, "wait_for", sum(before.values()))
-    lives = {one.name: one.life for one in caller.asked(lambda client: client.servers("")).servers if one.state == "open"}
+    first = lives(caller)
     for link in world.links.values():
         link.refuse()
     began_s = time.monotonic()
@@ -270,8 +275,7 @@ def test_servers_that_no_gateway_hears_for_a_minute_are_given_up_and_begin_anew(
     for link in world.links.values():
         link.refuse(False)
     eventually(lambda: world.open_servers(caller) == 2, "they are there again")
-    now = {one.name: one.life for one in caller.asked(lambda client: client.servers("")).servers if one.state == "open"}
-    assert now[server] != lives[server]
+    assert lives(caller)[server] != first[server]
     assert caller.call("nap", 0.0, timeout=60) == 0.0
     assert list((world.executions("wait_for") - before).values()) == [1]
 
@@ -334,17 +338,23 @@ def test_64_calls_that_hang_end_at_their_deadline_and_leave_the_slots_to_others(
 # -- the six steps ------------------------------------------------------------------------------------------------------------------------
 
 
-def traced(caller: Caller) -> dict[str, float]:
-    """Seconds of each step of a call."""
-    future = caller.call_async("twice", [1.0])
-    assert future.result(60).tolist() == [2.0]
-    return {name: took_s for _, name, took_s, _ in future.timing.trace}
+Trace = tuple[dict[str, float], float]
 
 
-def slowest(trace: dict[str, float], delay_s: float) -> str:
+def traced(caller: Caller) -> Trace:
+    """(seconds of each step of a call, what the machine withheld from it)."""
+    with FairTimer() as timer:
+        future = caller.call_async("twice", [1.0])
+        assert future.result(60).tolist() == [2.0]
+    return {name: took_s for _, name, took_s, _ in future.timing.trace}, timer.withheld_s
+
+
+def slowest(trace: Trace, delay_s: float) -> str:
     """The only step that took so long; all others took less than half of it."""
-    (found,) = [name for name, took_s in trace.items() if took_s >= delay_s / 2]
-    assert trace[found] >= delay_s
+    steps, withheld_s = trace
+    found, second, *_ = sorted(steps, key=lambda name: steps[name], reverse=True)
+    assert steps[found] >= delay_s, trace
+    assert steps[second] < delay_s / 2 + withheld_s, trace
     return found
 
 
@@ -358,11 +368,12 @@ def test_a_step_that_is_delayed_is_the_only_line_of_the_trace_that_grows(world: 
     again("g1", f"calls.monitor:1=delay:{delay_s}", RMGR_SUBMITTER_REFRESH="1h")  # its first look at servers is its last
     again("g2", f"calls.links:1=delay:{delay_s}", RMGR_SUBMITTER_REFRESH="1h")
     leads = [one.id for one in world.cluster.state.processes if one.role == "watchdog" and one.find() is not None]
-    world.cluster.start_watchdog("slow", environment={"RMGR_FAILPOINT": f"calls.scheduler:1=delay:{scheduler_s}"})
+    late = ",".join(f"calls.scheduler:{nth}=delay:{scheduler_s}" for nth in range(1, 100))  # on a busy machine the first may take a second
+    world.cluster.start_watchdog("slow", environment={"RMGR_FAILPOINT": late})
     for name, step in (("g1", "monitor"), ("g2", "links")):
         with world.caller(gateway=name) as asks:
             eventually(lambda asks=asks: world.open_servers(asks) == 2, "it has both servers")
-            trace = eventually(lambda asks=asks, step=step: (found := traced(asks))[step] >= delay_s and found, "its first look is over")
+            trace = eventually(lambda asks=asks, step=step: (found := traced(asks))[0][step] >= delay_s and found, "its first look is over")
             assert slowest(trace, delay_s) == step
     again("g1", ",".join(f"calls.{name}:{at}=delay:{delay_s}" for at, name in enumerate(("request", "proxy", "forward"), 1)))
     with world.caller(gateway="g1") as asks:
@@ -373,7 +384,8 @@ def test_a_step_that_is_delayed_is_the_only_line_of_the_trace_that_grows(world: 
         slow = world.cluster.process("slow").pid
         eventually(lambda: world.cluster.snapshot().epoch.pid == slow, "the slow one leads")
         eventually(lambda: not asks.asked(lambda client: client.servers("")).degraded and world.open_servers(asks) == 2, "it is asked")
-        assert slowest(traced(asks), scheduler_s) == "scheduler"
+        trace = eventually(lambda: (found := traced(asks))[0].get("scheduler", 0.0) >= scheduler_s and found, "it has picked")
+        assert slowest(trace, scheduler_s) == "scheduler"
     for name in ("g1", "g2"):
         world.cluster.kill(name)  # the next test has usual ones
     world.cluster.start_watchdog(f"w{time.monotonic_ns()}")

@@ -7,6 +7,7 @@ drop exactly the answer to the n-th multi: the server has committed, the client 
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import struct
@@ -64,6 +65,7 @@ class Proxy:
         self._refusing = False
         self._silent_to_client = False
         self._silent_to_server = False
+        self._swallows_from = math.inf  #: `sent_bytes`
         self._delay_s = 0.0
         self.cuts = 0  #: how many links were cut by a fault
         self._wake_read, self._wake_write = socket.socketpair()
@@ -101,6 +103,12 @@ class Proxy:
             if (self._silent_to_client or self._silent_to_server) and not (to_client or to_server):
                 self.cut()  # a stream with a hole in it cannot go on
             self._silent_to_client, self._silent_to_server = to_client, to_server
+            self._swallows_from = math.inf
+
+    def swallow_after(self, count: int) -> None:
+        """A black hole towards the server once so many bytes more have reached it."""
+        with self._lock:
+            self._swallows_from = self.sent_bytes + count
 
     def delay(self, seconds: float) -> None:
         """Answers come this much later."""
@@ -178,6 +186,9 @@ class Proxy:
             self._drop(pair, fault=False)
 
     def _to_server(self, pair: _Pair, data: bytes) -> None:
+        if self.sent_bytes >= self._swallows_from:
+            self._silent_to_server = True
+            return
         self.sent_bytes += len(data)
         if not self._framed:
             pair.server.sendall(data)
