@@ -41,7 +41,7 @@ say end; echo "$RMGR_TASK_ID.$RMGR_ATTEMPT"
 
 
 def work(ledger: str, seconds: float) -> str:
-    """The Python task: writes itself down, and returns its own token."""
+    """The Python task: writes itself down, and returns its own token. A file beside the ledger ends it before."""
     task, attempt, node = (os.environ.get(f"RMGR_{name}", "?") for name in ("TASK_ID", "ATTEMPT", "NODELIST"))
 
     def say(event: str) -> None:
@@ -54,7 +54,7 @@ def work(ledger: str, seconds: float) -> str:
 
     say("start")
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and not os.path.exists(f"{ledger}.stop"):
         time.sleep(min(BEAT_S, max(0.0, end - time.monotonic())))
         say("beat")
     say("end")

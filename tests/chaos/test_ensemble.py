@@ -97,7 +97,7 @@ def kill_each(trio: Chaos) -> None:
 @pytest.mark.parametrize("trio", [T], indirect=True, ids=["short sessions"])
 def test_a_lost_quorum_stops_decisions_and_not_work(trio: Chaos):
     before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=60)
-    number = trio.submit(40, 3 * T)  # each outlives the outage
+    number = trio.submit(40, 600.0)  # each goes on until it may end
     eventually("every core works", lambda: running(trio) == NODES * CORES, within=60)
     gone = [server for server in servers(trio).servers if server is not leading(trio)]
     for server in gone:
@@ -106,14 +106,13 @@ def test_a_lost_quorum_stops_decisions_and_not_work(trio: Chaos):
     end = time.monotonic() + 2 * T
     while time.monotonic() < end:  # the outage itself
         threading.Event().wait(0.2)
-    eventually("kept work runs on", lambda: running(trio) == NODES * CORES or trio.started() > ran, within=60)
+    eventually("kept work runs on", lambda: running(trio) == NODES * CORES, within=60)
     for server in gone:
         server.start(wait_s=0)
-    eventually("claims go on", lambda: trio.started() > ran and running(trio) == NODES * CORES, within=10 + TICK)
-    done = trio.rmgr("cancel", str(number))
-    assert done.returncode == 0, done.stderr
+    trio.let_end()
+    eventually("claims go on", lambda: trio.started() > ran, within=10 + TICK)
     trio.finish(within=RECOVERY_S + 30)
-    assert {view.attempt for view in trio.tasks(number) if view.attempt} == {1}, "nothing was requeued"
+    assert {view.attempt for view in trio.tasks(number)} == {1}, "nothing was requeued"
     eventually("nobody was fenced, no session was lost", lambda: sessions(trio) == before, within=60)
 
 

@@ -253,7 +253,7 @@ def test_who_computes_on_after_its_turn_is_killed_and_told_so(turning: Turning):
 
 def test_limits_count_served_time(turning: Turning):
     busy = [turning.submit(4, 0.5) for _ in range(3)]
-    short = turning.submit(4, 0.5, "-t", "6s")
+    short = turning.submit(4, 0.5, "-t", "12s")
     over = turning.submit(1, 0.5, "-t", "2s")  # nothing ends before all may
     turning.turned(short, over)
     eventually("it is over its limit", lambda: turning.view(over).state.is_final, within=PATIENCE_S)
@@ -262,10 +262,10 @@ def test_limits_count_served_time(turning: Turning):
     assert 2_000_000 <= view.served_us < view.ended_us - view.started_us
     assert 0.0 < gang_ledger.served_s(turning.stretches(), str(over)) < view.served_us / 1e6 + QUANTUM_S
     started_us = turning.view(short).started_us
-    eventually("its limit is over by the clock on the wall", lambda: machine.wall_us() - started_us > 7_000_000, within=PATIENCE_S)
+    eventually("its limit is over by the clock on the wall", lambda: machine.wall_us() - started_us > 13_000_000, within=PATIENCE_S)
     turning.completed(short)  # it was served a quarter of that
     view = turning.view(short)
-    assert view.served_us < 6_000_000 < view.ended_us - view.started_us
+    assert view.served_us < 12_000_000 < view.ended_us - view.started_us
     turning.completed(*busy)
 
 
@@ -404,10 +404,17 @@ def test_a_gang_clock_that_is_half_a_second_off_runs_no_two_jobs_on_a_core_and_i
     with turning.another("n3", RMGR_FAILPOINT=late):
         wide, other, small = turning.submit(4, 0.5), turning.submit(4, 0.5), turning.submit(1, 0.5, "--nodelist", "n3")
         turning.turned(wide, other, small, times=6)
-        errors = turning.clock_errors_us(*NODES)
-        assert errors["n3"] >= 500_000 > max(errors[node] for node in ("n1", "n2", "n4")), errors
-        done = chaos.rmgr("nodes", "-o", "+clock")
-        assert format_duration(errors["n3"] / 1e6) in done.stdout, done
+
+        def is_seen() -> bool:
+            """A busy machine asks late, too, and each question has an error of its own."""
+            errors = turning.clock_errors_us(*NODES)
+            told.append((errors, chaos.rmgr("nodes", "-o", "+clock").stdout))
+            others = max(errors[node] for node in ("n1", "n2", "n4"))
+            return errors["n3"] >= 500_000 > others and format_duration(errors["n3"] / 1e6) in told[-1][1]
+
+        told: list[tuple[dict[str, int], str]] = []
+        eventually("the error is shown, of this node alone", is_seen, within=PATIENCE_S)
+        assert all(errors["n3"] >= 500_000 for errors, _ in told), told
         turning.completed(wide, other, small)
         turning.apart()
 

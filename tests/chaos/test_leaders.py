@@ -68,12 +68,13 @@ def test_a_leader_killed_between_two_multis_leaves_nothing_half_done(led: Chaos)
     names = ("before-fence", "after-fence", "before-fail", "after-fail", "before-resubmit", "after-resubmit")
     led.succeed(**{name: {"RMGR_FAILPOINT": f"leader.{name.replace('-', '_')}=kill"} for name in names}, heir={})
     epoch = led.epoch()
-    led.submit(8, 1.0)
+    led.submit(8, 600.0)
     eventually("both nodes work", lambda: led.started() >= 4, within=60)
     led.cluster.kill("n1")
     for name in names:
         eventually(f"{name} has killed its leader", lambda: led.cluster.process(name).state == "dead", within=RECOVERY_S + T)  # noqa: B023
     eventually("the heir leads", lambda: led.leader() == "heir", within=T + TICK + 2.0)
+    led.let_end()
     tasks = led.finish(within=60)
     assert any(view.attempt > 1 for view in tasks.values())
     assert led.epoch() == epoch + len(names), "each of them has led"

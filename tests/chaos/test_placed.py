@@ -119,8 +119,13 @@ def test_jobs_of_a_killed_node_run_elsewhere_beside_pulled_work(chaos: Chaos):
     jobs = chaos.submit(8, 1.0, "-q", "batch", "-c", "2")
     chaos.submit(30, 0.2)
     eventually("both kinds run", lambda: chaos.started() >= 4, within=PATIENCE_S)
-    busy = eventually("a job runs", lambda: next((view.node for view in chaos.tasks(jobs) if view.state == "RUNNING"), ""), within=60)
-    chaos.cluster.kill(str(busy))
+
+    def busy() -> str:
+        """Where one has just begun: it goes on for a while."""
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return next((span.node for span in chaos.spans(jobs) if not span.ended and now_s - span.start < 0.4), "")
+
+    chaos.cluster.kill(str(eventually("a job begins", busy, within=60)))
     chaos.finish(within=120)
     assert any(view.attempt > 1 for view in chaos.tasks(jobs))
 

@@ -176,7 +176,7 @@ def lives_without_its_store(chaos: Chaos, began: int) -> float:
     assert "data store is away" in refused.stderr
     assert took_s < 10.0, f"a refusal took {took_s:.1f} s"  # a node that hangs is waited for 4 s; dead ones alone 1.3 s
     eventually("status says so", lambda: "store: away since" in (told := chaos.rmgr("status")).stdout and told.returncode == 1, within=60)
-    assert "data store away since" in chaos.rmgr("nodes").stdout
+    eventually("nodes say so", lambda: "data store away since" in chaos.rmgr("nodes").stdout, within=60)
     eventually("what was claimed runs on", lambda: chaos.started() > began, within=60)
     eventually("2 T are over", lambda: time.monotonic() > away_s + 2 * T, within=60)
     assert not chaos.ended()
@@ -334,7 +334,7 @@ def test_a_node_cut_off_from_the_store_keeps_its_outputs_and_drains_at_its_bound
         proxy.refuse()
         eventually("it drains at its bound", lambda: "fill the spool" in stats_of(chaos)["n1"].reason, within=60)
         assert spooled(chaos) < 150_000 + 4 * 20_100
-        assert "fill the spool" in chaos.rmgr("nodes").stdout
+        eventually("everybody is told", lambda: "fill the spool" in chaos.rmgr("nodes").stdout, within=60)
         flow(proxy)
         print(f"the node was well {wait_whole(chaos, 10):.1f} s after the heal")
         chaos.finish(within=60)

@@ -76,11 +76,13 @@ def test_a_leader_whose_answers_get_lost_moves_everything_once(chaos: Chaos):
                 chaos.cluster.kill("w2")
                 chaos.cluster.start_watchdog("w2")
                 eventually("it leads again", lambda: chaos.leader() == "w1", within=60)
-            number = chaos.submit(8, 1.0)
+            stop = chaos.directory / f"stop-{nth}"
+            number = chaos.submit(8, 600.0, "--env", f"STOP={stop}")
             eventually("both nodes work", lambda: len(chaos.spans(number)) >= 4, within=60)  # noqa: B023
             before = proxy.cuts
             proxy.lose_reply(nth)
             chaos.cluster.kill("n1")
+            stop.touch()
             chaos.finish(within=RECOVERY_S + 60)
             assert proxy.cuts > before, f"answer {nth} was lost"
             chaos.add_node("n1")
