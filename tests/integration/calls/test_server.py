@@ -450,6 +450,7 @@ def test_sigterm_ends_within_its_grace(tmp_path: Path) -> None:
         rig.server.signal(signal.SIGTERM)
         assert rig.server.wait() == 0
         assert not running.is_answered.is_set()
+        eventually(lambda: rig.gateway.stream().is_over)
         assert rig.gateway.stream().said_over()
 
 
@@ -491,7 +492,7 @@ def test_a_life_that_gateways_have_given_up_ends_what_it_has_and_another_begins(
         second = rig.gateway.stream(2)
         assert second.hello.life != first.hello.life
         assert second.hello.name == first.hello.name
-        assert first.is_over
+        eventually(lambda: first.is_over)
         one = rig.gateway.offer("sleep", packed("sleep", 0.0))
         assert one.ended() == "OK"
         assert not running.is_answered.is_set()

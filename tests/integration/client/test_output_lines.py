@@ -12,6 +12,7 @@ import pytest
 import rmgr
 from rmgr.client.logs import LiveOutput
 from rmgr.errors import DeadlineExceeded, UsageError
+from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from rmgr.client.connection import Connection
@@ -39,7 +40,7 @@ def test_lines_of_a_running_task_come_while_it_runs(connection: Connection, tmp_
             first = next(lines)
             assert (first, first.task_id, first.stream, first.attempt) == ("begun", future.task_id, "stdout", 1)
             assert not future.done()
-            assert sorted(future.logs()) == ["begun", "careful"], "so far"
+            eventually(lambda: sorted(future.logs()) == ["begun", "careful"], "what it has written so far")
             with pytest.raises(DeadlineExceeded):
                 list(future.logs(follow=True, timeout=0.5))
         finally:
@@ -146,10 +147,11 @@ def test_lines_of_one_call_that_lasts_stand_alone(
 
 def test_a_map_of_short_calls_is_not_looked_at(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """While calls end one after the other nobody asks the nodes for others that last, but now and then."""
-    looks = []
+    looks, slow = [], 0
     monkeypatch.setattr(LiveOutput, "look_now", lambda _live: looks.append(time.monotonic()))
     with rmgr.Executor(connection=connection) as executor:
         began = time.monotonic()
-        while time.monotonic() < began + 3.0:
+        while (round_s := time.monotonic()) < began + 3.0:
             assert list(executor.map(abs, range(-20, 0))) == list(range(20, 0, -1))
-    assert len(looks) <= 1, "once, should the machine have stood still for a second"
+            slow += int(time.monotonic() - round_s)
+    assert len(looks) <= max(1, slow), "once, and once for each second in which the machine stood still"

@@ -110,7 +110,7 @@ def test_work_of_a_program_that_was_killed_ends_or_is_said_to_have_no_owner(live
 
     added = TaskQueue.attach(int(queue))
     assert added.submit_call(-7).result(60) == 7
-    assert job(queue)["reason"] == ""
+    eventually(lambda: job(queue)["reason"] == "", "the leader has heard of the new owner")
     added.close()
     eventually(lambda: job(queue)["state"] == "COMPLETED")
 

@@ -34,7 +34,7 @@ def work(_):
     os.chdir("/")
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
-    signal.alarm(1)
+    signal.alarm(60)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     locale.setlocale(locale.LC_ALL, "C")
     sys.path.insert(0, "/stain")

@@ -48,8 +48,11 @@ def test_daemons_start_without_the_store_and_every_view_says_so(sh: Shell) -> No
     assert status.code == 1
     assert status.json["healthy"] is False
     assert status.json["store"]["since"].endswith("Z")
-    nodes = sh.ok("nodes", "--json").json["nodes"]
-    assert [(node["state"], node["reason"].partition(" since")[0]) for node in nodes] == [("up", "data store away")]
+
+    def nodes() -> list[tuple[str, str]]:
+        return [(node["state"], node["reason"].partition(" since")[0]) for node in sh.ok("nodes", "--json").json["nodes"]]
+
+    eventually(lambda: nodes() == [("up", "data store away")], nodes)
     doctor = sh("doctor", "--json")
     check = next(check for check in doctor.json["checks"] if check["name"] == "store")
     assert (doctor.code, check["ok"]) == (1, False)

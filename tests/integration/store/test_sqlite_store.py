@@ -134,7 +134,7 @@ def test_writers_wait_for_room_when_too_much_is_queued(store: SqliteStore, path:
 
     def put(number: int) -> None:
         try:
-            store.put_many([(f"k{number}/{n}", value) for n in range(4)], timeout_s=1.0)
+            store.put_many([(f"k{number}/{n}", value) for n in range(4)], timeout_s=4.0)
         except StoreUnavailable as error:
             refused.append(error)
 
