@@ -152,7 +152,7 @@ class Scenario:
         bench.advance(60.0)
         assert bench.look.names(paths.subs_bucket(self.plain)) == []
         assert bench.look.names(paths.TOKENS) == []
-        bench.advance(5000.0)
+        bench.idle(5000.0)
         assert bench.look.names(paths.NONCES) == []
         assert bench.store.keys("out/") + bench.store.keys("page/") == []
         assert bench.count(bench.metrics.duplicates) == 0

@@ -76,7 +76,7 @@ def test_after_retention_everything_goes_but_history_named_outputs_and_logs(benc
     bench.advance(20.0)
     assert bench.look.sub(number) is None
     assert bench.look.names(paths.TOKENS) == []
-    bench.advance(2000.0)  # a nonce is kept for 70 minutes, and looked for every 12 at the latest
+    bench.idle(2000.0)  # a nonce is kept for 70 minutes, and looked for every 12 at the latest
     assert bench.look.names(paths.NONCES) == []
     assert bench.store.get(keys.output(number, 0, 1)) is None
     assert bench.store.get(keys.arguments(number, 0, "x")) is None
@@ -95,7 +95,7 @@ def test_rows_of_submissions_that_are_gone_are_found_and_deleted(bench: Bench) -
         for at in range(3):
             bench.store.put(keys.output(orphan, at, 1), b"x")
     bench.store.put(keys.output(number, 0, 1), b"mine")
-    bench.advance(4000.0)
+    bench.idle(4000.0)
     assert bench.store.keys("out/") == [keys.output(number, 0, 1)]
 
 
@@ -198,7 +198,7 @@ def put(aged: Bench, key: str, age_s: float) -> None:
 
 def look(aged: Bench) -> list[str]:
     """What is left after the leader has looked."""
-    aged.advance(collect.CONTENTS_S * 1.3)
+    aged.idle(collect.CONTENTS_S * 1.3)
     return [key for family in sorted(keys.BY_CONTENT) for key in aged.store.keys(f"{family}/")]
 
 
@@ -210,7 +210,7 @@ def test_what_was_put_and_never_submitted_goes_after_its_time(aged: Bench, name:
     put(aged, name(TWO), KEPT_S + 60)
     assert look(aged) == [name(ONE)]
     assert look(aged) == [name(ONE)]
-    aged.advance(6 * 3600.0)
+    aged.idle(6 * 3600.0)
     assert look(aged) == [], "its time is over, too"
     assert [event["total"] for event in aged.events("contents_removed")] == [1, 1]
 
@@ -223,7 +223,7 @@ def test_what_a_submission_names_stays_until_that_is_collected(aged: Bench) -> N
     put(aged, keys.upload(TWO), KEPT_S + 60)
     assert look(aged) == [keys.upload(ONE)]
     aged.run_all(aged.starter("n1"))
-    aged.advance(4000.0)  # longer than its retention
+    aged.idle(4000.0)  # longer than its retention
     assert aged.look.sub(number) is None
     assert look(aged) == []
 
@@ -236,7 +236,7 @@ def test_a_function_stays_that_a_block_of_an_old_submission_may_name(aged: Bench
     put(aged, keys.module(ONE), KEPT_S + 60)
     assert look(aged) == [keys.function(ONE)]
     aged.run_all(aged.starter("n1"))
-    aged.advance(4000.0)
+    aged.idle(4000.0)
     assert look(aged) == []
 
 

@@ -58,10 +58,10 @@ def test_a_nonce_stays_while_its_submission_lasts_and_goes_after_it(bench: Bench
     bench.lead()
     number = bench.submitter.submit(1)
     record = record_of(bench, number)
-    bench.advance(5000.0)
+    bench.idle(5000.0)
     assert nonce_of(bench, record) is not None
     bench.lead(bench.connect())
-    bench.advance(5000.0)
+    bench.idle(5000.0)
     assert nonce_of(bench, record) is not None
     bench.run_all(bench.starter("n1"))
     bench.advance(RETENTION_S + 1300)
@@ -75,7 +75,7 @@ def test_one_that_cannot_be_deleted_keeps_no_other(bench: Bench) -> None:
     kept = (there[0], there[200], there[399])
     for path in (*there, *(f"{path}/x" for path in kept)):
         committed(bench.outside, Multi(name="X", ops=(Create(path),), proof=Exists(path)))
-    bench.advance(6000.0)
+    bench.idle(6000.0)
     assert bench.look.names(paths.NONCES) == sorted(path.rpartition("/")[2] for path in kept)
 
 
@@ -96,7 +96,7 @@ def test_what_nobody_may_have_written_among_nonces_goes(bench: Bench) -> None:
     ahead = paths.nonce("u", "f" * 32, 10**9)
     for path, data in ((f"{paths.NONCES}/x", b"\xff"), (paths.nonce("u", "e" * 32, 1), b"77"), (ahead, b"1e9")):
         committed(bench.outside, Multi(name="X", ops=(Create(path, data),), proof=Exists(path)))
-    bench.advance(5000.0)
+    bench.idle(5000.0)
     assert bench.look.names(paths.NONCES) == []
 
 
