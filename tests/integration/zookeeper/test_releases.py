@@ -1,6 +1,7 @@
 """A whole cluster on each release of ZooKeeper, on one server and on three (there secured, by TLS): submitted, run, answered.
 
-Debian's 3.8 on one server is what every other test runs on.
+Debian's 3.8 on one server is what every other test runs on, on three servers what tests/chaos/test_ensemble.py runs on: here it is for
+`tests/long.sh`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def square(number: int) -> int:
     return number * number
 
 
-@pytest.mark.parametrize(("release", "servers"), [("3.8", 3), ("3.9", 1), ("3.9", 3)])
+@pytest.mark.parametrize(("release", "servers"), [pytest.param("3.8", 3, marks=pytest.mark.long), ("3.9", 1), ("3.9", 3)])
 def test_work_is_submitted_run_and_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, servers: int) -> None:
     need_zookeeper(release)
     is_secured = (release, servers) == ("3.9", 3)  # as production runs: TLS to the ensemble, on top of access lists
