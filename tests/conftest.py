@@ -94,7 +94,7 @@ def zookeeper_parts() -> None:
 
 @pytest.fixture(scope="session")
 def zookeeper(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    """One real server for the whole run, ticks of 500 ms (sessions of 1 to 10 s). Do not stop it: start one of your own."""
+    """One real server for the whole run, ticks of 500 ms (sessions of 1 to 60 s). Do not stop it: start one of your own."""
     with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper"), tick_ms=500, config=UNSYNCED, die_with_parent=True) as server:
         yield server
 
@@ -118,8 +118,9 @@ def chroot() -> str:
 def coordinator(zookeeper: ZooKeeperServer, chroot: str) -> Iterator[ZkCoordinator]:
     """A connected coordinator in the fresh chroot."""
     from rmgr.adapters.zookeeper.client import ZkCoordinator  # here, so that unit tests do without kazoo
+    from tests.harness.ended_sessions import LONG_S
 
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coord:
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coord:
         coord.ensure(["/"])
         yield coord
 

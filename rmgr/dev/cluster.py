@@ -53,6 +53,8 @@ from rmgr.runtime.secured import close_zookeeper, credentials_of, zookeeper_opti
 
 #: Session timeout of a cluster on one machine: short, so that a killed part is noticed while one looks.
 SESSION_TIMEOUT_S = 6.0
+#: Of who only looks: he holds nothing, and his session outlasts a machine that stands still.
+_LOOKING_S = 30.0
 CHROOT = "/rmgr/dev"
 #: `--store cassandra`: the store is a node of the cluster's own.
 OWN_CASSANDRA = "cassandra"
@@ -312,8 +314,8 @@ class DevCluster:
         if self._coordinator is None:
             config = self.admin_config()
             options = zookeeper_options(config, credentials_of(config))
-            hosts = self.zookeeper.hosts
-            self._coordinator = ZkCoordinator.connect(hosts, self._chroot, session_timeout_s=self.state.session_timeout_s, **options)
+            hosts, long_s = self.zookeeper.hosts, max(_LOOKING_S, self.state.session_timeout_s)
+            self._coordinator = ZkCoordinator.connect(hosts, self._chroot, session_timeout_s=long_s, **options)
         return self._coordinator
 
     def snapshot(self, *, submissions: bool = True) -> ClusterSnapshot:

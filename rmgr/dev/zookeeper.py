@@ -23,6 +23,8 @@ from rmgr.errors import Unavailable
 __all__ = ["ServerTls", "ZooKeeperEnsemble", "ZooKeeperServer", "free_port", "java", "missing_parts"]
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _LOG_TAIL_BYTES = 2000
+#: ZooKeeper itself allows twenty ticks: ten seconds, where a test has short ticks to see sessions end soon.
+_LONGEST_SESSION_MS = 60_000
 #: What a JVM without work wakes for five times a second: to look for monitors that nobody uses, and to stop all threads for a moment.
 _SLEEPY = (
     "-XX:+IgnoreUnrecognizedVMOptions",  # other releases of Java have neither
@@ -82,7 +84,7 @@ class ZooKeeperServer(ServerProcess):
     Args:
         data_dir: made when missing; configuration, log (`zookeeper.log`), snapshots and transactions live in it.
         port: client port on `host`, None: a free one, kept over restarts.
-        tick_ms: sessions last 2 to 20 ticks.
+        tick_ms: sessions last from two ticks to a minute.
         heap_mb: largest heap.
         release: "3.8" (Debian's) or "3.9" (fetched from Maven Central); "": what `class_path` finds.
         config: more lines of zoo.cfg.
@@ -204,6 +206,7 @@ class ZooKeeperServer(ServerProcess):
             place.chmod(0o700)
         settings: dict[str, object] = {
             "tickTime": self._tick_ms,
+            "maxSessionTimeout": _LONGEST_SESSION_MS,
             "initLimit": 10,
             "syncLimit": 5,
             "dataDir": self.data_dir / "data",

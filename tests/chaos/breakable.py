@@ -1,4 +1,4 @@
-"""A cluster to break: real processes, short sessions, one call to submit work that writes itself down."""
+"""A cluster to break: real processes, one call to submit work that writes itself down, and a death that is noticed soon."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.views import TaskView
 from rmgr.procedures.snapshot import read_tasks
+from tests.harness.ended_sessions import AFTER_S, LONG_S, Expiry
 from tests.harness.fair_time import PATIENCE_S, FairTimer
 
-#: T: how long a silent process is believed alive. ZooKeeper notices within T and a tick, the leader adds its grace of 1 s.
-T = 3.0
+#: T: how long a silent process is believed alive. `Expiry` ends its session after T, ZooKeeper itself within T and a tick.
+#: The leader adds its grace of 1 s.
+T = AFTER_S
 #: The same where servers of ZooKeeper start anew and no session may be lost: a JVM takes longer than the lease of a short one while others
 #: have the processors.
-LONG_T = 9.0
+LONG_T = 20.0
 TICK = 0.75
 #: Pause of a rank between two beats.
 RANK_BEAT_S = 0.25
@@ -68,8 +70,9 @@ class Chaos:
         *,
         store: str = "",
         guest_of: ZooKeeperServer | ZooKeeperEnsemble | None = None,
-        session_timeout_s: float = T,
+        session_timeout_s: float = 0.0,
     ) -> None:
+        """session_timeout_s: of sessions that end by themselves; without it they are long, and `Expiry` ends those of the silent."""
         self.directory = directory
         self.ledger = directory / "ledger"
         self.cluster = DevCluster(
@@ -78,11 +81,12 @@ class Chaos:
             watchdogs=0,
             zookeeper_words=("srvr", "mntr"),
             store=store,
-            session_timeout_s=session_timeout_s,
+            session_timeout_s=session_timeout_s or LONG_S,
             environment={"LEDGER": str(self.ledger)},
             heap_mb=128,
             guest_of=guest_of,
         )
+        self._expiry = None if session_timeout_s else Expiry(self.cluster)
         self.cores: dict[str, int] = {}
         self.submissions: list[int] = []
         self.acknowledged = 0
@@ -94,6 +98,8 @@ class Chaos:
     def start(self, *, nodes: int = 3, cores: int = 2, watchdogs: int = 2, first: dict[str, str] | None = None) -> None:
         """Brings everything up. `first`: variables of the WatchDog w1, which then leads."""
         self.cluster.start()
+        if self._expiry is not None:
+            self._expiry.start()
         for number in range(1, watchdogs + 1):
             self.cluster.start_watchdog(f"w{number}", environment=first if number == 1 else None)
             if number == 1 and first:
@@ -296,4 +302,6 @@ class Chaos:
         """Ends everything; nobody needs it again."""
         if self._store is not None:
             self._store.close()
+        if self._expiry is not None:
+            self._expiry.stop()
         self.cluster.stop(at_once=True)

@@ -22,15 +22,18 @@ from tests.harness.flooded import Flooded
 @pytest.fixture(scope="session")
 def breakable_zookeeper(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
     """One server for all these tests. It may be killed and paused, and keeps its data."""
-    where, lines = tmp_path_factory.mktemp("breakable"), UNSYNCED | {"maxSessionTimeout": 60_000}  # for tests in which nobody is to be lost
-    with ZooKeeperServer(where, tick_ms=round(TICK * 1000), config=lines, die_with_parent=True) as server:
+    where = tmp_path_factory.mktemp("breakable")
+    with ZooKeeperServer(where, tick_ms=round(TICK * 1000), config=UNSYNCED, die_with_parent=True) as server:
         yield server
 
 
 @pytest.fixture
 def chaos(breakable_zookeeper: ZooKeeperServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Chaos]:
-    """A cluster that the test starts as it likes, below a path of its own; its logs are shown when the test fails. Parameter: T."""
-    made = Chaos(tmp_path, guest_of=breakable_zookeeper.start(), session_timeout_s=getattr(request, "param", T))
+    """A cluster that the test starts as it likes, below a path of its own; its logs are shown when the test fails.
+
+    Parameter: how long sessions last that end by themselves.
+    """
+    made = Chaos(tmp_path, guest_of=breakable_zookeeper.start(), session_timeout_s=getattr(request, "param", 0.0))
     try:
         yield made
     finally:
@@ -52,23 +55,51 @@ def pair_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.T
 @pytest.fixture
 def pair(pair_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
     """Two nodes of two cores, n1 and n2, with nothing on them; whatever the test has started beside them goes."""
-    made = pair_of_run
-    made.heal(n1=2, n2=2)
-    yield made
+    yield from healed(pair_of_run)
     breakable_zookeeper.resume()
-    made.keep_only("n1", "n2")
 
 
 @pytest.fixture
 def led(pair: Chaos) -> Chaos:
-    """The pair of nodes, with two WatchDogs; those that tests have killed have heirs of other names."""
-    dogs = [process for process in pair.cluster.state.processes if process.role == "watchdog"]
+    """The pair of nodes, with two WatchDogs."""
+    return with_two_watchdogs(pair)
+
+
+@pytest.fixture(scope="session")
+def brief_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    """One cluster for all tests that take `brief`."""
+    made = Chaos(tmp_path_factory.mktemp("brief"), guest_of=breakable_zookeeper.start(), session_timeout_s=T)
+    try:
+        made.start(nodes=2, cores=2, watchdogs=2)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def brief(brief_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
+    """As `led`, with sessions of T that end by themselves: for what is about T, or about a ZooKeeper that is away for longer."""
+    for made in healed(brief_of_run):
+        yield with_two_watchdogs(made)
+    breakable_zookeeper.resume()
+
+
+def healed(made: Chaos) -> Iterator[Chaos]:
+    """Two nodes of two cores; whatever the test has started beside them goes."""
+    made.heal(n1=2, n2=2)
+    yield made
+    made.keep_only("n1", "n2")
+
+
+def with_two_watchdogs(made: Chaos) -> Chaos:
+    """Those that tests have killed have heirs of other names."""
+    dogs = [process for process in made.cluster.state.processes if process.role == "watchdog"]
     names = {process.id for process in dogs}
     fresh = (name for number in count(1) if (name := f"w{number}") not in names)
     for name in islice(fresh, 2 - len([process for process in dogs if process.state != "dead"])):
-        pair.cluster.start_watchdog(name)
-    eventually("two WatchDogs stand for election", lambda: pair.snapshot().watchdogs == 2 and pair.leader(), within=60)
-    return pair
+        made.cluster.start_watchdog(name)
+    eventually("two WatchDogs stand for election", lambda: made.snapshot().watchdogs == 2 and made.leader(), within=60)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +123,7 @@ def three_nodes(three_of_run: Chaos) -> Chaos:
 @pytest.fixture(scope="session")
 def keys_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Chaos, Connection]]:
     """One cluster for all tests that take `keys_town`, and a connection to it."""
-    made = Chaos(tmp_path_factory.mktemp("keys"), guest_of=breakable_zookeeper.start(), session_timeout_s=4.0)
+    made = Chaos(tmp_path_factory.mktemp("keys"), guest_of=breakable_zookeeper.start())
     try:
         made.start(nodes=1, cores=2, watchdogs=1)
         with made.connection() as connection:

@@ -1,6 +1,6 @@
 """The example applications on a real cluster whose Starters are killed: the answers stay right.
 
-one cluster: 1 ZooKeeper, 1 WatchDog, 3 Starters of 2 cores, T = 4 s
+one cluster: 1 ZooKeeper, 1 WatchDog, 3 Starters of 2 cores
 each test that kills a Starter starts another one under the same name afterwards
 """
 
@@ -18,6 +18,7 @@ import pytest
 
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.ended_sessions import LONG_S, expiring
 from tests.places import PYTHON, ROOT
 
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -28,8 +29,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def cluster(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     where = tmp_path_factory.mktemp("dev")
-    made = DevCluster(where, nodes=3, cores=2, watchdogs=1, session_timeout_s=4.0, guest_of=breakable_zookeeper.start())
-    with made:
+    made = DevCluster(where, nodes=3, cores=2, watchdogs=1, session_timeout_s=LONG_S, guest_of=breakable_zookeeper.start())
+    with made, expiring(made):
         yield made
 
 

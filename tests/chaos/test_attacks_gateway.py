@@ -51,6 +51,7 @@ from rmgr.submitter import questions as q
 from rmgr.submitter.port import Growth
 from tests.harness import hostile
 from tests.harness.attacker import changed, unique
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.handmade import Handmade
 from tests.harness.waiting import eventually
@@ -91,7 +92,7 @@ class Client(Handmade):
 @pytest.fixture(scope="module")
 def cluster(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     where = tmp_path_factory.mktemp("attacked") / "cluster"
-    made = DevCluster(where, nodes=1, watchdogs=1, session_timeout_s=6.0, secured=True, guest_of=breakable_zookeeper.start())
+    made = DevCluster(where, nodes=1, watchdogs=1, session_timeout_s=LONG_S, secured=True, guest_of=breakable_zookeeper.start())
     made.start()
     try:
         yield made

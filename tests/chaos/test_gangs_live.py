@@ -40,9 +40,12 @@ IGNORES = "trap '' TERM; while :; do sleep 0.1; done"
 
 
 @pytest.fixture(scope="module")
-def broken(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
-    """Four nodes of one core, whose partition is shared in time."""
-    made = Chaos(tmp_path_factory.mktemp("gangs"), guest_of=breakable_zookeeper.start())
+def broken(
+    breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Chaos]:
+    """Four nodes of one core, whose partition is shared in time. Parameter: how long sessions last that end by themselves."""
+    where, brief_s = tmp_path_factory.mktemp("gangs"), getattr(request, "param", 0.0)
+    made = Chaos(where, guest_of=breakable_zookeeper.start(), session_timeout_s=brief_s)
     try:
         made.start(nodes=len(NODES), cores=1, watchdogs=2)
         done = made.rmgr("policy", "set", "dqt", "--param", f"quantum={QUANTUM_S}s")
@@ -335,6 +338,7 @@ def test_a_starter_that_ends_in_good_order_leaves_nothing_stopped(turning: Turni
     chaos.add_node(node, cores=1)
 
 
+@pytest.mark.parametrize("broken", [T], indirect=True, ids=["short sessions"], scope="module")
 @pytest.mark.parametrize("away_s", [T + TICK + 2.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_turns_go_on_while_zookeeper_is_away(turning: Turning, breakable_zookeeper: ZooKeeperServer, away_s: float):
     wide, other = turning.submit(4, 0.5), turning.submit(4, 0.5)

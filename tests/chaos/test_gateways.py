@@ -27,6 +27,7 @@ from rmgr.client.connection import Connection, connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig
 from rmgr.coord.protocol.ports import SessionState
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.proxy import Proxy
 
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.chaos
 
 GATEWAYS, CLIENTS = 3, 2
 #: How long each gateway is away, one after the other, and all of them at once.
-AWAY_S, ALL_AWAY_S, LONG_S = 2.5, 4.0, 20.0
+AWAY_S, ALL_AWAY_S, LONGER_S = 2.5, 4.0, LONG_S + 10.0
 #: A client has moved to another gateway after so long; of one that is stopped it has to notice first that it says nothing.
 MOVES_S, NOTICES_S = 2.0, 2.25
 
@@ -194,4 +195,4 @@ def test_gateways_go_one_by_one_and_all_at_once_and_nothing_is_lost_or_doubled(p
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["killed", "stopped", "cut off"])
 def test_all_gateways_are_away_for_longer_than_their_sessions(pair: Chaos, ways: Ways, fault: str) -> None:
-    under_load(ways, pair, lambda _: all_at_once(ways, fault, LONG_S))
+    under_load(ways, pair, lambda _: all_at_once(ways, fault, LONGER_S))

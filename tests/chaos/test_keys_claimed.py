@@ -1,7 +1,7 @@
 """Output keys when clients die in the middle of claiming them, and when several want the same ones: each key has one value, of a committed
 attempt, and no task of it has run twice (a ledger outside of the cluster counts).
 
-on `keys_town`: 1 WatchDog, 1 Starter of 2 cores, T = 4 s
+on `keys_town`: 1 WatchDog, 1 Starter of 2 cores
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness import forked
 from tests.harness.cassandra_nodes import SharedNode
+from tests.harness.ended_sessions import LONG_S, expiring
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
@@ -73,11 +74,11 @@ def on_cassandra(
         cores=2,
         watchdogs=1,
         store=store,
-        session_timeout_s=4.0,
+        session_timeout_s=LONG_S,
         secured=False,
         guest_of=breakable_zookeeper.start(),
     )
-    with cluster, connected(cluster) as connection:
+    with cluster, expiring(cluster), connected(cluster) as connection:
         yield cluster, connection
 
 

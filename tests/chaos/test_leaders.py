@@ -16,13 +16,13 @@ def living(led: Chaos) -> list[str]:
     return [process.id for process in led.cluster.state.processes if process.role == "watchdog" and process.state != "dead"]
 
 
-def test_a_killed_leader_is_replaced_within_the_session_timeout(led: Chaos):
-    led.submit(200, 0.0)
-    old, epoch = led.leader(), led.epoch()
-    led.cluster.kill(old)
-    eventually("another WatchDog leads", lambda: led.leader() not in {"", old}, within=T + TICK + 2.0)
-    assert led.epoch() == epoch + 1
-    led.finish(within=60)
+def test_a_killed_leader_is_replaced_within_the_session_timeout(brief: Chaos):
+    brief.submit(200, 0.0)
+    old, epoch = brief.leader(), brief.epoch()
+    brief.cluster.kill(old)
+    eventually("another WatchDog leads", lambda: brief.leader() not in {"", old}, within=T + TICK + 2.0)
+    assert brief.epoch() == epoch + 1
+    brief.finish(within=60)
 
 
 def test_without_any_leader_pulled_work_goes_on(led: Chaos):

@@ -187,6 +187,7 @@ class Monkey:
         eventually("the nodes are up", lambda: set(NODES) <= self.chaos.up(), within=PATIENCE_S)
 
 
+@pytest.mark.parametrize("chaos", [T], indirect=True, ids=["short sessions"])  # which a stop, or a silence of ZooKeeper, may outlast or not
 def test_no_monkey_makes_the_cluster_lose_or_double_a_task(chaos: Chaos) -> None:
     chaos.start(nodes=len(NODES), cores=CORES, watchdogs=len(WATCHDOGS))
     monkey = Monkey(chaos, SEED)

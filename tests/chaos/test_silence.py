@@ -16,6 +16,7 @@ pytestmark = pytest.mark.chaos
 LAUNCHES = '#!/bin/sh\nset -e\nwhile ! [ -e "$LEDGER.stop" ]; do rmgr run sleep 0.3; done\n'
 
 
+@pytest.mark.parametrize("chaos", [T], indirect=True, ids=["short sessions"])
 def test_jobs_on_two_nodes_outlive_a_silence_of_zookeeper(chaos: Chaos) -> None:
     chaos.start(nodes=2, cores=4)
     script = chaos.directory / "launches.sh"

@@ -58,21 +58,21 @@ def test_a_starter_killed_when_it_is_handed_a_block_loses_nothing(pair: Chaos):
     pair.finish(within=60)
 
 
-def test_work_of_a_killed_starter_runs_elsewhere_in_time(pair: Chaos):
-    number = pair.submit(4, 600.0)
-    eventually("all run", lambda: pair.started() == 4, within=60)
-    lost = {span.task for span in read_ledger(pair.ledger) if span.node == "n1"}
-    pair.add_node("n3", cores=2)
-    pair.cluster.kill("n1")
+def test_work_of_a_killed_starter_runs_elsewhere_in_time(brief: Chaos):
+    number = brief.submit(4, 600.0)
+    eventually("all run", lambda: brief.started() == 4, within=60)
+    lost = {span.task for span in read_ledger(brief.ledger) if span.node == "n1"}
+    brief.add_node("n3", cores=2)
+    brief.cluster.kill("n1")
     eventually(
         "its work runs elsewhere",
-        lambda: lost <= {span.task for span in read_ledger(pair.ledger) if span.attempt == 2},
+        lambda: lost <= {span.task for span in read_ledger(brief.ledger) if span.attempt == 2},
         within=RECOVERY_S,
     )
-    pair.let_end()
-    tasks = pair.finish(within=60)
+    brief.let_end()
+    tasks = brief.finish(within=60)
     assert {tasks[task].attempt for task in lost} == {2}
-    assert {view.attempts[0].reason for view in pair.tasks(number) if view.id in lost} == {"NODE_LOST"}
+    assert {view.attempts[0].reason for view in brief.tasks(number) if view.id in lost} == {"NODE_LOST"}
 
 
 def test_a_frozen_starter_that_wakes_commits_nothing(pair: Chaos):
@@ -86,13 +86,14 @@ def test_a_frozen_starter_that_wakes_commits_nothing(pair: Chaos):
     eventually("it serves again under a new incarnation", lambda: pair.snapshot().nodes["n1"].state == "up", within=60)
 
 
-def test_exclusive_work_never_overlaps_itself(pair: Chaos):
-    pair.submit(4, 8.0, "--on-disconnect", "exclusive")
-    eventually("all run", lambda: pair.started() == 4, within=60)
-    pair.cluster.kill("n1", signal.SIGSTOP)
-    eventually("its tasks run elsewhere", lambda: pair.started() == 6, within=RECOVERY_S + 12.0)
-    pair.cluster.kill("n1", signal.SIGCONT)
-    pair.finish(within=60, exclusive=True)
+def test_exclusive_work_never_overlaps_itself(brief: Chaos):
+    # Its Starter trusts its session for T: nobody may end it sooner than ZooKeeper does.
+    brief.submit(4, 8.0, "--on-disconnect", "exclusive")
+    eventually("all run", lambda: brief.started() == 4, within=60)
+    brief.cluster.kill("n1", signal.SIGSTOP)
+    eventually("its tasks run elsewhere", lambda: brief.started() == 6, within=RECOVERY_S + 12.0)
+    brief.cluster.kill("n1", signal.SIGCONT)
+    brief.finish(within=60, exclusive=True)
 
 
 def test_a_starter_restarted_within_the_timeout_is_one_node(pair: Chaos):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from breakable import Chaos, eventually
 
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
@@ -59,7 +60,7 @@ class Watched:
         return states == {"STARTING"} == set(counted) and is_told and shown["started"] is None
 
 
-@pytest.mark.parametrize("chaos", [30.0], indirect=True)  # nobody is to be lost, however long the commands take
+@pytest.mark.parametrize("chaos", [LONG_S], indirect=True, ids=["long sessions"])  # nobody is to be lost, however long the commands take
 def test_a_job_is_starting_until_its_first_instruction(chaos: Chaos) -> None:
     chaos.start(nodes=2, cores=2, watchdogs=2)
     watched = Watched(chaos)

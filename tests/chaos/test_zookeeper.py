@@ -28,15 +28,15 @@ def test_five_restarts_of_zookeeper_lose_no_session_and_fail_no_task(chaos: Chao
     assert before == {name: record.incarnation for name, record in chaos.cluster.snapshot().nodes.items()}, "no session was lost"
 
 
-def test_an_outage_longer_than_the_session_ends_with_everything_done(led: Chaos):
-    led.submit(40, 0.3)
-    eventually("work runs", lambda: led.started() >= 4, within=60)
-    led.cluster.zookeeper.pause()
-    seen = led.started()
-    eventually("what was claimed runs on", lambda: led.started() >= seen, within=1)
+def test_an_outage_longer_than_the_session_ends_with_everything_done(brief: Chaos):
+    brief.submit(40, 0.3)
+    eventually("work runs", lambda: brief.started() >= 4, within=60)
+    brief.cluster.zookeeper.pause()
+    seen = brief.started()
+    eventually("what was claimed runs on", lambda: brief.started() >= seen, within=1)
     assert not threading.Event().wait(2 * T)  # the outage itself
-    led.cluster.zookeeper.resume()
-    led.finish(within=RECOVERY_S + 90)
+    brief.cluster.zookeeper.resume()
+    brief.finish(within=RECOVERY_S + 90)
 
 
 def test_a_starter_whose_answers_get_lost_commits_once(pair: Chaos):

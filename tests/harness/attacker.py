@@ -30,6 +30,7 @@ from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Outcome
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.procedures.snapshot import read_submission
 from rmgr.runtime.secured import zookeeper_options
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.submitted import submit
 from tests.harness.waiting import eventually
 
@@ -45,11 +46,11 @@ class Person:
         directory = cluster.security.admin if role is Role.ADMIN else cluster.security.bundle(role, name)
         self.credentials = Credentials.load(directory)
         self.config = Config(
-            cluster=ClusterConfig(zk=cluster.state.zookeeper, store=cluster.state.store, session_timeout_s=6.0),
+            cluster=ClusterConfig(zk=cluster.state.zookeeper, store=cluster.state.store, session_timeout_s=LONG_S),
             security=SecurityConfig(dir=str(directory)),
         )
         options = zookeeper_options(self.config, self.credentials)
-        self.zk = ZkCoordinator.connect(cluster.zookeeper.hosts, CHROOT, session_timeout_s=6.0, **options)
+        self.zk = ZkCoordinator.connect(cluster.zookeeper.hosts, CHROOT, session_timeout_s=LONG_S, **options)
 
     def connection(self) -> Connection:
         """The Python API's way in."""
@@ -67,7 +68,7 @@ class Scene:
 
     def __init__(self, directory: Path, *, heap_mb: int = 256) -> None:
         self.directory = directory
-        self.cluster = DevCluster(directory / "cluster", nodes=1, watchdogs=1, session_timeout_s=6.0, heap_mb=heap_mb, secured=True)
+        self.cluster = DevCluster(directory / "cluster", nodes=1, watchdogs=1, session_timeout_s=LONG_S, heap_mb=heap_mb, secured=True)
         self.cluster.start()
         self.ann = Person(self.cluster, Role.USER, "ann")
         self.mallory = Person(self.cluster, Role.USER, "mallory")

@@ -42,6 +42,7 @@ from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.submitter import messages as m
 from tests.harness.canary import KINDS, Canary
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.flooded import run_command
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.handmade import Handmade
@@ -88,7 +89,8 @@ class Besieged:
         self.place.chmod(0o755)
         (self.place / "cluster").mkdir(mode=0o755)
         variables = {"RMGR_SECURITY_RUN_AS": "user"}
-        self.cluster = DevCluster(self.place / "cluster", nodes=0, watchdogs=1, secured=True, environment=variables)
+        where = self.place / "cluster"
+        self.cluster = DevCluster(where, nodes=0, watchdogs=1, secured=True, environment=variables, session_timeout_s=LONG_S)
         self._stack.callback(self.cluster.stop, at_once=True)
         self.cluster.start()
         for node in NODES:

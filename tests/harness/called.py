@@ -14,6 +14,7 @@ from rmgr.client.calls import Caller
 from rmgr.config import load
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.ended_sessions import LONG_S, Expiry
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import eventually
 
@@ -159,8 +160,11 @@ class Called:
         self.functions = directory / "functions.toml"
         self.functions.write_text(FUNCTIONS)
         self.gateway_variables = {"RMGR_SUBMITTER_REFRESH": "1s", **(gateway or {})}
-        self.cluster = DevCluster(directory / "cluster", nodes=0, watchdogs=watchdogs, secured=secured, guest_of=zookeeper)
+        where = directory / "cluster"
+        self.cluster = DevCluster(where, nodes=0, watchdogs=watchdogs, secured=secured, guest_of=zookeeper, session_timeout_s=LONG_S)
         self.cluster.start()
+        self._expiry = Expiry(self.cluster)
+        self._expiry.start()
         for number in range(1, gateways + 1):
             self.cluster.start_gateway(f"g{number}", environment=self.gateway_variables)
         self.gateways = dict(zip((f"g{number}" for number in range(1, gateways + 1)), self.cluster.state.gateway.split(","), strict=True))
@@ -212,6 +216,7 @@ class Called:
         return plain | self.cluster.environment()
 
     def close(self) -> None:
+        self._expiry.stop()
         self.cluster.stop(at_once=True)
         for link in self.links.values():
             link.close()

@@ -11,6 +11,7 @@ from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness import ended_sessions
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 from tests.harness.proxy import Proxy
@@ -35,8 +36,8 @@ class World(abc.ABC):
     def __init__(self) -> None:
         self.opened: list[SessionCoordinator] = []
 
-    def open(self, session_timeout_s: float = 4.0) -> SessionCoordinator:
-        """A connected client in the world's chroot."""
+    def open(self, session_timeout_s: float = LONG_S) -> SessionCoordinator:
+        """A connected client in the world's chroot. It notices a silence after a third of its timeout."""
         coordinator = self._open(session_timeout_s)
         self.opened.append(coordinator)
         return coordinator

@@ -1,20 +1,47 @@
 """Sessions of ZooKeeper, ended from outside as an expiry would end them: a test that has killed a process need not wait for T.
 
+So T need not be short. Where a machine stands still for longer than T, everybody loses his session, the test itself among them, and what a
+test then says of attempts, incarnations and epochs is not so. Sessions last `LONG_S` where nobody is to be lost; where processes are killed
+or stopped, `Expiry` ends theirs. What is about T itself, or about a ZooKeeper that is away for longer, takes a short one.
+
 A server makes a session's password from its id with java.util.Random and a constant (`ZooKeeperServer.generatePasswd`), so a test can name
 it without asking the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
+import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.errors import Unavailable
+from rmgr.coord.protocol.records import decode_record
+from rmgr.errors import RmgrError, Unavailable, WrongCluster
+from rmgr.model.cluster.node import EpochRecord, StarterEntry, SubmitterEntry
 
+if TYPE_CHECKING:
+    from rmgr.dev.cluster import DevCluster
+
+#: T where nobody is to be lost: longer than a machine may stand still.
+LONG_S = 30.0
+#: `Expiry` ends a session after so long, in looks; what the tests of T take as T.
+AFTER_S = 3.0
+_LOOK_S = 0.5
+_ENTRIES: dict[str, type[StarterEntry | EpochRecord | SubmitterEntry]] = {
+    paths.STARTERS: StarterEntry,
+    paths.WATCHDOGS: EpochRecord,
+    paths.SUBMITTERS: SubmitterEntry,
+}
+_STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _INT = struct.Struct("!i")
 _SECRET = 0xB3415C00
 _MULTIPLIER, _ADDEND, _MASK = 0x5DEECE66D, 0xB, (1 << 48) - 1
@@ -76,3 +103,78 @@ def expire_all(hosts: str, coordinator: Coordinator, known: Iterable[str] = ()) 
     for path, session_id in sessions(coordinator).items():
         if path not in known:
             expire(hosts, session_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A process of this machine, and its session."""
+
+    session_id: int
+    pid: int
+
+    def is_silent(self) -> bool:
+        """It is dead, or does nothing until somebody continues it."""
+        try:
+            return psutil.Process(self.pid).status() in _STILL
+        except psutil.NoSuchProcess:
+            return True
+
+
+class Expiry:
+    """Stands for T in a cluster whose sessions are long: ends those of Starters, WatchDogs and Submitters that are dead or stopped.
+
+    It counts its own looks: a process that stands still with the whole machine is not silent, since nobody looks meanwhile.
+    Not for work that must never overlap itself: its Starter trusts a session for the T that ZooKeeper knows. A gateway's session, which its
+    clients' entries name, is nobody's here: who kills a gateway ends that session himself.
+    """
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self._cluster = cluster
+        self._holders: dict[str, _Holder | None] = {}
+        self._silent: Counter[int] = Counter()
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        """Once the cluster runs."""
+        threading.Thread(target=self._watch, args=(self._cluster.coordinator,), name="expiry", daemon=True).start()
+
+    def stop(self) -> None:
+        """Before the cluster ends. Idempotent."""
+        self._over.set()
+
+    def _watch(self, coordinator: Coordinator) -> None:
+        while not self._over.wait(_LOOK_S):
+            with contextlib.suppress(RmgrError):  # ZooKeeper is away, or the test has taken it away
+                self._look(coordinator)
+
+    def _look(self, coordinator: Coordinator) -> None:
+        there = [f"{parent}/{name}" for parent in _ENTRIES for name in coordinator.children(parent).result(60) or ()]
+        self._holders = {path: self._holders[path] if path in self._holders else _holder(coordinator, path) for path in there}
+        for holder in {holder for holder in self._holders.values() if holder is not None}:
+            self._silent[holder.session_id] = self._silent[holder.session_id] + 1 if holder.is_silent() else 0
+            if self._silent[holder.session_id] * _LOOK_S >= AFTER_S:
+                expire(self._cluster.zookeeper.hosts, holder.session_id)
+
+
+def _holder(coordinator: Coordinator, path: str) -> _Holder | None:
+    """Whose entry it is; None: a gateway's, or not to be told."""
+    found = coordinator.get(path).result(60)
+    if found is None:
+        return None
+    try:
+        entry = decode_record(found.data, _ENTRIES[path.rpartition("/")[0]])
+    except WrongCluster:  # of another release
+        return None
+    is_ours = entry.host == socket.gethostname() and not getattr(entry, "user", "")
+    return _Holder(found.stat.ephemeral_owner, entry.pid) if is_ours else None
+
+
+@contextlib.contextmanager
+def expiring(cluster: DevCluster) -> Iterator[DevCluster]:
+    """A cluster that runs, of which the silent lose their sessions."""
+    expiry = Expiry(cluster)
+    expiry.start()
+    try:
+        yield cluster
+    finally:
+        expiry.stop()

@@ -54,6 +54,7 @@ from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, Key
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.supervision import StallGuard
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.live_files import below, size_of
 from tests.harness.waiting import eventually
 from tests.places import ROOT
@@ -109,7 +110,7 @@ class Rig:
     def config(self, node: str = "n1", **options: Any) -> Config:
         own = {"cores": 2, "memory_bytes": 1 << 30, "work_dir": str(self.directory / "work" / node), "stop_grace_s": 5.0} | options
         return Config(
-            cluster=ClusterConfig(zk=f"{self.hosts}{self.chroot}", store=self.store_url, session_timeout_s=6.0),
+            cluster=ClusterConfig(zk=f"{self.hosts}{self.chroot}", store=self.store_url, session_timeout_s=LONG_S),
             starter=StarterConfig(node=node, **own),
         )
 
@@ -121,15 +122,16 @@ class Rig:
         serves: bool = False,
         has_groups: bool = False,
         as_users: bool = False,
+        session_timeout_s: float = LONG_S,
         **options: Any,
     ) -> Running:
         """A Starter in this process.
 
         Args: serves: other Starters may ask it over gRPC. has_groups: it makes control groups where it can. as_users: its work runs as
-            its users, who need no certificate.
+            its users, who need no certificate. session_timeout_s: T, of which its lease is a part.
         """
         config = self.config(node, **options)
-        coordinator = ZkCoordinator.connect(self.hosts, self.chroot, session_timeout_s=6.0)
+        coordinator = ZkCoordinator.connect(self.hosts, self.chroot, session_timeout_s=session_timeout_s)
         directory = Path(config.starter.work_dir)
         directory.mkdir(parents=True, exist_ok=True)
         log = structlog.get_logger().bind(role="starter")
@@ -164,7 +166,8 @@ class Rig:
             "starter", "--node", node, "--cores", str(cores), "--mem", "1G", "--work-dir", str(self.directory / "work" / node),
             "--stop-grace", "5s", *options,
         ]  # fmt: skip
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "RMGR_CLUSTER_SESSION_TIMEOUT": "4s", "RMGR_STRICT_LOG": "1", **(env or {})}
+        own = {"PYTHONPATH": str(ROOT), "RMGR_CLUSTER_SESSION_TIMEOUT_S": str(LONG_S), "RMGR_STRICT_LOG": "1"}
+        environ = {**os.environ, **own, **(env or {})}
         with (self.directory / f"{node}.log").open("ab") as out:
             process = subprocess.Popen(command, env=environ, stdout=out, stderr=out, cwd=self.directory)
         self.processes.append(process)
@@ -399,7 +402,7 @@ class Rig:
 def own_rig(zookeeper: ZooKeeperServer, directory: Path, **settings: Any) -> Iterator[Rig]:
     """A rig in a chroot of its own, for a file whose tests share one, or a test that needs other settings."""
     chroot = f"/test/{uuid.uuid4().hex[:12]}"
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator:
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coordinator:
         coordinator.ensure(["/"])
         with Rig(coordinator, zookeeper.hosts, chroot, directory, **settings) as made:
             yield made

@@ -18,6 +18,7 @@ from rmgr.daemons.leader.watchdog import Watchdog
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.procedures.bootstrap import bootstrap
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import PATIENCE_S
 from tests.harness.memory_store import MemoryStore
 from tests.harness.waiting import eventually
@@ -31,7 +32,7 @@ class WatchdogThread:
         hosts: str,
         chroot: str,
         *,
-        session_timeout_s: float = 4.0,
+        session_timeout_s: float = LONG_S,
         store: MemoryStore | None = None,
         settings: ClusterSettings | None = None,
     ) -> None:

@@ -18,7 +18,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Unavailable
 from rmgr.model.cluster.node import EpochRecord
-from tests.harness.ended_sessions import expire, sessions
+from tests.harness.ended_sessions import LONG_S, expire, sessions
 from tests.harness.fair_time import PATIENCE_S, FairTimer
 from tests.harness.waiting import eventually
 
@@ -101,7 +101,7 @@ class Watchdogs:
         self._directory, self._hosts = directory, hosts
         self._options = {"zk": f"{hosts}{chroot}", "store": f"sqlite:{directory / 'store.db'}", "session_timeout_s": session_timeout_s}
         self._processes: list[WatchdogProcess] = []
-        self.coordinator = ZkCoordinator.connect(hosts, chroot, session_timeout_s=10.0)
+        self.coordinator = ZkCoordinator.connect(hosts, chroot, session_timeout_s=LONG_S)
 
     def start(self, failpoint: str = "") -> WatchdogProcess:
         """Starts one; it stands in the line when this returns."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.dev.cluster import DevCluster
+from tests.harness.ended_sessions import LONG_S, expiring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +127,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
 @contextmanager
 def cluster_and_shell(directory: Path, *, nodes: int = 2, watchdogs: int = 1) -> Iterator[tuple[DevCluster, Shell]]:
     """A cluster, and a user who finds it by its variables."""
-    cluster = DevCluster(directory / "cluster", nodes=nodes, cores=2, watchdogs=watchdogs, heap_mb=128, zookeeper_words=("srvr", "mntr"))
-    cluster.start()
-    try:
+    words, where = ("srvr", "mntr"), directory / "cluster"
+    made = DevCluster(where, nodes=nodes, cores=2, watchdogs=watchdogs, heap_mb=128, zookeeper_words=words, session_timeout_s=LONG_S)
+    with made as cluster, expiring(cluster):
         yield cluster, Shell(directory / "home", cluster.environment())
-    finally:
-        cluster.stop()

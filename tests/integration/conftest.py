@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 def live_cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     """Shared by the whole run: tests leave it as they found it (three Starters up)."""
     from rmgr.dev.cluster import DevCluster
+    from tests.harness.ended_sessions import LONG_S, expiring
 
-    with DevCluster(tmp_path_factory.mktemp("live"), nodes=3, cores=2, watchdogs=1, heap_mb=128) as cluster:
+    where = tmp_path_factory.mktemp("live")
+    with DevCluster(where, nodes=3, cores=2, watchdogs=1, heap_mb=128, session_timeout_s=LONG_S) as cluster, expiring(cluster):
         yield cluster
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.waiting import eventually
 from tests.places import ROOT
 
@@ -16,7 +17,7 @@ EXAMPLE = ROOT / "deploy" / "examples" / "solvers"
 
 
 def test_the_client_of_the_solver_service_gets_right_answers_from_both_servers(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
-    cluster = DevCluster(tmp_path / "cluster", nodes=0, watchdogs=1, heap_mb=128, guest_of=zookeeper)
+    cluster = DevCluster(tmp_path / "cluster", nodes=0, watchdogs=1, heap_mb=128, guest_of=zookeeper, session_timeout_s=LONG_S)
     cluster.start()
     try:
         cluster.start_gateway("g1", environment={"RMGR_SUBMITTER_REFRESH": "1s"})

@@ -16,6 +16,7 @@ import pytest
 
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.ended_sessions import LONG_S, expiring
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
@@ -124,12 +125,13 @@ def town(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -
         pytest.skip("file systems that are filled must be mounted: needs root")
     try:
         store = f"sqlite:{mounted['store'] / 'store.db'}"
-        with DevCluster(directory / "dev", nodes=0, watchdogs=2, store=store, session_timeout_s=3.0, guest_of=zookeeper) as cluster:
-            made = Town(cluster=cluster, sh=Shell(directory / "home", cluster.environment()), disks={"n3": mounted["n3"]})
+        made = DevCluster(directory / "dev", nodes=0, watchdogs=2, store=store, session_timeout_s=LONG_S, guest_of=zookeeper)
+        with made as cluster, expiring(cluster):
+            town = Town(cluster=cluster, sh=Shell(directory / "home", cluster.environment()), disks={"n3": mounted["n3"]})
             for name in NODES:
-                made.start_node(name)
+                town.start_node(name)
             cluster.wait_healthy(nodes=len(NODES), deadline_s=60)
-            yield made
+            yield town
     finally:
         for folder in mounted.values():
             subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)

@@ -37,6 +37,7 @@ from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 from rmgr.submitter.direct import DirectWork
 from rmgr.submitter.handing import Lines
 from tests.harness.bundles import session_bundles
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.line_ends import Post, call, sound_loop
 from tests.harness.starter_rig import Rig
 from tests.harness.waiting import eventually
@@ -390,7 +391,7 @@ class Client:
     """One command at a time through a real engine with lines."""
 
     def __init__(self, rig: Rig) -> None:
-        zk = ZkCoordinator.connect(rig.hosts, rig.chroot, session_timeout_s=6.0)
+        zk = ZkCoordinator.connect(rig.hosts, rig.chroot, session_timeout_s=LONG_S)
         from rmgr.adapters.stores import open_store
 
         self.engine = engine_here(zk, open_store(rig.store_url), lines=lambda thread, hear: Lines(thread, hear, None))

@@ -23,6 +23,7 @@ from rmgr.bench.measuring import connected
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.cassandra_keyspaces import behind
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
 
@@ -102,7 +103,7 @@ def whole(request: pytest.FixtureRequest, zookeeper: ZooKeeperServer, tmp_path_f
     directory = tmp_path_factory.mktemp(request.param)
     with ExitStack() as stack:
         own = {"store": "cassandra"} if request.param == "cassandra" else {}
-        cluster = stack.enter_context(DevCluster(directory, nodes=1, watchdogs=1, **own, guest_of=zookeeper))  # type: ignore[arg-type]
+        cluster = stack.enter_context(DevCluster(directory, nodes=1, watchdogs=1, **own, guest_of=zookeeper, session_timeout_s=LONG_S))  # type: ignore[arg-type]
         cluster.wait_healthy(nodes=1, deadline_s=120)
         url = cluster.environment()["RMGR_STORE"]
         gateway = stack.enter_context(GatewayProcess(cluster.daemon_environment("submitter", "g1"), directory))

@@ -25,6 +25,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
@@ -74,7 +75,7 @@ def place(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) 
         with (
             LocalAccounts() as accounts,
             work_that_users_reach(),
-            DevCluster(directory, nodes=0, watchdogs=1, secured=True, guest_of=zookeeper) as cluster,
+            DevCluster(directory, nodes=0, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster,
         ):
             own = {"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)}
             cluster.start_starter("n1", options=["--work-dir", str(work / "n1")], environment=own)

@@ -17,6 +17,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import KeyExists, PermissionDenied, PickleFailed, UsageError
 from rmgr.model.cluster.identity import Role
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.store_adapters import Adapter
 from tests.harness.store_ways import WAYS, opened
@@ -73,7 +74,7 @@ def town(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -
     from rmgr.client.connection import connect
 
     folder = tmp_path_factory.mktemp("many")
-    cluster = DevCluster(folder / "cluster", nodes=1, cores=2, watchdogs=1, secured=True, guest_of=zookeeper)
+    cluster = DevCluster(folder / "cluster", nodes=1, cores=2, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S)
     with ExitStack() as stack:
         stack.callback(cluster.stop)
         cluster.start()
@@ -83,7 +84,7 @@ def town(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -
         made = {}
         for name in ("ann", "mallory"):
             own = SecurityConfig(dir=str(security.bundle(Role.USER, name)))
-            direct = ClusterConfig(zk=cluster.state.zookeeper, store=cluster.state.store, session_timeout_s=6.0)
+            direct = ClusterConfig(zk=cluster.state.zookeeper, store=cluster.state.store, session_timeout_s=LONG_S)
             made[name] = stack.enter_context(connect(config=Config(cluster=direct, security=own)))
             gated = ClusterConfig(gateway=gateway.endpoint)
             made[f"{name} gated"] = stack.enter_context(connect(config=Config(cluster=gated, security=own)))

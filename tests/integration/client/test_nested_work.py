@@ -17,6 +17,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import CLIENT, work_that_users_reach
@@ -61,7 +62,7 @@ def test_work_submits_work_as_its_user_on_a_starter_that_was_started_by_hand_or_
     zookeeper: ZooKeeperServer, tmp_path: Path, place: Path, users: tuple[Account, Account]
 ) -> None:
     anna, ben = users
-    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
+    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
         assert cluster.security is not None
         bundles = {user.name: cluster.security.bundle(Role.USER, user.name) for user in (anna, ben)}
         for user in (anna, ben):

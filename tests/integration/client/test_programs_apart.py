@@ -14,6 +14,7 @@ import pytest
 
 import rmgr
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.waiting import eventually
 from tests.places import ROOT
 
@@ -182,7 +183,7 @@ def test_two_programs_that_take_turns_keep_their_workers(zookeeper: ZooKeeperSer
     from rmgr.dev.cluster import DevCluster
 
     (tmp_path / "main.py").write_text(textwrap.dedent(text))
-    with DevCluster(tmp_path / "cluster", nodes=1, cores=1, watchdogs=1, guest_of=zookeeper) as cluster:
+    with DevCluster(tmp_path / "cluster", nodes=1, cores=1, watchdogs=1, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RMGR_")},
             **cluster.environment(),

@@ -24,6 +24,7 @@ from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import TaskFailed
 from rmgr.model.cluster.identity import Role
+from tests.harness.ended_sessions import expire, sessions
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.terminal import SHELL, Terminal
 from tests.harness.waiting import eventually
@@ -205,7 +206,10 @@ def test_a_gateway_that_was_away_for_longer_than_the_session_loses_nothing(
     guid = connection.submitter.guid
 
     def fault() -> None:
+        owners = {owner for path, owner in sessions(live.coordinator).items() if paths.entry_guid(path.rpartition("/")[2]) == guid}
         gateway.kill()
+        for owner in owners:
+            expire(live.zookeeper.hosts, owner)
         # The cluster takes this Submitter for dead, and the leader acts for it.
         eventually(lambda: guid not in map(paths.entry_guid, live.coordinator.children(paths.SUBMITTERS).result(60) or []))
         gateway.start()

@@ -21,6 +21,7 @@ from rmgr.dev.zookeeper import ServerTls, ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from tests.conftest import need_zookeeper
 from tests.harness import netns
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.netns import Machines
 from tests.harness.terminal import SHELL, Terminal
 from tests.harness.waiting import eventually
@@ -120,7 +121,7 @@ def lab_of(directory: Path, machines: Machines) -> Iterator[Lab]:
     environment = {
         "RMGR_ZK": f"{server.hosts}{CHROOT}",
         "RMGR_STORE": f"sqlite:{directory / 'store.db'}",
-        "RMGR_CLUSTER_SESSION_TIMEOUT_S": "3",
+        "RMGR_CLUSTER_SESSION_TIMEOUT_S": str(LONG_S),
         "RMGR_SECURITY_ZOOKEEPER_TLS": "true",
     }
     dog = Shell(directory / "home", environment | {"RMGR_SECURITY_DIR": str(authority / "bundles" / "watchdog")})

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.service_manager import Service
 
 #: The loop sleeps this long at a failpoint, well above the limit that the service manager sets.
@@ -22,7 +23,7 @@ def environment(zookeeper: ZooKeeperServer, chroot: str, directory: Path, failpo
     return {
         "RMGR_ZK": f"{zookeeper.hosts}{chroot}",
         "RMGR_STORE": f"sqlite:{directory / 'store.db'}",
-        "RMGR_CLUSTER_SESSION_TIMEOUT_S": "3",
+        "RMGR_CLUSTER_SESSION_TIMEOUT_S": str(LONG_S),
         "RMGR_FAILPOINT": failpoint,
     }
 

@@ -22,6 +22,7 @@ from rmgr.model.calls.interface import encode_interface, interface_of
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.servers import Candidate, GatewayReport, Pick, PickRequest, ServerLoad, ServerReport, ServersView
+from tests.harness.ended_sessions import LONG_S, expiring
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
@@ -86,7 +87,8 @@ class Gateway:
 def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     """Two WatchDogs and nothing else; ZooKeeper is shared."""
     where = tmp_path_factory.mktemp("picked")
-    with DevCluster(where, nodes=0, watchdogs=2, session_timeout_s=3.0, secured=True, guest_of=zookeeper) as made:
+    cluster = DevCluster(where, nodes=0, watchdogs=2, session_timeout_s=LONG_S, secured=True, guest_of=zookeeper)
+    with cluster as made, expiring(made):
         yield made
 
 

@@ -13,6 +13,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.node import EpochRecord
+from tests.harness.ended_sessions import LONG_S, expiring
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
@@ -54,14 +55,9 @@ def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
     info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: plug-loops\nVersion: 1.0\n")
     info.joinpath("entry_points.txt").write_text("[rmgr.policies]\nloops = plug_loops:Loops\n")
     where = {"PYTHONPATH": os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])}
-    with DevCluster(
-        tmp_path_factory.mktemp("policies"),
-        nodes=1,
-        watchdogs=2,
-        session_timeout_s=3.0,
-        environment=where,
-        guest_of=zookeeper,
-    ) as made:
+    directory = tmp_path_factory.mktemp("policies")
+    cluster = DevCluster(directory, nodes=1, watchdogs=2, session_timeout_s=LONG_S, environment=where, guest_of=zookeeper)
+    with cluster as made, expiring(made):
         made.start_starter("f1", options=["--partition", "far"])
         made.wait_healthy(nodes=2, deadline_s=60)
         yield made

@@ -15,6 +15,7 @@ from rmgr.bench.reality import Played, WorkloadStage, simulated
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
@@ -72,7 +73,7 @@ def workload(name: str) -> Workload:
 @pytest.fixture(scope="module")
 def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     """A node of four cores for each policy, in a partition of its own; ZooKeeper is shared."""
-    with DevCluster(tmp_path_factory.mktemp("order"), nodes=0, watchdogs=1, guest_of=zookeeper) as made:
+    with DevCluster(tmp_path_factory.mktemp("order"), nodes=0, watchdogs=1, guest_of=zookeeper, session_timeout_s=LONG_S) as made:
         for name in POLICIES:
             made.start_starter(f"n-{name}", cores=CORES, options=["--partition", name])
         made.wait_healthy(nodes=len(POLICIES), deadline_s=120)

@@ -15,6 +15,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.tasks.submission import Condition, Dependency, Phase
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Starter, Submitter, Tree
 from tests.harness.waiting import eventually
@@ -24,14 +25,18 @@ T_S = 3.0
 TICK_S = 0.5
 GRACE_S = 1.0
 
+expires_by_itself = pytest.mark.parametrize("watchdogs", [T_S], indirect=True, ids=["short sessions"])
+
 
 @pytest.fixture
-def watchdogs(zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Watchdogs]:
-    group = Watchdogs(tmp_path, zookeeper.hosts, chroot, session_timeout_s=T_S)
+def watchdogs(zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watchdogs]:
+    """Parameter: T, where a session ends by itself."""
+    group = Watchdogs(tmp_path, zookeeper.hosts, chroot, session_timeout_s=getattr(request, "param", LONG_S))
     yield group
     group.close()
 
 
+@expires_by_itself
 def test_kill_9_of_the_leader_is_followed_by_the_next_in_line_within_the_session_timeout(watchdogs: Watchdogs) -> None:
     first, second = watchdogs.start(), watchdogs.start()
     watchdogs.wait_leader(first)
@@ -54,6 +59,7 @@ def test_sigterm_hands_over_within_a_second(watchdogs: Watchdogs) -> None:
     assert watchdogs.wait_leader(third) < 1.0
 
 
+@expires_by_itself
 def test_a_leader_that_was_stopped_for_long_wakes_up_deposed_and_commits_nothing(
     watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str
 ) -> None:
@@ -62,7 +68,7 @@ def test_a_leader_that_was_stopped_for_long_wakes_up_deposed_and_commits_nothing
     submitter = Submitter(watchdogs.coordinator)
     first.send(signal.SIGSTOP)
     # Work for whoever leads: the old one would find it when it wakes up.
-    coordinator = ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=T_S)
+    coordinator = ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S)
     starter = Starter(coordinator, "n1")
     number = submitter.submit(4)
     starter.claim("n1")
@@ -87,7 +93,7 @@ def test_a_leader_that_was_stopped_for_long_wakes_up_deposed_and_commits_nothing
 def test_a_dead_starter_is_fenced_and_its_work_waits_again(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str) -> None:
     watchdogs.wait_leader(watchdogs.start())
     look = Tree(watchdogs.coordinator)
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=T_S) as coordinator:
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coordinator:
         starter = Starter(coordinator, "n1")
         number = Submitter(watchdogs.coordinator).submit(4)
         starter.claim("n1")
@@ -101,7 +107,7 @@ def test_a_dead_starter_is_fenced_and_its_work_waits_again(watchdogs: Watchdogs,
 def finish(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str, numbers: list[int], tasks: int) -> None:
     """A fresh Starter runs whatever waits until every submission is closed; then nothing was done twice and nothing is left."""
     look = Tree(watchdogs.coordinator)
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=10.0) as coordinator:
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coordinator:
         starter = Starter(coordinator, "n2")
 
         def closed() -> bool:
@@ -152,7 +158,7 @@ def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper
     unmet = submitter.submit(
         8, phase=Phase.HELD, reason=Reason.DEPENDENCY, after=(Dependency(condition=Condition.OK, submission=cancelled),)
     )
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=T_S) as coordinator:
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coordinator:
         starter = Starter(coordinator, "n1")
         starter.claim("n1")
         starter.claim("n1")
@@ -172,12 +178,13 @@ def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper
     assert len(watchdogs.line()) == 1, f"{boundary} was never passed"
 
 
+@expires_by_itself
 def test_after_both_have_died_a_restarted_one_leads_and_finishes(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str) -> None:
     first, second = watchdogs.start(), watchdogs.start()
     watchdogs.wait_leader(first)
     submitter = Submitter(watchdogs.coordinator)
     number = submitter.submit(8)
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=T_S) as coordinator:
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coordinator:
         Starter(coordinator, "n1").claim("n1")
         first.send(signal.SIGKILL)
         second.send(signal.SIGKILL)

@@ -16,6 +16,7 @@ from rmgr.errors import NotFound, Unavailable, WrongCluster
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import EpochRecord
 from tests.harness import ended_sessions
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Starter, Submitter, committed
 from tests.harness.metric_rows import value_of
@@ -62,7 +63,7 @@ def test_a_leadership_ends_when_the_epoch_has_moved_while_the_session_was_in_dou
     watchdog: WatchdogThread, zookeeper: ZooKeeperServer, chroot: str
 ) -> None:
     watchdog.wait_event("leadership_began")
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as other:
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as other:
         usurp(other)
     watchdog.coordinator.drop_link()
     ended = watchdog.wait_event("leadership_ended")
@@ -74,7 +75,7 @@ def test_a_write_after_another_has_taken_over_is_fenced_and_ends_the_leadership(
     watchdog: WatchdogThread, zookeeper: ZooKeeperServer, chroot: str
 ) -> None:
     watchdog.wait_event("leadership_began")
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as other:
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as other:
         usurp(other)
         starter = Starter(other, "n1")
     ended = watchdog.wait_event("leadership_ended")
@@ -116,7 +117,7 @@ def test_a_wiped_ensemble_ends_the_process_with_a_clear_error(watchdog: Watchdog
 def test_answers_show_what_the_asker_has_just_done(watchdog: WatchdogThread, zookeeper: ZooKeeperServer, chroot: str) -> None:
     watchdog.wait_event("leadership_began")
     client = watchdog.client
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as user:
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as user:
         submitter, starter = Submitter(user), Starter(user, "n1")
         submitter.enter()
         for round_ in range(5):

@@ -8,12 +8,14 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
 from tests.harness.calls_gateway import ServerProcess
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 
 def test_a_server_that_was_added_serves_until_it_is_revoked(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
-    with DevCluster(tmp_path / "cluster", nodes=1, cores=1, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
+    where = tmp_path / "cluster"
+    with DevCluster(where, nodes=1, cores=1, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
         cluster.start_gateway()
         security = cluster.security
         assert security is not None

@@ -24,6 +24,7 @@ from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Revocation, Role
 from rmgr.runtime.secured import credentials_of, open_zookeeper
 from tests.harness.bundles import session_bundles
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
 from tests.integration.commands import Ended, Shell, wait_line
@@ -31,7 +32,8 @@ from tests.integration.commands import Ended, Shell, wait_line
 
 @pytest.fixture(scope="module")
 def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path_factory.mktemp("secured"), nodes=1, cores=2, watchdogs=1, secured=True, guest_of=zookeeper) as made:
+    where = tmp_path_factory.mktemp("secured")
+    with DevCluster(where, nodes=1, cores=2, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as made:
         yield made
 
 
@@ -222,7 +224,8 @@ def test_a_guarded_gateway_may_listen_anywhere_and_knows_its_callers(cluster: De
 
 
 def test_an_open_cluster_is_still_there_for_who_asks_for_it(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
-    with DevCluster(tmp_path / "open", nodes=1, cores=1, watchdogs=1, secured=False, guest_of=zookeeper) as opened:
+    where = tmp_path / "open"
+    with DevCluster(where, nodes=1, cores=1, watchdogs=1, secured=False, guest_of=zookeeper, session_timeout_s=LONG_S) as opened:
         assert not (opened.directory / "security").exists()
         user = Shell(tmp_path / "home", opened.environment())
         assert user.ok("submit", "--wait", "--", "echo", "open").out.startswith("open")
@@ -236,7 +239,8 @@ def test_an_open_cluster_is_still_there_for_who_asks_for_it(zookeeper: ZooKeeper
 
 
 def test_gateways_go_on_with_a_new_secret_and_a_direct_user_needs_it_again(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
-    with DevCluster(tmp_path / "rotated", nodes=1, cores=1, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
+    where = tmp_path / "rotated"
+    with DevCluster(where, nodes=1, cores=1, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
         assert cluster.security is not None
         portal = cluster.security.bundle(Role.USER, "portal")
         gone = Path(shutil.copytree(portal, tmp_path / "gone"))

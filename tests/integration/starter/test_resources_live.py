@@ -11,6 +11,7 @@ import rmgr
 from rmgr import TaskQueue
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
@@ -33,7 +34,7 @@ rmgr run sh -c "echo \\"rank $say\\"; while [ ! -e $GO ]; do sleep .1; done"
 @pytest.fixture(scope="module")
 def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     """n1 has two GPUs (virtual ones), n2 has none; both have licences."""
-    made = DevCluster(tmp_path_factory.mktemp("resources"), nodes=0, watchdogs=1, guest_of=zookeeper)
+    made = DevCluster(tmp_path_factory.mktemp("resources"), nodes=0, watchdogs=1, guest_of=zookeeper, session_timeout_s=LONG_S)
     try:
         made.start()
         made.start_starter("n1", cores=4, options=("--resource", "gpu=2", "--resource", "licence=2"))
@@ -136,7 +137,7 @@ def test_calls_of_a_task_queue_find_theirs(cluster: DevCluster, monkeypatch: pyt
 
 def test_cores_kept_for_calls_get_neither_pulled_nor_placed_work(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
     # 3 cores, 2 of them for a server beside the Starter: whatever comes, and however, one process has the node at a time.
-    with DevCluster(tmp_path / "kept", nodes=0, watchdogs=1, guest_of=zookeeper) as cluster:
+    with DevCluster(tmp_path / "kept", nodes=0, watchdogs=1, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
         cluster.start_starter("n1", cores=3, environment={"RMGR_STARTER_CALL_CORES": "2"})
         cluster.wait_healthy(nodes=1, leader=True, deadline_s=60.0)
         sh = Shell(tmp_path / "home", cluster.environment())

@@ -153,7 +153,7 @@ def test_answers_lost_on_the_way_are_read_back(rig: Rig, proxy: Proxy) -> None:
 
 
 def test_zookeeper_away_keep_work_runs_on_exclusive_work_is_dead(rig: Rig, proxy: Proxy, tmp_path: Path) -> None:
-    rig.start()
+    rig.start(session_timeout_s=6.0)
     rig.wait_registered()
     kept, killed, go = tmp_path / "kept", tmp_path / "killed", tmp_path / "go"
     keep = rig.submit(ledgered(kept, go))

@@ -19,6 +19,7 @@ from rmgr.dev.keeper import read_state
 from rmgr.dev.zookeeper import ZooKeeperServer, free_port
 from rmgr.errors import Unavailable
 from tests.harness.cassandra_nodes import SharedNode
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
 from tests.integration.commands import Ended, Shell
@@ -29,7 +30,8 @@ def storeless(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFacto
     """A cluster that has never seen its store."""
     pytest.importorskip("cassandra")
     store = f"cassandra://127.0.0.1:{free_port()}/rmgr"
-    with DevCluster(tmp_path_factory.mktemp("storeless"), nodes=1, watchdogs=1, store=store, guest_of=zookeeper) as cluster:
+    where = tmp_path_factory.mktemp("storeless")
+    with DevCluster(where, nodes=1, watchdogs=1, store=store, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
         yield cluster
 
 
@@ -87,7 +89,8 @@ def test_a_gateway_starts_without_the_store_and_measures_that(storeless: DevClus
 def test_a_keyspace_without_tables_ends_a_daemon_with_what_to_type(
     cassandra: SharedNode, keyspace: str, zookeeper: ZooKeeperServer, tmp_path: Path
 ) -> None:
-    cluster = DevCluster(tmp_path, nodes=0, watchdogs=1, store=f"cassandra://{cassandra.contact}/{keyspace}", guest_of=zookeeper)
+    url = f"cassandra://{cassandra.contact}/{keyspace}"
+    cluster = DevCluster(tmp_path, nodes=0, watchdogs=1, store=url, guest_of=zookeeper, session_timeout_s=LONG_S)
     with pytest.raises(Unavailable, match=keyspace) as caught:
         cluster.start()
     assert "rmgr admin init-store" in str(caught.value.hint)
@@ -104,7 +107,7 @@ def test_the_store_of_another_cluster_ends_a_daemon(
     store = open_store(url)
     store.bind_cluster("0" * 32)
     store.close()
-    cluster = DevCluster(tmp_path, nodes=0, watchdogs=1, store=url, guest_of=zookeeper)
+    cluster = DevCluster(tmp_path, nodes=0, watchdogs=1, store=url, guest_of=zookeeper, session_timeout_s=LONG_S)
     with pytest.raises(Unavailable, match="0" * 32):
         cluster.start()
 

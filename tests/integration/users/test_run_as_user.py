@@ -31,6 +31,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload
 from rmgr.runner.host import home
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import FairTimer
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.starter_rig import Rig, Running, call, own_rig, sh
@@ -409,7 +410,7 @@ def test_what_a_spawner_per_user_costs(place: Path, anna: Account) -> None:
 def test_in_a_secured_cluster_work_runs_as_whoever_signed_it(
     zookeeper: ZooKeeperServer, tmp_path: Path, place: Path, anna: Account, ben: Account
 ) -> None:
-    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
+    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
         assert cluster.security is not None
         options = ["--work-dir", str(place / "secured")]
         cluster.start_starter("n1", options=options, environment={"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)})

@@ -17,6 +17,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import open_place
 from tests.harness.waiting import eventually
@@ -75,7 +76,7 @@ def test_work_that_its_user_cannot_reach_waits_and_everybody_says_what_to_type(
     shutil.copytree(home.ROOT / "rmgr", closed / "rmgr", ignore=shutil.ignore_patterns("__pycache__"))
     closed.chmod(0o700)
     command = f"chmod o+x {closed}"
-    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
+    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
         assert cluster.security is not None
 
         def start(node: str, root: Path) -> None:
@@ -140,7 +141,7 @@ def test_an_interpreter_that_its_user_cannot_reach_fails_the_work_with_that_reas
     (place / "env").mkdir(mode=0o700)
     python = place / "env" / "python"
     python.symlink_to(sys.executable)
-    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper) as cluster:
+    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
         assert cluster.security is not None
         environment = {"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)}
         cluster.start_starter("n1", options=["--work-dir", str(place / "n1")], environment=environment)

@@ -31,10 +31,13 @@ from rmgr.coord.protocol.multi import (
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.errors import CoordinationUnavailable, RequestTooLarge
 from tests.harness.coordinators import MemoryWorld, States, World, ZkWorld
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import eventually
 
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
+#: It notices a silence after little more than a second.
+notices_soon = pytest.mark.parametrize("coord", [4.0], indirect=True, ids=["short session"])
 
 
 @pytest.fixture(params=["memory", "zookeeper", "ensemble"])
@@ -50,8 +53,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @pytest.fixture
-def coord(world: World) -> SessionCoordinator:
-    coordinator = world.open()
+def coord(world: World, request: pytest.FixtureRequest) -> SessionCoordinator:
+    """Parameter: its session's timeout."""
+    coordinator = world.open(getattr(request, "param", LONG_S))
     coordinator.ensure(["/a", "/queue", "/names"])
     return coordinator
 
@@ -312,6 +316,7 @@ def test_a_conflict_whose_answer_was_lost_is_still_a_conflict(world: World, coor
     assert answer == Conflict(index=0, path="/a/x", kind=ConflictKind.BAD_VERSION)
 
 
+@notices_soon
 def test_a_guard_that_fell_makes_the_proof_worthless(world: World, coord: SessionCoordinator) -> None:
     coord.commit(multi(Create("/a/fence"), Create("/a/own", b"0"))).result(60)
     other = world.open()
@@ -327,6 +332,7 @@ def test_a_guard_that_fell_makes_the_proof_worthless(world: World, coord: Sessio
 # -- deadlines ------------------------------------------------------------------------------------------------------------
 
 
+@notices_soon
 def test_nothing_outlives_its_deadline_when_no_server_answers(world: World, coord: SessionCoordinator) -> None:
     world.silence(coord, silent=True)
     started = time.monotonic()
@@ -343,6 +349,7 @@ def test_nothing_outlives_its_deadline_when_no_server_answers(world: World, coor
     assert isinstance(coord.commit(enqueue(2)).result(60), Committed)
 
 
+@notices_soon
 def test_what_was_given_up_before_it_was_sent_is_never_sent(world: World, coord: SessionCoordinator) -> None:
     states = States(coord)
     world.silence(coord, silent=True)
@@ -379,6 +386,7 @@ def test_an_expired_session_is_lost_and_followed_by_a_new_one(world: World, coor
     assert isinstance(coord.commit(multi(Create("/a/e", ephemeral=True))).result(60), Committed)
 
 
+@notices_soon
 def test_what_was_under_way_when_the_session_ended_is_not_repeated_in_the_next(world: World, coord: SessionCoordinator) -> None:
     states = States(coord)
     world.silence(coord, silent=True)
@@ -409,6 +417,7 @@ def test_what_was_committed_before_the_session_ended_is_found(world: World, coor
     assert answer.resolved
 
 
+@notices_soon
 def test_closing_ends_the_session_and_everything_under_way(world: World, coord: SessionCoordinator) -> None:
     other = world.open()
     coord.commit(multi(Create("/a/e", ephemeral=True))).result(60)
@@ -434,4 +443,4 @@ def test_the_lease_counts_from_a_send_and_goes_on_while_answers_come(coord: Sess
     coord.get("/a").result(60)
     after = time.monotonic()
     assert before <= coord.last_answer_s() <= after
-    assert coord.session_timeout_s == pytest.approx(4.0)
+    assert coord.session_timeout_s == pytest.approx(LONG_S)

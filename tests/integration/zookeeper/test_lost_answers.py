@@ -16,6 +16,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, GoneOrHolds, Multi, Set
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.coordinators import States
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import eventually
 
@@ -26,7 +27,7 @@ def test_lost_answers_under_load(zookeeper: ZooKeeperServer, chroot: str) -> Non
     seed = random.randrange(10**6)
     rng = random.Random(seed)
     until = time.monotonic() + SECONDS
-    with Proxy(zookeeper.hosts) as proxy, ZkCoordinator.connect(proxy.hosts, chroot, session_timeout_s=6.0) as coord:
+    with Proxy(zookeeper.hosts) as proxy, ZkCoordinator.connect(proxy.hosts, chroot, session_timeout_s=LONG_S) as coord:
         coord.ensure(["/queue", "/names", *(f"/own-{n}" for n in range(THREADS))])
         states, given, ends = States(coord), [0] * THREADS, [0] * THREADS
         errors: list[object] = []

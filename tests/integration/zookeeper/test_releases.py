@@ -15,6 +15,7 @@ import rmgr
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperEnsemble
 from tests.conftest import need_zookeeper
+from tests.harness.ended_sessions import LONG_S
 
 
 def square(number: int) -> int:
@@ -26,7 +27,7 @@ def test_work_is_submitted_run_and_answered(tmp_path: Path, monkeypatch: pytest.
     need_zookeeper(release)
     is_secured = (release, servers) == ("3.9", 3)  # as production runs: TLS to the ensemble, on top of access lists
     options = {"zookeepers": servers, "zookeeper_release": release, "secured": is_secured, "zookeeper_tls": is_secured}
-    with DevCluster(tmp_path / "dev", nodes=1, watchdogs=1, heap_mb=96, **options) as cluster:
+    with DevCluster(tmp_path / "dev", nodes=1, watchdogs=1, heap_mb=96, **options, session_timeout_s=LONG_S) as cluster:
         for name in [name for name in os.environ if name.startswith("RMGR_")]:
             monkeypatch.delenv(name)
         for name, value in cluster.environment().items():

@@ -32,6 +32,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.runtime.secured import credentials_of, zookeeper_options
 from tests.harness.bundles import session_bundles
+from tests.harness.ended_sessions import LONG_S, expiring
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
 
@@ -39,7 +40,8 @@ from tests.harness.waiting import eventually
 @pytest.fixture(scope="module")
 def secured(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     where = tmp_path_factory.mktemp("secured")
-    with DevCluster(where, nodes=2, watchdogs=1, cores=2, heap_mb=96, secured=True, session_timeout_s=3.0) as cluster:
+    made = DevCluster(where, nodes=2, watchdogs=1, cores=2, heap_mb=96, secured=True, session_timeout_s=LONG_S)
+    with made as cluster, expiring(cluster):
         yield cluster
 
 
