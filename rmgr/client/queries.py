@@ -84,10 +84,17 @@ class Query:
 
     def nodes(self) -> list[NodeView]:
         """All nodes, by name, with what their Starters tell of themselves where they answer within a second."""
-        from rmgr.submitter.questions import DeriveNodes
+        return with_stats(self.known_nodes(), self._reach.via, self._reach.shown_credentials())
 
-        nodes = self._ask(lambda leader: leader.nodes(), lambda: [*self._derived(DeriveNodes())])
-        return with_stats(nodes, self._reach.via, self._reach.shown_credentials())
+    def known_nodes(self) -> list[NodeView]:
+        """All nodes, by name, as the leader knows them."""
+
+        def local() -> list[NodeView]:
+            from rmgr.submitter.questions import DeriveNodes
+
+            return [*self._derived(DeriveNodes())]
+
+        return self._ask(lambda leader: leader.nodes(), local, lambda leader: leader.nodes())
 
     def queues(self) -> list[QueueView]:
         """All queues, by name, and queue classes."""

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from rmgr.adapters.rpc.convert import from_message
 from rmgr.errors import Unavailable
-from rmgr.model.views import ExplainView, JobView, QueueView, StatusView
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
 from rmgr.v1 import leader_pb2, views_pb2
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -60,6 +60,10 @@ class ThinLeader:
         """Submissions, oldest first."""
         reply = self._ask("Jobs", leader_pb2.JobsRequest(ids=ids, ended=ended, user=user), leader_pb2.JobsReply)
         return [from_message(JobView, job) for job in reply.jobs]
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+        return [from_message(NodeView, node) for node in self._ask("Nodes", leader_pb2.NodesRequest(), leader_pb2.NodesReply).nodes]
 
     def queues(self) -> list[QueueView]:
         """All queues, by name."""

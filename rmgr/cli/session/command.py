@@ -315,7 +315,7 @@ def ids(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> li
 
 def nodes(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of nodes."""
-    return _offer(lambda session: [(node.id, node.state) for node in session.query().nodes()], incomplete)
+    return _offer(lambda session: [(node.id, node.state) for node in session.query().known_nodes()], incomplete)
 
 
 def queues(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -94,6 +94,8 @@ def test_commands_load_only_what_they_need(sh: Shell) -> None:
         )
     assert {"asyncio", "cryptography.x509", "prometheus_client"} & modules_of(sh, "nodes") == set()
     eventually(lambda: "grpc" not in modules_of(sh, "cancel", "all"), "rmgr cancel asks without it")
+    tab = Shell(sh.home, {**sh.environment, "_RMGR_COMPLETE": "bash_complete", "COMP_WORDS": "rmgr drain n", "COMP_CWORD": "2"})
+    eventually(lambda: not {"grpc", "kazoo"} & modules_of(tab), "a tab, which has a second, asks without them")
     submitted = modules_of(sh, "submit", "--parsable", "--", "true")
     sh.ok("wait", "last")  # else a node may be busy when the next test drains it
     assert (never | {"cryptography.x509", "google"}) & submitted == set()

@@ -150,6 +150,7 @@ def test_without_the_library_the_leader_answers_the_same(server):
     many = tuple(range(1, 2501))  # several frames, more than a window
     with LeaderClient(server.endpoint, timeout_s=30.0) as client:
         assert thin.jobs(many) == client.jobs(many)
+        assert thin.nodes() == client.nodes()
     assert (thin.queues(), thin.status()) == ([QUEUE], STATUS)
     assert (thin.explain(42, 0).id, thin.explain(42).id) == ("42_0", "42_None")
     for ask in (lambda: thin.explain(1), lambda: thin.jobs(tuple(range(1 << 60, (1 << 60) + 3000)))):  # an error; too long a question
