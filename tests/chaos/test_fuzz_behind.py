@@ -49,13 +49,18 @@ from rmgr.submitter import messages as m
 from rmgr.submitter.questions import RIGHTS
 from rmgr.v1 import gateway_pb2, join_pb2, leader_pb2, limits_pb2, node_pb2, terminal_pb2, tunnel_pb2, work_pb2, work_pb2_grpc
 from tests.harness import hostile_spawner
-from tests.harness.besieged import LONGEST_S, NODES, TIMES, Besieged
+from tests.harness.besieged import DEADLINE_S, LONGEST_S, NODES, TIMES, Besieged
 from tests.harness.decoders import Form
+from tests.harness.fair_time import FairTimer
 from tests.harness.flooded import run_command
 from tests.harness.fuzzing import HOSTILE, calls, drawn, framed, marked, spoils, written
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.xdist_group("attacks_behind")
+pytestmark = [
+    pytest.mark.xdist_group("attacks_behind"),
+    # Hypothesis sees that `random` has moved while it drew: links of the clients here pause by chance, on threads of their own.
+    pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies"),
+]
 _SECONDS = float(os.environ.get("RMGR_FUZZ_SIDE_S", "0"))
 _SEED = os.environ.get("RMGR_FUZZ_SEED", "")
 _MIB = 1 << 20
@@ -361,8 +366,9 @@ def _serves(made: Besieged, longest_s: float) -> None:
     security = SecurityConfig(dir=str(made.cluster.security.bundle(Role.USER, made.ann.name)))
     with connect(config=Config(cluster=ClusterConfig(gateway=made.gateway.endpoint), security=security)) as connection:
         for node in NODES:
-            with TaskQueue(abs, connection=connection, features=(node,)) as queue:
-                assert queue.submit_call(-42).result(longest_s) == 42, node
+            with FairTimer() as timer, TaskQueue(abs, connection=connection, features=(node,)) as queue:
+                assert queue.submit_call(-42).result(DEADLINE_S) == 42, node
+                assert timer.elapsed_s <= longest_s, node
     snapshot = made.cluster.snapshot()
     aside = dict(snapshot.troubles) | dict(snapshot.aside)
     if aside:

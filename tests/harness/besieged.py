@@ -51,7 +51,7 @@ from tests.harness.reachable import work_that_users_reach
 from tests.harness.waiting import eventually
 
 NODES, CORES = ("n1", "n2", "n3"), 3
-#: Longest that any answer may take; how many times longer than before its median may be (the issue's two numbers).
+#: Longest that any answer may take (fair s); how many times longer than before its median may be (the issue's two numbers).
 LONGEST_S, TIMES = 10.0, 5.0
 #: A median below this is no slowness: quiet ones are 0.03 to 0.6 s, and two processors that mallory's own work may use serve all daemons.
 FLOOR_S = 2.0

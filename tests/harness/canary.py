@@ -2,7 +2,8 @@
 
     python -m tests.harness.canary GATEWAY BUNDLE
 
-Each answer is a line of JSON: kind, when it was asked for (monotonic, s), how long it took (s), and what was wrong, if anything.
+Each answer is a line of JSON: kind, when it was asked for (monotonic, s), how long it took (fair s: while others have the machine, no
+time goes by), and what was wrong, if anything.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rmgr.client.connection import Connection, connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from tests.harness import forked
+from tests.harness.fair_time import FairTimer
 from tests.places import ROOT
 
 KINDS = ("call", "keyed", "command")
@@ -32,7 +34,7 @@ PAUSE_S, GIVES_UP_S = 0.4, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. wrong: "" when it was what it should be."""
+    """One answer. took_s: fair. wrong: "" when it was what it should be."""
 
     kind: str
     asked_s: float
@@ -110,14 +112,14 @@ def _asks(connection: Connection, gateway: str, bundle: str) -> Mapping[str, Cal
     return {"call": call, "keyed": with_keys, "command": job}
 
 
-def _sing(kind: str, ask: Callable[[int], str], out: IO[str], lock: threading.Lock) -> None:
+def _sing(kind: str, ask: Callable[[int], str], out: IO[str], lock: threading.Lock, timer: FairTimer) -> None:
     for number in range(1 << 30):
-        asked_s = time.monotonic()
+        asked_s, granted_s = time.monotonic(), timer.elapsed_s
         try:
             wrong = ask(number)
         except Exception as error:  # whatever it is, the test is told
             wrong = repr(error)
-        took_s = time.monotonic() - asked_s
+        took_s = timer.elapsed_s - granted_s
         with lock:
             out.write(json.dumps({"kind": kind, "asked_s": asked_s, "took_s": took_s, "wrong": wrong}) + "\n")
             out.flush()
@@ -127,14 +129,13 @@ def _sing(kind: str, ask: Callable[[int], str], out: IO[str], lock: threading.Lo
 def _main(gateway: str, bundle: str) -> None:
     forked.install()
     connection = connect(config=Config(cluster=ClusterConfig(gateway=gateway), security=SecurityConfig(dir=bundle)))
-    lock = threading.Lock()
-    threads = [
-        threading.Thread(target=_sing, args=(kind, ask, sys.stdout, lock)) for kind, ask in _asks(connection, gateway, bundle).items()
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    asks, lock = _asks(connection, gateway, bundle), threading.Lock()
+    with FairTimer() as timer:
+        threads = [threading.Thread(target=_sing, args=(kind, ask, sys.stdout, lock, timer)) for kind, ask in asks.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 if __name__ == "__main__":
