@@ -53,7 +53,7 @@ def test_a_watchdog_and_a_starter_tell_systemd_the_truth(zookeeper: ZooKeeperSer
         Service(tmp_path, *words, environment=variables, watchdog_s=WATCHDOG_S, abstract=True) as starter,
     ):
         watchdog.until("it is ready", lambda: watchdog.times("READY=1"))
-        assert "leadership_began" in watchdog.log.read_text(), "ready means that it stands for election"
+        watchdog.until("ready means that it stands for election", lambda: "leadership_began" in watchdog.log.read_text())
         watchdog.until("it says what it is", lambda: watchdog.status() == "leading, epoch 1")
         starter.until("it is ready", lambda: starter.times("READY=1"))
         assert '"registered"' in starter.log.read_text(), "ready means that its node is registered"

@@ -96,7 +96,7 @@ def epoch(cluster: DevCluster) -> EpochRecord:
 def test_a_limit_of_a_policy_file_holds_and_its_stage_for_another_partition_does_not_apply(sh: Shell, cluster: DevCluster) -> None:
     sh.directory.joinpath("limited.toml").write_text(LIMITED)
     sh.ok("policy", "set", "limited.toml", "--partition", "far")
-    first, second = (sh.submit("-q", "far", "--", "sleep", "60") for _ in range(2))
+    first, second = (sh.submit("-q", "far", "--", "sleep", "600") for _ in range(2))
     until(lambda: runs(cluster, "f1", first), lambda: sh("explain", first))
     until(lambda: "may run 1 job at once and does" in sh.ok("explain", second).out, lambda: sh("explain", second))
     assert not runs(cluster, "f1", second)  # the other core is free
@@ -115,7 +115,7 @@ def test_an_endless_plug_in_is_replaced_and_stops_nobody_else_under_two_leaders(
     operator.ok("policy", "set", "loops", "--partition", "default")
     for turn in range(2):
         here = sh.submit("-q", "batch", "--", "sleep", "0.1")
-        there = sh.submit("-q", "far", "--", "sleep", "30")
+        there = sh.submit("-q", "far", "--", "sleep", "600")
         took_s = until(lambda there=there: runs(cluster, "f1", there), lambda: sh("status"))  # type: ignore[misc]
         assert took_s < 2.0
         assert sh("wait", here, timeout_s=60).code == 0  # FCFS has placed it

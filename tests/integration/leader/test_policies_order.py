@@ -139,7 +139,7 @@ def test_the_workload_tells_policies_apart() -> None:
 def test_people_see_priority_and_fair_shares(cluster: DevCluster, played: Mapping[str, list[Played]], tmp_path: Path) -> None:
     """By the policy that orders by them, live; nowhere else."""
     sh = Shell(tmp_path, cluster.environment())
-    running = sh.submit("-q", "fair-share", "-c", str(CORES), "--account", "physics", "--", "sleep", "60")
+    running = sh.submit("-q", "fair-share", "-c", str(CORES), "--account", "physics", "--", "sleep", "600")
     eventually(lambda: sh.ok("show", running, "--json").json["state"] == "RUNNING")
     waiting = sh.submit("-q", "fair-share", "-c", "1", "--priority", "3", "--", "true")
     elsewhere = sh.submit("-q", "fcfs", "--hold", "--", "true")

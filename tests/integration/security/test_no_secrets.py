@@ -76,7 +76,7 @@ def test_secret_files_are_their_owners_alone(live: DevCluster) -> None:
 def test_no_process_has_a_secret_in_its_arguments_and_no_task_in_its_environment(
     live: DevCluster, shell: Shell, secrets: dict[bytes, str]
 ) -> None:
-    number = shell.submit("--", "sh", "-c", "env; echo ready; sleep 60")
+    number = shell.submit("--", "sh", "-c", "env; echo ready; sleep 600")
     found: list[str] = []
     with shell.running("logs", "-f", number) as follower:
         wait_line(follower, "ready")

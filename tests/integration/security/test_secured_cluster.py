@@ -56,7 +56,7 @@ def test_users_work_and_notice_nothing(cluster: DevCluster, tmp_path: Path) -> N
     assert user.ok("show", number, "--json").json["user"] == "ann"
     assert user.ok("status", "--json").json["healthy"]
     assert user.ok("run", "--", "echo", "hi").out == "hi\n"
-    assert [node["running"] for node in user.ok("nodes", "--json").json["nodes"]] == [0]  # the Starter has answered him
+    eventually(lambda: [node["running"] for node in user.ok("nodes", "--json").json["nodes"]] == [0], "the Starter answers him")
 
 
 @pytest.mark.parametrize("words", ["status --json", "submit --json -- true", "jobs --json", "nodes --json", "config show --cluster --json"])

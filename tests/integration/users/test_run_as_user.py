@@ -124,7 +124,7 @@ def test_a_set_uid_program_gains_nothing(rig: Rig, node: Running, anna: Account,
 
 
 def test_the_starter_and_other_users_are_out_of_reach(rig: Rig, node: Running, anna: Account, ben: Account, place: Path) -> None:
-    long = rig.submit(sh("umask; echo secret > mine; pwd > $HOME/where; exec sleep 60"), user=anna.name)
+    long = rig.submit(sh("umask; echo secret > mine; pwd > $HOME/where; exec sleep 600"), user=anna.name)
     where = Path(eventually(lambda: Path(anna.home, "where").exists() and Path(anna.home, "where").read_text().strip(), "anna's task runs"))
     try:
         assert where.stat().st_uid == anna.uid

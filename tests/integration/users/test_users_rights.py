@@ -88,7 +88,7 @@ def ended(anna: Shell) -> str:
 @pytest.fixture
 def running(anna: Shell, olga: Shell) -> Iterator[str]:
     """A submission of anna that runs."""
-    number = anna.submit("--array", "1-2", "--", "sh", "-c", "echo begins; sleep 120")
+    number = anna.submit("--array", "1-2", "--", "sh", "-c", "echo begins; sleep 600")
     with anna.running("logs", "-f", f"{number}_1") as process:
         wait_line(process, "begins")
     yield number
@@ -177,7 +177,7 @@ def test_a_user_cancels_holds_and_releases_his_own(anna: Shell) -> None:
     number = anna.submit("--hold", "--", "true")
     anna.ok("release", number)
     anna.ok("wait", number)
-    long = anna.submit("--array", "1-3", "--", "sleep", "60")
+    long = anna.submit("--array", "1-3", "--", "sleep", "600")
     anna.ok("hold", long)
     anna.ok("cancel", f"{long}_2")
     anna.ok("cancel", long)
@@ -397,11 +397,11 @@ def test_the_gateway_moves_hundreds_of_blocks_to_other_cores_for_their_user_alon
     anna.ok("update", number, "-c", "1", "--mem", "1M")
     anna.ok("release", number)
     anna.ok("wait", f"{number}_1")
-    anna.ok("cancel", number)
+    anna("cancel", number)  # unless all of it has run
 
 
 def test_an_operator_lengthens_what_runs_and_its_user_shortens_it(anna: Shell, olga: Shell) -> None:
-    number = anna.submit("-t", "10s", "--", "sh", "-c", "echo begins; sleep 600")
+    number = anna.submit("-t", "1m", "--", "sh", "-c", "echo begins; sleep 600")
     with anna.running("logs", "-f", number) as process:
         wait_line(process, "begins")
         told = anna.ok("update", number, "-t", "1h", "--json").json["unchanged"][0]["why"]
