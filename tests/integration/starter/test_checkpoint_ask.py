@@ -28,9 +28,9 @@ while True: time.sleep(0.05)
 FORKS = """
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGUSR1, lambda *_: None)
-child = os.fork()
+parent, child = os.getpid(), os.fork()
 if child == 0:
-    while not os.path.exists(sys.argv[1] + ".exec"): time.sleep(0.01)
+    while not os.path.exists(sys.argv[1] + ".exec") and os.getppid() == parent: time.sleep(0.01)
     os.execvp("sleep", ["sleep", "60"])
 pathlib.Path(sys.argv[1] + ".child").write_text(f"{child}\\n")
 pathlib.Path(sys.argv[1]).touch()
