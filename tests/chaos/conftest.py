@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import count, islice
 from pathlib import Path
 
@@ -42,14 +42,23 @@ def chaos(breakable_zookeeper: ZooKeeperServer, tmp_path: Path, request: pytest.
 
 
 @pytest.fixture(scope="session")
-def pair_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+def cluster_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Chaos]]:
+    """Makes a cluster that ends with the run, of nodes of two cores."""
+    with ExitStack() as ends:
+
+        def make(name: str, *, nodes: int = 2, watchdogs: int = 1, session_timeout_s: float = 0.0) -> Chaos:
+            made = Chaos(tmp_path_factory.mktemp(name), guest_of=breakable_zookeeper.start(), session_timeout_s=session_timeout_s)
+            ends.callback(made.stop)
+            made.start(nodes=nodes, cores=2, watchdogs=watchdogs)
+            return made
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def pair_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
     """One cluster for all tests that take `pair`."""
-    made = Chaos(tmp_path_factory.mktemp("pair"), guest_of=breakable_zookeeper.start())
-    try:
-        made.start(nodes=2, cores=2, watchdogs=1)
-        yield made
-    finally:
-        made.stop()
+    return cluster_of_run("pair")
 
 
 @pytest.fixture
@@ -66,14 +75,9 @@ def led(pair: Chaos) -> Chaos:
 
 
 @pytest.fixture(scope="session")
-def brief_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+def brief_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
     """One cluster for all tests that take `brief`."""
-    made = Chaos(tmp_path_factory.mktemp("brief"), guest_of=breakable_zookeeper.start(), session_timeout_s=T)
-    try:
-        made.start(nodes=2, cores=2, watchdogs=2)
-        yield made
-    finally:
-        made.stop()
+    return cluster_of_run("brief", watchdogs=2, session_timeout_s=T)
 
 
 @pytest.fixture
@@ -103,14 +107,9 @@ def with_two_watchdogs(made: Chaos) -> Chaos:
 
 
 @pytest.fixture(scope="session")
-def three_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+def three_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
     """One cluster for all tests that take `three_nodes`."""
-    made = Chaos(tmp_path_factory.mktemp("three"), guest_of=breakable_zookeeper.start())
-    try:
-        made.start(nodes=3, cores=2, watchdogs=1)
-        yield made
-    finally:
-        made.stop()
+    return cluster_of_run("three", nodes=3)
 
 
 @pytest.fixture
@@ -121,15 +120,11 @@ def three_nodes(three_of_run: Chaos) -> Chaos:
 
 
 @pytest.fixture(scope="session")
-def keys_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Chaos, Connection]]:
+def keys_of_run(cluster_of_run: Callable[..., Chaos]) -> Iterator[tuple[Chaos, Connection]]:
     """One cluster for all tests that take `keys_town`, and a connection to it."""
-    made = Chaos(tmp_path_factory.mktemp("keys"), guest_of=breakable_zookeeper.start())
-    try:
-        made.start(nodes=1, cores=2, watchdogs=1)
-        with made.connection() as connection:
-            yield made, connection
-    finally:
-        made.stop()
+    made = cluster_of_run("keys", nodes=1)
+    with made.connection() as connection:
+        yield made, connection
 
 
 @pytest.fixture
