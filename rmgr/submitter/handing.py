@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Multi
+from rmgr.coord.protocol.multi import Create, Multi, Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord, NodeState
@@ -55,6 +57,7 @@ class Handing:
         self._submission = submission
         self._node = ""
         self._known: tuple[int, NodeRecord] | None = None  #: version and record of `_node`
+        self._asked: Future[Stamped | None] | None = None  #: the record is being read
         self._stories = Stories(submitter.loop)
         self._taken = 0
         self._pauses = Backoff(_PAUSE_S, _LONGEST_S)
@@ -81,8 +84,18 @@ class Handing:
         takes = record.state is NodeState.UP and record.takes_handed and record.takes_left and self._lines.of(record) is not None
         return record.capacity.cores // self._submission.request.cores if takes else 0
 
+    def learn(self) -> None:
+        """Reads the record of the node that ran the last fragment, unless it is known: the next block may go there."""
+        self._is_ready()
+
+    def learned(self) -> Story[None]:
+        """Waits until the record that is being read is there. That takes less time than a queue, from which any node may take the block."""
+        if self._asked is not None:
+            with suppress(RmgrError):
+                yield self._asked
+
     def _is_ready(self) -> bool:
-        """The record of the node that ran the last one is known; else it is asked for."""
+        """Returns whether the record of the node that ran the last fragment is known; otherwise begins to read it."""
         if not self.ran_on or self._submission.rigid is not None or self._submission.request.resources:
             return False  # only the leader places; and a hungry node may have lent what it has of other resources
         if machine.monotonic() < self._not_before_s:
@@ -125,11 +138,14 @@ class Handing:
 
     def _ask(self, node: str) -> Story[None]:
         try:
-            found = yield self._submitter.coordinator.get(paths.node(node))
+            self._asked = self._submitter.coordinator.get(paths.node(node))
+            found = yield self._asked
             if found is not None and node == self._node:
                 self._known = found.version, decode_record(found.data, NodeRecord, paths.node(node))
         except RmgrError:
             self.refused(paths.node(node))
+        finally:
+            self._asked = None
 
 
 # -- direct lines ----------------------------------------------------------------------------------------------------------------

@@ -179,6 +179,8 @@ class Upkeep:
             yield Pause(FULL_LOOK_S)
         if is_full:
             self._listener.on_full(0)
+        if growth.is_alone:
+            yield from self._handing.learned()
         target = self._target(growth)
         if target is not None and (yield from self._is_handed(growth, self._hand(growth, target))):
             done.set_result(Grown(self.tail))
@@ -283,6 +285,8 @@ class Upkeep:
             fragment = one.fragment
             self._handing.ran_on = fragment.node
             self._ended += sum(count for _, _, count in fragment.ranges) if fragment.row else len(fragment.outcomes)
+        if self._ended == self.tail.next and not self._is_held:
+            self._handing.learn()
         self._listener.on_fragments(fragments)
 
     def _watch_record(self) -> Story[None]:
