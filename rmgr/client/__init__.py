@@ -3,6 +3,6 @@
 Users import it as `from rmgr import TaskQueue`. From top to bottom: the files of the API; `commands` (submits command lines)
 and `queries` (asks the leader), used by the shell; `submission` (commits work and follows outcomes); `values`, `pickling` and `content`
 (functions, arguments and results as bytes in the store); `identity` (signatures) and `logs`; then what all share (`progress`, `specs`,
-`chunk`). The client may use `submitter`, `procedures`, `runtime` and what is below. It must not import a daemon, the simulator
+`chunk`). The client may use `submitter`, `procedures`, `runtime` and the rooms below. It must not import a daemon, the simulator
 or a command.
 """

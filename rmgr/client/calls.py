@@ -1,10 +1,10 @@
-"""Calls of named functions on servers that stand elsewhere: `rmgr.call`, `rmgr.call_async`, and what `rmgr call` does.
+"""Calls of named functions on servers elsewhere: `rmgr.call`, `rmgr.call_async`, and the work of the command `rmgr call`.
 
     x = rmgr.call("linsolve", A, b, timeout=60)
     f = rmgr.call_async("linsolve", A, b); f.server, f.timing, f.result(), f.cancel()
 
-What a call does next is decided by `coord/calls/caller.py`, a pure function; here are its thread, its streams and its clock. A call that is
-under way holds three threads; more than `AT_ONCE` wait here. Calls are not durable: what must survive this process is submitted.
+`coord/calls/caller.py`, a pure function, decides what a call does next; this file has its thread, its streams and its clock. A call under
+way holds three threads; calls beyond `AT_ONCE` wait here. Calls are not durable: work that must survive this process is submitted.
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ from rmgr.v1 import calls_pb2 as pb
 if TYPE_CHECKING:
     from rmgr.config import Config
 
-#: Calls of one program that are under way; the rest wait.
+#: Calls of one program that run at once; the rest wait.
 AT_ONCE = 64
 TIMEOUT_S = 3600.0
-#: At the end, for gateways to hear that answers are here.
+#: How long the end of the process waits until gateways know that answers have arrived (s).
 _GOODBYE_S = 2.0
-#: A function that nobody offers is looked for so long, so often; what was read of one is good for so long.
+#: How long, and how often, a function that no server offers is looked for; how long a description read once stays valid (s).
 _NOBODY_S, _LOOK_S, _FRESH_S = 10.0, 0.5, 60.0
 _OUTCOMES = {
     pb.CallOutcome.OK: Outcome.RESULT,
     pb.CallOutcome.FAILED: Outcome.FAILED,
     pb.CallOutcome.TIMEOUT: Outcome.TIMEOUT,
     pb.CallOutcome.LOST: Outcome.LOST,
-    pb.CallOutcome.CANCELLED: Outcome.LOST,  # not by us: we ask nothing then
+    pb.CallOutcome.CANCELLED: Outcome.LOST,  # not by this client, which asks for nothing after its own cancel
 }
 
 
 @dataclass(slots=True)
 class Timing:
-    """Where the time of a call went, in seconds.
+    """How long the parts of a call took (s).
 
-    total: from the call to its result. arguments: from the gateway to the server. waited: for a slot. ran: the function. answer: back.
-    computing, transfer: as the scheduler predicted them. trace: (step, name, seconds, words), the six steps of a call.
+    total: from the call to its result. arguments: transfer from the gateway to the server. waited: for a slot. ran: the function. answer:
+    transfer of the result. computing, transfer: the scheduler's predictions. trace: (step, name, seconds, words), the six steps of a call.
     """
 
     total: float = 0.0
@@ -88,7 +88,7 @@ class Timing:
 
 
 class CallFuture(Future[Any]):
-    """The result of a call. server: where it is or was, "" before one is chosen. timing: how long its parts took, filled as they end."""
+    """The result of a call. server: name of the chosen server, "" before the choice. timing: durations of its parts, filled as they end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,11 +97,11 @@ class CallFuture(Future[Any]):
         self._call: _Call | None = None
 
     def is_of(self, call: _Call) -> None:
-        """The call whose result it is."""
+        """Sets the call whose result this is."""
         self._call = call
 
     def cancel(self) -> bool:
-        """Gives it up: the server kills it. False for one that has ended."""
+        """Gives the call up: the server kills it. False if it has ended."""
         if not super().cancel():
             return False
         if self._call is not None:
@@ -133,17 +133,17 @@ class Caller:
         self._interfaces: dict[str, tuple[float, Interface]] = {}
         self._pool: Executor | None = None
         self.under_way: set[_Call] = set()
-        self.ending: set[Attempt] = set()  #: have their answers, of which the gateway is being told
+        self.ending: set[Attempt] = set()  #: have their answers; the gateway is being told so
         self.is_closed = False
 
     def call(self, name: str, *arguments: Any, timeout: float | None = None) -> Any:
-        """Calls and waits. Raises: as `rmgr.call`."""
+        """Calls a function and waits for its result. Raises: as `rmgr.call`."""
         future = CallFuture()
         self._made(future, name, arguments, timeout).run()
         return future.result()
 
     def call_async(self, name: str, *arguments: Any, timeout: float | None = None) -> CallFuture:
-        """Calls on a thread; more than `AT_ONCE` wait. Arguments are checked, and taken as they are, here and now."""
+        """Calls a function on a thread; calls beyond `AT_ONCE` wait. Checks arguments at once; arrays must not change before the end."""
         future = CallFuture()
         made = self._made(future, name, arguments, timeout)
         with self.lock:
@@ -153,7 +153,7 @@ class Caller:
         return future
 
     def close(self) -> None:
-        """Lets go; calls under way are cancelled. Idempotent."""
+        """Closes all clients and cancels calls under way. Idempotent."""
         with self.lock:
             self.is_closed = True
             under_way, pool, self._pool = list(self.under_way), self._pool, None
@@ -162,7 +162,7 @@ class Caller:
         if pool is not None:
             pool.shutdown(wait=True)  # each tells its server first, within the deadline of that request
         end_s = machine.monotonic() + _GOODBYE_S
-        for attempt in list(self.ending):  # else servers keep answers that are here
+        for attempt in list(self.ending):  # else servers keep answers that have arrived here
             attempt.wait(max(0.0, end_s - machine.monotonic()))
         with self.lock:
             clients, self._clients = list(self._clients.values()), {}
@@ -172,7 +172,7 @@ class Caller:
     # -- questions ---------------------------------------------------------------------------------------------------------------
 
     def client(self, turn: int = 0) -> CallsClient:
-        """The gateway whose turn it is."""
+        """Returns the client of the gateway number `turn`, modulo their number."""
         endpoint = self.gateways[turn % len(self.gateways)]
         with self.lock:
             if endpoint not in self._clients:
@@ -180,7 +180,7 @@ class Caller:
             return self._clients[endpoint]
 
     def asked(self, question: Any) -> Any:
-        """What `question` gets from the first gateway that answers. Raises: Unavailable when none does; what it refuses."""
+        """Returns the answer of the first gateway that answers. Raises: Unavailable if none does; the gateway's refusal."""
         for turn in range(len(self.gateways)):
             try:
                 return question(self.client(turn))
@@ -190,7 +190,7 @@ class Caller:
         raise AssertionError
 
     def interface(self, name: str, *, fresh: bool = False, deadline_s: float = 0.0) -> Interface:
-        """What `name` or `name@version` takes and gives. Waits up to 10 s for the first server that offers it.
+        """Returns the interface of `name` or `name@version`. Waits up to 10 s for the first server that offers it.
 
         Raises: NotFound, with the nearest name; NoServer; Unavailable.
         """
@@ -232,7 +232,7 @@ class Caller:
 
 
 class _Call:
-    """One call: its thread runs `run`, threads of its streams put events."""
+    """One call: its thread runs `run`; threads of its streams put events."""
 
     def __init__(
         self, caller: Caller, future: CallFuture, interface: Interface, arguments: Sequence[Any], began_s: float, limit_s: float
@@ -252,18 +252,18 @@ class _Call:
         self.id = CallId(caller.user, caller.guid.hex(), number)
 
     def _fit(self) -> None:
-        """Raises: UsageError, ValueTooLarge for arguments that do not fit."""
+        """Converts the arguments. Raises: UsageError, ValueTooLarge if they do not fit the interface."""
         self._fitting: Fitting = fit_inputs(self._interface, self._arguments)
         self._parts = arrays.encode(self._fitting.values)
         lengths = sum(len(one) for one in self._fitting.values if isinstance(one, str | bytes))
         self._sizes = json.dumps(self._fitting.sizes | ({LENGTHS: lengths} if lengths else {}))
 
     def put(self, event: Event) -> None:
-        """From any thread."""
+        """Adds an event. Callable from any thread."""
         self._events.put(event)
 
     def run(self) -> None:
-        """Until it has ended; the future has what came of it."""
+        """Runs the call to its end, and gives its result or error to the future."""
         try:
             ending = self._decided()
             result = self._result(ending)
@@ -301,7 +301,7 @@ class _Call:
             call, steps = next_step(call, event, _now_us())
 
     def _open(self, ask: Ask) -> None:
-        """Another request, in place of the one before."""
+        """Opens another request in place of the current one."""
         if self._attempt is not None:
             self._attempt.close()
         caller = self._caller
@@ -327,7 +327,7 @@ class _Call:
         machine.Thread(target=self._read, args=(self._attempt, ask), name="rmgr-call", daemon=True).start()
 
     def _read(self, attempt: Attempt, ask: Ask) -> None:
-        """The messages of one request as events, on a thread of its own."""
+        """Turns the messages of one request into events, on a thread of its own."""
         life = ask.to
         try:
             for message in attempt.messages():
@@ -340,7 +340,7 @@ class _Call:
             self._refusal = error
             self.put(Denied(ask.attempt, error.message))
         else:
-            self.put(Broken(ask.attempt))  # for one that has its answer this means nothing any more
+            self.put(Broken(ask.attempt))  # has no effect on a request that has its answer
         finally:
             self._caller.ending.discard(attempt)
 
@@ -409,7 +409,7 @@ class _Call:
             timing.trace = [(step.step, step.name, step.took_us / 1e6, step.text) for step in named.trace]
 
     def _acknowledge(self) -> None:
-        """Its server forgets it, or kills it: on the request that has brought the answer, else through whichever gateway."""
+        """Tells the server to forget or kill the call: on the request that brought the answer, else through any gateway."""
         if self._attempt is not None and self._answer_is_here:
             self._caller.ending.add(self._attempt)
             self._attempt.acknowledge()
@@ -425,7 +425,7 @@ class _Call:
     _outcome_s = 0.0
 
     def _result(self, ending: Ending) -> Any:
-        """What the user gets. Raises: CallFailed, CallTimeout, NoServer, CallLost, CancelledError; what a gateway refused."""
+        """Returns the caller's result. Raises: CallFailed, CallTimeout, NoServer, CallLost, CancelledError; a gateway's refusal."""
         if ending.outcome is Outcome.CANCELLED:
             raise CancelledError
         if ending.outcome is Outcome.DENIED:
@@ -449,7 +449,7 @@ _lock = threading.Lock()
 
 
 def _default() -> Caller:
-    """Of this process (a forked child has one of its own) and its configuration."""
+    """Returns the Caller of this process (a forked child has its own) and its configuration."""
     from rmgr.config import load
 
     config = load()
@@ -464,17 +464,17 @@ def _default() -> Caller:
 
 
 def _close_all() -> None:
-    """At the end of the process, not of a forked child: what is under way is cancelled, what is here acknowledged."""
+    """Cancels calls under way and acknowledges answers at the end of this process; leaves alone the callers of a parent process."""
     for key in [key for key in _callers if key[0] == os.getpid()]:
         _callers.pop(key).close()
 
 
 def call(name: str, *arguments: Any, timeout: float | None = None) -> Any:
-    """Calls a function that servers offer, and waits for its result: one output as it is, several as a tuple.
+    """Calls a function that servers offer, and waits for its result: one output as it is, several as a tuple, none as None.
 
     Args:
-        name: `linsolve`, or `linsolve@1` for one version; else the highest. arguments: its inputs, in order: what numpy takes as an array
-            of their type, numbers, text, bytes. timeout: seconds until the call is given up; default an hour.
+        name: `linsolve` (the highest version), or `linsolve@1`. arguments: the inputs in order: anything that numpy converts to an array
+            of the declared type, numbers, text, bytes. timeout: seconds until the call is given up; default one hour.
     Raises: NotFound, UsageError (before anything is sent), CallFailed (the function raised), CallTimeout, NoServer, CallLost (it may have
         run), PermissionDenied, NotConnected.
     """
@@ -482,5 +482,5 @@ def call(name: str, *arguments: Any, timeout: float | None = None) -> Any:
 
 
 def call_async(name: str, *arguments: Any, timeout: float | None = None) -> CallFuture:
-    """The same at once: the Future has `.server`, `.timing` and `.cancel()`."""
+    """Starts the same call without waiting; returns a future with `.server`, `.timing` and `.cancel()`."""
     return _default().call_async(name, *arguments, timeout=timeout)

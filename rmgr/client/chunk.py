@@ -1,4 +1,4 @@
-"""Several calls in one task (`Executor.map(..., chunksize=n)`). Imported by workers: nothing else is imported here."""
+"""Several calls in one task (`Executor.map(..., chunksize=n)`). Workers import this file, so it imports nothing else."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 
 def call_each(function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> list[Any]:
-    """`function` called with each tuple of arguments."""
+    """Calls `function` with each tuple of arguments and returns the results."""
     return [function(*args) for args in calls]

@@ -1,7 +1,7 @@
-"""A process's connection to a cluster: one for each cluster, made when first needed, let go at the end of the process.
+"""A process's connection to a cluster: one per cluster, made when first needed, closed at the end of the process.
 
     rmgr.connect().store.put("in/7", value)
-A forked child gets a fresh one from `connect()`; what was made before the fork says so instead of hanging.
+A forked child gets a new connection from `connect()`; objects made before the fork raise NotConnected instead of hanging.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rmgr.submitter.remote import RemoteAnswers
 
 A = TypeVar("A")
-#: Before the interpreter goes: what must be waited for, and what must be closed.
+#: Called before the interpreter ends: first work to wait for, then things to close.
 _ENDINGS: dict[str, Callable[[], None]] = {}
 _connections: dict[tuple[str, str, str, str], Connection] = {}
 _lock = threading.Lock()
@@ -37,9 +37,9 @@ _ending = threading.Event()
 
 
 class Connection:
-    """Everything a client has of one cluster. Thread-safe.
+    """A client's access to one cluster. Thread-safe.
 
-    Attributes: store (values by key), submitter (tasks as bytes), functions, config, credentials (None: an open cluster).
+    Attributes: store (values by key), submitter (tasks as bytes), functions, config, credentials (None in an open cluster).
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Connection:
         self.is_closed = False
 
     def register(self, function: Callable[..., Any], *, timeout: float = 30.0) -> str:
-        """Stores a function by its content; returns its id, usable as `TaskQueue(id)` from anywhere.
+        """Stores a function by its content; returns its id, which `TaskQueue(id)` accepts on any machine.
 
         Raises: PickleFailed, StoreUnavailable.
         """
         return self.functions.register(function, timeout_s=timeout)
 
     def close(self, *, timeout: float = 5.0) -> None:
-        """Lets go; submitted work goes on without this process. What was not sent yet is sent first, if `timeout` allows. Idempotent."""
+        """Closes the connection; submitted work goes on. First sends tasks that were not sent yet, if `timeout` (s) allows. Idempotent."""
         self.is_closed = True
         with _lock:
             for key in [key for key, known in _connections.items() if known is self]:
@@ -79,7 +79,7 @@ class Connection:
 
     @property
     def where(self) -> str:
-        """How it reaches its cluster: the servers of ZooKeeper with the directory, else the gateway."""
+        """Address of the cluster: ZooKeeper's servers with the directory, or the gateway."""
         cluster = self.config.cluster
         return cluster.gateway if cluster.uses_gateway else cluster.zk
 
@@ -94,16 +94,16 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Not closed, and made in this process."""
+        """Whether it is open and was made in this process."""
         return not self.is_closed and not self.is_forked
 
     @property
     def is_forked(self) -> bool:
-        """It was made before a fork, by the parent of this process: nothing comes here."""
+        """Whether it was made before a fork, by the parent of this process: nothing arrives here."""
         return self.pid != os.getpid()
 
     def trouble(self) -> str:
-        """What is wrong at present, "" when nothing is known to be."""
+        """Returns what is wrong at present, "" if nothing is known."""
         if self.is_forked:
             return "this connection belongs to the parent process: call rmgr.connect() after a fork"
         if self.is_closed:
@@ -111,12 +111,12 @@ class Connection:
         return "" if self.submitter.session_state is SessionState.CONNECTED else "ZooKeeper does not answer"
 
     def check_usable(self) -> None:
-        """Raises NotConnected when it brings nothing any more."""
+        """Raises NotConnected if the connection is closed or forked."""
         if not self.is_usable:
             raise NotConnected(self.trouble(), hint="call rmgr.connect() and make a new TaskQueue, or attach to this one")
 
     def check_waitable(self) -> None:
-        """Raises NotConnected in a forked child: what was submitted before the fork ends in the parent alone."""
+        """Raises NotConnected in a forked child: tasks submitted before the fork report to the parent only."""
         if self.is_forked:
             self.check_usable()
 
@@ -135,13 +135,13 @@ def connect(
     config: Config | None = None,
     timeout: float | None = None,
 ) -> Connection:
-    """The connection of this process to a cluster; made at the first call, shared afterwards.
+    """Returns the connection of this process to a cluster; made at the first call, shared afterwards.
 
     Args:
-        zk, store, gateway: instead of the configuration (`rmgr.config`): RMGR_ZK, RMGR_STORE, a file, or a running `rmgr dev`.
+        zk, store, gateway: override the configuration (`rmgr.config`): RMGR_ZK, RMGR_STORE, a file, or a running `rmgr dev`.
         config: a configuration that was loaded already.
         timeout: how long to wait for the cluster (s); default: the configured connect_timeout_s.
-    Raises: NotConnected (nothing configured or running; through a gateway in a forked child of a process that used gRPC),
+    Raises: NotConnected (nothing configured or running; or through a gateway in a forked child of a process that used gRPC),
         CoordinationUnavailable, StoreUnavailable, WrongCluster, ConfigError.
     """
     if config is None:
@@ -156,9 +156,9 @@ def connect(
             return known
         if _ending.is_set():
             raise NotConnected("the interpreter is shutting down")
-        if "grpc" not in sys.modules:  # which reads this when it is loaded
-            # What it does at each fork of the application: a note on stderr while calls are under way, else it stops them for the parent
-            # too (1.71 and 1.85: "Bad file descriptor"). A forked child makes a connection of its own.
+        if "grpc" not in sys.modules:  # gRPC reads the variable when it is loaded
+            # gRPC's own fork handlers run at each fork of the application: while calls are under way they write a note on stderr, otherwise
+            # they stop gRPC in the parent, too (1.71 and 1.85: "Bad file descriptor"). A forked child makes a connection of its own.
             os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         try:
             made = _open(config, cluster.connect_timeout_s if timeout is None else check_timeout(timeout))
@@ -170,7 +170,7 @@ def connect(
 
 
 def _refused(error: PermissionError | PermissionDenied) -> PermissionDenied:
-    """The same, typed; in a task it names what its node's Starter lacks for work that submits work."""
+    """Returns the error as PermissionDenied; in a task its hint names what the node's Starter lacks for work that submits work."""
     if isinstance(error, PermissionDenied):
         what, hint = error.message, error.hint
     else:
@@ -262,7 +262,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
 
 
 class ConnectionAsks:
-    """A `questions.Asks` of one connection to ZooKeeper; made when it is first asked: two that are made at once are as good as one."""
+    """A `questions.Asks` of one connection to ZooKeeper, made at the first question. If two threads make one at once, either will do."""
 
     def __init__(self, coordinator: Coordinator | None, store: Store, credentials: Credentials | None) -> None:
         self._coordinator = coordinator
@@ -285,7 +285,7 @@ class ConnectionAsks:
         return self._made().ask(question, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Nothing of it has an end."""
+        """Does nothing: there is nothing to close."""
 
     def _made(self) -> Asks:
         if self._asks is None:
@@ -312,13 +312,13 @@ class ConnectionAsks:
 
 
 def at_end(name: str, ending: Callable[[], None]) -> None:
-    """`ending` is called before the interpreter goes, while threads can still be waited for; one a name; before connections close."""
+    """Registers `ending`, one per name, to run at interpreter exit, before connections close and while threads can still be joined."""
     _ENDINGS[name] = ending
     _register_ending()
 
 
 def try_at_end(job: Callable[[], object]) -> None:
-    """Does it at the end of the process: what it raises is said on stderr, and keeps nothing else from being done."""
+    """Runs `job` at the end of the process; writes its error to stderr, so that the other endings still run."""
     try:
         job()
     except Exception as error:  # noqa: BLE001 - as above
@@ -326,7 +326,7 @@ def try_at_end(job: Callable[[], object]) -> None:
 
 
 def is_ending() -> bool:
-    """The interpreter is shutting down: nothing new may be begun."""
+    """Returns whether the interpreter is shutting down: nothing new may begin."""
     return _ending.is_set()
 
 _registered = False
@@ -337,7 +337,7 @@ def _register_ending() -> None:
     if _registered:
         return
     _registered = True
-    # As concurrent.futures does: before the threads of the interpreter are joined, and before daemon threads freeze.
+    # As concurrent.futures does: before the interpreter joins its threads, and before daemon threads freeze.
     register = getattr(threading, "_register_atexit", atexit.register)
     register(_end)
 
@@ -351,7 +351,7 @@ def _end() -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child nothing of the parent's connections works: forget them."""
+    """Forgets the parent's connections in a forked child, where nothing of them works."""
     global _lock, _ending
     _lock = threading.Lock()
     _ending = threading.Event()

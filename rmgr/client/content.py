@@ -1,8 +1,7 @@
-"""Values that are named by what they hold: written once, by whoever needs them first; and large ones in parts, so that a pickle costs no
-second copy.
+"""Values named by their content, written once by the first process that needs them; and large pickles in parts, without a second copy.
 
-The pickler writes bytes of more than 64 KiB and buffers (of arrays) to its file as the objects that they are. They are kept
-as such beside the small frames between them.
+The pickler writes bytes of more than 64 KiB, and buffers (of arrays), to its file as the objects that they are. These objects
+are kept beside the small frames between them.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from rmgr.runtime import machine
 if TYPE_CHECKING:
     from rmgr.coord.protocol.ports import Store
 
-#: From this many bytes a row of arguments is written by itself, and is not put together before.
+#: Size from which a row of arguments is written alone, without joining its parts first (bytes).
 LARGE_BYTES = 512 * 1024
-#: From this many bytes of one argument or value its pickle is made in parts.
+#: Size of one argument or value from which its pickle is made in parts (bytes).
 SCATTER_BYTES = 16 * 1024 * 1024
-#: Of a larger container only so many members are looked at.
+#: Members of a container that are looked at.
 _MEMBERS = 64
-#: Types without bytes that could stay where they are.
+#: Types without bytes worth keeping apart.
 _SMALL = frozenset({str, int, float, bool, type(None)})
 Part = bytes | memoryview
 
@@ -56,9 +55,9 @@ Payload = bytes | Scattered
 
 
 def put_content(store: Store, key: str, data: bytes, *, timeout_s: float) -> None:
-    """Makes sure of `data` under a key that names its hash: it is written unless it is there, and was made sure of not long ago.
+    """Ensures that `data` is stored under a key that names its hash: writes it unless it is there and was confirmed not long ago.
 
-    Raises: StoreUnavailable, PermissionDenied, ValueTooLarge. Cost: a look; the writing once in 30 days.
+    Raises: StoreUnavailable, PermissionDenied, ValueTooLarge. Cost: one look, and one write in 30 days.
     """
     now_s, about = machine.wall_s(), store.about(key, timeout_s=timeout_s)
     if about is None or not contents.is_fresh(about.note, now_s):
@@ -66,7 +65,7 @@ def put_content(store: Store, key: str, data: bytes, *, timeout_s: float) -> Non
 
 
 def renew_content(store: Store, key: str, *, timeout_s: float) -> bool:
-    """Makes sure of what is there already, under a key that names its hash; False: nothing is. Raises, and costs, as `put_content`."""
+    """Confirms a value that is there, under a key that names its hash; False if there is none. Errors and cost as of `put_content`."""
     now_s, about = machine.wall_s(), store.about(key, timeout_s=timeout_s)
     if about is None:
         return False
@@ -79,25 +78,25 @@ def renew_content(store: Store, key: str, *, timeout_s: float) -> bool:
 
 
 def whole(payloads: Iterable[Payload]) -> list[bytes]:
-    """Payloads in one piece each: what is in parts is copied."""
+    """Returns each payload in one piece; copies those in parts."""
     return [b"".join(payload) if isinstance(payload, Scattered) else payload for payload in payloads]
 
 
 def parts_of(payloads: tuple[Payload, ...]) -> Sequence[Part]:
-    """The row of these arguments, for `coord.records.decode_payloads`, in parts: large ones are not copied."""
+    """Returns the row of these arguments in parts, without copying large ones, for `coord.protocol.records.decode_payloads`."""
     if sum(map(len, payloads)) < LARGE_BYTES:
         return (encode_payloads(tuple(whole(payloads))),)
-    parts: list[Part] = [b"\xdc" + len(payloads).to_bytes(2, "big")]  # an array, as MessagePack has it: a block has at most 256 tasks
+    parts: list[Part] = [b"\xdc" + len(payloads).to_bytes(2, "big")]  # a MessagePack array: a block has at most 256 tasks
     for payload in payloads:
         size = len(payload)
-        # MessagePack ends at 4 GiB; 0xc1 is what it never uses (`daemons.starter.core.fetch` reads it).
+        # MessagePack ends at 4 GiB; larger ones begin with 0xc1, which MessagePack never uses (`daemons.starter.core.fetch` reads it).
         parts.append(b"\xc6" + size.to_bytes(4, "big") if size < 1 << 32 else b"\xc1" + size.to_bytes(8, "big"))
         parts += payload.parts if isinstance(payload, Scattered) else (payload,)
     return parts
 
 
 def hash_of(parts: Sequence[Part]) -> str:
-    """SHA-256 of all parts together, in hex."""
+    """Returns the SHA-256 of all parts together, in hex."""
     digest = sha256()
     for part in parts:
         digest.update(part)
@@ -105,7 +104,7 @@ def hash_of(parts: Sequence[Part]) -> str:
 
 
 def put_rows(store: Store, rows: Sequence[tuple[str, Sequence[Part]]]) -> None:
-    """Writes rows of arguments, named by their SHA-256: small ones together, large ones one by one, hashed no second time.
+    """Writes rows of arguments, named by their SHA-256: small ones together, large ones one by one without hashing them again.
 
     Raises: as `Store.put`.
     """
@@ -130,7 +129,7 @@ def put_rows(store: Store, rows: Sequence[tuple[str, Sequence[Part]]]) -> None:
 
 
 def is_large(values: Iterable[object], depth: int = 1) -> bool:
-    """Whether a pickle in parts is worth it: by the size of bytes and arrays, also one level deep. Cost: < 1 us for few."""
+    """Returns whether a pickle in parts is worth it, by the size of bytes and arrays, also one level deep. Cost: < 1 us for few."""
     for value in values:
         if type(value) in _SMALL:
             continue
@@ -149,16 +148,16 @@ def is_large(values: Iterable[object], depth: int = 1) -> bool:
 
 
 def scattered(value: object, protocol: int, *, is_plain: bool = False) -> Scattered:
-    """A pickle of `value` in parts. Raises: as `pickle.dumps`.
+    """Pickles `value` in parts. Raises: as `pickle.dumps`.
 
     Args:
-        is_plain: nothing in it mentions a module.
+        is_plain: nothing in `value` mentions a module.
     """
     parts = _Parts()
     pickle.Pickler(parts, protocol).dump(value)
     if is_plain:
         return Scattered(parts.made())
-    from rmgr.runner import program  # which commands do without
+    from rmgr.runner import program  # commands do without it
 
     if not parts.mention(program.mentions):
         return Scattered(parts.made())
@@ -168,7 +167,7 @@ def scattered(value: object, protocol: int, *, is_plain: bool = False) -> Scatte
 
 
 class _Parts:
-    """The file of a pickler: frames together, large objects as they are."""
+    """The file of a pickler: gathers frames, keeps large objects as they are."""
 
     def __init__(self) -> None:
         self._done: list[Part] = []
@@ -180,7 +179,7 @@ class _Parts:
         elif isinstance(data, bytearray):
             data = memoryview(data)
         elif isinstance(data, memoryview):
-            data = bytes(data)  # of memory that the pickler may free
+            data = bytes(data)  # copies memory that the pickler may free
         if len(data) < SCATTER_BYTES:
             self._frames += data
         else:
@@ -189,7 +188,7 @@ class _Parts:
         return len(data)
 
     def mention(self, mentions: Callable[[bytes | bytearray], bool]) -> bool:
-        """Whether it names something. Names of modules stand in frames, never in large objects."""
+        """Returns whether `mentions` holds of some part. Names of modules are in frames, never in large objects."""
         return mentions(self._frames) or any(mentions(part) for part in self._done if isinstance(part, bytes) and len(part) < SCATTER_BYTES)
 
     def made(self) -> list[Part]:

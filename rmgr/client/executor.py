@@ -1,9 +1,9 @@
-"""Executor: a `concurrent.futures.Executor` whose workers are the cluster's.
+"""Executor: a `concurrent.futures.Executor` whose workers are those of the cluster.
 
     with rmgr.Executor() as executor:          # in place of concurrent.futures.ProcessPoolExecutor()
         results = list(executor.map(simulate, points))
-One Executor is one submission; tasks survive the loss of nodes. When this process dies, what was sent still runs. The submission
-ends once the process has been gone for 10 s. (A TaskQueue stays open: another process may attach to it.)
+One Executor is one submission; tasks survive the loss of nodes. When this process dies, tasks that were sent still run. The
+submission ends once the process has been gone for 10 s. (A TaskQueue stays open: another process may attach to it.)
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_TASKS, Fragment, Outc
 from rmgr.model.tasks.submission import Work
 from rmgr.runtime import machine
 
-#: Calls that `map` adds at a time, and how much of a lazy input it reads ahead.
+#: Calls that `map` adds at a time, and items that it reads ahead of a lazy input.
 _MAP_BATCH = 512
-#: Work of one block (s): at most so much, so that no task waits long behind others. At least so much even when little is left,
-#: because between two blocks a slot waits for commits.
+#: Longest and shortest work of one block (s): no longer, so that no task waits long behind others; no shorter even when little is
+#: left, because a slot waits for commits between two blocks.
 BLOCK_S, LEAST_S = 0.1, 0.02
-#: What a task costs beside its own time.
+#: Overhead of a task beside its own time (us).
 _TASK_US = 30.0
 _MAX_BYTES = 1024 * 1024
 Output = Callable[[Store, int, Outcome, int], None]
@@ -56,17 +56,17 @@ class Executor(stdlib.Executor):
     """Runs calls on the cluster.
 
     Args:
-        max_workers: most slots in use at once; None: as many as there are.
+        max_workers: most slots in use at once; None: all slots of the cluster.
         initializer, initargs: called once in each worker before its first task.
         cores, memory, time, features, resources: what each call needs and may use ("2G", "1h30m", or bytes and seconds).
-        queue, priority: where it stands.
-        name: as `rmgr jobs` shows it; default: that of the function that is called first.
-        retries, backoff, resubmit: as for TaskQueue; resubmit (default): calls run again when their node dies.
-        modules, python, on_disconnect: as for TaskQueue.
+        queue, priority: the cluster's queue, and the priority within it.
+        name: shown by `rmgr jobs`; default: the name of the first function called.
+        retries, backoff, resubmit: as of TaskQueue; resubmit (default): calls run again when their node dies.
+        modules, python, on_disconnect: as of TaskQueue.
         output: "echo" writes what calls print to this process's stdout and stderr, as the workers of a process pool do: when a
-            call ends, or line by line as it comes when the call runs for more than a second or two. Where there are several calls
+            call ends, or line by line if the call runs for more than a second or two. With several calls,
             each line begins with its task ("42_7: text"). "live" writes the lines of all calls, "log" leaves them to `rmgr logs`.
-        connection: default `rmgr.connect()`. timeout: for what is asked of the cluster before the first call is sent (s).
+        connection: default `rmgr.connect()`. timeout: for requests to the cluster before the first call is sent (s).
     Raises: ValueError, NotConnected, Infeasible, NotFound (queue), PickleFailed (initializer).
     """
 
@@ -151,7 +151,7 @@ class Executor(stdlib.Executor):
 
     @property
     def id(self) -> int | None:
-        """Number of the submission, None before the first call."""
+        """Number of the submission; None before the first call."""
         return self._core.number or None
 
     def __repr__(self) -> str:
@@ -169,14 +169,14 @@ class Executor(stdlib.Executor):
         return card("Executor", str(core.number or ""), core.connection.where, core.progress, "shut down" * core.is_shut)
 
     def with_options(self, **options: Any) -> Executor:
-        """An executor whose calls need something else: `executor.with_options(cores=2, priority=1).submit(f, 7)`.
+        """Returns an executor with other options: `executor.with_options(cores=2, priority=1).submit(f, 7)`.
 
         Args:
             options: name, queue, cores, memory, time, features, resources, priority, retries, backoff, resubmit, on_disconnect, as
-                of Executor; what is not named is as here.
-        Returns: an Executor with a submission of its own, and a `max_workers` of its own where there is one. The same options give
-            the same Executor. It is shut down with this one.
-        Raises: UsageError (no such option, or a bad value), Infeasible, NotFound (queue), RuntimeError after `shutdown`.
+                of Executor; options not named stay as in this one.
+        Returns: an Executor with its own submission, and its own `max_workers` if this one has a limit. The same options give
+            the same Executor. `shutdown` of this Executor shuts it down, too.
+        Raises: UsageError (unknown option, or a bad value), Infeasible, NotFound (queue), RuntimeError after `shutdown`.
         """
         self._core.check_open()
         return self._variants.get(self, options)
@@ -184,10 +184,10 @@ class Executor(stdlib.Executor):
     # -- concurrent.futures.Executor
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        """Schedules `fn(*args, **kwargs)`; its future.
+        """Schedules `fn(*args, **kwargs)` and returns its future.
 
-        Raises: RuntimeError after `shutdown`; BrokenExecutor when the initializer has failed; PickleFailed naming the
-            argument; ValueTooLarge; and at the first call what creating a submission raises.
+        Raises: RuntimeError after `shutdown`; BrokenExecutor if the initializer has failed; PickleFailed naming the
+            argument; ValueTooLarge; and, at the first call, the errors of creating a submission.
         """
         core = self._core
         core.check_open()
@@ -203,15 +203,15 @@ class Executor(stdlib.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[Any]:
-        """As the built-in `map`, calls running at the same time; results in order, as they are asked for.
+        """Calls `fn` for each tuple of arguments, in parallel, like the built-in `map`; yields the results in order.
 
         Args:
             timeout: for all results together (TimeoutError).
-            chunksize: calls a task: for very short calls with small arguments (blocks do most of it anyway).
-            buffersize: most results not yet asked for; None: all input is read and scheduled at once.
-        Returns: an iterator. One that is dropped cancels what has not started, once it was asked for a result.
-        Raises: at once, as `submit`, and what reading the input raises; what was added before that runs. While iterating: what a call
-            raised, of a chunk its first; TimeoutError; CancelledError. Cost: a pickle of the arguments for each call.
+            chunksize: calls per task, for very short calls with small arguments (blocks do most of this anyway).
+            buffersize: most results scheduled ahead of the one being read; None: reads and schedules all input at once.
+        Returns: an iterator. Dropping it cancels calls that have not started, once it was asked for a result.
+        Raises: at once, as `submit`, and errors of reading the input; calls added before that run. While iterating: the error of a call,
+            or of the first failing call of a chunk; TimeoutError; CancelledError. Cost: one pickle of the arguments per call.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -233,17 +233,17 @@ class Executor(stdlib.Executor):
         return itertools.chain.from_iterable(_results(core, send, ((chunk,) for chunk in chunks), deadline, window))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """No call can be added; waits until all have ended unless `wait` is False. Idempotent."""
+        """Closes the executor to new calls; waits until all have ended unless `wait` is False. Idempotent."""
         others = self._variants.all()
         for core in (self._core, *(other._core for other in others)):  # noqa: SLF001 - of this class
             core.shut(cancel=cancel_futures)
         for other in others:
-            other.shutdown(wait, cancel_futures=cancel_futures)  # and what was made from it
+            other.shutdown(wait, cancel_futures=cancel_futures)  # and the executors made from it
         if wait:
             self._core.wait_done()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Waits for what was submitted. After Ctrl-C it says for what; another Ctrl-C leaves it to the cluster."""
+        """Waits for submitted calls. After Ctrl-C it says how many are left; another Ctrl-C leaves them to the cluster."""
         core = self._core
         waiting = self._count_left() if kind is not None and issubclass(kind, KeyboardInterrupt) else 0
         if waiting:
@@ -251,7 +251,7 @@ class Executor(stdlib.Executor):
         try:
             self.shutdown()
         except KeyboardInterrupt:
-            _executors.discard(core)  # else the end of the interpreter would wait for them
+            _executors.discard(core)  # else the end of the interpreter would wait for its calls
             for other in self._variants.all():
                 _executors.discard(other._core)  # noqa: SLF001 - of this class
                 other._core.leave()  # noqa: SLF001 - as above
@@ -261,12 +261,12 @@ class Executor(stdlib.Executor):
             raise
 
     def _count_left(self) -> int:
-        """Calls that have not ended, also of `with_options`."""
+        """Returns the number of calls that have not ended, including those of `with_options`."""
         return self._core.count_left() + sum(other._count_left() for other in self._variants.all())  # noqa: SLF001 - as above
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or there is no stderr
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the reader is gone, or there is no stderr
         sys.stderr.write(shown_on(f"rmgr: {text}\n", sys.stderr))
         sys.stderr.flush()
 
@@ -278,7 +278,7 @@ def _results(
     deadline: Deadline,
     window: int | None,
 ) -> Iterator[Any]:
-    """Schedules now (all, or the first `window`), yields results later; what nobody asks for any more is cancelled."""
+    """Schedules all calls, or the first `window`, now and yields results later; cancels calls whose results are not asked for."""
     futures: deque[Future] = deque()
     while batch := list(itertools.islice(calls, _MAP_BATCH if window is None else min(_MAP_BATCH, window - len(futures)))):
         futures.extend(send(batch))
@@ -306,24 +306,24 @@ def _yield_results(
 
 
 def _end_executors() -> None:
-    """As the pools of concurrent.futures: the interpreter waits for what was submitted."""
+    """Makes the interpreter wait for submitted calls at exit, as the pools of concurrent.futures do."""
     for core in list(_executors):
         if core.connection.is_usable:
             try_at_end(core.end)
 
 
 class BrokenExecutor(RmgrError, stdlib.BrokenExecutor):
-    """The initializer failed: no worker can be made, no call can run. `__cause__` is what it raised."""
+    """The initializer failed, so no worker can be made and no call can run. `__cause__` is the initializer's error."""
 
 
 class Core(Tasks):
-    """The tasks of one Executor, and what outlives it when it is let go: its submission, its futures, and the rule of its end.
+    """The tasks of one Executor and the state that outlives it: its submission, its futures, and when the submission ends.
 
-    The Executor holds the core, never the other way round: dropping an Executor shuts it down, and its calls still end.
+    The Executor holds the core, never the reverse: dropping an Executor shuts it down, and its calls still end.
 
     Args:
-        cap: most slots in use at once, None = no cap. on_output: what becomes of what calls print. is_live: it is written as it comes.
-        group: workers are shared inside it only. is_named: its user has named it.
+        cap: most slots in use at once, None = no cap. on_output: takes the output of calls. is_live: writes output as it comes.
+        group: workers are shared only within it. is_named: the user has named the submission.
     """
 
     def __init__(
@@ -364,18 +364,18 @@ class Core(Tasks):
 
     @property
     def has_pending(self) -> bool:
-        """Calls were added that have not ended."""
+        """Whether some added calls have not ended."""
         return bool(self._pending) or not (self._throttle is None or self._throttle.is_empty)
 
     @property
     def is_over(self) -> bool:
-        """Shut down, and nothing is left to end."""
+        """Whether the executor is shut down and no call is left to end."""
         return self.is_shut and not self._pending
 
     # -- adding
 
     def check_open(self) -> None:
-        """Raises what stands in the way of another call."""
+        """Raises an error if no further call can be added."""
         if self.broken is not None:
             raise self._break(self.broken)
         if self.is_shut:
@@ -384,24 +384,24 @@ class Core(Tasks):
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     def spec_of(self, function: Callable[..., Any]) -> TaskSpec:
-        """What its calls share; the function is uploaded if the store lacks it."""
+        """Returns what calls of `function` share; uploads the function if the store lacks it."""
         if not callable(function):
             raise TypeError(f"{function!r} is not callable")
         digest = self.connection.functions.register(function, timeout_s=self._timeout_s)
         return TaskSpec(function=digest, resubmit=self._draft.resubmit, retries=self._draft.retries)
 
     def name_after(self, function: Callable[..., Any]) -> None:
-        """Nobody has named it, and nothing was called before: the submission has the name of this function."""
+        """Names the submission after its first function, unless the user has named it."""
         if not self._is_named and self._opening is not None and callable(function):
             self._is_named = True
             self._opening.draft = replace(self._opening.draft, name=name_of(function)[:200])
 
     def add_calls(self, spec: TaskSpec, name: str, calls: list[tuple[Any, ...]]) -> list[Future]:
-        """Adds a call for each tuple of arguments."""
+        """Adds one call per tuple of arguments."""
         return self.add(spec, [dump_call(args, {}, name) for args in calls])
 
     def add(self, spec: TaskSpec, payloads: Sequence[Payload], **_: Any) -> list[Future]:
-        """Adds calls; their futures. The first one makes the submission."""
+        """Adds calls and returns their futures. The first call creates the submission."""
         if self.handle is not None:
             self.wait_room(block=True, timeout_s=None)
         with self._adding:
@@ -419,11 +419,11 @@ class Core(Tasks):
             return [call.future for call in calls]
 
     def _slim(self, payload: Payload) -> tuple[bytes, str]:
-        """(arguments, "") or, when they are large, (b"", the row that holds them)."""
+        """Returns (arguments, ""), or (b"", name of the row that holds them) if they are large."""
         return (content.whole([payload])[0], "") if len(payload) <= HELD_BYTES else (b"", self.store_row(payload))
 
     def slots(self) -> int:
-        """Calls that the cluster can run at once."""
+        """Returns the number of calls that the cluster can run at once."""
         request = self._draft.request
         nodes = [node for node in self.connection.submitter.nodes() if node.state is NodeState.UP]
         return max(1, sum(node.capacity.cores // request.cores for node in nodes))
@@ -463,7 +463,7 @@ class Core(Tasks):
         self.call_soon(lambda: write(store, number, outcome, attempt))
 
     def _fail(self, outcome: Outcome) -> None:
-        """No worker can be made: every call ends with the same error, and so do those to come."""
+        """Ends every call with BrokenExecutor, and refuses later calls: no worker can be made."""
         error = BrokenExecutor(f"the initializer of the workers failed: {outcome.error}", hint=f"rmgr logs {self.number}_{outcome.index}")
         raised = raised_by(outcome)
         error.__cause__ = raised if raised is not None else RemoteTraceback(outcome.error)
@@ -487,12 +487,12 @@ class Core(Tasks):
             return  # its tasks fail one by one instead
 
     def let_go(self) -> None:
-        """Its Executor was dropped."""
+        """Shuts down, because the Executor was dropped."""
         if not self.is_shut:
             self.shut(cancel=False)
 
     def _break(self, error: BrokenExecutor) -> BrokenExecutor:
-        """A copy for each who raises it: tracebacks are not shared."""
+        """Returns a copy of the error for each raise, because tracebacks must not be shared."""
         copy = BrokenExecutor(error.message, hint=error.hint)
         copy.__cause__ = error.__cause__
         return copy
@@ -511,13 +511,13 @@ class Core(Tasks):
         return super().cancel_futures(futures)
 
     def abandon(self, futures: list[Future]) -> None:
-        """Nobody will ask for these: cancelled as far as they have not started, without waiting for the cluster."""
+        """Cancels those of `futures` that have not started, without waiting for the cluster: no caller will ask for them."""
 
         def cancel() -> None:
             try:
                 self.cancel_futures(futures)
             except RmgrError:
-                return  # they run, and nobody looks
+                return  # they run, and their results are ignored
 
         if self._throttle is not None:
             for future in self._throttle.take_back(set(futures)):
@@ -527,10 +527,10 @@ class Core(Tasks):
     # -- the end
 
     def shut(self, *, cancel: bool) -> None:
-        """No call can be added. cancel: those that have not started are cancelled."""
+        """Closes the executor to new calls. cancel: cancels calls that have not started."""
         with self._adding:
             self.is_shut = True
-        if cancel and self._throttle is not None:  # what went out counts as started, as the call queue of a process pool
+        if cancel and self._throttle is not None:  # a call that was sent counts as started, as in the call queue of a process pool
             for future in self._throttle.take_back():
                 future.mark_cancelled()
         elif cancel and (left := self.unfinished()):
@@ -545,23 +545,23 @@ class Core(Tasks):
             self.handle.complete()
 
     def count_left(self) -> int:
-        """Calls that have not ended."""
+        """Returns the number of calls that have not ended."""
         return len(self.unfinished()) + (len(self._throttle.waiting()) if self._throttle is not None else 0)
 
     def leave(self) -> None:
-        """Nobody waits any more: what was sent goes on; what this process holds back to keep a cap is cancelled."""
+        """Stops waiting: calls that were sent go on; calls that this process holds back to keep the cap are cancelled."""
         self.is_shut = True
         for future in self._throttle.take_back() if self._throttle is not None else ():
             future.mark_cancelled()
         self._complete()
 
     def end(self) -> None:
-        """No call can be added; waits until all have ended."""
+        """Closes the executor to new calls and waits until all have ended."""
         self.shut(cancel=False)
         self.wait_done()
 
     def wait_done(self) -> None:
-        """Waits until every call has ended, and what it printed was written. In a forked child they are its parent's to wait for."""
+        """Waits until every call has ended and its output was written. Does nothing in a forked child: the calls are its parent's."""
         if self.connection.is_forked:
             return
         with giving_slot_back():
@@ -587,7 +587,7 @@ def _is_refusal(outcome: Outcome) -> bool:
 
 @dataclass(slots=True, eq=False)
 class OutgoingTask:
-    """A task on its way out. row: where its arguments are stored, when they are large."""
+    """A task on its way out. row: the row that holds its arguments if they are large."""
 
     spec: TaskSpec
     payload: bytes
@@ -596,11 +596,11 @@ class OutgoingTask:
 
 
 class Throttle:
-    """A cap on slots in flight: tasks wait here and go out in serial blocks, never more of them at once than the cap.
+    """A cap on slots in use: tasks wait here and leave in serial blocks, with never more blocks in flight than the cap.
 
     A serial block runs one task after another in one slot and is never taken in part, so blocks in flight are slots in
-    flight. A block holds about `BLOCK_S` of work, as measured, and never more than its share of what waits.
-    Lives on the Submitter's thread and the callers'; `_lock` guards it.
+    flight. A block holds about `BLOCK_S` of work, as measured, and never more than its share of the waiting tasks.
+    The Submitter's thread and callers' threads use it; `_lock` guards it.
     """
 
     def __init__(self, tasks: Tasks, cap: int) -> None:
@@ -613,13 +613,13 @@ class Throttle:
         self._mean_us: float | None = None
 
     def add(self, calls: Iterable[OutgoingTask]) -> None:
-        """They go out as soon as there is room."""
+        """Adds calls, which go out as soon as there is room."""
         with self._lock:
             self._waiting.extend(calls)
             self._send()
 
     def ended(self, outcomes: Sequence[Outcome]) -> None:
-        """These tasks are final."""
+        """Counts these tasks as ended, and sends more."""
         with self._lock:
             for outcome in outcomes:
                 if outcome.elapsed_us:
@@ -633,7 +633,7 @@ class Throttle:
             self._send()
 
     def take_back(self, futures: set[Future] | None = None) -> list[Future]:
-        """Those that wait (all, or these) will not go out. Returns them."""
+        """Removes waiting calls (all, or those of `futures`) and returns their futures; they will not go out."""
         with self._lock:
             taken = [call.future for call in self._waiting if futures is None or call.future in futures]
             gone = set(taken)
@@ -641,13 +641,13 @@ class Throttle:
         return taken
 
     def waiting(self) -> list[Future]:
-        """Futures of what waits here."""
+        """Returns the futures of the calls that wait here."""
         with self._lock:
             return [call.future for call in self._waiting]
 
     @property
     def is_empty(self) -> bool:
-        """Nothing waits here."""
+        """Whether no call waits here."""
         return not self._waiting
 
     def _send(self) -> None:
@@ -680,7 +680,7 @@ class Throttle:
         return block
 
     def _size(self) -> int:
-        """Tasks of the next block: one until it is known how long they take."""
+        """Returns the number of tasks in the next block: one until their running time is known."""
         if self._mean_us is None:
             return 1
         each_us = self._mean_us + _TASK_US

@@ -1,4 +1,4 @@
-"""Futures of tasks: `concurrent.futures.Future`, made for hundreds of thousands of them pending at once.
+"""Futures of tasks: `concurrent.futures.Future`, built so that hundreds of thousands can be pending at once.
 
 Two things are lazy. The result is kept as bytes and decoded in the thread that asks for it. The condition variable of
 the base class (a kilobyte) is made only when a thread waits, or the base class needs it (`wait`, `as_completed`,
@@ -40,29 +40,29 @@ if TYPE_CHECKING:
     from rmgr.client.logs import Line
     from rmgr.client.tasks import Tasks
 
-#: Lines of a failed task's output that its error shows; rows of a table in a notebook.
+#: Lines of a failed task's output that its error shows; rows of the table that a notebook shows.
 TAIL_LINES, _SHOWN_ROWS = 10, 20
-_LOG = logging.getLogger("concurrent.futures")  # as of futures of others
+_LOG = logging.getLogger("concurrent.futures")  # the logger of the standard library's futures
 _DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})
-#: After which a task that was found neither waiting nor running is looked for again.
+#: Time until a task that was found neither waiting nor running is looked for again (s).
 _LOOK_AGAIN_S = 0.5
-#: Guards the change of state, and the making of a condition, of all futures without one. Reentrant: the garbage collector may
-#: run inside, and drop a `map` that nobody iterates any more, whose futures are then cancelled.
+#: Guards the change of state, and the creation of a condition, of all futures that have no condition yet. Reentrant: the garbage
+#: collector may run inside and drop a `map` that nothing iterates any more, which then cancels its futures.
 _lock = threading.RLock()
-#: What a call raises to end its own process is no order to end this one.
+#: Exceptions with which a call ends its own process; they must not end this process.
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
 def renew_lock_after_fork() -> None:
-    """In a forked child: another thread may have held the lock at the fork."""
+    """Replaces the lock in a forked child: another thread may have held it at the fork."""
     global _lock
     _lock = threading.RLock()
 
 
 class Settled(msgspec.Struct, eq=False, gc=False):
-    """End of a task, as little as must be kept of it. (Millions of them pass.)
+    """End of a task, kept as small as possible. (Millions of them pass.)
 
-    node: "" when it never ran.
+    node: "" if the task never ran.
     """
 
     outcome: Outcome
@@ -71,7 +71,7 @@ class Settled(msgspec.Struct, eq=False, gc=False):
 
 
 class _Waiters(list[Any]):
-    """The waiters of `concurrent.futures.wait` and `as_completed`: in a task, they give the slot back while they wait."""
+    """The waiters of `concurrent.futures.wait` and `as_completed`. Inside a task, each gives the task's slot back while it waits."""
 
     def __init__(self, source: Tasks) -> None:
         super().__init__()
@@ -91,9 +91,9 @@ class _Waiters(list[Any]):
 
 
 class Future(BaseFuture[Any]):
-    """One task. Beside the standard methods: `task_id`, `attempt`, `node`."""
+    """Future of one task. Adds `task_id`, `attempt`, `node`, `logs` and others to the standard methods."""
 
-    # Stand in for the attributes of the base class until somebody looks.
+    # Stand in for the attributes of the base class until they are needed.
     _waiters: Any = ()
     _done_callbacks: Any = ()
     _result: Any = None
@@ -115,12 +115,12 @@ class Future(BaseFuture[Any]):
 
     @property
     def attempt(self) -> int:
-        """The attempt that ended it (from 1), 0 while it is not done or never ran."""
+        """Number of the attempt that ended the task (from 1); 0 while the task is not done, or if it never ran."""
         return self._settled.attempt if self._settled is not None else 0
 
     @property
     def node(self) -> str:
-        """Where it ended, "" while it is not done or never ran."""
+        """Name of the node where the task ended; "" while the task is not done, or if it never ran."""
         return self._settled.node if self._settled is not None else ""
 
     @property
@@ -139,12 +139,12 @@ class Future(BaseFuture[Any]):
     # -- from the Submitter
 
     def settle(self, settled: Settled) -> None:
-        """The task is final. Cost: about 1 us when nobody looks."""
+        """Ends the future: the task is final. Cost: about 1 us when nothing waits for it."""
         cancelled = settled.outcome.state is State.CANCELLED
         self._finish(CANCELLED_AND_NOTIFIED if cancelled else FINISHED, settled, None)
 
     def take(self, settled: Settled) -> bool:
-        """The task has completed, and nobody looks. False: `settle` has to be called. Under the lock of all futures."""
+        """Ends the future if its task completed and nothing waits for it. False: call `settle`. The lock of all futures must be held."""
         if self._own_condition is not None or self._hooks or settled.outcome.state is not State.COMPLETED:
             return False
         if self._state not in _DONE:
@@ -152,15 +152,15 @@ class Future(BaseFuture[Any]):
         return True
 
     def break_off(self, error: BaseException) -> None:
-        """Nothing will come any more."""
+        """Ends the future with `error`: no result will come."""
         self._finish(FINISHED, None, error)
 
     def mark_cancelled(self) -> None:
-        """It was cancelled before it started."""
+        """Ends the future as cancelled before the task started."""
         self._finish(CANCELLED_AND_NOTIFIED, None, None)
 
     def hook(self, hook: _Arrivals) -> bool:
-        """Calls `hook` when done, on the Submitter's thread. False: it is done already. Hooks that have become void are let go."""
+        """Registers `hook`, to be called on the Submitter's thread when the future is done. False: it is done already. Drops void hooks."""
         with _lock:
             if self._state in _DONE:
                 return False
@@ -169,7 +169,7 @@ class Future(BaseFuture[Any]):
 
     @property
     def source(self) -> Tasks:
-        """Who made it."""
+        """The `Tasks` that made this future."""
         return self._source
 
     def _finish(self, state: str, settled: Settled | None, error: BaseException | None) -> None:
@@ -207,18 +207,18 @@ class Future(BaseFuture[Any]):
 
     @property
     def settled(self) -> Settled | None:
-        """How it ended, None while it has not, and where that is not known."""
+        """How the task ended; None while it has not ended, and if its end is not known."""
         return self._settled
 
     # -- from the user
 
     def cancel(self, *, running: bool = False, timeout: float = 30.0) -> bool:
-        """Cancels the task if it has not started; asks the cluster when it was sent already (a few ms).
+        """Cancels the task if it has not started; asks the cluster if the task was sent already (a few ms).
 
         Args:
-            running: a task that runs is ended too, and this call waits for its end, at most `timeout` seconds.
-        Returns: whether it is cancelled. False with `running`: it ended by itself first, or `timeout` was over (the order stands).
-        Raises: with `running`: CoordinationUnavailable, PermissionDenied, NotConnected; DeadlineExceeded when it could not be ordered.
+            running: also ends a running task, and waits at most `timeout` seconds for its end.
+        Returns: whether it is cancelled. False with `running`: it ended by itself first, or `timeout` expired (the order stands).
+        Raises: with `running`: CoordinationUnavailable, PermissionDenied, NotConnected; DeadlineExceeded if it could not be ordered.
         """
         if self._state in _DONE:
             return self._state != FINISHED
@@ -228,7 +228,7 @@ class Future(BaseFuture[Any]):
         return self._state in {CANCELLED, CANCELLED_AND_NOTIFIED}
 
     def _end(self, deadline_s: float) -> None:
-        """Has the task ended where it is. One that moves, from a queue to a node or back, is looked for again."""
+        """Has the task ended wherever it is. Looks again for a task that is moving between a queue and a node."""
         while (left_s := deadline_s - machine.monotonic()) > 0:
             ordered = self._source.end_tasks([self.index], reason="", timeout_s=left_s)
             left_s = max(0.01, deadline_s - machine.monotonic())
@@ -238,21 +238,21 @@ class Future(BaseFuture[Any]):
                 return
 
     def running(self) -> bool:
-        """False: a program is not told when a task starts. (`rmgr tasks ID` shows what runs.)"""
+        """Always False: a program is not told when a task starts. (`rmgr tasks ID` shows what runs.)"""
         return False
 
     def done(self) -> bool:
-        """It is final."""
+        """Whether the task is final."""
         return self._state in _DONE
 
     def cancelled(self) -> bool:
-        """It was cancelled."""
+        """Whether the task was cancelled."""
         return self._state in {CANCELLED, CANCELLED_AND_NOTIFIED}
 
     def result(self, timeout: float | None = None) -> Any:
-        """The task's value; its exception is raised, with the remote traceback as cause.
+        """Returns the task's value, or raises its exception with the remote traceback as cause.
 
-        Raises: CancelledError; DeadlineExceeded (a TimeoutError); what the task raised; TaskFailed for other ends.
+        Raises: CancelledError; DeadlineExceeded (a TimeoutError); the task's own exception; TaskFailed for other ends.
         """
         if self._state not in _DONE:
             self._await(timeout)
@@ -268,7 +268,7 @@ class Future(BaseFuture[Any]):
         return self._result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The task's exception, None when it completed. Raises as `result` where there is none to return."""
+        """Returns the task's exception, or None if it completed. Raises CancelledError and DeadlineExceeded, as `result`."""
         if self._state not in _DONE:
             self._await(timeout)
         if not self._decoded:
@@ -278,17 +278,17 @@ class Future(BaseFuture[Any]):
         return self._exception  # type: ignore[no-any-return]
 
     def logs(self, *, follow: bool = False, stream: str = "", timeout: float | None = None) -> Iterator[Line]:
-        """Lines that the task has written so far, in its present or last attempt; with `follow` until it has ended, as they come.
+        """Yields lines that the task has written so far in its latest attempt; with `follow`, lines as they come until the task has ended.
 
         Args: stream: "stdout" or "stderr", "" = both. timeout: for `follow` (s).
         Returns: texts without line ends, with attributes `stream`, `task_id`, `attempt`.
-        Raises: UsageError; DeadlineExceeded; Unavailable (a node, the store, ZooKeeper). Cost: while it runs a thread and a call to
-            its node, and a look at what the nodes run each second.
+        Raises: UsageError; DeadlineExceeded; Unavailable (a node, the store, ZooKeeper). Cost: while the task runs, a thread, a call to
+            its node, and one look per second at what the nodes run.
         """
         return self._source.lines_of([self], follow=follow, stream=stream, timeout=timeout)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when it is done, however it ended. Raises DeadlineExceeded."""
+        """Waits until the task is done, however it ended. Raises DeadlineExceeded."""
         if self._state not in _DONE:
             self._await(timeout)
 
@@ -302,7 +302,7 @@ class Future(BaseFuture[Any]):
                 raise DeadlineExceeded(self._story(f"not done within {format_duration(timeout or 0.0)}"))
 
     def _invoke_callbacks(self) -> None:
-        """Whatever one of them raises, the others are called: they run on one thread, which outlives them all."""
+        """Calls every callback even if one raises: all run on one thread, which must survive them."""
         for callback in self._done_callbacks:
             try:
                 callback(self)
@@ -314,7 +314,7 @@ class Future(BaseFuture[Any]):
         return f"task {self.task_id or '(not sent yet)'} is {what}" + (f"; {trouble}" if trouble else "")
 
     def _decode(self, timeout: float | None) -> None:
-        """Bytes -> value or exception, once; of two threads at the same time the first one's stays."""
+        """Decodes the outcome into a value or an exception, once; if two threads do it at the same time, the first one's result stays."""
         settled = self._settled
         if settled is None or self._state != FINISHED:
             self._decoded = True
@@ -325,7 +325,7 @@ class Future(BaseFuture[Any]):
             try:
                 value = value_of(settled, self._source.number, self._source.store, timeout)
             except Unavailable:
-                raise  # the next call may find the store again
+                raise  # the next call may reach the store again
             except Exception as failure:  # noqa: BLE001 - kept, and raised by result()
                 error = failure
         else:
@@ -341,7 +341,7 @@ class Future(BaseFuture[Any]):
 
     @property
     def state(self) -> str:
-        """`pending`, `finished` or `cancelled`, as far as is known here."""
+        """`pending`, `finished` or `cancelled`, as far as this process knows."""
         return "cancelled" if self.cancelled() else self._state.lower()
 
     def __repr__(self) -> str:
@@ -349,14 +349,14 @@ class Future(BaseFuture[Any]):
 
 
 class Futures(list[Future]):
-    """Futures in the order of their calls: a list, which a notebook shows as a table."""
+    """A list of futures in the order of their calls; a notebook shows it as a table."""
 
     def _repr_html_(self) -> str:
         return table(self)
 
 
 def table(futures: Sequence[Future]) -> str:
-    """A list of futures: how many are in which state, and the first of them."""
+    """Returns HTML for a list of futures: the number in each state, and the first futures."""
     states = Counter(future.state for future in futures)
     counts = ", ".join(f"{count:,} {escaped(state)}" for state, count in sorted(states.items())) or "no futures"
     rows = "".join(
@@ -370,7 +370,7 @@ def table(futures: Sequence[Future]) -> str:
 
 
 def settle(ended: Sequence[tuple[Future, Settled]]) -> None:
-    """Tasks are final, as `Future.settle` of each. Cost: 0.2 us each when nobody looks."""
+    """Ends the futures of tasks that are final, as `Future.settle` does. Cost: 0.2 us each when nothing waits for them."""
     with _lock:
         seen = [(future, settled) for future, settled in ended if not future.take(settled)]
     for future, settled in seen:
@@ -378,7 +378,7 @@ def settle(ended: Sequence[tuple[Future, Settled]]) -> None:
 
 
 def _without_value(settled: Settled) -> Any:
-    """The outcome without the bytes that were decoded (they may be large)."""
+    """Returns the outcome without its decoded bytes (they may be large)."""
     outcome = settled.outcome
     return msgspec.structs.replace(outcome, value=b"") if len(outcome.value) > 256 else outcome
 
@@ -387,7 +387,7 @@ def _without_value(settled: Settled) -> Any:
 
 
 def as_completed(futures: Iterable[Future], timeout_s: float | None) -> Iterator[Future]:
-    """Yields futures as they end, each once, and first those that have ended. Raises DeadlineExceeded."""
+    """Yields futures as they end, each once, beginning with those that have ended already. Raises DeadlineExceeded."""
     deadline = Deadline(timeout_s)
     arrived: SimpleQueue[Future] = SimpleQueue()
     hook = _Arrivals(arrived)
@@ -407,10 +407,10 @@ def as_completed(futures: Iterable[Future], timeout_s: float | None) -> Iterator
 
 
 class _Arrivals:
-    """Takes futures that have ended, for one `as_completed`.
+    """Collects futures that have ended, for one `as_completed`.
 
-    It is void when nobody iterates that any more. So a caller that asks again and again for the next one that ends leaves
-    nothing behind in the others.
+    It is void once nothing iterates that `as_completed` any more, so a caller that asks again and again for the next future to
+    end leaves nothing behind in the other futures.
     """
 
     __slots__ = ("_queue",)
@@ -448,9 +448,9 @@ def _drain(arrived: SimpleQueue[Future], left: int, total: int, deadline: Deadli
 
 
 def value_of(settled: Settled, number: int, store: Store, timeout_s: float | None) -> object:
-    """The value of a COMPLETED task. Large values are fetched from the store.
+    """Returns the value of a COMPLETED task. Fetches large values from the store.
 
-    Raises: DataLost, StoreUnavailable; PickleFailed when it cannot be unpickled here.
+    Raises: DataLost, StoreUnavailable; PickleFailed if the value cannot be unpickled here.
     """
     outcome = settled.outcome
     if outcome.error.startswith(LOST):
@@ -461,7 +461,7 @@ def value_of(settled: Settled, number: int, store: Store, timeout_s: float | Non
     if not outcome.pickled:
         return outcome.value
     if not outcome.value:
-        return None  # a command, or the keyed form: there is nothing to return
+        return None  # a command or a task in the keyed form returns nothing
     try:
         return pickle.loads(outcome.value)  # noqa: S301 - results of the user's own functions, decoded in the user's process
     except RAISED as error:  # code of users: __setstate__ may raise anything
@@ -481,11 +481,11 @@ def _stored_value(settled: Settled, number: int, store: Store, timeout_s: float)
 
 
 def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseException:
-    """The exception of a task that did not complete: its own, with the traceback there as cause, or TaskFailed.
+    """Returns the exception of a task that did not complete: the task's own, with the remote traceback as cause, or TaskFailed.
 
     Args:
-        loses: always TaskFailed, also when the task raised (what `wait_all` raises; its own exception is then the cause). So it is for
-            exceptions that would end this process, or a generator of it, in silence.
+        loses: always TaskFailed (as `wait_all` raises it), with the task's own exception as its cause. Without `loses` the same holds
+            for exceptions that would silently end this process or one of its generators.
     """
     outcome = settled.outcome
     if outcome.state is State.CANCELLED:
@@ -508,7 +508,7 @@ def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseExcep
 
 
 def raised_by(outcome: Outcome) -> BaseException | None:
-    """The exception that the task raised, None when it did not end so or it cannot be rebuilt here."""
+    """Returns the exception that the task raised, or None if it raised none or the exception cannot be rebuilt here."""
     if not outcome.value or outcome.reason not in {Reason.EXCEPTION, Reason.BAD_OUTPUT, Reason.START_FAILED}:
         return None
     try:
@@ -517,7 +517,7 @@ def raised_by(outcome: Outcome) -> BaseException | None:
         return None
     return error if isinstance(error, BaseException) else None
 
-#: How a limit is moved: TaskQueue and Executor take the same keywords.
+#: How a user raises a limit: TaskQueue and Executor take the same keywords.
 _KEYWORDS = {
     Reason.TIME_LIMIT: "a longer limit: TaskQueue(f, time=SECONDS or '15m'), and the same of Executor",
     Reason.OUT_OF_MEMORY: "say what it needs: TaskQueue(f, memory=BYTES or '2G'), and the same of Executor",
@@ -533,7 +533,7 @@ def _sentence(settled: Settled, number: int) -> str:
 
 
 def log_tail(outcome: Outcome) -> str:
-    """The last lines of its output, stderr before stdout."""
+    """Returns the last lines of the task's output, of stderr if there are any, else of stdout."""
     for stream in (1, 0):
         data = outcome.log[stream].strip()
         if data:
@@ -542,9 +542,10 @@ def log_tail(outcome: Outcome) -> str:
 
 
 def _share_attributes() -> None:
-    """Of the attributes that instances get later only those that the first few had take no dictionary of their own (CPython 3.11).
+    """Sets the late attributes of futures once on a first instance, so that CPython 3.11 needs no dictionary for each future.
 
-    Futures get these when they end, thousands after the first was made: 180 bytes each, and twice as much for the collector to look at.
+    CPython 3.11 shares only attribute names that the first few instances had. Futures get these names when they end, thousands after
+    the first was made. A dictionary would cost 180 bytes per future, and twice as much for the garbage collector to look at.
     """
     first: Future = Future.__new__(Future)
     first.index = -1
@@ -555,24 +556,24 @@ def _share_attributes() -> None:
 _share_attributes()
 
 
-# -- waiting, wherever it happens: inside a task the slot goes back meanwhile; outside it costs nothing ------------------------
+# -- waiting: inside a task it gives the slot back meanwhile, elsewhere it costs nothing ---------------------------------------
 
 
 def giving_slot_back() -> AbstractContextManager[None]:
-    """Around every wait for other tasks. Only in a worker does it do anything."""
+    """Returns a context for every wait for other tasks; it has an effect only in a worker."""
     module = sys.modules.get("rmgr.runner.current")  # a worker has loaded it before any task ran
     return module.blocking() if module is not None else nullcontext()
 
 
 def check_timeout(seconds: float) -> float:
-    """`seconds`, within which something is to be made or opened. Raises UsageError: nothing can be, so the cluster would be blamed."""
+    """Returns `seconds`, a timeout for making or opening something. Raises UsageError if not positive: else the cluster would be blamed."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise UsageError(f"timeout must be more than 0 seconds, not {seconds!r}", hint="leave it out for the usual one")
     return seconds
 
 
 class Deadline:
-    """End of a wait: `left()` seconds, None = never."""
+    """End of a wait: `left()` gives the seconds left, None = no limit."""
 
     __slots__ = ("_end",)
 
@@ -580,10 +581,10 @@ class Deadline:
         self._end = None if timeout_s is None else machine.monotonic() + timeout_s
 
     def left(self) -> float | None:
-        """Seconds left, at least 0; None without a deadline."""
+        """Returns the seconds left, at least 0; None without a deadline."""
         return None if self._end is None else max(0.0, self._end - machine.monotonic())
 
     @property
     def is_over(self) -> bool:
-        """The time has run out."""
+        """Whether the time has run out."""
         return self._end is not None and machine.monotonic() >= self._end

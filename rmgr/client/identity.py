@@ -1,4 +1,4 @@
-"""What a client of a secured cluster has beside one of an open cluster: it signs the work of its user, and judges what comes back.
+"""What a client needs only in a secured cluster: it signs its user's work, and judges what comes back.
 
 `coord/seal.py` says what is signed.
 """
@@ -32,11 +32,11 @@ Block = tuple[BlockKey, BlockData]
 #: Seals blocks of one submission that are committed together.
 Seal = Callable[[Sequence[Block]], list[Block]]
 
-#: A connection that was made before a renewal does not let the new certificate be published: tried again after so long.
+#: Pause before a renewed certificate is published again, after a gateway refused it on a connection made before the renewal (s).
 _AGAIN_S = 60.0
-#: An amendment is signed so often: what is to be signed changes with each change by somebody else.
+#: Attempts to sign an amendment: the text to sign changes with each change by another user.
 _TRIES = 5
-#: How long one question about keys or settings may take.
+#: Time limit of one question about keys or settings (s).
 _ASK_S = 10.0
 
 
@@ -44,9 +44,9 @@ class Signer:
     """One user's signature. Thread-safe.
 
     Args:
-        cluster_id: of the cluster's tree; what is signed for it is worth nothing in another one.
-        ttl_s: how long signed work may wait.
-    Raises: PermissionDenied when the bundle is not a person's.
+        cluster_id: of the cluster's tree; signatures for it are worthless in another cluster.
+        ttl_s: how long signed work may wait (s).
+    Raises: PermissionDenied if the bundle is not a person's.
     """
 
     def __init__(self, credentials: Credentials, cluster_id: str, *, ttl_s: float) -> None:
@@ -54,20 +54,20 @@ class Signer:
         self._cluster_id = cluster_id
         self._ttl_s = ttl_s
         self._published = False
-        self._again_s = 0.0  #: a renewed bundle is not looked at before
+        self._again_s = 0.0  #: when a renewed bundle is looked for again
         self._lock = threading.Lock()
 
     @property
     def user(self) -> str:
-        """In whose name."""
+        """The user who signs."""
         return self._credentials.identity.name
 
     def publish(self, asks: Asks, *, timeout_s: float = 10.0) -> Credentials:
-        """The user's certificate is there for those who verify: once a process, and once a renewal of the bundle.
+        """Publishes the user's certificate for verifiers: once per process, and once per renewal of the bundle.
 
-        Returns: with what is signed from now on: the bundle as it is now. A gateway takes the certificate alone that the connection to it
-            has shown; while that is an older one, so is what signs.
-        Raises: CoordinationUnavailable; PermissionDenied when the bundle is not a person's.
+        Returns: the credentials that sign from now on: the newest bundle. A gateway accepts only the certificate that the connection to
+            it has shown; as long as that is an older one, the older bundle signs.
+        Raises: CoordinationUnavailable; PermissionDenied if the bundle is not a person's.
         """
         who = self._credentials.identity
         if not who.is_person:
@@ -90,20 +90,20 @@ class Signer:
             return self._credentials
 
     def signed(self, record: Submission) -> Submission:
-        """A record that has its nonce, with the user's signature; it needs no number. Cost: 0.1 ms."""
+        """Returns a record, which has its nonce but needs no number, with the user's signature. Cost: 0.1 ms."""
         return replace(record, signature=_signature(self._credentials, record_statement(record, self._cluster_id)))
 
     def amendment(self, number: int, change: Amendment) -> str:
-        """The signature of an amendment of submission `number`. Cost: 0.1 ms."""
+        """Signs an amendment of submission `number`; returns the signature. Cost: 0.1 ms."""
         return _signature(self._credentials, amendment_statement(number, change, self._cluster_id))
 
     def sign(self, record: Submission, blocks: Sequence[Block]) -> tuple[Submission, Sequence[Block]]:
-        """A record that has its nonce, and its first blocks, in this user's name. Cost: as `signed` and `sealer`."""
+        """Signs a record, which has its nonce, and its first blocks in this user's name. Cost: as `signed` and `sealer`."""
         signed = self.signed(replace(record, user=self.user))
         return signed, self.sealer(signed)(blocks) if blocks else ()
 
     def sealer(self, record: Submission) -> Seal:
-        """Seals blocks of one submission; it needs no number. Cost: 0.1 ms for those of one commit, and 0.02 ms each."""
+        """Returns a function that seals blocks of one submission, which needs no number. Cost: 0.1 ms per commit, and 0.02 ms per block."""
         spec = spec_digest(record)
 
         def seal(blocks: Sequence[Block]) -> list[Block]:
@@ -126,14 +126,14 @@ def _signature(mine: Credentials, statement: bytes) -> str:
 
 
 def unsealed(blocks: Sequence[Block]) -> list[Block]:
-    """What an open cluster does."""
+    """Returns the blocks unsigned, as in an open cluster."""
     return list(blocks)
 
 
 def update(asks: Asks, number: int, terms: Terms, *, signer: Signer | None, timeout_s: float) -> Updated:
-    """UPDATE: gives a submission other terms, which its user, or an operator, signs here. signer: None in an open cluster.
+    """Gives a submission other terms by UPDATE, signed here for its user or an operator. signer: None in an open cluster.
 
-    Raises: as `UpdateSubmission`; PermissionDenied where the credentials are no person's; StateConflict where others keep changing it.
+    Raises: as `UpdateSubmission`; PermissionDenied if the credentials are no person's; StateConflict if others keep changing it.
     """
     end_s, signed = machine.monotonic() + timeout_s, None
     for _ in range(_TRIES):
@@ -148,7 +148,7 @@ def update(asks: Asks, number: int, terms: Terms, *, signer: Signer | None, time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secured:
-    """What an engine of a secured cluster has: it signs what is sent, judges what comes back, knows whose values are. None: an open one."""
+    """An engine's parts for a secured cluster: they sign, judge what comes back, and know owners of values. All None in an open one."""
 
     signer: Signer | None = None
     authenticity: Authenticity | None = None
@@ -158,7 +158,7 @@ class Secured:
 def secured_by(
     asks: Asks, credentials: Credentials | None, security: SecurityConfig, cluster_id: str, coordinator: Coordinator | None = None
 ) -> Secured:
-    """By these credentials. coordinator: tells of revocations as they come; None: they are asked for."""
+    """Makes these parts from credentials. coordinator: reports revocations as they come; None: revocations are polled."""
     if credentials is None:
         return Secured()
     from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
@@ -173,9 +173,9 @@ def secured_by(
 
 
 class AskedKeys:
-    """A `trust.Keys` for who does not reach ZooKeeper: certificates and revocations, asked of whoever answers. Thread-safe.
+    """A `trust.Keys` that asks a gateway for certificates and revocations, for clients that do not reach ZooKeeper. Thread-safe.
 
-    Nobody tells it of a revocation: it is asked for often.
+    It is not notified of revocations, so it asks often.
     """
 
     resync_s = 5.0

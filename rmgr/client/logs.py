@@ -1,7 +1,7 @@
-"""Output of tasks: from the Starters' gRPC service while they run, afterwards from the data store; in pieces, or line by line.
+"""Output of tasks: from the Starters' gRPC service while tasks run, afterwards from the data store; in pieces or line by line.
 
-One thread a streamed task; what arrives passes through a queue to the command's own thread, which alone writes. Of a node that cannot be
-reached comes what it writes into the data store meanwhile, until it can be: later, but no less.
+Each streamed task has a thread. Pieces pass through a queue to the command's own thread, which alone writes. If a node cannot be
+reached, its output comes from the data store until it can: later, but nothing is lost.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from rmgr.client.queries import NodeReach
     from rmgr.submitter.questions import NodeClaims
 
-#: Tasks whose output is streamed at once; of the others it comes when they end.
+#: Tasks streamed at once; output of other tasks comes when they end.
 MAX_STREAMS = 64
-#: How long a stream may take to bring what its task wrote last, after the task is known to have ended.
+#: How long a stream may take to deliver the last output after its task is known to have ended (s).
 _DRAIN_S = 2.0
-#: How long a node that did not answer is left alone; the first time, and behind a gateway, it may have been something else.
+#: How long a silent node is not asked again (s). Shorter after first failures and behind a gateway, which may be at fault itself.
 _SILENT_S, _SILENT_FIRST_S = 10.0, 2.0
-#: So often in a row it has not answered, and its output is looked for in the data store: one that is only busy may miss a call or two.
+#: Failures in a row after which output is looked for in the data store: a busy node may miss a call or two.
 _SURE = 3
-#: How long one look there may take, and how long a store that did not answer is left alone.
+#: Time limit of one look into the store, and how long a store that did not answer is not asked again (s).
 _STORE_S, _STORE_AWAY_S = 2.0, 10.0
-#: Parts of one stream that one look takes: the rest comes with the next.
+#: Parts of one stream that one look takes; the next look takes more.
 _PARTS_A_LOOK = 4
-#: Parts of an attempt that has ended that one read takes.
+#: Parts of an ended attempt that one read takes.
 _PARTS_A_READ = 16
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 1.0
 
 
 class EndedTask(Protocol):
-    """End of a task: its id for people, its last attempt, and the place of its output."""
+    """End of a task: its id for people, its last attempt, and where its output is."""
 
     @property
     def id(self) -> str: ...
@@ -64,7 +64,7 @@ class EndedTask(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPiece:
-    """Some output of a task. time_us: when it was read."""
+    """A piece of a task's output. time_us: when it was read."""
 
     submission: int
     position: int
@@ -76,9 +76,9 @@ class OutputPiece:
 
 @dataclass(slots=True)
 class _Stream:
-    """One attempt being streamed. shown: bytes passed on, of (stdout, stderr). is_cut: it may have more to say.
+    """One attempt being streamed. shown: bytes passed on, of (stdout, stderr). is_cut: there may be more output.
 
-    parts, at: the part in the store that was not read yet, and where in the output it begins; of (stdout, stderr).
+    parts, at: the first part in the store not read yet, and its offset in the output (bytes); of (stdout, stderr).
     """
 
     attempt: int
@@ -96,8 +96,8 @@ class LiveOutput:
     """Output of tasks of one submission.
 
     Args:
-        wanted: positions, None = all. streams: which of stdout and stderr. admits: whether to follow (position, attempt), which runs.
-    `pieces` gives what has come, `look` begins to stream tasks that have begun, `ended` gives the rest of a task.
+        wanted: positions, None = all. streams: stdout, stderr or both. admits: whether to follow a running (position, attempt).
+    `pieces` yields what has arrived, `look` begins to stream started tasks, `ended` yields the rest of a task.
     """
 
     def __init__(
@@ -118,15 +118,15 @@ class LiveOutput:
         self._streams: dict[int, _Stream] = {}
         self._ended: set[int] = set()
         self._told: set[tuple[int, str]] = set()
-        self._silent: dict[str, tuple[int, float]] = {}  # endpoints that did not answer: how often, and until when they are left alone
+        self._silent: dict[str, tuple[int, float]] = {}  # endpoints that did not answer -> (how often, not asked again before)
         self._told_silent: set[str] = set()
         self._store_away_s = -math.inf
         self._wait_s = _FIRST_LOOK_S
         self._look_s = machine.monotonic() + self._wait_s
-        self.on_attempt: Callable[[int, int, str], None] = lambda *_: None  #: (position, attempt, node): a new one begins
+        self.on_attempt: Callable[[int, int, str], None] = lambda *_: None  #: (position, attempt, node): called when a new one begins
 
     def pieces(self) -> Iterator[OutputPiece]:
-        """What has come since the last call; does not wait."""
+        """Yields what has arrived since the last call; does not wait."""
         while True:
             try:
                 yield self._pieces.get_nowait()
@@ -134,7 +134,7 @@ class LiveOutput:
                 return
 
     def look(self) -> None:
-        """Finds tasks that run and begins to stream them; cheap when called often: it looks when it is time to."""
+        """Finds running tasks and begins to stream them. Cheap to call often: looks only when it is time."""
         now = machine.monotonic()
         if now < self._look_s:
             return
@@ -144,13 +144,13 @@ class LiveOutput:
 
     @property
     def follows(self) -> bool:
-        """There is something that it streams."""
+        """Whether any task is being streamed."""
         return bool(self._streams)
 
     def look_now(self) -> None:
-        """As `look`, at once.
+        """Looks as `look` does, but at once.
 
-        Cost: a call to each node that has claimed something of the submission; while one does not answer a read of the data store.
+        Cost: a call to each node that has claimed work of the submission; also a read of the data store while one does not answer.
         """
         with contextlib.suppress(Unavailable):
             silent = []
@@ -163,7 +163,7 @@ class LiveOutput:
                 self._look_into_store(silent)
 
     def ended(self, end: EndedTask) -> Iterator[OutputPiece]:
-        """The rest of what a task wrote in its last attempt. Raises StoreUnavailable, DataLost."""
+        """Yields the rest of what a task wrote in its last attempt. Raises StoreUnavailable, DataLost."""
         self._ended.add(end.position)
         stream = self._streams.pop(end.position, None)
         shown = [0, 0]
@@ -212,7 +212,7 @@ class LiveOutput:
         try:
             with NodeClient(endpoint, timeout_s=2.0, via=self._reach.via, credentials=self._reach.credentials()) as client:
                 running = client.running(self._number)
-        except RmgrError as error:  # it is going, or cannot be reached from here
+        except RmgrError as error:  # it is shutting down, or cannot be reached from here
             count = self._silent.get(endpoint, (0, 0.0))[0] + isinstance(error, (Unavailable, PermissionDenied))
             alone_s = _SILENT_S if count >= _SURE and not self._reach.via else _SILENT_FIRST_S
             self._silent[endpoint] = count, machine.monotonic() + alone_s
@@ -234,7 +234,7 @@ class LiveOutput:
             self._begin(task.index, task.attempt, node, endpoint, known.shown if known is not None and goes_on else [0, 0])
 
     def _look_into_store(self, silent: Sequence[NodeClaims]) -> None:
-        """Passes on what the store has got meanwhile of tasks on nodes that do not answer."""
+        """Passes on new output that the store has of tasks on nodes that do not answer."""
         for claims in silent:
             if claims.node not in self._told_silent:
                 self._told_silent.add(claims.node)
@@ -258,11 +258,11 @@ class LiveOutput:
                         self._take_part(rows[row][0], rows[row][1], asked[rows[row][0]], found[row])
                 if not asked:
                     break
-        except RmgrError:  # what is missing comes with a later look, or with the end
+        except RmgrError:  # a later look, or the end of the task, brings the rest
             self._store_away_s = machine.monotonic() + _STORE_AWAY_S
 
     def _unheard(self, silent: Sequence[NodeClaims]) -> dict[int, _Stream]:
-        """Tasks, by position, whose output nobody streams and that may run on these nodes; the first ones of many."""
+        """Returns tasks by position that may run on these nodes and are not streamed; at most `MAX_STREAMS`."""
         found: dict[int, _Stream] = {}
         for claims in silent:
             for block in claims.blocks:
@@ -279,7 +279,7 @@ class LiveOutput:
         return found
 
     def _take_part(self, position: int, number: int, stream: _Stream, data: bytes) -> None:
-        """One more part of a stream was in the store."""
+        """Passes on one more part of a stream, read from the store."""
         known = self._streams.get(position)
         if known is not stream:
             if known is None and not self._admits(position, stream.attempt):
@@ -335,11 +335,11 @@ class LiveOutput:
                 if piece.ended:
                     break
         except NotFound:
-            pass  # the attempt is over: what is missing comes from the store
-        except RmgrError:  # the node is gone, or the gateway is, or full: while the task runs there it is asked for again
+            pass  # the attempt has ended: the store has the rest
+        except RmgrError:  # node or gateway is gone or full: asked again while the task runs
             stream.is_cut = True
         except ValueError:
-            pass  # the channel was closed under it
+            pass  # the channel was closed meanwhile
         finally:
             stream.is_over = True
 
@@ -350,26 +350,26 @@ class LiveOutput:
 
 
 def nodes_of(reach: NodeReach, number: int) -> list[tuple[str, str]]:
-    """(node, endpoint) of the nodes that have claimed something of a submission. Raises Unavailable."""
+    """Returns (node, endpoint) of the nodes that have claimed work of a submission. Raises Unavailable."""
     return [(claims.node, claims.endpoint) for claims in claims_of(reach, number)]
 
 
 def claims_of(reach: NodeReach, number: int) -> list[NodeClaims]:
-    """What nodes have claimed of a submission. Raises Unavailable."""
+    """Returns what nodes have claimed of a submission. Raises Unavailable."""
     from rmgr.submitter.questions import ReadClaims
 
     return [*reach.ask(ReadClaims(number=number), 5.0)]
 
 
-# -- what attempts have left that have ended -----------------------------------------------------------------------------------
+# -- output of ended attempts --------------------------------------------------------------------------------------------------
 
 
 def read_ended(
     store: Store | None, number: int, position: int, attempt: int, stream: str, *, parts: int, rest: bytes
 ) -> Iterator[bytes]:
-    """One stream of an attempt from its beginning. A part that is gone (retention), or is none, is left out.
+    """Yields one stream of an attempt from its beginning. Leaves out parts that are gone (retention) or invalid.
 
-    Raises: StoreUnavailable, DataLost. Cost: a read for each 16 parts, and a listing where none of these is there.
+    Raises: StoreUnavailable, DataLost. Cost: one read per 16 parts, plus a listing if none of the 16 is there.
     """
     prefix, at = keys.logs_of(number, position, attempt, stream), 0
     while store is not None and at < parts:
@@ -377,20 +377,20 @@ def read_ended(
         rows = rows_within(store, names, MOST_LOG_PART_BYTES)
         yield from (rows[name] for name in names if name in rows)
         at += _PARTS_A_READ
-        if not rows:  # who says that there are billions of parts sends nobody through all of them
+        if not rows:  # skips gaps: a false claim of billions of parts must cost little
             at = _next_part(store, prefix, names[-1], none=parts)
     if rest:
         yield rest
 
 
 def read_part(store: Store, number: int, position: int, attempt: int, stream: str, part: int) -> bytes:
-    """One part of a stream, b"" where it is gone, or is none. Raises: StoreUnavailable. Cost: one read."""
+    """Returns one part of a stream, b"" if it is gone or invalid. Raises: StoreUnavailable. Cost: one read."""
     row = keys.log(number, position, attempt, stream, part)
     return rows_within(store, [row], MOST_LOG_PART_BYTES).get(row, b"")
 
 
 def _next_part(store: Store, prefix: str, after: str, *, none: int) -> int:
-    """The number of the first part behind this key; `none`: there is no other."""
+    """Returns the number of the first part after this key, `none` if there is none."""
     length = len(after)
     while names := store.keys(prefix, after=after, limit=_PARTS_A_READ):
         for name in names:
@@ -402,7 +402,7 @@ def _next_part(store: Store, prefix: str, after: str, *, none: int) -> int:
 
 
 def read_flushed(store: Store, number: int, position: int, attempt: int, stream: str) -> Iterator[bytes]:
-    """What was flushed of an attempt whose end nobody told: it runs still, or died with its node."""
+    """Yields the flushed output of an attempt whose end is not known: it still runs, or died with its node."""
     prefix, after = keys.logs_of(number, position, attempt, stream), ""
     while names := store.keys(prefix, after=after, limit=_PARTS_A_READ):
         rows = rows_within(store, names, MOST_LOG_PART_BYTES)
@@ -411,10 +411,10 @@ def read_flushed(store: Store, number: int, position: int, attempt: int, stream:
 
 
 def unseen(pieces: Iterable[bytes], shown: int, *, on_drop: Callable[[int, int], None] = lambda _count, _cap: None) -> Iterator[bytes]:
-    """What of a stored stream is news to someone who was shown its first `shown` bytes while it grew.
+    """Yields the part of a stored stream after its first `shown` bytes, which the reader saw while it grew.
 
-    Where the middle of an output over the cap was dropped, a line says so in what is stored: `on_drop` is told how many
-    bytes are missing, and the cap; the line itself is shown to who has not got past it.
+    If the middle of an output over the cap was dropped, a line in the stored output says so: `on_drop` gets the number of missing
+    bytes and the cap. The line itself is yielded if the reader has not got past it.
     """
     for placed in gap.place(pieces):
         if placed.dropped:
@@ -423,8 +423,8 @@ def unseen(pieces: Iterable[bytes], shown: int, *, on_drop: Callable[[int, int],
 
 
 def tail_of(pieces: Sequence[bytes], lines: int) -> list[str]:
-    """The last lines of some output, for a message."""
-    rows = b"".join(pieces)[-64 * 1024 :].splitlines()  # of bytes: at \n and \r alone, so that of a progress bar the last state is shown
+    """Returns the last lines of some output, for a message."""
+    rows = b"".join(pieces)[-64 * 1024 :].splitlines()  # splits bytes at \n and \r, so a progress bar shows its last state
     return [row.decode("utf-8", "replace") for row in rows[-lines:]]
 
 
@@ -432,7 +432,7 @@ def tail_of(pieces: Sequence[bytes], lines: int) -> list[str]:
 
 
 class Line(str):
-    """A line that a task has written, without its end; bytes that are no UTF-8 are U+FFFD.
+    """A line that a task has written, without its line end; invalid UTF-8 becomes U+FFFD.
 
     Attributes: task_id ("42_7"), attempt, stream ("stdout" or "stderr").
     """
@@ -444,20 +444,20 @@ class Line(str):
 
     @classmethod
     def of(cls, data: bytes, piece: OutputPiece) -> Line:
-        """A line of the task that wrote `piece`."""
+        """Returns a line of the task that wrote `piece`."""
         made = cls(data.decode("utf-8", "replace"))
         made.task_id, made.attempt, made.stream = f"{piece.submission}_{piece.position}", piece.attempt, piece.stream
         return made
 
 
 class LineCutter:
-    """Makes lines of pieces; what does not end yet is kept, for each task and stream."""
+    """Makes lines of pieces; keeps an unfinished line for each task and stream."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, str], tuple[OutputPiece, bytes]] = {}
 
     def take(self, piece: OutputPiece) -> Iterator[Line]:
-        """The lines that `piece` completes. Of an attempt that was followed by another, the last one ends there."""
+        """Yields the lines that `piece` completes. A new attempt ends the unfinished line of the attempt before."""
         before, rest = self._kept.pop((piece.position, piece.stream), (piece, b""))
         if before.attempt != piece.attempt and rest:
             yield Line.of(rest, before)
@@ -469,7 +469,7 @@ class LineCutter:
             self._kept[piece.position, piece.stream] = piece, rest
 
     def rest(self, index: int | None = None) -> Iterator[Line]:
-        """What did not end with a line's end, of one task or of all."""
+        """Yields unfinished lines, of one task or of all."""
         for key in [key for key in self._kept if index is None or key[0] == index]:
             piece, rest = self._kept.pop(key)
             yield Line.of(rest, piece)

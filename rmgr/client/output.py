@@ -1,5 +1,5 @@
-"""Output of tasks in a program: lines for who asks (`future.logs(follow=True)`, `queue.follow()`), or on its own streams, as a process pool
-has them (`Executor`). While tasks run it comes from their nodes, the rest from the store.
+"""Output of tasks in a program: lines for the caller (`future.logs(follow=True)`, `queue.follow()`), or on the program's own streams, as
+a process pool has them (`Executor`). Output of running tasks comes from their nodes, the rest from the store.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-#: How often is looked for lines, of tasks that are followed and of an Executor's calls.
+#: Pause between two looks for lines, of followed tasks and of an Executor's calls (s).
 _TICK_S, _ECHO_TICK_S = 0.05, 0.1
-#: Most parts of one stream that are fetched (256 KiB each); `rmgr logs` has all of it.
+#: Most parts of one stream that are fetched (256 KiB each); `rmgr logs` shows all.
 _MAX_PARTS = 16
-#: A call that runs this long is a long one.
+#: Running time from which a call is a long one (s).
 _LONG_S = 1.0
-#: While calls end it is looked this seldom whether others last.
+#: Longest pause between two looks for long calls while other calls end (s).
 _SELDOM_S = 5.0
-#: Looking takes at most one part in so many of the time; but the first look loads gRPC, which on a busy machine takes seconds.
+#: Looking takes at most one part in `_COST` of the time. The pause is at most `_LONGEST_S` (s): the first look loads gRPC, which can
+#: take seconds on a busy machine.
 _COST, _LONGEST_S = 50, 5.0
-#: While no call is left it is looked this seldom whether it is over.
+#: Pause between two looks for the end while no call is left (s).
 _IDLE_S = 30.0
 
 
 def lines_of(source: Tasks, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
-    """Yields what tasks of one submission have written. See `Future.logs`."""
+    """Yields lines that tasks of one submission have written. See `Future.logs`."""
     if stream not in {"", *STREAMS}:
         raise UsageError(f"stream = {stream!r} is neither 'stdout' nor 'stderr'", hint='"" is both')
     source.connection.check_waitable()
@@ -57,7 +58,7 @@ def lines_of(source: Tasks, futures: Sequence[Future], *, follow: bool, stream: 
 
 
 def _lines(source: Tasks, futures: list[Future], streams: tuple[str, ...], *, follow: bool, deadline: Deadline) -> Iterator[Line]:
-    while follow and any(future.index < 0 and not future.done() for future in futures):  # it waits for its turn to be sent
+    while follow and any(future.index < 0 and not future.done() for future in futures):  # not sent yet
         _pause(deadline)
     left = {future.index: future for future in futures if future.index >= 0}
     reach, cutter = ConnectionReach(source.connection), LineCutter()
@@ -91,7 +92,7 @@ def _pause(deadline: Deadline) -> None:
 
 
 def _so_far(reach: ConnectionReach, number: int, wanted: dict[int, Future], streams: tuple[str, ...]) -> Iterator[OutputPiece]:
-    """What tasks that run have written by now; of a node that cannot be reached, as far as the store has it."""
+    """Yields what running tasks have written so far; from the store for nodes that cannot be reached."""
     from rmgr.adapters.rpc.services import NodeClient
 
     for claims in claims_of(reach, number):
@@ -121,7 +122,7 @@ def _stored_so_far(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputEnd:
-    """End of a task, as far as its output goes."""
+    """End of a task, as far as its output is concerned."""
 
     id: str
     position: int
@@ -132,7 +133,7 @@ class OutputEnd:
 
     @classmethod
     def of(cls, future: Future) -> OutputEnd | None:
-        """None: it never ran, or it is not known how it ended."""
+        """Returns the end of a task; None if it never ran, or its end is not known."""
         settled = future.settled
         if settled is None or not settled.attempt:
             return None
@@ -141,43 +142,43 @@ class OutputEnd:
 
 
 class ConnectionReach:
-    """`reach.NodeReach`: how a connection gets at nodes and store."""
+    """A `queries.NodeReach` of a connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     @property
     def via(self) -> str:
-        """The gateway through which nodes are asked, "" = none."""
+        """The gateway through which nodes are asked, "" = directly."""
         return str(getattr(self._connection.asks, "endpoint", "")) if self._connection.config.cluster.uses_gateway else ""
 
     def ask(self, question: Question[A], most_s: float = 10.0) -> A:
-        """See `reach.NodeReach`."""
+        """See `NodeReach`."""
         return self._connection.asks.ask(question, timeout_s=most_s)
 
     def credentials(self) -> Credentials | None:
-        """Who we are."""
+        """Returns the connection's credentials."""
         return self._connection.credentials
 
     def data_store(self) -> Store:
-        """The connection's."""
+        """Returns the connection's data store."""
         return self._connection.submitter.store
 
     def left_s(self, most: float | None = None) -> float | None:
-        """Nothing else limits a step."""
+        """Returns `most`: no deadline limits a step."""
         return most
 
     def note(self, text: str) -> None:
-        """That some of an output was not kept stands where it was cut."""
+        """Does nothing: a line where output was cut says that some is missing."""
 
 
 # -- on this process's own streams ---------------------------------------------------------------------------------------------
 
 
 def write(store: Store, number: int, outcome: Outcome, attempt: int) -> None:
-    """Writes the output of one attempt of an Executor's call that has ended, as the workers of a process pool do. Never raises.
+    """Writes the output of one ended attempt of an Executor's call, as the workers of a process pool do. Never raises.
 
-    What a stream's encoding cannot show is replaced character by character.
+    Replaces characters that a stream's encoding cannot show.
     """
     for at, stream in enumerate((sys.stdout, sys.stderr)):
         try:
@@ -198,9 +199,9 @@ def _output(store: Store, number: int, outcome: Outcome, attempt: int, at: int) 
 
 
 class LiveEcho:
-    """Writes lines of an Executor's calls as they come, on a thread of its own; up to 64 calls at once, others when they end.
+    """Writes lines of an Executor's calls as they come, on a thread of its own; of up to 64 calls at once, of others when they end.
 
-    Cost: a look at what the nodes run each second, and a thread and a call to its node for each call that runs.
+    Cost: one look per second at what the nodes run, plus a thread and a call to its node for each running call.
     """
 
     def __init__(self, core: Core) -> None:
@@ -210,22 +211,22 @@ class LiveEcho:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """The executor has its submission. Cost: a thread, once."""
+        """Starts the thread, once the executor has its submission."""
         with self._lock:
             if self._thread is None:
                 self._thread = machine.Thread(target=self._run, name=f"echo-{self._core.number}", daemon=True)
                 self._thread.start()
 
     def heard(self) -> None:
-        """Calls have ended; `takes` is asked about each."""
+        """Is called when calls have ended, before `takes` of each."""
 
     def takes(self, outcome: Outcome, attempt: int) -> bool:
-        """Whether it writes the rest of what this call wrote, which has ended."""
+        """Returns whether it will write the rest of this ended call's output."""
         self._ends.put((outcome, attempt))
         return True
 
     def settle(self, timeout_s: float) -> None:
-        """Waits until everything was written of calls that have ended."""
+        """Waits until the output of all ended calls is written."""
         if self._thread is not None and self._thread.is_alive():
             written = threading.Event()
             self._ends.put(written)
@@ -253,7 +254,7 @@ class LiveEcho:
         live.look()
 
     def _admits(self, _index: int, _attempt: int) -> bool:
-        """Whether the output of this call, which runs, is to be followed."""
+        """Returns whether to follow the output of this running call."""
         return True
 
     def tick_s(self, _live: LiveOutput) -> float:
@@ -262,7 +263,7 @@ class LiveEcho:
     def _end(self, live: LiveOutput, cutter: LineCutter, outcome: Outcome, attempt: int) -> None:
         number, index = self._core.number, outcome.index
         end = OutputEnd(id=f"{number}_{index}", position=index, attempt=attempt, log=outcome.log, log_parts=outcome.log_parts)
-        with contextlib.suppress(RmgrError):  # `rmgr logs` has it once the store is back
+        with contextlib.suppress(RmgrError):  # `rmgr logs` shows it once the store is back
             for piece in live.ended(end):
                 self.show(cutter.take(piece))
         self.show(cutter.rest(index))
@@ -271,16 +272,16 @@ class LiveEcho:
         several = self._core.handle is not None and self._core.handle.next_index > 1
         for line in lines:
             stream = sys.stdout if line.stream == keys.STREAMS[0] else sys.stderr
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or there is no such stream
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # the reader is gone, or there is no such stream
                 stream.write(shown_on(f"{line.task_id}: {line}\n" if several else f"{line}\n", stream))
                 stream.flush()
 
 
 class LongEcho(LiveEcho):
-    """Writes lines of calls that run for a second and more as they come; others are for `write`, once they end.
+    """Writes lines of calls that run for a second or more as they come; `write` handles other calls when they end.
 
-    Cost: a thread, which sleeps while calls end one after the other. It looks at what the nodes run when none has ended for a second,
-    else every 5 s, and takes 2 % of the time at most where looks are quick. gRPC is loaded by the first look.
+    Cost: a thread, which sleeps while calls end one after another. It looks at what the nodes run if no call has ended for a second,
+    else every 5 s, and takes at most 2 % of the time if looks are quick. The first look loads gRPC.
     """
 
     def __init__(self, core: Core) -> None:
@@ -288,14 +289,14 @@ class LongEcho(LiveEcho):
         self._before: dict[tuple[int, int], float] = {}
         self._heard_s = self._looked_s = self._due_s = -math.inf
         self._is_parked = self._looks_again = self._has_young = False
-        self._seen: dict[tuple[int, int], float] = {}  #: (index, attempt) of calls that run -> since when that is known
-        self._mine = threading.Lock()  #: guards these:
+        self._seen: dict[tuple[int, int], float] = {}  #: (index, attempt) of running calls -> first seen at
+        self._mine = threading.Lock()  #: guards the following:
         self._followed: set[int] = set()
-        self._ended: set[int] | None = None  #: those that end while it looks: their nodes may have said before that they run
+        self._ended: set[int] | None = None  #: calls that end during a look: their nodes may have reported them before as running
         self._has_taken = False
 
     def begin(self) -> None:
-        """See `LiveEcho`; again whenever calls were added."""
+        """See `LiveEcho`; called again whenever calls were added."""
         if self._thread is None:
             self._heard_s = self._looked_s = machine.monotonic()
             super().begin()
@@ -356,7 +357,7 @@ class LongEcho(LiveEcho):
             if index not in self._followed:
                 if self._ended is None or index in self._ended:
                     return False
-                if now - since < _LONG_S / 4:  # by the next look it is a long one, or over
+                if now - since < _LONG_S / 4:  # by the next look it is a long one, or has ended
                     self._has_young = True
                     return False
                 self._followed.add(index)

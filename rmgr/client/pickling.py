@@ -1,9 +1,9 @@
-"""What of a program travels: arguments and values as pickles, functions and local modules, which the store keeps by their content.
+"""What travels from a program: arguments and values as pickles, functions and local modules stored by their content.
 
-Pickles are made with the plain pickler where that does, of functions and of what the program defines with its own.
+The plain pickler makes the pickles where it can; `runner/program.py` makes those of functions and of objects that the program defines.
 
-An object of `__main__` pickles by name, and a worker has of that `__main__` what pickles brought it: whatever mentions it goes
-through `runner/program.py`.
+An object of `__main__` pickles by name, but a worker has only the part of that `__main__` that pickles brought to it, so every pickle
+that mentions `__main__` goes through `runner/program.py`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROTOCOL = 5
-#: Arguments of these types mention no module; larger ones are not searched for it (0.3 ms a MiB).
+#: Arguments of these types mention no module, so large ones are not searched for one (0.3 ms per MiB).
 _PLAIN = frozenset({bytes, str, int, float, bool, type(None), bytearray})
 _WORTH_A_LOOK = 64 * 1024
-#: What unpickling raises, which runs code of users; Ctrl-C is another's word.
+#: Errors of unpickling, which runs code of users. Ctrl-C is not one: it belongs to the user.
 RAISED = (Exception, SystemExit, GeneratorExit)
 _PLAIN_DATA = "pass plain data, or a key in the data store; open files, locks and connections cannot travel"
 _NO_ARGUMENTS = pickle.dumps(((), {}), PROTOCOL)
-#: Plain functions whose pickle is remembered, and hashes known to be in the store.
+#: Plain functions whose pickles are remembered, and hashes remembered as stored.
 _MAX_FUNCTIONS = 256
 _MAX_KNOWN = 10_000
 _MISSING = object()
@@ -54,14 +54,14 @@ _SKIPPED = frozenset({"__pycache__", ".git", ".mypy_cache", ".pytest_cache", ".r
 
 
 class FutureHasNoValue(TypeError):
-    """A Future stands where a value should."""
+    """Raised for a Future in place of a value."""
 
 
 def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> Payload:
-    """Payload of a call. `function`: its name, for errors. Raises PickleFailed naming the argument; ValueTooLarge; TypeError: a Future.
+    """Returns the payload of a call. `function`: its name for errors.
 
-    A call never waits for another one: it is durable once it is submitted, and an argument whose value only this process will know
-    would end that.
+    A Future as argument is refused: a submitted call is durable and waits for no other, but a value that only this process will know
+    is neither. Raises PickleFailed naming the argument; ValueTooLarge; TypeError for a Future.
     """
     data: Payload
     try:
@@ -71,7 +71,7 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> P
             data = pickle.dumps((args, kwargs), PROTOCOL)
             if (len(data) < _WORTH_A_LOOK or kwargs or not _PLAIN.issuperset(map(type, args))) and program.mentions(data):
                 data = program.dumps((args, kwargs))
-    except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything; cloudpickle tells
+    except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything; cloudpickle says what
         data = _dump_call_slowly(args, kwargs, function)
     if len(data) > MAX_VALUE_BYTES:
         raise ValueTooLarge(
@@ -100,7 +100,7 @@ def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: s
 
 
 def dump_function(function: Callable[..., Any]) -> tuple[bytes, program.Snapshot]:
-    """A function by value where no import can find it, else by name; and what the pickle depends on. Raises PickleFailed naming it."""
+    """Pickles a function, by value if no import can find it, else by name; returns also what the pickle depends on. Raises PickleFailed."""
     file = io.BytesIO()
     try:
         front, snapshot = program.dump(function, file)
@@ -115,7 +115,7 @@ def dump_function(function: Callable[..., Any]) -> tuple[bytes, program.Snapshot
 
 
 def dump_value(value: Any, what: str) -> Payload:
-    """Any object. Raises PickleFailed naming `what`; ValueTooLarge."""
+    """Pickles any object. Raises PickleFailed naming `what`; ValueTooLarge."""
     data: Payload
     try:
         data = scattered(value, PROTOCOL) if is_large((value,)) else program.plain_or_own(value)
@@ -131,7 +131,7 @@ def dump_value(value: Any, what: str) -> Payload:
 
 
 def load(data: bytes, encoding: Encoding, what: str) -> object:
-    """Bytes of the store -> object. Raises PickleFailed naming `what`."""
+    """Returns the object that bytes of the store encode. Raises PickleFailed naming `what`."""
     if encoding is not Encoding.PICKLE:
         return data
     try:
@@ -141,13 +141,13 @@ def load(data: bytes, encoding: Encoding, what: str) -> object:
 
 
 def unreadable(what: str, error: BaseException) -> PickleFailed:
-    """The error for a value that cannot be unpickled."""
+    """Returns the error for a value that cannot be unpickled."""
     why = f"{what} cannot be unpickled here: {type(error).__name__}: {error}"
     return PickleFailed(why, hint="is the module that defines it importable here?")
 
 
 def name_of(function: object) -> str:
-    """How errors and job lists call a function."""
+    """Returns the function's name as errors and job lists show it."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -156,7 +156,7 @@ def name_of(function: object) -> str:
 
 
 def stays_here(what: str, instead: str) -> NoReturn:
-    """For `__reduce__` of what belongs to one process. instead: what to do where it is needed."""
+    """Raises PickleFailed, for `__reduce__` of an object that belongs to one process. instead: what the user should do."""
     raise PickleFailed(f"{what} stays in its process", hint=instead)
 
 
@@ -180,23 +180,23 @@ def _hint(error: Exception, otherwise: str) -> str:
 
 
 class Functions:
-    """Functions that this process has uploaded: pickled, named by their content, each once. Thread-safe.
+    """Functions that this process has uploaded, each once, named by the hash of their pickle. Thread-safe.
 
-    A plain function is pickled again only when something it refers to was bound anew (a global of it or of a function that it calls,
-    a closure's variable, a default): what it holds may be large. Anything else that can be called (bound methods, partials, objects)
-    carries state that may change in place, and is pickled at each use; equal bytes are uploaded once all the same.
+    A plain function is pickled again only if something it refers to was rebound (a global of it or of a function that it calls, a
+    closure's variable, a default), because what it holds may be large. Other callables (bound methods, partials, objects)
+    carry state that may change in place and are pickled at each use; equal bytes are still uploaded only once.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._pickled: OrderedDict[int, tuple[weakref.ref[Any], tuple[Any, ...], Snapshot, str]] = OrderedDict()
-        self._stored: OrderedDict[str, float] = OrderedDict()  #: id -> when it was made sure of
+        self._stored: OrderedDict[str, float] = OrderedDict()  #: id -> time of the last check that it is stored
 
     def register(self, function: Callable[..., Any], *, timeout_s: float = 30.0) -> str:
         """Uploads `function` if the store lacks it; returns its id (sha256 of its pickle).
 
-        Raises: PickleFailed, StoreUnavailable. Cost: a dictionary look-up for a plain function that has not changed.
+        Raises: PickleFailed, StoreUnavailable. Cost: a dictionary look-up for an unchanged plain function.
         """
         if not callable(function):
             raise UsageError(f"{function!r} is not a function", hint="give a function, or the id that connect().register(f) returned")
@@ -218,7 +218,7 @@ class Functions:
         return digest
 
     def check(self, digest: str, *, timeout_s: float = 30.0) -> str:
-        """`digest` if a function of that id is in the store. Raises NotFound, UsageError."""
+        """Returns `digest` if the store has a function of that id. Raises NotFound, UsageError."""
         with self._lock:
             if self._is_stored(digest):
                 return digest
@@ -228,7 +228,7 @@ class Functions:
         return digest
 
     def initializer(self, data: bytes, *, timeout_s: float = 30.0) -> str:
-        """Uploads an initializer with its arguments, pickled; returns its id. Raises: ValueTooLarge, StoreUnavailable."""
+        """Uploads a pickled initializer with its arguments; returns its id. Raises: ValueTooLarge, StoreUnavailable."""
         if len(data) > MAX_INITIALIZER_BYTES:
             raise ValueTooLarge(
                 f"the initializer has {len(data)} bytes with its arguments; the limit is {MAX_INITIALIZER_BYTES}",
@@ -254,7 +254,7 @@ class Functions:
         return self._put(data, timeout_s)
 
     def _is_stored(self, digest: str) -> bool:
-        """It was, not long ago. Under the lock."""
+        """Returns whether the function was stored when last checked, not long ago. Under the lock."""
         known_s = self._stored.get(digest)
         return known_s is not None and machine.monotonic() - known_s < TRUSTED_S
 
@@ -266,12 +266,12 @@ class Functions:
 
 
 def _is_of_module(function: object) -> bool:
-    """A function of a module in C: it has no state of its own."""
+    """Returns whether it is a function of a C module, which has no state of its own."""
     return type(function) is types.BuiltinFunctionType and isinstance(function.__self__, types.ModuleType)
 
 
 def _refers(function: Callable[..., Any]) -> tuple[Any, ...]:
-    """What of the function itself changes its pickle; the function is left out (no cycle)."""
+    """Returns the function's own parts that change its pickle, without the function itself (no cycle)."""
     if not isinstance(function, types.FunctionType):
         return ()
     code = function.__code__
@@ -296,7 +296,7 @@ def _same(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
 def ship(store: Store, modules: Iterable[ModuleType | str], *, timeout_s: float = 30.0) -> tuple[str, ...]:
     """Uploads modules and packages (objects or names) that workers lack; returns their ids for `PythonEnvironment.modules`.
 
-    Raises: UsageError for what cannot be shipped; ValueTooLarge; StoreUnavailable.
+    Raises: UsageError for a module that cannot be shipped; ValueTooLarge; StoreUnavailable.
     """
     digests = []
     for module in modules:
@@ -308,7 +308,7 @@ def ship(store: Store, modules: Iterable[ModuleType | str], *, timeout_s: float 
 
 
 def pack(module: ModuleType | str) -> bytes:
-    """One module or package as a zip file that can stand on sys.path: of the same files the same one (sorted, without timestamps)."""
+    """Packs a module or package as a zip file for sys.path; the same files give the same bytes (sorted, without timestamps)."""
     import zipfile
 
     if isinstance(module, str):
@@ -349,7 +349,7 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 
 def _files(module: ModuleType) -> Iterator[tuple[Path, str]]:
-    """(file, its name below the module's parent)."""
+    """Yields (file, its name below the module's parent)."""
     from pathlib import Path
 
     short = module.__name__.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""What passes between a submission and who makes or follows one: tasks as bytes in, outcomes as bytes out.
+"""The interface between a submission and its maker or follower: tasks go in, and outcomes come out, as bytes.
 
 Listeners are called on the Submitter's thread and must neither block nor run code of the user.
 """
@@ -34,13 +34,13 @@ class Listener(Protocol):
     """Hears how the tasks of a submission end."""
 
     def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
-        """These tasks are final now; each is delivered once. `fragment` says where they ran and in which attempt."""
+        """Takes tasks that are final now, each once. `fragment` tells where they ran and in which attempt."""
 
     def on_progress(self) -> None:
-        """Counts, tail or record have changed. Called after `on_outcomes`, and rarely without it."""
+        """Is called when counts, tail or record have changed: after `on_outcomes`, and rarely without it."""
 
     def on_dead(self, error: RmgrError) -> None:
-        """Nothing more will come: the submission is gone, was taken over, or the Submitter was closed."""
+        """Is called when nothing more will come: the submission is gone or was taken over, or the Submitter was closed."""
 def _nobody(_handle: SubmissionHandle) -> None: ...
 
 
@@ -48,7 +48,7 @@ def _nobody(_handle: SubmissionHandle) -> None: ...
 class FirstTasks:
     """Tasks that are known when their submission is made.
 
-    complete: no more will follow. made: called with the handle before the listener hears of its tasks.
+    complete: no more tasks follow. made: called with the handle before the listener hears of its tasks.
     """
 
     spec: TaskSpec

@@ -1,6 +1,6 @@
-"""Progress of a wait: a bar that is redrawn on a terminal or in a notebook, a plain line now and then elsewhere; rate and time left.
+"""Progress of a wait: a bar on a terminal or in a notebook, else a plain line now and then; with rate and time left.
 
-It gets counts, and draws at most ten times a second. When the cluster stops answering it says so, once.
+It is given counts and draws at most ten times a second. When the cluster stops answering, it says so once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rmgr.runtime import machine
 #: Seconds between two drawings of the bar, and between two plain lines.
 _REDRAW_S = 0.1
 _LINE_S = 5.0
-#: The rate is that of the last so many seconds.
+#: Length of the window for the rate (s).
 _RATE_WINDOW_S = 15.0
-#: No answer for so long is worth a word.
+#: Silence of the cluster that is reported (s).
 _SILENCE_S = 2.0
-#: Characters of one text that a notebook shows.
+#: Most characters of a text in a notebook.
 _MOST_TEXT = 120
 _BAR = '<progress style="width:20em" value="{done}" max="{total}"></progress>'
 
@@ -40,14 +40,14 @@ class Counts:
 
 
 class Rate:
-    """Tasks a second over the last seconds."""
+    """Tasks per second over the last seconds."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or machine.monotonic
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, final: int) -> None:
-        """So many are final now."""
+        """Takes the number of tasks that are final now."""
         now = self._clock()
         if self._samples and now - self._samples[-1][0] < _REDRAW_S / 2:
             return
@@ -56,38 +56,38 @@ class Rate:
             self._samples.popleft()
 
     def per_second(self) -> float:
-        """0.0 while nothing is known."""
+        """Returns the rate, 0.0 while unknown."""
         if len(self._samples) < 2:
             return 0.0
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
 
     def left_s(self, counts: Counts) -> float | None:
-        """Seconds until all are final at this rate, None while that is not known."""
+        """Returns the seconds until all tasks are final at this rate, None while unknown."""
         rate = self.per_second()
         return (counts.total - counts.final) / rate if rate > 0 else None
 
 
 def is_ascii(stream: TextIO) -> bool:
-    """Only ASCII can be shown there: the stream cannot encode more, or the locale is named C or POSIX."""
+    """Returns whether the stream can show only ASCII: by its encoding, or because the locale is named C or POSIX."""
     named = next((value for name in ("LC_ALL", "LC_CTYPE", "LANG") if (value := os.environ.get(name))), "")
     return named in {"C", "POSIX"} or not (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def shown_on(text: str, stream: TextIO) -> str:
-    """`text` as it can be written there: with `?` for each character that the stream can neither encode nor replace by itself."""
+    """Returns `text` as `stream` can write it, with `?` for each character that the stream can neither encode nor replace."""
     try:
         if not text.isascii():
             text.encode(stream.encoding, stream.errors or "strict")
     except UnicodeEncodeError:
         return text.encode(stream.encoding, "replace").decode(stream.encoding)
-    except (LookupError, TypeError, AttributeError):  # it has no encoding, or one that only it knows
+    except (LookupError, TypeError, AttributeError):  # it has no encoding, or an unknown one
         pass
     return text
 
 
 def line(title: str, counts: Counts, rate: Rate) -> str:
-    """`name  120/1000 (12%)  3 failed  85/s  0:10 left`."""
+    """Returns a line like `name  120/1000 (12%)  3 failed  85/s  0:10 left`."""
     share = f" ({100 * counts.final // counts.total}%)" if counts.total else ""
     parts = [title, f"{counts.final}/{counts.total}{share}"]
     if counts.failed:
@@ -104,11 +104,11 @@ def line(title: str, counts: Counts, rate: Rate) -> str:
 
 
 class ProgressDisplay:
-    """Shows one wait on stderr. Use as a context manager; `update` as often as there is news.
+    """Shows one wait on stderr. A context manager; call `update` whenever counts change.
 
     Args:
         enabled: False shows nothing but trouble.
-        trouble: what is wrong with the cluster at present, "" = nothing.
+        trouble: returns what is wrong with the cluster at present, "" = nothing.
     """
 
     def __init__(self, title: str, *, enabled: bool = True, stream: TextIO | None = None, trouble: Callable[[], str] = lambda: "") -> None:
@@ -129,7 +129,7 @@ class ProgressDisplay:
     def __enter__(self) -> Self:
         if self._enabled and is_notebook():
             self._notebook = NotebookBar(self._title)
-        elif self._enabled and self._stream.isatty() and os.environ.get("TERM") != "dumb":  # which cannot draw a line again
+        elif self._enabled and self._stream.isatty() and os.environ.get("TERM") != "dumb":  # a dumb terminal cannot redraw a line
             self._bar, self._task = _make_bar(self._title, self._stream)
             self._bar.start()
         self._drawn_s = machine.monotonic()
@@ -145,13 +145,13 @@ class ProgressDisplay:
             self._write(line(self._title, self._counts, self._rate))
 
     def update(self, counts: Counts) -> None:
-        """The present counts."""
+        """Takes the present counts."""
         self._counts = counts
         self._rate.add(counts.final)
         self.tick()
 
     def tick(self) -> None:
-        """Called at least every second while nothing happens."""
+        """Redraws if it is time. Called at least every second."""
         now = machine.monotonic()
         self._look_for_trouble(now)
         if not self._enabled:
@@ -165,7 +165,7 @@ class ProgressDisplay:
             self._write(self._said)
 
     def say(self, text: str) -> None:
-        """One line between the progress."""
+        """Writes one line between the progress."""
         self._write(text)
 
     def _look_for_trouble(self, now: float) -> None:
@@ -200,7 +200,7 @@ class ProgressDisplay:
                 self._stream.write(shown_on(f"{text}\n", self._stream))
                 self._stream.flush()
         except (OSError, ValueError):
-            return  # nobody reads it any more
+            return  # the reader is gone
 
 
 def _make_bar(title: str, stream: TextIO) -> tuple[Any, Any]:
@@ -213,7 +213,7 @@ def _make_bar(title: str, stream: TextIO) -> tuple[Any, Any]:
     class Screen(Console):
         @property
         def encoding(self) -> str:
-            """What rich chooses the pieces of its bar by."""
+            """The encoding by which rich chooses the characters of its bar."""
             return "ascii" if is_plain else super().encoding
 
     def whole() -> Column:
@@ -221,7 +221,7 @@ def _make_bar(title: str, stream: TextIO) -> tuple[Any, Any]:
 
     bar = Progress(
         TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="crop" if is_plain else "ellipsis", max_width=24)),
-        BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),  # what the numbers leave, of any width
+        BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),  # takes the width that the numbers leave
         MofNCompleteColumn(table_column=whole()),
         TextColumn("[red]{task.fields[failed]}", table_column=whole()),
         TextColumn("{task.fields[rate]}", table_column=whole()),
@@ -235,22 +235,22 @@ def _make_bar(title: str, stream: TextIO) -> tuple[Any, Any]:
     return bar, bar.add_task(title, total=None, failed="", rate="", left="")
 
 
-# -- in a notebook: a few lines of HTML, made from counts; nothing is asked of the cluster -------------------------------------
+# -- in a notebook: a few lines of HTML, made from counts without asking the cluster -------------------------------------------
 
 
-# Names come from users and nodes, so every text is escaped and cut. No package is needed: a bar is drawn where IPython already runs.
+# Names come from users and nodes, so every text is escaped and cut. No package is needed: bars are drawn where IPython already runs.
 
 
 def escaped(text: object) -> str:
-    """`text` as it may stand in HTML: escaped, without control characters, cut."""
-    import html  # notebooks alone need it
+    """Returns `text` escaped for HTML, without control characters, cut."""
+    import html  # only notebooks need it
 
     plain = "".join(char if char.isprintable() else "\ufffd" for char in str(text))
     return html.escape(plain if len(plain) <= _MOST_TEXT else f"{plain[:_MOST_TEXT]}\u2026")
 
 
 def bar(counts: Counts, *more: str) -> str:
-    """A bar with its numbers. more: texts behind them."""
+    """Returns a bar with its numbers. more: texts after them."""
     told = [f"{counts.final:,} of {counts.total:,}"]
     told += [f"{counts.failed:,} failed"] if counts.failed else []
     told += [f"{counts.cancelled:,} cancelled"] if counts.cancelled else []
@@ -259,14 +259,14 @@ def bar(counts: Counts, *more: str) -> str:
 
 
 def card(kind: str, name: str, where: str, counts: Counts | None, *more: str) -> str:
-    """One executor or queue. name: "" while it has no submission. counts: None: it was not used yet."""
+    """Returns HTML for one executor or queue. name: "" before it has a submission. counts: None before its first use."""
     head = f"<b>{escaped(kind)}</b> {escaped(name)}".rstrip() + f" at {escaped(where)}"
     state = [escaped(text) for text in more if text]
     return f"<div>{', '.join([head, *state])}<br>{bar(counts) if counts is not None else 'unused'}</div>"
 
 
 def is_notebook() -> bool:
-    """This process is the kernel of a notebook, which shows HTML; a terminal of IPython does not."""
+    """Returns whether this process is the kernel of a notebook, which shows HTML; an IPython terminal does not."""
     shell = getattr(builtins, "get_ipython", None)
     return shell is not None and type(shell()).__name__ == "ZMQInteractiveShell"
 
@@ -285,7 +285,7 @@ class NotebookBar:
 
     def draw(self, counts: Counts, more: Iterable[str]) -> None:
         """Shows the present counts. Cost: one message to the notebook."""
-        from IPython.display import display  # type: ignore[import-not-found, unused-ignore]  # it is there: this is its process
+        from IPython.display import display  # type: ignore[import-not-found, unused-ignore]  # always installed in a kernel
 
         self._html = f"<div>{escaped(self._title)} {bar(counts, *more)}</div>"
         if self._shown is None:

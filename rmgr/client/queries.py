@@ -1,6 +1,6 @@
-"""Asks the leader, which answers from memory; where none answers, the same is made of znodes, with a note to the user.
+"""Asks the leader, which answers from memory; without a leader, derives the same from znodes and notes that to the user.
 
-What has left both is read from the history, in the data store. Nothing is printed here.
+Submissions that both have forgotten are read from the history in the data store. Nothing is printed here.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How long the leader may think (it answers from memory), a Starter that is asked for its load, and the node whose clock counts.
+#: Time limits of the leader (it answers from memory), of a Starter asked for its load, and of the node with a gang's clock (s).
 _LEADER_S, _STATS_S, _CLOCK_S = 5.0, 1.0, 1.0
-#: Keys of the history that are listed at once.
+#: Keys of the history in one listing.
 _PAGE = 500
 
 
 class Query:
     """Questions of one caller.
 
-    Every call raises Unavailable when ZooKeeper does not answer within the caller's deadline.
+    Every call raises Unavailable if ZooKeeper does not answer within the caller's deadline.
 
-    The leader is asked at a glance where that is enough, else by a session of ZooKeeper. is_local: nobody leads, or the leader does not
+    It asks the leader without gRPC's library where it can, else through gRPC. is_local: no WatchDog leads, or the leader does not
     answer; nothing more is sent to it.
     """
 
@@ -53,7 +53,7 @@ class Query:
         self.is_local = False
 
     def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
-        """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
+        """Returns submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
 
         def local() -> list[JobView]:
             from rmgr.submitter.questions import DeriveJobs
@@ -66,7 +66,7 @@ class Query:
         return self._ask(ask, local, ask)
 
     def job(self, number: int) -> JobView:
-        """One submission; from the history when it is no longer in memory. Raises NotFound."""
+        """Returns one submission, from the history if it is no longer in memory. Raises NotFound."""
         found = self.jobs((number,), ended=True)
         if found:
             return found[0]
@@ -77,17 +77,17 @@ class Query:
         return past
 
     def check_queue(self, name: str) -> None:
-        """A filter by a queue or class that is not there is a mistake, not an empty answer. Raises NotFound naming the known ones."""
+        """Raises NotFound, naming the known queues and classes, for a filter by an unknown one: an empty answer would mislead."""
         known = list(dict.fromkeys(queue.id for queue in self.queues())) if name else []
         if name and name not in known:
             raise NotFound(f"there is no queue {name!r}", hint=f"queues: {', '.join(known)}")
 
     def nodes(self) -> list[NodeView]:
-        """All nodes, by name, with what their Starters tell of themselves where they answer within a second."""
+        """Returns all nodes by name, with their Starters' own figures if these answer within a second."""
         return with_stats(self.known_nodes(), self._reach.via, self._reach.shown_credentials())
 
     def known_nodes(self) -> list[NodeView]:
-        """All nodes, by name, as the leader knows them."""
+        """Returns all nodes by name, as the leader knows them."""
 
         def local() -> list[NodeView]:
             from rmgr.submitter.questions import DeriveNodes
@@ -97,7 +97,7 @@ class Query:
         return self._ask(lambda leader: leader.nodes(), local, lambda leader: leader.nodes())
 
     def queues(self) -> list[QueueView]:
-        """All queues, by name, and queue classes."""
+        """Returns all queues by name, and queue classes."""
 
         def local() -> list[QueueView]:
             from rmgr.submitter.questions import DeriveQueues
@@ -107,15 +107,15 @@ class Query:
         return self._ask(lambda leader: leader.queues(), local, lambda leader: leader.queues())
 
     def gangs(self) -> list[GangView]:
-        """Who shares nodes in time, as the records say it, by partition."""
+        """Returns the gangs of jobs that share nodes in time, as recorded, by partition."""
         return read_gangs(self._reach)
 
     def status(self) -> StatusView:
-        """Health and counts."""
+        """Returns health and counts."""
         return self._ask(lambda leader: leader.status(), self._own_status, lambda leader: leader.status())
 
     def explain(self, number: int, position: int | None) -> ExplainView:
-        """Why it is in its state. Raises NotFound."""
+        """Explains why a submission, or its task at `position`, is in its state. Raises NotFound."""
 
         def local() -> ExplainView:
             from rmgr.submitter.questions import DeriveExplain
@@ -129,7 +129,7 @@ class Query:
         return self._ask(ask, local, ask)
 
     def what_if(self, record: Submission) -> WhatIfView | None:
-        """Where and when it would run; None, with a note, when the leader cannot say. Raises: Infeasible for what its policy ends."""
+        """Predicts where and when `record` would run; None, with a note, if unknown. Raises: Infeasible if the policy refuses the job."""
         from rmgr.coord.protocol.records import encode_record
 
         try:
@@ -142,7 +142,7 @@ class Query:
             return None
 
     def tasks(self, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
-        """Tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""
+        """Returns tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""
         from rmgr.submitter.questions import ReadTasks
 
         found: list[TaskView] = []
@@ -154,7 +154,7 @@ class Query:
                 return found
 
     def close(self) -> None:
-        """Ends the channels to the leader."""
+        """Closes the channels to the leader."""
         for client in (self._client, self._thin):
             if client is not None:
                 client.close()
@@ -165,7 +165,7 @@ class Query:
     def _ask(
         self, leader: Callable[[LeaderClient], T], local: Callable[[], T], thin: Callable[[ThinLeader], T] | None = None
     ) -> T:
-        """The leader's answer, else our own. thin: the same question without gRPC's library, where the leader can be asked so."""
+        """Returns the leader's answer, else our own. thin: asks the same without gRPC's library, if possible."""
         if thin is not None and (asked := self._find_thin()) is not None:
             from rmgr.adapters.rpc.thin import ThinFailed
 
@@ -185,7 +185,7 @@ class Query:
         return local()
 
     def _find_thin(self) -> ThinLeader | None:
-        """The leader without gRPC's library, found and asked at once; None where the long way must be taken."""
+        """Returns the leader to ask without gRPC's library, None if gRPC is needed."""
         if self._is_thin_tried or self.is_local or self._client is not None:
             return self._thin
         self._is_thin_tried = True
@@ -200,7 +200,7 @@ class Query:
         return self._thin
 
     def _find_client(self) -> LeaderClient | None:
-        """The leader by gRPC; None, with a note, when nobody leads."""
+        """Returns the leader to ask through gRPC; None, with a note, if no WatchDog leads."""
         if self.is_local:
             return None
         if self._client is None and (epoch := self._leader()) is not None:
@@ -211,7 +211,7 @@ class Query:
         return self._client
 
     def _leader(self) -> EpochRecord | None:
-        """Who leads; None, with a note, when nobody does."""
+        """Returns the leader's record; None, with a note, if no WatchDog leads."""
         if self.is_local:
             return None
         from rmgr.submitter.questions import WhoLeads
@@ -222,21 +222,21 @@ class Query:
         return epoch
 
     def _give_up(self, why: str) -> None:
-        """From now on answers come from ZooKeeper; the user is notified."""
+        """Answers from ZooKeeper from now on, and notes that to the user."""
         self._reach.note(f"{why}; this answer is read from ZooKeeper")
         self.is_local, self._thin = True, None
 
     def _derived(self, question: Question[T]) -> T:
-        """What is made of znodes."""
+        """Returns an answer derived from znodes."""
         return self._reach.ask(question, 30.0)
 
     def leader_endpoint(self) -> str:
-        """Where the leader answers, "" when none leads."""
+        """Returns the endpoint of the leader, "" if none leads."""
         found = self._leader()
         return found.endpoint if found is not None else ""
 
     def has_leader(self) -> bool:
-        """A WatchDog leads, as far as ZooKeeper knows."""
+        """Returns whether a WatchDog leads, as far as ZooKeeper knows."""
         return not self.is_local and (self._client is not None or self._thin is not None or self._leader() is not None)
 
     def _own_status(self) -> StatusView:
@@ -247,7 +247,7 @@ class Query:
         return self._derived(DeriveStatus(zookeeper=zookeeper, store=self._store_facts()))
 
     def _store_facts(self) -> dict[str, object]:
-        """What we find out of the data store ourselves, as `status` shows it."""
+        """Returns what this process finds out about the data store, in the form that `status` shows."""
         from rmgr.adapters.stores import shown
 
         store: dict[str, object] = {"ok": False, **shown(self._reach.store_url)}
@@ -264,7 +264,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangView:
-    """A gang as its record has it. generation: version of the record. slot: the present one, None = no clock could be read."""
+    """A gang as recorded. generation: version of the record. slot: the present slot, None = no clock could be read."""
 
     partition: str
     generation: int
@@ -273,7 +273,7 @@ class GangView:
 
 
 def read_gangs(reach: Reach) -> list[GangView]:
-    """All gangs of which a job runs, by partition. Raises: CoordinationUnavailable; InvalidRecord for one that cannot be read."""
+    """Returns all gangs with a running job, by partition. Raises: CoordinationUnavailable; InvalidRecord for an unreadable record."""
     from rmgr.submitter.questions import ReadGangs
 
     via, credentials = reach.via, reach.shown_credentials()
@@ -300,7 +300,7 @@ def _present_slot(gang: GangRead, via: str, credentials: Credentials | None) -> 
 
 
 def with_stats(nodes: list[NodeView], via: str, credentials: Credentials | None) -> list[NodeView]:
-    """`nodes` with load, memory and running tasks, where their Starters answer in time; a node whose session lives was seen just now."""
+    """Returns `nodes` with load, memory and running tasks if their Starters answer in time; nodes with a live session count as seen now."""
     from rmgr.adapters.rpc.services import NodeClient, NodeStats
     from rmgr.runtime import machine
 
@@ -344,7 +344,7 @@ def with_stats(nodes: list[NodeView], via: str, credentials: Credentials | None)
 
 
 def store_or_none(reach: Reach) -> Store | None:
-    """The data store; None, with a note, where it cannot be opened: for questions that it only helps to answer."""
+    """Returns the data store, for questions that it only helps to answer; None, with a note, if it cannot be opened."""
     try:
         return reach.data_store()
     except RmgrError as error:
@@ -353,26 +353,26 @@ def store_or_none(reach: Reach) -> Store | None:
 
 
 def read_past(reach: Reach, number: int) -> JobView | None:
-    """The summary of one submission, None when there is none (or no store is configured)."""
+    """Returns the summary of one submission, None if there is none or no data store."""
     return past_of(reach, number) if store_or_none(reach) is not None else None
 
 
 def past_of(reach: Reach, number: int) -> JobView | None:
-    """The summary of one submission, None when there is none. Raises: StoreUnavailable, NotConnected, DataLost. Cost: one read."""
+    """Returns the summary of one submission, None if there is none. Raises: StoreUnavailable, NotConnected, DataLost. Cost: one read."""
     from rmgr.procedures.history import summary_of
 
     return summary_of(reach.data_store(), number, timeout_s=reach.left_s(30.0) or 30.0)
 
 
 def list_past(reach: Reach, *, user: str | None) -> Iterator[JobView]:
-    """Summaries, newest first, 50 of them in memory. Raises StoreUnavailable. Cost: eleven reads for each 500."""
+    """Yields summaries, newest first, with 50 of them in memory. Raises StoreUnavailable. Cost: eleven reads per 500."""
     from rmgr.coord.protocol import keys
     from rmgr.procedures.history import summaries
 
     store = reach.data_store()
     try:
         prefix, after = keys.history_prefix(user), ""
-    except UsageError:  # a name that no key can hold has no rows of its own: they are among everybody's
+    except UsageError:  # no key can hold this name: its rows are under all users
         yield from (job for job in list_past(reach, user=None) if job.user == user)
         return
     while True:
@@ -384,27 +384,27 @@ def list_past(reach: Reach, *, user: str | None) -> Iterator[JobView]:
         after = names[-1]
 
 
-# -- who asks: identity, deadline, and the ways to the cluster, each opened on first use ---------------------------------------
+# -- the caller: identity, deadline, and the ways to the cluster, each opened on first use -------------------------------------
 
 
 class NodeReach(Protocol):
-    """Leads to nodes and to the store: of a command (`Reach`), or of a program (`output.ConnectionReach`)."""
+    """A caller's access to nodes and the store: a command's (`Reach`), or a program's (`output.ConnectionReach`)."""
 
     @property
     def via(self) -> str:
-        """The gateway through which daemons are asked, "" = none."""
+        """The gateway through which daemons are asked, "" = directly."""
         ...
 
     def ask(self, question: Question[T], most_s: float = 10.0) -> T:
-        """The answer, within `most_s` and the caller's deadline. Raises NotConnected, CoordinationUnavailable, what the question says."""
+        """Returns the answer, within `most_s` and the caller's deadline. Raises NotConnected, CoordinationUnavailable; see the question."""
         ...
 
     def credentials(self) -> Credentials | None:
-        """The caller's, proved; None in an open cluster."""
+        """Returns the caller's proved credentials; None in an open cluster."""
         ...
 
     def data_store(self) -> Store:
-        """Opened on first use. Raises StoreUnavailable, NotConnected."""
+        """Returns the data store, opened on first use. Raises StoreUnavailable, NotConnected."""
         ...
 
     def note(self, text: str) -> None:
@@ -413,50 +413,50 @@ class NodeReach(Protocol):
 
 
 class Reach(NodeReach, Protocol):
-    """One caller, and all that it reaches. Commands hand on their session (`cli/session`), which closes what it opened."""
+    """One caller with its access to the cluster. Commands pass their session (`cli/session`), which closes what it opened."""
 
     @property
     def me(self) -> str:
-        """The user's name, as submissions carry it."""
+        """The user's name, as recorded in submissions."""
         ...
 
     def left_s(self, most: float | None = None) -> float | None:
-        """Seconds until the caller's deadline, at most `most`; None: neither limits. Raises DeadlineExceeded when it is over."""
+        """Returns the seconds until the caller's deadline, at most `most`; None: no limit. Raises DeadlineExceeded after the deadline."""
         ...
 
     def detail(self, text: str) -> None:
-        """Shows one line to a user who asked for more."""
+        """Shows one line to a user who asked for details."""
         ...
 
     def asks(self) -> Asks:
-        """Whoever answers what users ask. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
+        """Returns the `Asks` for users' questions. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
         ...
 
     def leader_at_a_glance(self) -> EpochRecord | None:
-        """Who leads, by one short look at ZooKeeper; None where that takes more."""
+        """Returns the leader's record by one short look at ZooKeeper; None if that is not enough."""
         ...
 
     def shown_credentials(self) -> Credentials | None:
-        """As `credentials`, not proved yet: the daemon that is asked will look at them."""
+        """Returns credentials as `credentials` does, but not proved yet: the daemon that is asked checks them."""
         ...
 
     @property
     def store_url(self) -> str:
-        """Where the data store is, as it is configured."""
+        """URL of the data store, as configured."""
         ...
 
     def values(self) -> Values:
-        """Values by name, with their owners in a secured cluster."""
+        """Returns values by name, with their owners in a secured cluster."""
         ...
 
     def signer(self) -> Signer | None:
-        """Signs one SUBMIT; None in an open cluster."""
+        """Returns the signer of a SUBMIT; None in an open cluster."""
         ...
 
     def submit(self, order: Order, *, timeout_s: float) -> Submitted:
-        """One order (`submitter.port.prepared`) that nobody looks after here. Raises: see `submitter.port.WorkPort`."""
+        """Submits one order (`submitter.port.prepared`) that nothing here looks after. Raises: see `submitter.port.WorkPort`."""
         ...
 
     def submitter(self) -> Engine:
-        """A Submitter on the caller's own connections, for what does not fit one SUBMIT. The caller closes it."""
+        """Returns an engine on the caller's own connections, for work that does not fit one SUBMIT. The caller closes it."""
         ...

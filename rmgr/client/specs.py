@@ -1,4 +1,4 @@
-"""From what a user asks for to the record of a submission: names, limits, environment, defaults. No IO but this process's own facts."""
+"""Turns a user's options into the record of a submission: names, limits, environment, defaults. Reads only facts of this process."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size,
 from rmgr.model.tasks.submission import MPI, ONCE, RANKS, OnDisconnect, PythonEnvironment, Rigid, Submission, Work
 from rmgr.runtime import machine
 
-#: Bytes of the directories that travel with a submission: half of what a record may have. Installed ones do not travel.
+#: Most bytes of directory names that travel with a submission: half of a record's limit. Installed directories do not travel.
 _MAX_DIRECTORY_BYTES = 8 * 1024
 _INSTALLED = re.compile(r"(?:site|dist)-packages(?:/|$)")
-#: How a Starter names the files that it keeps of shipped modules.
+#: Names under which a Starter keeps the files of shipped modules.
 _ARCHIVE = re.compile(r"/[0-9a-f]{64}$")
 #: How the processes of a task get its function.
 LAUNCHES = {"once": ONCE, "ranks": RANKS, "mpi": MPI}
 
 T = TypeVar("T")
-#: What may differ from call to call, of an Executor and of a TaskQueue.
+#: Options that may differ from call to call, of an Executor and of a TaskQueue.
 OF_CALLS = (
     "name",
     "queue",
@@ -62,9 +62,9 @@ class Options:
     queue: str = ""
     name: str = ""
     cores: int = 1
-    processes: int = 1  #: of one task, `cores` each; several make it a placed job
-    nodes: int = 0  #: exactly so many for one task, 0 = wherever its processes fit; without `processes` a process a node
-    launch: str = "once"  #: in which of several processes the function is called: a key of `LAUNCHES`
+    processes: int = 1  #: per task, each with `cores`; more than one makes it a placed job
+    nodes: int = 0  #: exact number per task, 0 = any; without `processes`, one process per node
+    launch: str = "once"  #: which processes call the function: a key of `LAUNCHES`
     memory: Size = None
     time: Duration = None
     priority: int = 0
@@ -81,7 +81,7 @@ class Options:
 def draft_of(
     options: Options, *, work: Work, python: PythonEnvironment | None = None, function: str = "", user: str = "", **fields: object
 ) -> Submission:
-    """A record without number and owner. `user`: as the credentials say, "" = this account's. Raises UsageError."""
+    """Returns a record without number and owner. `user`: from the credentials, "" = this account's. Raises UsageError."""
     try:
         policy = OnDisconnect(options.on_disconnect)
     except ValueError:
@@ -135,7 +135,7 @@ def draft_of(
 
 
 def launch_of(function: Callable[..., Any] | str, *, several: bool) -> str:
-    """How the processes of a task get its function when nobody says: as it is written."""
+    """Returns how the processes of a task get its function by default, judged by its parameters."""
     if not several:
         return "once"
     try:
@@ -146,7 +146,7 @@ def launch_of(function: Callable[..., Any] | str, *, several: bool) -> str:
 
 
 def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initializer: str = "", group: str = "") -> PythonEnvironment:
-    """What workers must be to run functions of this process: its versions of Python and cloudpickle, its directories."""
+    """Returns what workers need to run functions of this process: its versions of Python and cloudpickle, its directories."""
     import cloudpickle
 
     from rmgr.runner import program
@@ -164,7 +164,7 @@ def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initi
 
 
 def source_directories() -> tuple[str, ...]:
-    """Where modules of the user lie: the script's directory, the current one, and what else of sys.path is not installed."""
+    """Returns directories of the user's modules: the script's, the current one, and others of sys.path that are not installed."""
     here = current_directory()  # "" once it was removed: nothing can be imported from there
     found = [os.path.normpath(os.path.join(here, path)) if here or os.path.isabs(path) else "" for path in sys.path]
     mine = [path for path in found[1:] if _is_users(path)]
@@ -177,7 +177,7 @@ def source_directories() -> tuple[str, ...]:
 
 
 def current_umask() -> int:
-    """Of this process. Cost: 20 us. Nothing is changed where the system tells it: other threads may be creating files."""
+    """Returns this process's umask. Cost: 20 us. Reads it without changing it on Linux: other threads may be creating files."""
     try:
         with open("/proc/self/status", encoding="utf-8") as status:
             return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
@@ -188,7 +188,7 @@ def current_umask() -> int:
 
 
 def current_directory() -> str:
-    """Of this process, "" when it was removed."""
+    """Returns this process's current directory, "" if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -197,25 +197,25 @@ def current_directory() -> str:
 
 @cache
 def _warn_left_out(count: int, first: str) -> None:
-    """Once each: workers will not find modules there."""
+    """Warns, once for each, that workers will not find modules there."""
     what = f"{count} directories at the end of sys.path are too many for workers, which will not find modules there: {first} is the first"
     warnings.warn(f"{what}; shorten sys.path, or ship modules with modules=", RuntimeWarning, stacklevel=2)
 
 
 @cache
 def _standard_directories() -> tuple[str, ...]:
-    """Of the interpreter. Asking `sysconfig` costs 0.3 ms or more, which each TaskQueue would pay."""
+    """Returns the interpreter's own directories. Cached: asking `sysconfig` costs 0.3 ms or more for each TaskQueue."""
     return tuple({os.path.abspath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
 
 
 @lru_cache(maxsize=1024)
 def _is_users(path: str) -> bool:
-    """Neither installed nor the interpreter's own, judged by its name."""
+    """Returns whether a directory, by its name, is neither installed nor the interpreter's own."""
     return not _INSTALLED.search(path) and not any(Path(path).is_relative_to(own) for own in _standard_directories())
 
 
 def inherited() -> tuple[str, ...]:
-    """In a worker: ids of the shipped modules that the running task was given; its own calls need them too."""
+    """Returns ids of the shipped modules of the running task, which its own calls need too; () outside a worker."""
     if "rmgr.runner.python.worker" not in sys.modules:
         return ()
     archives = [path for path in sys.path if _ARCHIVE.search(path) and os.path.isfile(path)]
@@ -223,7 +223,7 @@ def inherited() -> tuple[str, ...]:
 
 
 def user_name() -> str:
-    """Who submits."""
+    """Returns the name of the user who submits."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a uid without a name
@@ -239,13 +239,13 @@ def us_of(duration: Duration) -> int:
 
 
 class Variants(Generic[T]):
-    """Calls with other options: `queue.with_options(cores=2).submit_call(...)`, and the same of an Executor. Thread-safe.
+    """Calls with other options: `queue.with_options(cores=2).submit_call(...)`, and the same for an Executor. Thread-safe.
 
-    What a call needs stands in the record of its submission, so each set of options is a submission of its own. It is made when
-    it is first used, and kept for the next call with the same options. It ends with the queue or executor that it was made from.
+    The record of a submission holds what its calls need, so each set of options is a submission of its own. It is made at its
+    first use, kept for later calls with the same options, and ends with the queue or executor that it was made from.
 
     Args:
-        make: makes one; gets all options. options: those of the origin. names: which may be changed.
+        make: makes one, given all options. options: those of the origin. names: options that may change.
     """
 
     def __init__(self, make: Callable[..., T], options: Mapping[str, Any], names: tuple[str, ...]) -> None:
@@ -256,7 +256,7 @@ class Variants(Generic[T]):
         self._lock = threading.Lock()
 
     def get(self, origin: T, changes: Mapping[str, Any]) -> T:
-        """The one with these options; `origin` itself where nothing changes. Raises: UsageError, and what making one raises."""
+        """Returns the variant with these options, or `origin` if nothing changes. Raises: UsageError, and errors of making one."""
         if unknown := [name for name in changes if name not in self._names]:
             raise UsageError(f"with_options has no option {unknown[0]!r}", hint=f"a call may have its own {', '.join(self._names)}")
         changed = {name: value for name, value in sorted(changes.items()) if value != self._options.get(name)}
@@ -273,13 +273,13 @@ class Variants(Generic[T]):
             return known
 
     def all(self) -> list[T]:
-        """Those that were made, oldest first."""
+        """Returns all variants made so far, oldest first."""
         with self._lock:
             return list(self._known.values())
 
 
 def options_of(record: Submission) -> dict[str, Any]:
-    """What a TaskQueue with this record was asked for. (Its modules are not known by name: who attaches to it has none.)"""
+    """Returns the options of a TaskQueue with this record. (Its modules are not known by name, so an attached queue has none.)"""
     request, rigid = record.request, record.rigid
     options: dict[str, Any] = {
         "function": record.function,

@@ -1,4 +1,4 @@
-"""TaskQueue: one function and a growing set of calls of it, durable from the moment they are submitted.
+"""TaskQueue: a growing set of calls of one function, each durable once it is submitted.
 
 with TaskQueue(energy, cores=4) as queue:
     queue.submit(inputs=["in/7"], outputs=["out/7"])      # values by key
@@ -70,17 +70,17 @@ if TYPE_CHECKING:
     from rmgr.client.submission.handle import SubmissionHandle
     from rmgr.client.values import Values
 
-#: Calls that `map` adds at a time, and bytes of their arguments, about: the first run while the rest is still being pickled.
+#: Calls that `map` adds at a time, and roughly the bytes of their arguments: the first calls run while the rest is still being pickled.
 _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
-#: Characters of a value in an error.
+#: Characters of a value that an error message shows.
 _MOST_SHOWN = 60
-#: How long the end of the process may wait until what was submitted is durable (s), however many queues there are.
+#: How long the end of the process waits, for all queues together, until submitted tasks are durable (s).
 _LAST_FLUSH_S = 10.0
-#: How often a wait without news looks whether the cluster still answers.
+#: How often a wait without news checks that the cluster still answers (s).
 _TICK_S = 1.0
-#: Output keys remembered before those are forgotten whose tasks have claimed them.
+#: Output keys remembered before the keys of tasks that have claimed theirs are forgotten.
 _MANY_UNCLAIMED = 10_000
-#: Bytes of a row of arguments: what is larger is not read here as a whole.
+#: Bytes of a row of arguments; a larger row is refused.
 _MOST_BYTES = 256 * 1024 * 1024
 _open_queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
 
@@ -91,21 +91,21 @@ class TaskQueue:
     Args:
         function: a callable, or the id that `Connection.register` returned.
         cores, memory, time, features, resources: what each task needs and may use ("2G", "1h30m", or bytes and seconds).
-        processes, nodes: a task has so many processes (cores and memory are those of one), on so many nodes; it is placed by the leader.
-        launch: "ranks": the function is called in each of them, with RMGR_RANK, RMGR_NPROCS, RMGR_NODE and so on in the environment.
-            "mpi": they are one MPI program, and a parameter `comm` of the function is an mpi4py communicator of them all; the nodes
-            need mpirun and mpi4py. (The default for a function with such a parameter.) "once": it is called on the first node
-            alone, and may start what it wants there with `rmgr run` or mpirun. What rank 0 returns is the result. A rank that
-            raises ends them all, and the attempt FAILED.
-        queue: the named queue of the cluster; priority within it, higher first. name: as `rmgr jobs` shows it; default: the function's.
-        resubmit: tasks run again after a loss (their node died); else at most one attempt ever starts.
-        retries, backoff: how often, and after how long, they run again after a failure of their own.
-        modules: local modules or packages that workers lack, shipped by content.
-        python: interpreter of the nodes to use. on_disconnect: "keep" or "exclusive" (never runs twice at a time).
-        overwrite: default of `submit`: output keys that exist are replaced.
+        processes, nodes: number of processes of a task (cores and memory are per process) and of nodes; the leader places such a task.
+        launch: "ranks": every process calls the function, with RMGR_RANK, RMGR_NPROCS, RMGR_NODE and so on in its environment.
+            "mpi": the processes are one MPI program, and the function's parameter `comm` is an mpi4py communicator of all of them;
+            the nodes need mpirun and mpi4py (default for a function with a parameter `comm`). "once": only the first node calls
+            the function, which may start more with `rmgr run` or mpirun. The result is what rank 0 returns. A rank that
+            raises an exception ends all ranks, and the attempt FAILED.
+        queue: the cluster's queue. priority: within that queue, higher first. name: shown by `rmgr jobs`; default: the function's name.
+        resubmit: True runs tasks again after a loss (their node died); False starts at most one attempt.
+        retries, backoff: how often, and after what delay, a task that failed by itself runs again.
+        modules: local modules or packages that the workers lack, shipped by content.
+        python: interpreter on the nodes. on_disconnect: "keep" or "exclusive" (never runs twice at a time).
+        overwrite: default of `submit`: replaces output keys that exist.
         token: makes creation idempotent: the same token gives the same queue.
-        connection: default `rmgr.connect()`. timeout: for the creation (s). A queue without a token is recorded with the first tasks
-            that are submitted, in one commit, or when its `id` is asked for.
+        connection: default `rmgr.connect()`. timeout: for the creation (s). A queue without a token is recorded in the commit of its
+            first tasks, or when its `id` is read.
     Raises: NotConnected, CoordinationUnavailable, StoreUnavailable, Infeasible, NotFound (queue), PickleFailed, SubmitUnknown.
     """
 
@@ -164,7 +164,7 @@ class TaskQueue:
         draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.user)
         opening = SubmissionOpening(submitter, draft, timeout_s=timeout)
         draft, tasks = opening.draft, Tasks(connection, keep_all=bool(token), opening=opening)
-        if token or submitter.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: raised here
+        if token or submitter.session_state is not SessionState.CONNECTED:  # may attach to a queue that exists; raises if disconnected
             draft = tasks.opened().submission
         self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token), function=function, asked=asked)
 
@@ -199,11 +199,11 @@ class TaskQueue:
 
     @classmethod
     def attach(cls, name: str | int, *, connection: Connection | None = None, overwrite: bool = False, timeout: float = 30.0) -> TaskQueue:
-        """Goes on with a queue that another process made: the same results, and new tasks once that process is gone.
+        """Continues a queue that another process made: the same results, and new tasks once that process is gone.
 
         Args:
             name: "taskq-0000000007", or 7.
-        Raises: NotFound when there is no such submission, or it was collected (`rmgr history` has its end); UsageError.
+        Raises: NotFound if there is no such submission or it was collected (`rmgr history` shows its end); UsageError.
         """
         check_timeout(timeout)
         number = name if isinstance(name, int) else parse_submission(name)
@@ -217,11 +217,11 @@ class TaskQueue:
         return made
 
     def own(self, timeout: float | None = None) -> int:
-        """Waits until this process may add tasks (its own queue: at once; one attached to: when its owner is gone).
+        """Waits until this process may add tasks: at once for a queue of its own, after `attach` when the former owner is gone.
 
-        Returns: how many tasks there are now, and so the index of the next one: where an interrupted loop goes on. A
-            queue that was completed has all its tasks.
-        Raises: StateConflict when the owner lives on, or the queue was cancelled.
+        Returns: the number of tasks so far, which is the index of the next one, so an interrupted loop continues there. A
+            queue that was completed already has all its tasks.
+        Raises: StateConflict if the owner is alive, or the queue was cancelled.
         """
         progress = self._handle.progress
         if not progress.tail.complete:
@@ -236,23 +236,23 @@ class TaskQueue:
 
     @property
     def _handle(self) -> SubmissionHandle:
-        """Its submission: made with the first tasks, or here. One that exists keeps its number and name when the connection is gone."""
+        """Returns the submission, recording it first if needed. A recorded one keeps its number and name when the connection is gone."""
         handle = self._tasks.handle
         return handle if handle is not None else self._tasks.opened()
 
     @property
     def id(self) -> int:
-        """Number of the submission, as `rmgr jobs` shows it. (Recorded by this call, if nothing was submitted before.)"""
+        """Number of the submission, as `rmgr jobs` shows it. Reading it records the queue if nothing was submitted before."""
         return self._handle.number
 
     @property
     def name(self) -> str:
-        """`taskq-0000000042`: what another process attaches to."""
+        """`taskq-0000000042`: the name by which another process attaches."""
         return taskq_name(self._handle.number)
 
     @property
     def function(self) -> str:
-        """Id of the function."""
+        """Id of the queue's function."""
         return self._record.function
 
     def __len__(self) -> int:
@@ -287,20 +287,20 @@ class TaskQueue:
         block: bool = True,
         timeout: float | None = None,
     ) -> Future:
-        """One task in the keyed form: the function gets the values of its input keys, and returns one value per output key.
+        """Submits one task in the keyed form: the function gets the values of its input keys and returns one value per output key.
 
-        Output keys are claimed many at a time, when the tasks become durable. One that this process knows to be taken is refused here.
-        One that somebody else has taken ends its task FAILED with OUTPUT_EXISTS: the future, `wait_all` and `flush` raise it.
+        Output keys are claimed many at a time, when tasks become durable. A key that this process knows to be taken is refused at once.
+        A key that another task has taken ends this task FAILED with OUTPUT_EXISTS: the future, `wait_all` and `flush` raise it.
 
         Args:
-            inputs, outputs: keys in the data store (`Connection.store`). resubmit: it runs again after a loss, None = as the queue says.
-            trust: users whose pickled values the task loads as inputs beside your own: that runs what they wrote, as you.
-            overwrite: replace output keys that exist. block, timeout: when the queue is full (QueueFull).
-            check: look at all keys, and wait until the task is durable and the output keys are its own.
+            inputs, outputs: keys in the data store (`Connection.store`). resubmit: run again after a loss; None: the queue's setting.
+            trust: other users whose pickled values the task may load as inputs. Loading them runs those users' code under your name.
+            overwrite: replaces output keys that exist. block, timeout: what to do when the queue is full (QueueFull).
+            check: looks up all keys, and waits until the task is durable and has claimed its output keys.
         Returns: a future whose result is None; the values are under the output keys.
         Raises: KeyExists (an output key is known to be taken), QueueFull, StateConflict (closed or cancelled).
-            With `check` also PermissionDenied (a key is somebody else's), StoreUnavailable, SubmitUnknown.
-        Cost: 20 us; with `check` as `flush`, and a read for each key.
+            With `check` also PermissionDenied (a key belongs to another user), StoreUnavailable, SubmitUnknown.
+        Cost: 20 us; with `check` as `flush`, and one read per key.
         """
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
@@ -344,9 +344,9 @@ class TaskQueue:
             raise error
 
     def submit_call(self, /, *args: Any, **kwargs: Any) -> Future:
-        """One call with plain arguments; its future has the function's result.
+        """Submits one call with plain arguments. Returns a future that has the function's result. Waits while the queue is full.
 
-        Raises: PickleFailed naming the argument, ValueTooLarge, StateConflict. Waits while the queue is full.
+        Raises: PickleFailed naming the argument, ValueTooLarge, StateConflict.
         """
         payload = dump_call(args, kwargs, self._function_name)
         self._tasks.wait_room(block=True, timeout_s=None)
@@ -354,11 +354,11 @@ class TaskQueue:
             return self._tasks.add(self._plain, [payload])[0]
 
     def map(self, function: Callable[..., Any] | str | None, /, *iterables: Iterable[Any], chunksize: int = 1) -> list[Future]:
-        """One call for each tuple of arguments, as the built-in `map`; their futures in order.
+        """Submits one call per tuple of arguments, like the built-in `map`. Returns the futures in order.
 
         Args:
-            function: the queue's own (or None, or its id); tasks of another function may stand in the same queue too.
-            chunksize: accepted for likeness with `Executor.map`; tasks travel in blocks anyway.
+            function: the queue's own function (or None, or its id); another function is allowed in the same queue, too.
+            chunksize: accepted for compatibility with `Executor.map`; tasks travel in blocks anyway.
         """
         if not (function is None or isinstance(function, str) or callable(function)):
             told = f"map takes a function first, and this is a {type(function).__name__}"
@@ -383,19 +383,19 @@ class TaskQueue:
         return futures
 
     def with_options(self, **options: Any) -> TaskQueue:
-        """A queue of the same function whose tasks need something else: `queue.with_options(cores=2, priority=1).submit_call(...)`.
+        """Returns a queue of the same function with other options: `queue.with_options(cores=2, priority=1).submit_call(...)`.
 
         Args:
             options: name, queue, cores, processes, nodes, launch, memory, time, features, resources, priority, retries, backoff,
-                resubmit, on_disconnect, as of TaskQueue; what is not named is as here.
-        Returns: a TaskQueue with a submission of its own, the same one for the same options. `wait_all`, `as_completed`, `flush`,
-            `cancel()` and `close` of this queue mean it too; `len`, `futures` and `future` do not.
-        Raises: UsageError (no such option, or a bad value), Infeasible, NotFound (queue). Cost: a commit with its first tasks.
+                resubmit, on_disconnect, as of TaskQueue; options not named stay as in this queue.
+        Returns: a TaskQueue with its own submission; the same options give the same TaskQueue. `wait_all`, `as_completed`, `flush`,
+            `cancel()` and `close` of this queue include it; `len`, `futures` and `future` do not.
+        Raises: UsageError (unknown option, or a bad value), Infeasible, NotFound (queue). Cost: a commit with its first tasks.
         """
         return self._variants.get(self, options)
 
     def _spec(self, resubmit: bool, retries: int, *, keyed: bool) -> TaskSpec:
-        """What tasks share that are added now. Cost: some microseconds: has a global of the function been bound anew?"""
+        """Returns what tasks added now share. Cost: some microseconds, to see whether a global of the function has been rebound."""
         digest = self._record.function if self._plain_function is None else self.connection.functions.register(self._plain_function)
         key = (digest, resubmit, retries, keyed)
         spec = self._specs.get(key)
@@ -408,13 +408,13 @@ class TaskQueue:
 
     @property
     def _plain(self) -> TaskSpec:
-        """Of calls with plain arguments."""
+        """The spec of calls with plain arguments."""
         return self._spec(self._record.resubmit, self._record.retries, keyed=False)
 
     # -- waiting
 
     def as_completed(self, futures: Iterable[Future] | None = None, *, timeout: float | None = None) -> Iterator[Future]:
-        """Futures as they end, each once; without `futures` those that have not ended, also of `with_options`.
+        """Yields futures as they end, each once; without `futures`, those that have not ended yet, including those of `with_options`.
 
         Raises: DeadlineExceeded. Cost: O(1) a future.
         """
@@ -423,18 +423,18 @@ class TaskQueue:
         return as_completed(futures, timeout)
 
     def futures(self) -> list[Future]:
-        """Futures of the tasks that have not ended; of all tasks after `attach`. In order."""
+        """Returns the futures of tasks that have not ended, in order; after `attach`, of all tasks."""
         return Futures(map(self.future, range(len(self))) if self._attached else self._tasks.unfinished())
 
     def future(self, index: int) -> Future:
-        """The future of task `index`. Raises NotFound; also when it has ended, unless the queue was attached to."""
+        """Returns the future of task `index`. Raises NotFound, also for a task that has ended unless the queue was attached to."""
         return self._tasks.future(index)
 
     def wait_all(self, *, progress: bool = False, timeout: float | None = None) -> Waited:
         """Waits until all tasks submitted so far have ended.
 
         Returns: counts by state, and the ids of the tasks that failed.
-        Raises: TaskFailed when a task submitted with `resubmit=True` FAILED (after all have ended); DeadlineExceeded.
+        Raises: TaskFailed if a task submitted with `resubmit=True` FAILED (after all have ended); DeadlineExceeded.
         """
         deadline = Deadline(timeout)
         others = [_outcome_of(queue, progress, deadline) for queue in self._variants.all()]
@@ -457,9 +457,9 @@ class TaskQueue:
         return _together(self._tasks.waited(), others)
 
     def follow(self, *, stream: str = "", timeout: float | None = None) -> Iterator[Line]:
-        """Yields lines of the tasks that have not ended, as they come, until all of those have ended.
+        """Yields output lines of the tasks that have not ended, as the lines come, until all those tasks have ended.
 
-        Up to 64 tasks are read at once; the lines of others come when they end.
+        Reads up to 64 tasks at once; lines of other tasks come when those tasks end.
 
         Args: stream: "stdout" or "stderr", "" = both. timeout: s.
         Raises: UsageError; DeadlineExceeded; StoreUnavailable, CoordinationUnavailable. Cost: as `Future.logs`.
@@ -469,11 +469,11 @@ class TaskQueue:
     # -- ending
 
     def cancel(self, index: int | Sequence[int] | str | None = None, reason: str = "", *, timeout: float = 30.0) -> None:
-        """Cancels tasks, running ones too. Returns when that is ordered; their futures end when the tasks have ended.
+        """Cancels tasks, running ones too. Returns when the cancellation is ordered; the futures end when the tasks have ended.
 
         Args:
-            index: a task or several, and the queue goes on; None: every task that has not ended, and nothing can be added
-                afterwards. A string is the reason. What has ended stays as it is.
+            index: one or several tasks, and the queue goes on; None: every task that has not ended, and no task can be added
+                afterwards. A string is taken as the reason. Ended tasks stay as they are.
         Raises: NotFound (no such task), CoordinationUnavailable, PermissionDenied, DeadlineExceeded.
         """
         if isinstance(index, str):
@@ -497,10 +497,10 @@ class TaskQueue:
         features: Sequence[str] | None = None,
         timeout: float = 30.0,
     ) -> None:
-        """Gives tasks that have not started other terms: `queue.update(memory="4G", time="2h")`; None: that stays.
+        """Changes the terms of tasks that have not started: `queue.update(memory="4G", time="2h")`; None keeps a term.
 
-        A shorter time limit also holds for what runs, from its start on; a longer one if an operator gives it. A user may lower a
-        priority, an operator raise it. Later tasks of this queue have the new terms, too; those of `with_options` keep theirs.
+        A shorter time limit also applies to running tasks, counted from their start; a longer one only if an operator sets it. A user may
+        lower a priority, an operator may raise it. Later tasks of this queue have the new terms, too; `with_options` queues keep theirs.
         Raises: StateConflict saying why nothing was changed; Infeasible, UsageError, NotFound, PermissionDenied, CoordinationUnavailable.
         """
         if isinstance(features, str):
@@ -525,14 +525,14 @@ class TaskQueue:
             self._tasks.end_tasks(indices, reason=reason, timeout_s=timeout_s)
 
     def rerun_failed(self, indices: Sequence[int] | None = None, *, timeout: float | None = 60.0, **options: Any) -> TaskQueue:
-        """Submits again what has FAILED so far, in a queue of its own: `queue.rerun_failed(memory="2G").wait_all()`.
+        """Submits the tasks that have FAILED so far again, in a new queue: `queue.rerun_failed(memory="2G").wait_all()`.
 
         Args:
-            indices: of these tasks alone. options: as of `with_options`; what is not named is as here, the functions' environment too.
-        Returns: a TaskQueue with these tasks in their order, numbered from 0, to which nothing can be added.
-        Raises: NotFound where nothing has failed; DataLost naming a task whose arguments are not kept: it has not FAILED, never came to a
-            node, or was lost with it (without `indices` such tasks are left out, with a RuntimeWarning, if there are others); what
-            `with_options` raises. Output keys of these tasks are replaced. Cost: reads all ends, and each large argument.
+            indices: only these tasks. options: as of `with_options`; the rest stays as in this queue, also the functions' environment.
+        Returns: a TaskQueue with these tasks in order, numbered from 0; no task can be added to it.
+        Raises: NotFound if nothing has failed; DataLost naming a task whose arguments are not kept: it has not FAILED, never reached a
+            node, or was lost with its node (without `indices` such tasks are left out with a RuntimeWarning, if others remain); the
+            errors of `with_options`. Replaces the output keys of these tasks. Cost: reads all ends, and each large argument.
         """
         if unknown := [name for name in options if name not in OF_TASKS]:
             raise UsageError(f"rerun_failed has no option {unknown[0]!r}", hint=f"a task may have its own {', '.join(OF_TASKS)}")
@@ -561,10 +561,10 @@ class TaskQueue:
         return made
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until everything submitted is durable, and its output keys are its own.
+        """Waits until everything submitted is durable and has claimed its output keys.
 
-        Raises: SubmitUnknown, QueueFull; KeyExists or PermissionDenied when tasks were refused since the last call because somebody
-            else has their output keys: they end FAILED with OUTPUT_EXISTS, the others are not touched by it.
+        Raises: SubmitUnknown, QueueFull; KeyExists or PermissionDenied if tasks were refused since the last call because their output
+            keys belong to others: those tasks end FAILED with OUTPUT_EXISTS, other tasks are not affected.
         """
         for queue in self._variants.all():
             queue.flush(timeout)
@@ -579,7 +579,7 @@ class TaskQueue:
             raise type(error)(f"task {self.id}_{index}: {error.message}{others}", hint=error.hint)
 
     def close(self, *, timeout: float | None = 60.0) -> None:
-        """No task will be added; returns when everything submitted is durable. The tasks go on. Idempotent."""
+        """Closes the queue to new tasks; returns when everything submitted is durable. The tasks go on. Idempotent."""
         self.is_closed = True
         for queue in self._variants.all():
             queue.close(timeout=timeout)
@@ -597,7 +597,7 @@ class TaskQueue:
 
 
 def _check_keys(inputs: object, outputs: object) -> None:
-    """Raises UsageError for arguments of a call in place of keys."""
+    """Raises UsageError if arguments of a call were given in place of keys."""
     for value in (inputs, outputs):
         if not isinstance(value, Iterable) or any(not isinstance(key, str) for key in (value if isinstance(value, Sized) else ())):
             told = f"submit takes keys of the data store, and {_shown(value)} is none"
@@ -605,13 +605,13 @@ def _check_keys(inputs: object, outputs: object) -> None:
 
 
 def _shown(value: object) -> str:
-    """A value for an error: a large one by its type."""
+    """Returns a value's text for an error message; the type's name if the text would be long."""
     text = repr(value) if isinstance(value, int | float | str | list | tuple | dict | set) else f"a {type(value).__name__}"
     return text if len(text) <= _MOST_SHOWN else f"a {type(value).__name__}"
 
 
 def _some(payloads: Iterator[Payload]) -> list[Payload]:
-    """The next ones that are added together; large arguments few at a time."""
+    """Returns the next arguments to add together: fewer if they are large."""
     batch: list[Payload] = []
     size = 0
     for payload in islice(payloads, _MAP_BATCH):
@@ -623,7 +623,7 @@ def _some(payloads: Iterator[Payload]) -> list[Payload]:
 
 
 def _flush_open_queues() -> None:
-    """What was submitted to queues that nobody closed becomes durable before the process ends, or it is said what was not."""
+    """Makes tasks in unclosed queues durable before the process ends, or reports which are not."""
     deadline = Deadline(_LAST_FLUSH_S)
     for queue in list(_open_queues):
         if not queue.is_closed and queue.connection.is_usable:
@@ -631,7 +631,7 @@ def _flush_open_queues() -> None:
 
 
 def _outcome_of(queue: TaskQueue, progress: bool, deadline: Deadline) -> Waited | TaskFailed:
-    """What `wait_all` of a queue returns, or raises once all of it has ended. Raises DeadlineExceeded."""
+    """Returns what `wait_all` of a queue returns, or the TaskFailed that it raises. Raises DeadlineExceeded."""
     try:
         return queue.wait_all(progress=progress, timeout=deadline.left())
     except TaskFailed as error:
@@ -639,7 +639,7 @@ def _outcome_of(queue: TaskQueue, progress: bool, deadline: Deadline) -> Waited 
 
 
 def _together(mine: Waited, others: Sequence[Waited | TaskFailed]) -> Waited:
-    """Of a queue and of those with other options. Raises TaskFailed."""
+    """Merges the counts of a queue with those of its `with_options` queues. Raises TaskFailed."""
     counts, failed = dict(mine.counts), list(mine.failed)
     for other in others:
         if isinstance(other, TaskFailed):
@@ -650,18 +650,18 @@ def _together(mine: Waited, others: Sequence[Waited | TaskFailed]) -> Waited:
 
 
 class TaskKeys:
-    """Refuses keys of tasks of one queue before these are submitted: output keys that are known to be taken. One caller at a time."""
+    """Refuses tasks of one queue, before they are submitted, whose output keys are known to be taken. One caller at a time."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
-        self._unclaimed: dict[str, int] = {}  #: output keys of tasks that may not have claimed them yet
+        self._unclaimed: dict[str, int] = {}  #: output keys -> index, of tasks that may not have claimed them yet
 
     def add(self, outputs: Sequence[str], index: int) -> None:
-        """Task `index` writes these keys."""
+        """Notes that task `index` writes these keys."""
         self._unclaimed.update(dict.fromkeys(outputs, index))
 
     def check_free(self, outputs: Sequence[str], handle: SubmissionHandle, *, timeout_s: float) -> None:
-        """Refuses output keys that are known here to be taken. Reads nothing but those that were seen before.
+        """Refuses output keys that this process knows to be taken. Reads the store only for keys that it has seen before.
 
         Raises: KeyExists, StoreUnavailable.
         """
@@ -676,7 +676,7 @@ class TaskKeys:
                 self._values.check_free(key, timeout=timeout_s)
 
     def look(self, inputs: Sequence[str], outputs: Sequence[str], *, overwrite: bool, trust: Sequence[str], timeout_s: float) -> None:
-        """Refuses what the store refuses now. Raises: KeyExists, PermissionDenied, StoreUnavailable. Cost: a read for each key."""
+        """Refuses keys that the store refuses now. Raises: KeyExists, PermissionDenied, StoreUnavailable. Cost: one read per key."""
         check_output = self._values.check_mine if overwrite else self._values.check_free
         for key in outputs:
             check_output(key, timeout=timeout_s)
@@ -685,7 +685,7 @@ class TaskKeys:
 
 
 def check_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Raises UsageError for keys that cannot be, and for an output key that stands twice."""
+    """Raises UsageError for invalid keys, for an output key that is given twice, and for too many keys."""
     written, _ = set(map(check_new_key, outputs)), [check_user_key(key) for key in inputs]
     if len(written) != len(outputs):
         raise UsageError(f"an output key stands twice in {list(outputs)}", hint="each output has a key of its own")
@@ -694,11 +694,11 @@ def check_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
         raise UsageError(told, hint="several values under one key, or more tasks")
 
 
-# -- calls that are run again --------------------------------------------------------------------------------------------------
+# -- rerunning calls -----------------------------------------------------------------------------------------------------------
 
 
 class FailedCalls:
-    """A `ports.Listener` that keeps what FAILED calls have left: of the ends that its client believes."""
+    """A `ports.Listener` that keeps the calls of FAILED tasks, from the ends that the client accepts as authentic."""
 
     def __init__(self) -> None:
         self.calls: dict[int, Call | None] = {}
@@ -707,7 +707,7 @@ class FailedCalls:
 
     @classmethod
     def read(cls, connection: Connection, number: int, deadline: Deadline) -> dict[int, Call | None]:
-        """Of the tasks that have FAILED by now, None where nothing is kept. Raises: DeadlineExceeded, NotFound, CoordinationUnavailable."""
+        """Returns the calls of tasks FAILED so far (None if not kept). Raises: DeadlineExceeded, NotFound, CoordinationUnavailable."""
         left_s, reader = deadline.left() or 30.0, cls()
         committed = connection.asks.ask(CountFragments(number=number), timeout_s=left_s)
         handle = connection.submitter.attach(number, reader, own=False, timeout_s=left_s)
@@ -735,9 +735,9 @@ class FailedCalls:
 
 
 def calls_again(store: Store, number: int, calls: Mapping[int, Call | None]) -> Iterator[Call]:
-    """The calls of these tasks with their arguments, one row in memory at a time; output keys are theirs to have again.
+    """Yields these calls with their arguments, one row in memory at a time, each set to overwrite its output keys.
 
-    Raises: NotFound where there are none; DataLost naming the first task whose arguments are not kept, before any is given.
+    Raises: NotFound if `calls` is empty; DataLost naming the first task whose arguments are not kept, before it yields any.
     """
     if not calls:
         raise NotFound(f"no task of {number} has failed", hint=f"rmgr tasks {number}")

@@ -1,6 +1,6 @@
-"""The futures of one submission: which of its tasks are waited for, how many have ended, and which have failed.
+"""The futures of one submission: which of its tasks are awaited, how many have ended, and which have failed.
 
-Outcomes come on the Submitter's thread; everything else is called by threads of the user.
+Outcomes arrive on the Submitter's thread; threads of the user call everything else.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ if TYPE_CHECKING:
     from rmgr.client.submission.engine import Engine
     from rmgr.client.submission.handle import SubmissionHandle
 
-#: Arguments of a task above this are written to the store by the caller. Smaller ones are written on the way to the queue.
+#: Arguments of a task above this size are written to the store by the caller, smaller ones on the way to the queue.
 LARGE_BYTES = 4 * 1024 * 1024
-#: Arguments of a task above this are taken only while the store answers. They do not wait in this process until the task may
+#: Arguments of a task above this size are accepted only while the store answers, and do not wait in this process until the task may
 #: be sent (`Executor` with `max_workers`).
 HELD_BYTES = 256 * 1024
-#: Failed tasks of which everything is kept.
+#: Failed tasks whose whole end is kept.
 _FAILURES_KEPT = 100
-#: How long a cancel may take.
+#: How long a cancel may take (s).
 _CANCEL_S = 10.0
 
 
 class Waited(NamedTuple):
-    """Result of `wait_all`: counts by state, ids of the tasks that failed."""
+    """Result of `wait_all`: number of tasks by state, and ids of the failed tasks."""
 
     counts: dict[str, int]
     failed: list[str]
 
 
 class Tasks:
-    """The tasks of one submission: a `ports.Listener`, which brings results to futures, or cancels what these stand for.
+    """The tasks of one submission: a `ports.Listener` that brings results to futures, and cancels tasks for them.
 
     Args:
-        keep_all: also keep the ends of tasks that nobody holds a future of (a queue that was attached to).
-        opening: makes the submission with its first tasks, or when somebody asks for its number.
+        keep_all: also keeps the ends of tasks without a future (for a queue that was attached to).
+        opening: makes the submission with its first tasks, or when its number is needed.
     """
 
     def __init__(self, connection: Connection, *, keep_all: bool = False, opening: SubmissionOpening | None = None) -> None:
@@ -72,25 +72,25 @@ class Tasks:
         self._kept: dict[int, Settled] | None = {} if keep_all else None
         self._keeping = threading.Lock()
         self._failed: dict[int, Settled | None] = {}
-        self._unusual: set[int] = set()  #: submitted with another `resubmit` than the queue's
+        self._unusual: set[int] = set()  #: tasks submitted with another `resubmit` than the queue's
         self._news = threading.Condition(threading.Lock())
         self._version = 0
         self._waiters = 0
 
     @property
     def number(self) -> int:
-        """The submission."""
+        """Number of the submission; 0 before it exists."""
         return self.handle.number if self.handle is not None else 0
 
     @property
     def ended(self) -> str:
-        """`3 of 8`: how many have ended, for people."""
+        """`3 of 8`: ended tasks of all, as text."""
         counts = self.progress
         return "0 of 0" if counts is None else f"{counts.final} of {counts.total}"
 
     @property
     def progress(self) -> Counts | None:
-        """How far it is, as known here; None while it has no submission. Never raises."""
+        """Counts as known here; None before there is a submission. Never raises."""
         handle = self.handle
         if handle is None:
             return None
@@ -120,7 +120,7 @@ class Tasks:
         solid: bool = False,
         row: str = "",
     ) -> int:
-        """As `add`, for futures that exist already. Returns the first index."""
+        """Adds tasks as `add` does, for futures that exist already. Returns the first index."""
         if self.handle is None and self._opening is not None and payloads:
             if not (outputs or solid or row or spec.keyed or self._is_closed) and max(map(len, payloads)) <= HELD_BYTES:
                 return self._open_with(self._opening, spec, payloads, futures)
@@ -133,15 +133,15 @@ class Tasks:
             self._unusual.update(range(first, first + len(payloads)))
         if outputs:
             self._outputs[first] = outputs
-        # Before they are added: from then on they may end at any moment.
+        # Before they are added, because they may end at any moment afterwards.
         self._pending.update(zip(range(first, first + len(futures)), futures, strict=True))
         try:
             is_fixed = solid or row or spec.keyed
             largest = 0 if is_fixed else max(map(len, payloads), default=0)
             if largest > HELD_BYTES:
-                self.store.head(keys.arguments(self.number, first, "0"))  # what cannot be stored is refused here and now
+                self.store.head(keys.arguments(self.number, first, "0"))  # refuses at once what cannot be stored
             if largest <= LARGE_BYTES:
-                pieces = content.whole(payloads) if is_fixed else cast("list[bytes]", payloads)  # what is in parts is large
+                pieces = content.whole(payloads) if is_fixed else cast("list[bytes]", payloads)  # a payload in parts is always large
                 handle.add(spec, pieces, solid=solid, row=row)
             else:
                 for payload in payloads:
@@ -153,7 +153,7 @@ class Tasks:
         return first
 
     def _open_with(self, opening: SubmissionOpening, spec: TaskSpec, payloads: Sequence[Payload], futures: list[Future]) -> int:
-        """Adds the first tasks of a submission that is made with them."""
+        """Adds the first tasks of a submission, which is made with them."""
         self.connection.check_usable()
         for index, future in enumerate(futures):
             future.index = index
@@ -166,12 +166,12 @@ class Tasks:
             self._pending.clear()
             self._unusual.clear()
             if isinstance(error, SubmitUnknown):
-                self.dead = error  # perhaps it is there, with these tasks: nothing is added to another one in its stead
+                self.dead = error  # the submission may exist with these tasks, so no other may replace it
             raise
         return 0
 
     def opened(self) -> SubmissionHandle:
-        """The handle, made now if need be. Raises: as `Engine.open`."""
+        """Returns the handle; makes the submission if needed. Raises: as `Engine.open`."""
         if self.handle is None and self._opening is not None and self.dead is None:
             self.connection.check_usable()
             self._made(self._opening.open(self, None))
@@ -189,14 +189,14 @@ class Tasks:
         handle.add(spec, [b""], row=self.store_row(payload))
 
     def store_row(self, payload: Payload) -> str:
-        """Writes the arguments of one task; returns the row, named by its content as all of them."""
+        """Writes the arguments of one task; returns the row, which like all rows is named by its content."""
         parts = content.parts_of((payload,))
         row = keys.arguments(self.number, 0, content.hash_of(parts))
         content.put_rows(self.store, [(row, parts)])
         return row
 
     def handle_or_raise(self) -> SubmissionHandle:
-        """The handle, if tasks can be added. Raises what is in the way."""
+        """Returns the handle if tasks can be added, else raises the reason."""
         self.connection.check_usable()
         if self.dead is not None:
             raise self.dead
@@ -205,19 +205,19 @@ class Tasks:
         return self.handle
 
     def close(self, timeout_s: float | None) -> None:
-        """No task will be added; what was added is durable. Of a queue that was never used nothing is recorded."""
+        """Closes it to new tasks and waits until added ones are durable. Records nothing of a queue that was never used."""
         self.let_go()
         if self.handle is not None and self.connection.is_usable:
             self.handle.flush(timeout_s)
 
     def let_go(self) -> None:
-        """No task will be added."""
+        """Closes it to new tasks."""
         self._is_closed = True
         if self.handle is not None:
             self.handle.complete()
 
     def check_open(self) -> None:
-        """Raises what `add` would raise."""
+        """Raises the error that `add` would raise."""
         self.handle_or_raise().add(TaskSpec(), [])
 
     def wait_room(self, *, block: bool, timeout_s: float | None) -> None:
@@ -253,7 +253,7 @@ class Tasks:
         if outcome.state is State.FAILED:
             self._failed[outcome.index] = settled if len(self._failed) < _FAILURES_KEPT else None
         outputs = self._outputs.get(outcome.index)
-        if outputs and outcome.reason is not Reason.OUTPUT_EXISTS:  # nothing will ever be there: the keys are free again
+        if outputs and outcome.reason is not Reason.OUTPUT_EXISTS:  # no value will ever be there: the keys are free again
             number, store = self.number, self.store
             self.connection.submitter.call_soon(lambda: _free(store, number, outcome.index, outputs))
 
@@ -278,7 +278,7 @@ class Tasks:
     # -- waiting
 
     def counts(self) -> Counts:
-        """How many there are, and how they stand. Raises when nothing more will come."""
+        """Returns the counts. Raises if no further outcome will come, or the connection is not usable."""
         counts = self.progress
         if counts is None:
             return Counts(total=0, final=0)
@@ -289,7 +289,7 @@ class Tasks:
         return counts
 
     def wait_news(self, timeout_s: float, known: Counts) -> None:
-        """Returns when counts are no longer `known`, or after `timeout_s`."""
+        """Waits until the counts differ from `known`, at most `timeout_s`."""
         with self._news:
             self._waiters += 1
             try:
@@ -300,7 +300,7 @@ class Tasks:
                 self._waiters -= 1
 
     def waited(self) -> Waited:
-        """The answer of `wait_all`, or TaskFailed."""
+        """Returns the result of `wait_all`, or raises TaskFailed."""
         handle = self.opened()
         counts = {str(state): count for state, count in handle.progress.counts.items()}
         failed = sorted(self._failed)
@@ -324,7 +324,7 @@ class Tasks:
         return error
 
     def future(self, index: int) -> Future:
-        """A future of a task that exists. Raises NotFound."""
+        """Returns a future of an existing task. Raises NotFound."""
         handle = self.opened()
         if not 0 <= index < (count := max(handle.next_index, handle.progress.total)):
             raise NotFound(f"there is no task {self.number}_{index}", hint=f"it has {counted(count, 'task')}, counted from 0")
@@ -347,15 +347,15 @@ class Tasks:
         return future
 
     def unfinished(self) -> list[Future]:
-        """Futures of tasks that have not ended, in order."""
+        """Returns the futures of tasks that have not ended, in order."""
         return [future for _, future in sorted(self._pending.items())]
 
     # -- for futures
 
     def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
-        """Cancels what has not started; returns those that are cancelled now.
+        """Cancels tasks that have not started; returns those of `futures` that are cancelled now.
 
-        Cost: for those that were sent already, a listing of the queue and a commit a block.
+        Cost: for tasks that were sent already, a listing of the queue and one commit per block.
         """
         handle = self.handle_or_raise()
         by_index = {future.index: future for future in futures if not future.done() and future.index >= 0}
@@ -370,9 +370,9 @@ class Tasks:
         return [future for future in futures if future.cancelled()]
 
     def end_tasks(self, indices: Sequence[int], *, reason: str, timeout_s: float) -> list[int]:
-        """Cancels tasks, and orders those that run to end; returns both.
+        """Cancels tasks, and orders running ones to end. Returns both kinds.
 
-        Cost: as `cancel_futures`, and a listing of what the nodes run and a commit a running task.
+        Cost: as `cancel_futures`, plus a listing of what the nodes run and one commit per running task.
         """
         handle = self.handle_or_raise()
         gone = set(handle.drop(list(indices)))
@@ -384,30 +384,30 @@ class Tasks:
         return sorted(gone)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Runs code of the user where it may block."""
+        """Runs code of the user on a thread where it may block."""
         self.connection.submitter.call_soon(callback)
 
     def lines_of(self, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
-        """What tasks have written. See `Future.logs`."""
+        """Yields lines that tasks have written. See `Future.logs`."""
         from rmgr.client.output import lines_of
 
         return lines_of(self, futures, follow=follow, stream=stream, timeout=timeout)
 
 
 def _free(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:
-    """Output keys of a task without a result, freed as far as the store answers."""
+    """Frees the output keys of a task without a result, if the store answers."""
     try:
         delete_pointers(store, number, index, outputs)
     except RmgrError:
-        return  # whoever submits to these keys finds out that their task has failed
+        return  # a later task with these keys finds out that this one has failed
 
 
 class SubmissionOpening:
-    """Makes one submission with its first tasks, once: one commit instead of two, and none for what is never used. Thread-safe.
+    """Makes one submission with its first tasks: one commit instead of two, and none if it is never used. Thread-safe.
 
     Args:
-        draft: is checked against the cluster. timeout_s: for that, and for making it.
-    Raises: CoordinationUnavailable; what `admit` refuses.
+        draft: checked against the cluster. timeout_s: for that check, and for making the submission.
+    Raises: CoordinationUnavailable; the refusals of `admit`.
     """
 
     def __init__(self, submitter: Engine, draft: Submission, *, timeout_s: float) -> None:
@@ -418,9 +418,7 @@ class SubmissionOpening:
         self._handle: SubmissionHandle | None = None
 
     def open(self, listener: Listener, first: FirstTasks | None) -> SubmissionHandle:
-        """Returns the submission, with these tasks. If it was made before, for its number, they are added to it.
-
-        Raises: as `Engine.open`.
+        """Returns the submission, with these tasks. Adds them to it if it was made before because its number was needed.
         """
         with self._lock:
             if self._handle is None:
@@ -435,12 +433,12 @@ _thread: threading.Thread | None = None
 
 
 def when_dropped(owner: object, job: Callable[[], None]) -> None:
-    """`job` is called, on a thread of its own, after `owner` was dropped; it must not refer to it. Not at the interpreter's end.
+    """Calls `job` on a separate thread after `owner` was dropped; `job` must not refer to `owner`. Not called at interpreter exit.
 
-    The garbage collector may run anywhere, also inside of a lock: it only enqueues (`SimpleQueue.put` may be called so).
+    The garbage collector may run anywhere, even inside a lock, so it only enqueues (`SimpleQueue.put` allows that).
     """
     global _thread
-    if _thread is None or not _thread.is_alive():  # a child of a fork has none; two at once do no harm
+    if _thread is None or not _thread.is_alive():  # a forked child has no thread; two at once do no harm
         _thread = machine.Thread(target=_work, name="rmgr-dropped", daemon=True)
         _thread.start()
     weakref.finalize(owner, _jobs.put, job).atexit = False
@@ -450,5 +448,5 @@ def _work() -> None:
     while True:
         try:
             _jobs.get()()
-        except Exception as error:  # noqa: BLE001 - as in a finalizer: told, and others are let go
+        except Exception as error:  # noqa: BLE001 - as in a finalizer: reported, and other jobs still run
             sys.excepthook(type(error), error, error.__traceback__)

@@ -1,11 +1,11 @@
-"""Values by name: what a user put under a key, or what a task wrote to its output key; one at a time, or many in few round trips.
+"""Values by name: values that a user put under a key, or that a task wrote to its output key; one at a time, or many at once.
 
-An output key holds a pointer from the moment its task is submitted; `get` follows it to the committed attempt, so that
-bytes of a lost or repeated attempt are never read. Which attempt was committed is remembered per submission and read on
-from where the last look ended.
+An output key holds a pointer from the moment its task is submitted. `get` follows the pointer to the committed attempt, so it
+never reads bytes of a lost or repeated attempt. Committed attempts are remembered per submission; each look reads on
+from where the last one ended.
 
-In a secured cluster each value has an owner, who put it first (`procedures/authentic.py`): others read what the owner shares, and replace
-or delete what is shared for writing. What others have pickled is loaded only for callers who say that they trust them.
+In a secured cluster each value has an owner, the user who first put it (`procedures/authentic.py`). Other users read values that the
+owner shares with them, and replace or delete values shared for writing. Pickles of others are loaded only if the caller trusts them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from rmgr.submitter.questions import MOST_POINTERS, Asks, FateRead, ReadFates
 if TYPE_CHECKING:
     from rmgr.procedures.authentic import Deeds
 
-#: How a caller follows a long call: a display, or a function that is told (how many so far, of how many or 0).
+#: How a caller follows a long call: True for a display, or a function that gets (keys done so far, keys in all or 0).
 Progress = bool | Callable[[int, int], None]
-#: Of one step of a put: values, and bytes above which no other one is added.
+#: Limits of one step of a put: number of values, and bytes beyond which no further value is added.
 _PUT_VALUES, _PUT_BYTES = 1000, 4 * 2**20
-#: Keys of one step of a read, and of a deletion.
+#: Keys in one step of a read, and of a deletion.
 _GET_KEYS, _DELETE_KEYS = 256, 1000
-#: Keys that are remembered as taken, the latest: some MB.
+#: Keys remembered as taken, the latest ones: some MB.
 MOST_SEEN = 65_536
 #: Tasks whose ends are remembered.
 _MOST_FATES = 20_000
@@ -50,9 +50,9 @@ _NOBODYS: Mapping[str, Holder | None] = {}
 
 
 class SeenKeys:
-    """Keys that this process knows to have been taken: what it put, what its tasks were given, what it found to exist. Thread-safe.
+    """Keys that this process knows to be taken: keys it put, output keys of its tasks, and keys it found to exist. Thread-safe.
 
-    It is bounded, and what it holds may be free again by now: who finds a key in it looks at the store.
+    It is bounded, and its keys may be free again by now: a caller that finds a key here checks the store.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class SeenKeys:
         return key in self._keys
 
     def add(self, keys: Iterable[str]) -> None:
-        """They are taken; the earliest are forgotten for them. Cost: O(keys)."""
+        """Notes keys as taken, forgetting the oldest beyond the limit. Cost: O(keys)."""
         with self._lock:
             for key in keys:
                 self._keys.pop(key, None)
@@ -72,7 +72,7 @@ class SeenKeys:
                 del self._keys[next(iter(self._keys))]
 
     def forget(self, keys: Iterable[str]) -> None:
-        """They are free."""
+        """Notes keys as free."""
         with self._lock:
             for key in keys:
                 self._keys.pop(key, None)
@@ -81,9 +81,9 @@ class SeenKeys:
 class Values:
     """`connect().store`: put, get, delete, keys. Thread-safe.
 
-    Bytes are stored as they are, any other object pickled. Values have at most 5 GiB and are immutable: putting a key again
-    replaces the whole value in one step. fates: None: every submission is gone. deeds: None in an open cluster, where values are
-    everybody's.
+    Bytes are stored as they are, any other object is pickled. Values have at most 5 GiB and are immutable: putting a key again
+    replaces the whole value in one step. fates: None if every submission is gone. deeds: None in an open cluster, where every
+    user may read and write every value.
     """
 
     def __init__(self, store: Store, fates: FatesPort | None, deeds: Deeds | None = None) -> None:
@@ -94,15 +94,15 @@ class Values:
         self._is_led: bool = getattr(store, "leads", False)
 
     def put(self, key: str, value: Any, *, overwrite: bool = True, timeout: float = 30.0) -> None:
-        """Stores `value` under `key`, which is yours from then on unless it is somebody's.
+        """Stores `value` under `key`. The key then belongs to you, unless it already belongs to another user.
 
-        Raises: KeyExists (overwrite=False), PermissionDenied (somebody else's), PickleFailed, ValueTooLarge, StoreUnavailable.
+        Raises: KeyExists (overwrite=False), PermissionDenied (another user's key), PickleFailed, ValueTooLarge, StoreUnavailable.
         """
         self.put_row(key, *encoded(key, value), overwrite=overwrite, timeout=timeout)
         self.seen.add([key])
 
     def put_row(self, key: str, encoding: Encoding, data: Payload, *, overwrite: bool, timeout: float) -> None:
-        """As `put`, of what is pickled already."""
+        """Stores data that is pickled already, as `put`."""
         row, whole = keys.named(key), data.parts if isinstance(data, Scattered) else data
 
         def write(overwrite: bool, note: Note) -> None:
@@ -112,7 +112,7 @@ class Values:
         self.put_owned(key, encoding, write, overwrite=overwrite, timeout=timeout)
 
     def put_owned(self, key: str, encoding: Encoding, write: Callable[[bool, Note], None], *, overwrite: bool, timeout: float) -> None:
-        """Has `write(overwrite, note)` write a value with the right deed, unless the key is somebody else's."""
+        """Has `write(overwrite, note)` write a value with the right deed. Raises PermissionDenied if the key is another user's."""
         keys.check_new_key(key)
         if self.deeds is None:
             write(overwrite, b"")
@@ -133,12 +133,12 @@ class Values:
         write(True, self.deeds.noted(row, encoding, owner=owner))
 
     def get(self, key: str, default: Any = _NOTHING, *, trust: str | Iterable[str] = (), timeout: float = 30.0) -> Any:
-        """The value under `key`.
+        """Returns the value under `key`.
 
         Args:
-            trust: users whose pickles are loaded beside your own ("all": anybody's): that runs what they wrote, as you.
-        Raises: NotFound when there is none (or `default` is returned); StateConflict when the task that will write it has
-            not ended; PermissionDenied when it is somebody else's, or their pickle; DataLost, PickleFailed, StoreUnavailable.
+            trust: other users whose pickles may be loaded ("all": anybody's). Loading runs those users' code under your name.
+        Raises: NotFound if there is none (unless `default` is given, which is returned); StateConflict if the task that will write it
+            has not ended; PermissionDenied if the value, or its pickle, is another user's; DataLost, PickleFailed, StoreUnavailable.
         """
         found, holder = self.read(key, default is not _NOTHING, timeout)
         if found is None:
@@ -150,7 +150,7 @@ class Values:
         return load(found[0], found[1], f"the value under {key!r}")
 
     def read(self, key: str, lenient: bool, timeout: float) -> tuple[tuple[bytes, Encoding] | None, Holder]:
-        """The bytes under a key, and whose they are. lenient: None when there are none yet, or never. Raises: as `get`."""
+        """Returns the bytes under a key, and their owner. lenient: None if there are no bytes, yet or ever. Raises: as `get`."""
         row, deeds = keys.named(key), self.deeds
         if deeds is None:
             found = self._store.get(row, timeout_s=timeout)
@@ -170,9 +170,9 @@ class Values:
         return self._follow(key, pointer, data, lenient, timeout, holder), holder
 
     def locate(self, key: str, find: Callable[[str, Pointer], str], *, timeout: float) -> tuple[str, About]:
-        """The row that holds the value of `key`, and what was signed of it; for callers who read it themselves. Secured clusters only.
+        """Returns the row that holds the value of `key`, and its signed note, for callers that read the row themselves.
 
-        Args: find: the row of a pointer's output. Raises: NotFound, PermissionDenied, DataLost, what `find` raises.
+        Secured clusters only. Args: find: gives a pointer's output row. Raises: NotFound, PermissionDenied, DataLost, errors of `find`.
         """
         deeds, row = self._deeds_or_refuse(), keys.named(key)
         there = self.noted([row], largest=keys.POINTER_BYTES, timeout=timeout)
@@ -192,7 +192,7 @@ class Values:
         return row, found
 
     def check_input(self, key: str, *, trust: Collection[str] = (), timeout: float = 30.0) -> None:
-        """Raises PermissionDenied when a task of yours may not have the value of `key`, or would load somebody else's pickle."""
+        """Raises PermissionDenied if your task may not read the value of `key`, or would load a pickle of a user outside `trust`."""
         row = keys.named(key)
         if self.deeds is None or (about := self._store.about(row, timeout_s=timeout)) is None:
             return
@@ -201,27 +201,27 @@ class Values:
             rights.check_pickle(self.deeds.me, key, holder, trust, how=rights.HOW_TO_TRUST)
 
     def check_mine(self, key: str, *, timeout: float = 30.0) -> Holder | None:
-        """Raises PermissionDenied when the key is somebody else's. Returns whose it is, None where nobody asks, or nothing is there."""
+        """Returns the key's owner, None in an open cluster or if there is no value. Raises PermissionDenied if it is another user's."""
         row = keys.named(key)
         about = self._store.about(row, timeout_s=timeout) if self.deeds is not None else None
         return None if about is None else self.check_writable(key, about)
 
     def check_writable(self, key: str, about: About) -> Holder | None:
-        """The same, of what was found there."""
+        """Returns the same for `about`, read from the store before."""
         return None if self.deeds is None else self.deeds.check_write(self._store, key, keys.named(key), about)
 
     def check_readable(self, key: str, about: About) -> Holder:
-        """Whose it is. Raises PermissionDenied unless it may be read; about: what was found there."""
+        """Returns the owner of a value; about: as read from the store. Raises PermissionDenied unless you may read the value."""
         return Holder() if self.deeds is None else self.deeds.check_read(self._store, key, keys.named(key), about)
 
     def delete(self, key: str, *, timeout: float = 30.0) -> bool:
-        """Makes the key absent; True if there was a value (or a task that will write one). Raises PermissionDenied: somebody else's."""
+        """Makes the key absent; True if it had a value, or a task that will write one. Raises PermissionDenied if it is another user's."""
         self.check_mine(key, timeout=timeout)
         self.seen.forget([key])
         return self._store.delete(keys.named(key), timeout_s=timeout)
 
     def delete_some(self, some: Sequence[str], *, timeout: float) -> int:
-        """Up to 1,000 keys in one step. Raises PermissionDenied: one is somebody else's, and none was deleted."""
+        """Deletes up to 1,000 keys at once; returns how many existed. Raises PermissionDenied, deleting none, if one is another user's."""
         rows = [keys.named(key) for key in some]
         if self.deeds is not None:
             for row, about in self.about(rows, timeout=timeout).items():
@@ -239,12 +239,12 @@ class Values:
         progress: Progress = False,
         timeout: float = 30.0,
     ) -> int:
-        """Stores many values, 1,000 or 4 MiB at a time, each as `put` would; returns how many. An iterable is not held whole.
+        """Stores many values, 1,000 or 4 MiB at a time, each as `put` would; returns how many. Does not hold a whole iterable in memory.
 
         Args:
-            progress: True shows it on stderr; a function is told (how many so far, of how many or 0) after each step.
+            progress: True shows it on stderr; a function is called with (keys so far, keys in all or 0) after each step.
             timeout: of each step.
-        Raises: as `put`; steps before stay. Of the step with a key that cannot be had nothing is stored where all are bytes, or none is.
+        Raises: as `put`; earlier steps stay. A step with a refused key stores nothing, if its values are all bytes or all pickled.
         """
         pairs = values.items() if isinstance(values, Mapping) else values
         done = 0
@@ -262,10 +262,10 @@ class Values:
     def get_many(
         self, keys: Iterable[str], *, trust: str | Iterable[str] = (), progress: Progress = False, timeout: float = 30.0
     ) -> dict[str, Any]:
-        """The values of those `keys` that have one now, in their order. Holds all of them.
+        """Returns the values of those `keys` that have one now, in the order of `keys`. Holds all of them in memory.
 
-        Args: trust: as in `get`. progress, timeout: as in `put_many`, of 256 keys.
-        Raises: PermissionDenied when one is somebody else's, or somebody else's pickle; DataLost, PickleFailed, StoreUnavailable.
+        Args: trust: as in `get`. progress, timeout: as in `put_many`, per step of 256 keys.
+        Raises: PermissionDenied if a value, or its pickle, is another user's; DataLost, PickleFailed, StoreUnavailable.
         """
         trusted = rights.trusted(trust)
         found: dict[str, Any] = {}
@@ -283,9 +283,9 @@ class Values:
         return found
 
     def delete_many(self, keys: Iterable[str], *, progress: Progress = False, timeout: float = 30.0) -> int:
-        """Makes many keys absent; returns how many there were. progress, timeout: as in `put_many`, of 1,000 keys.
+        """Makes many keys absent; returns how many existed. progress, timeout: as in `put_many`, per step of 1,000 keys.
 
-        Raises: PermissionDenied when one is somebody else's (none of its step is deleted then); StoreUnavailable.
+        Raises: PermissionDenied if a key is another user's (then none of its step is deleted); StoreUnavailable.
         """
         deleted = 0
         asked = dict.fromkeys(keys)
@@ -298,11 +298,11 @@ class Values:
     # -- sharing
 
     def share(self, key: str, user: str, *, write: bool = False, is_prefix: bool = False) -> None:
-        """Lets `user` ("all": everybody) read your value under `key`, with `write` replace and delete it, too.
+        """Lets `user` ("all": everybody) read your value under `key`; with `write` also replace and delete it.
 
-        is_prefix: all that you have, and will have, under keys that begin with `key`. Values of others under them stay theirs.
-        Raises: UsageError in an open cluster, where values are everybody's, and above 10,000 for one user; StoreUnavailable.
-        Cost: a listing of what you share with that user.
+        is_prefix: shares all values that you have, now or later, under keys that begin with `key`; other users' values there stay theirs.
+        Raises: UsageError in an open cluster, where values have no owners, and above 10,000 shares with one user; StoreUnavailable.
+        Cost: lists what you share with that user.
         """
         deeds = self._deeds_or_refuse()
         share = self._share(deeds, key, user, write=write, is_prefix=is_prefix)
@@ -315,22 +315,22 @@ class Values:
         deeds.put_share(self._store, share)
 
     def unshare(self, key: str, user: str, *, is_prefix: bool = False) -> bool:
-        """Takes back what `share` has said of the same key (or prefix) and user; True if it was there. Counts within 2 s."""
+        """Takes back a `share` of the same key (or prefix) and user; True if it existed. Takes effect within 2 s."""
         deeds = self._deeds_or_refuse()
         deeds.forget_shares()
         return self._store.delete(self._share(deeds, key, user, is_prefix=is_prefix).row)
 
     def shares(self) -> list[ValueShare]:
-        """What you share, and what others share with you, by owner and key. Cost: a read each."""
+        """Returns what you share, and what others share with you, by owner and key. Cost: one read per share."""
         deeds = self._deeds_or_refuse()
         mine, told = {deeds.me.name, rights.ALL}, deeds.read_shares(self._store)
         seen = (one for one in told if deeds.me.is_free or one.owner == deeds.me.name or one.user in mine)
         return sorted(seen, key=lambda one: (one.owner, one.key, one.user))
 
     def adopt(self, key: str, owner: str, *, only_nobodys: bool = False, timeout: float = 30.0) -> bool:
-        """Gives the value of `key` an owner ("" = oneself), as an operator; with `only_nobodys` only if it has none. True: done.
+        """Gives the value of `key` to `owner` ("" = yourself), as an operator; with `only_nobodys` only if it has no owner. True if done.
 
-        Raises: PermissionDenied, NotFound. Cost: the value is written again.
+        Raises: PermissionDenied, NotFound. Cost: writes the value again.
         """
         deeds, row = self._deeds_or_refuse(), keys.named(key)
         if not deeds.me.is_operator:
@@ -354,11 +354,11 @@ class Values:
         return ValueShare(owner=deeds.me.name, user=whom, key=keys.check_user_key(key), is_prefix=is_prefix, write=write)
 
     def keys(self, prefix: str = "", *, timeout: float = 30.0) -> list[str]:
-        """Keys that begin with `prefix` and have a value now, sorted. Cost: a look at each key that a task writes."""
+        """Returns the keys that begin with `prefix` and have a value now, sorted. Cost: one look at each output key of a task."""
         return list(self.iterate(prefix, timeout=timeout))
 
     def iterate(self, prefix: str = "", *, timeout: float = 30.0) -> Iterator[str]:
-        """As `keys`, one by one."""
+        """Yields the same keys as `keys`, one by one."""
         start, after = keys.named_prefix(prefix), ""
         while True:
             names = self._store.keys(start, after=after, limit=1000, timeout_s=timeout)
@@ -371,7 +371,7 @@ class Values:
             after = names[-1]
 
     def exists(self, key: str, *, timeout: float = 30.0) -> bool:
-        """There is a value under `key` now."""
+        """Returns whether there is a value under `key` now."""
         return self._has_value(keys.named(key), timeout)
 
     # -- output keys
@@ -380,7 +380,7 @@ class Values:
         """Writes pointers under output keys, before their task is submitted.
 
         Raises: KeyExists naming a key that has a value, or that another live task will write; PermissionDenied naming one that is
-            somebody else's. A key whose task ended without a result, or was never submitted, is free for its owner.
+            another user's. A key whose task ended without a result, or was never submitted, is free for its owner.
         """
         for error in self.claim_pointers(list(outputs), overwrite=overwrite, timeout=timeout).values():
             raise error
@@ -393,7 +393,7 @@ class Values:
         decided: Callable[[], None] | None = None,
         timeout: float = 30.0,
     ) -> dict[int, RmgrError]:
-        """As `procedures.claims.claim_pointers`; the keys are known to be taken from now on."""
+        """Calls `procedures.output_keys.claim_pointers`, and remembers the keys as taken."""
         from rmgr.procedures.output_keys import claim_pointers
 
         refused = claim_pointers(self, wanted, overwrite=overwrite, decided=decided, timeout=timeout)
@@ -401,7 +401,7 @@ class Values:
         return refused
 
     def check_free(self, key: str, *, timeout: float = 30.0) -> None:
-        """Raises KeyExists when the output key has a value, or when a live task will write it; PermissionDenied: it is somebody else's."""
+        """Raises KeyExists if the output key has a value or a live task will write it; PermissionDenied if it is another user's."""
         from rmgr.procedures.output_keys import look
 
         for error in look(self, [(key, None)], overwrite=False, timeout=timeout).refused.values():
@@ -409,18 +409,18 @@ class Values:
 
     @property
     def user(self) -> Person | None:
-        """Who claims output keys; None in an open cluster."""
+        """The user that claims output keys; None in an open cluster."""
         return self.deeds.me if self.deeds is not None else None
 
     def pointer_notes(self, rows: Sequence[tuple[str, bytes]]) -> tuple[bytes, ...]:
-        """Deeds of pointers that are written under free keys, or where one's own stand; none in an open cluster."""
+        """Returns deeds of pointers to be written under free keys, or over the user's own; () in an open cluster."""
         if self.deeds is None:
             return ()
         return tuple(self.deeds.notes([(row, sha256(data).digest(), "") for row, data in rows], Encoding.POINTER))
 
     @property
     def begins_writes(self) -> bool:
-        """`begin_pointers` is worth asking for."""
+        """Whether the store supports `begin_pointers`."""
         return self._store.puts_soon
 
     def begin_pointers(
@@ -431,15 +431,15 @@ class Values:
         decided: Callable[[], None],
         done: Callable[[RmgrError | None], None],
     ) -> bool:
-        """Begins to write pointers under new keys, with deeds of `pointer_notes`; see `Store.put_soon`."""
+        """Begins to write pointers under new keys, with deeds from `pointer_notes`; see `Store.put_soon`."""
         return self._store.put_soon(rows, encoding=Encoding.POINTER, notes=notes, done=done, overwrite=False, decided=decided)
 
     def noted(self, rows: Sequence[str], *, largest: int, timeout: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
-        """As `Store.get_noted_many`."""
+        """Calls `Store.get_noted_many`."""
         return self._store.get_noted_many(rows, largest=largest, timeout_s=timeout)
 
     def about(self, rows: Sequence[str], *, timeout: float = 30.0) -> dict[str, About]:
-        """As `Store.about_many`."""
+        """Calls `Store.about_many`."""
         return self._store.about_many(rows, timeout_s=timeout) if rows else {}
 
     def write_pointers(
@@ -452,7 +452,7 @@ class Values:
         decided: Callable[[], None] | None = None,
         timeout: float = 30.0,
     ) -> None:
-        """As `write_rows`, of pointers."""
+        """Writes pointers as `write_rows` does."""
         self.write_rows(
             rows, Encoding.POINTER, overwrite=overwrite, owners=owners, replaces=replaces, decided=decided, timeout=timeout
         )
@@ -468,7 +468,7 @@ class Values:
         decided: Callable[[], None] | None = None,
         timeout: float,
     ) -> None:
-        """Rows with their deeds, as `Store.put_many`. owners: of rows that are somebody else's, who lets us write them."""
+        """Writes rows with their deeds by `Store.put_many`. owners: owners of rows that belong to others and are shared for writing."""
         beside: dict[str, Any] = {"replaces": replaces} if replaces else {}
         if decided is not None:
             beside["decided"] = decided
@@ -484,22 +484,22 @@ class Values:
         data, about = there[name]
         if about.encoding is not Encoding.POINTER:
             return True
-        if data is None:  # it leads nowhere
+        if data is None:  # a pointer is never that large
             return False
         pointer = keys.decode_pointer(data)
         try:
             state = self.fates.fate(pointer, timeout)
-        except PermissionDenied:  # a gateway shows nobody what others submitted; what they share it fetches itself
+        except PermissionDenied:  # a gateway tells nobody about others' submissions, but it fetches what they share
             return self._is_led and self._store.head(keys.led(keys.user_key(name)), timeout_s=timeout) is not None
         return state is State.COMPLETED or (state == "gone" and self._store.head(keys.final(pointer), timeout_s=timeout) is not None)
 
     def _led(self, key: str, pointer: Pointer, holder: Holder, timeout: float) -> tuple[bytes, Encoding] | None:
-        """What somebody else's pointer leads to, found by the gateway."""
+        """Returns the output behind another user's pointer, found by the gateway."""
         found = self._store.get_noted(keys.led(key), timeout_s=timeout)
         return None if found is None else self.believed(key, self._origin(key, pointer, found[1]), found, holder)
 
     def _origin(self, key: str, pointer: Pointer, about: About) -> str:
-        """The row of an output, as its deed says it."""
+        """Returns the row of an output that its deed names. Raises DataLost if that is not an output of `pointer`."""
         deed = rights.deed_of(about)
         row = deed.row if deed is not None else ""
         if not keys.is_output_of(row, pointer):
@@ -507,7 +507,7 @@ class Values:
         return row
 
     def believed(self, key: str, row: str, found: tuple[bytes, About], holder: Holder) -> tuple[bytes, Encoding]:
-        """An output with its encoding. Raises DataLost unless it was written by a Starter for whom its pointer belongs to."""
+        """Returns an output with its encoding. Raises DataLost unless a deed proves it; PermissionDenied if its owner is another user."""
         assert self.deeds is not None
         its = self.deeds.holder(self._store, row, found[1])
         if not its.owner:
@@ -526,7 +526,7 @@ class Values:
     def _follow(
         self, key: str, pointer: Pointer, data: bytes, lenient: bool, timeout: float, holder: Holder | None = None
     ) -> tuple[bytes, Encoding] | None:
-        """The output behind a pointer. holder: of the pointer; None in an open cluster."""
+        """Returns the output behind a pointer. holder: owner of the pointer; None in an open cluster."""
         task = f"{pointer.sub}_{pointer.index}"
         state = self.fates.fate(pointer, timeout)
         if state is State.COMPLETED:
@@ -534,7 +534,7 @@ class Values:
             found = self._output(key, row, holder, timeout) or self._output(key, keys.final(pointer), holder, timeout)
             if found is None:
                 now = self._store.get(keys.named(key), timeout_s=timeout)
-                if now is None or now[0] != data:  # written anew meanwhile
+                if now is None or now[0] != data:  # replaced meanwhile
                     if holder is not None:
                         raise NotFound(f"the value under {key!r} was replaced just now", hint="read it again")
                     return now if now is None or now[1] is not Encoding.POINTER else None
@@ -550,7 +550,7 @@ class Values:
 
 
 def encoded(key: str, value: Any) -> tuple[Encoding, Payload]:
-    """A value as it is stored. Raises PickleFailed, ValueTooLarge."""
+    """Returns a value as it is stored. Raises PickleFailed, ValueTooLarge."""
     return (Encoding.RAW, value) if isinstance(value, bytes) else (Encoding.PICKLE, dump_value(value, f"the value for {key!r}"))
 
 
@@ -560,10 +560,10 @@ def _pointer(key: str, data: bytes | None, about: About) -> Pointer:
     return keys.decode_pointer(data)
 
 
-# -- many at once: in steps of bounded size, each key with its owner as a single one -------------------------------------------
+# -- many at once: in steps of bounded size; owners are checked for each key, as for a single one ------------------------------
 
 
-# A step that cannot be done whole for some of its keys falls back to them one by one.
+# A step that fails because of some keys falls back to single keys.
 
 
 def _steps(pairs: Iterable[tuple[str, Any]]) -> Iterator[dict[str, tuple[Encoding, bytes]]]:
@@ -597,14 +597,14 @@ def _put(values: Values, given: Mapping[str, bytes], encoding: Encoding, *, over
                 values.check_writable(keys.user_key(row), about)
             if not overwrite:
                 raise
-            for row, data in free:  # somebody has come between: what it is now is found one by one
+            for row, data in free:  # another client wrote meanwhile: look at each key now
                 values.put_row(keys.user_key(row), encoding, data, overwrite=True, timeout=timeout)
     if there:
         values.write_rows([(row, rows[row]) for row in there], encoding, overwrite=True, owners=owners, timeout=timeout)
 
 
 def _get(values: Values, wanted: Sequence[str], timeout: float) -> dict[str, tuple[bytes, Encoding, Holder]]:
-    """Bytes, how they are to be read, and whose they are. Pointers are followed together."""
+    """Returns bytes, their encoding and their owner by key. Follows all pointers together."""
     found: dict[str, tuple[bytes, Encoding, Holder]] = {}
     pointers: dict[str, tuple[Pointer, Holder]] = {}
     there = values.noted([keys.named(key) for key in wanted], largest=MAX_VALUE_BYTES, timeout=timeout)
@@ -634,7 +634,7 @@ def _get(values: Values, wanted: Sequence[str], timeout: float) -> dict[str, tup
 
 
 def _rows(values: Values, pointers: Mapping[str, Pointer], timeout: float) -> tuple[dict[str, str], list[str]]:
-    """Where the values lie of tasks that have completed; and keys whose values, if any, are found one by one."""
+    """Returns the rows of values whose tasks have completed, and the keys whose values, if any, must be read one by one."""
     rows: dict[str, str] = {}
     others: list[str] = []
     for (key, pointer), fate in zip(pointers.items(), values.fates.fates(pointers.values(), timeout), strict=True):
@@ -646,7 +646,7 @@ def _rows(values: Values, pointers: Mapping[str, Pointer], timeout: float) -> tu
 
 
 def _parts(wanted: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:
-    """(how many with these, these)."""
+    """Yields (keys so far including this part, the part)."""
     rest, done = iter(wanted), 0
     while part := list(islice(rest, size)):
         done += len(part)
@@ -666,7 +666,7 @@ def _told(doing: str, of: object, progress: Progress) -> Iterator[Callable[[int]
 
 
 class AskedFates:
-    """A `FatesPort`: what became of the tasks behind pointers, asked of whoever answers; final states are remembered. Thread-safe."""
+    """A `FatesPort` that asks the cluster what became of the tasks behind pointers, and remembers final states. Thread-safe."""
 
     def __init__(self, asks: Asks) -> None:
         self._asks = asks
@@ -682,7 +682,7 @@ class AskedFates:
         return found
 
     def fates(self, pointers: Iterable[Pointer], timeout: float) -> list[State | str]:
-        """See `FatesPort`. Cost: a question for each 1,000 that were not known to have ended."""
+        """See `FatesPort`. Cost: one question per 1,000 pointers whose tasks are not known to have ended."""
         wanted = list(pointers)
         with self._lock:
             missing = [pointer for pointer in dict.fromkeys(wanted) if pointer not in self._known]

@@ -1,8 +1,8 @@
 """Submits a list of different jobs, all or nothing.
 
-A submission without tasks, the anchor, is held while its program lives. Every job of the list is made durable behind it (it waits for
-the anchor's end with `ok`), and one write on the anchor, its release, lets them all go. A program that dies before leaves an anchor
-without owner: the leader cancels it (`Abandon` in `coord/decisions/keeping.py`), and what waits for it is cancelled with it.
+The anchor, a submission without tasks, is held while its program lives. Every job of the list is made durable behind it (it waits
+for the anchor's end with `ok`). One write on the anchor, its release, starts them all. A program that dies earlier leaves an anchor
+without owner: the leader cancels it (`Abandon` in `coord/decisions/keeping.py`), and with it all jobs that wait for it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CANCEL_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedJob:
-    """One job of a list. where: `jobs.toml: job 3, line 17 (prep)`; needs: (condition, place in the list) of others that it waits for."""
+    """One job of a list. where: `jobs.toml: job 3, line 17 (prep)`; needs: (condition, index in the list) of jobs that it waits for."""
 
     where: str
     name: str
@@ -55,7 +55,7 @@ class ListedJob:
 
 
 def in_order(entries: Sequence[ListedJob]) -> Iterator[int]:
-    """Places of entries, each behind those that it needs; what is in a cycle is left out. Cost: O(entries + needs)."""
+    """Yields indices of entries, each after those that it needs; leaves out entries in a cycle. Cost: O(entries + needs)."""
     missing = [len({need for _, need in entry.needs}) for entry in entries]
     waiting: dict[int, list[int]] = {}
     for place, entry in enumerate(entries):
@@ -74,7 +74,7 @@ def in_order(entries: Sequence[ListedJob]) -> Iterator[int]:
 
 
 def prepare_all(reach: Reach, entries: Sequence[ListedJob]) -> list[CheckedRequest]:
-    """Each checked against the cluster, and all together against the room of their queues; nothing is written.
+    """Checks each entry against the cluster, and all together against the room of their queues; writes nothing.
 
     Raises: as `sending.prepare`, naming the entry; QueueFull; LimitReached.
     """
@@ -100,11 +100,11 @@ def prepare_all(reach: Reach, entries: Sequence[ListedJob]) -> list[CheckedReque
 
 
 def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[CheckedRequest], *, token: str, name: str) -> list[Sent]:
-    """Makes all of them durable, in their order, or none.
+    """Makes all entries durable, in their order, or none.
 
     Args:
         token: "" = a new one. name: of the list.
-    Raises: what a single `send` raises; StateConflict when the list was given up meanwhile.
+    Raises: the errors of a single `send`; StateConflict if the list was given up meanwhile.
     """
     from rmgr.submitter.questions import CancelSubmission
 
@@ -121,7 +121,7 @@ def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[Checke
         sent = _make(reach, submitter, entries, drafts, records, anchor.id, mine, deadline_s)
         failpoint("list.before_release")
     except (RmgrError, KeyboardInterrupt) as error:
-        with suppress(RmgrError):  # else the leader does it, once this program has gone
+        with suppress(RmgrError):  # else the leader does it once this program is gone
             reach.ask(CancelSubmission(number=anchor.id, detail="not all of its list could be submitted"), _CANCEL_S)
         if isinstance(error, SubmitUnknown):
             what = "ZooKeeper went away while the list was submitted; it was not let go, and nothing of it runs"
@@ -136,7 +136,7 @@ def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[Checke
 
 
 def _anchor(like: Submission, token: str, name: str) -> Submission:
-    """What the list waits for: no task, held, and nobody's once its program has gone."""
+    """Returns the submission that the list waits for: held, without tasks, and without owner once its program is gone."""
     return Submission(
         id=0,
         name=f"list {name}"[:200],
@@ -157,7 +157,7 @@ def _anchor(like: Submission, token: str, name: str) -> Submission:
 
 
 def _is_sent(anchor: Submission, me: str, token: str) -> bool:
-    """The token was used before, and all of that list is in. me: this Submitter. Raises StateConflict when it is not."""
+    """Returns whether the token was used before for a list that is complete now. me: this Submitter. Raises StateConflict if incomplete."""
     if anchor.owner == me:
         return False
     if anchor.phase in (Phase.OPEN, Phase.CLOSED) and not anchor.reason:
@@ -182,7 +182,7 @@ def _make(
     token: str,
     deadline_s: float,
 ) -> list[Sent]:
-    """All entries durable, each after those that it needs."""
+    """Makes all entries durable, each after those that it needs."""
     from rmgr.submitter.port import Order
 
     sent: dict[int, Sent] = {}
@@ -213,7 +213,7 @@ def _make(
 
 
 def _release(reach: Reach, anchor: int, token: str, timeout_s: float) -> None:
-    """The commit: from here on all of the list runs."""
+    """Commits the list: from here on all of it runs."""
     from rmgr.submitter.questions import ReleaseSubmission
 
     try:

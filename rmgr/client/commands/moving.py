@@ -1,4 +1,4 @@
-"""Asks for placed jobs to save their state, or to go on elsewhere, many at once, and waits until it is known what came of each."""
+"""Asks placed jobs to save their state or to move elsewhere, many at once, and waits until the result of each is known."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rmgr.submitter.questions import Asks, MoveTask, ReadMoved, ReadVacated, Vac
 
 _Answer = TypeVar("_Answer")
 _ERRORS: dict[str, type[RmgrError]] = {kind.code: kind for kind in (Infeasible, NotFound, PermissionDenied, StateConflict, Unavailable)}
-#: How long one question may take; pauses between two looks at an answer, the first and the longest.
+#: Time limit of one question, and the first and the longest pause between two looks at an answer (s).
 _ASK_S, _SOON_S, _SELDOM_S = 10.0, 0.02, 1.0
 
 
 def move_each(asks: Asks, asked: Sequence[tuple[str, MoveTask | VacateNode]], *, deadline_s: float) -> list[StopRequest | RmgrError]:
-    """Orders all of them, then waits for each.
+    """Sends all orders, then waits for each answer.
 
     Args: asked: (the job or node, for messages; the order). deadline_s: monotonic.
-    Returns: of each the leader's answer (jobs that refused are in `left` where several were asked), or the error: what the leader
-        says (NotFound, StateConflict, Infeasible, Unavailable); DeadlineExceeded when nothing is known in time (it is done as soon as
-        somebody leads), CoordinationUnavailable.
+    Returns: for each order the leader's answer (jobs that refused are in `left` if several were asked), or an error: the leader's
+        (NotFound, StateConflict, Infeasible, Unavailable); DeadlineExceeded if nothing is known in time (the order stands until a
+        leader carries it out); CoordinationUnavailable.
     """
     sent = [(shown, order, _tried(partial(_send, asks, shown, order, deadline_s))) for shown, order in asked]
 
@@ -53,7 +53,7 @@ def _send(asks: Asks, shown: str, order: MoveTask | VacateNode, deadline_s: floa
 
 
 def _wait(asks: Asks, shown: str, order: MoveTask | VacateNode, deadline_s: float) -> StopRequest:
-    """Its answer."""
+    """Waits for the answer to one order."""
     pauses = Backoff(_SOON_S, _SELDOM_S, factor=1.5)
     look = ReadMoved(number=order.number, guid=order.guid) if isinstance(order, MoveTask) else ReadVacated(node=order.node, guid=order.guid)
     while True:

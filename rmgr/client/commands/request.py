@@ -1,4 +1,4 @@
-"""Requests to run a command or a script: what they ask for, what of it is recorded, and a record as a request again (`rmgr rerun`)."""
+"""Requests to run a command or script: their options, the part that is recorded, and records as requests again (`rmgr rerun`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PYTHON = re.compile(r"^python(?:\d(?:\.\d+)?)?$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptText:
-    """A script as it was when it was read. name: its path, or "stdin"."""
+    """A script as it was read. name: its path, or "stdin"."""
 
     name: str
     text: bytes
@@ -37,7 +37,7 @@ class ScriptText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOptions:
-    """Options of one request; their names are those of `rmgr submit`. Times in us, sizes in bytes, None: not said.
+    """Options of one request, named as those of `rmgr submit`. Times in us, sizes in bytes, None: not given.
 
     each_line, stdin: files of this machine, "-" = standard input. inputs, outputs: (key of the store, file).
     """
@@ -84,7 +84,7 @@ class CommandOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
-    """A request with what it runs: `words` as argv, or as the arguments of `script`."""
+    """A request: its options, and `words` as argv, or as the arguments of `script`."""
 
     options: CommandOptions
     words: tuple[str, ...]
@@ -92,14 +92,14 @@ class CommandRequest:
 
 
 def payloads_of(options: CommandOptions) -> list[bytes]:
-    """The argument of each task: its line, or nothing. Raises UsageError (the file of `each_line`)."""
+    """Returns the argument of each task: its line, or b"". Raises UsageError (the file of `each_line`)."""
     if options.each_line:
         return read_entries(options.each_line)
     return [b""] * (len(parse_array(options.array)) if options.array else 1)
 
 
 def read_entries(file: str) -> list[bytes]:
-    """Lines of `file` ("-": standard input), without their ends; empty ones are left out. Raises UsageError."""
+    """Reads the lines of `file` ("-": standard input), without line ends and empty lines. Raises UsageError."""
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as lines:
             entries = [line.rstrip(b"\r\n") for line in lines]
@@ -123,7 +123,7 @@ def read_entries(file: str) -> list[bytes]:
 
 
 def command_of(request: CommandRequest) -> Command:
-    """The command as it is recorded; script and uploads are named later, by their hashes. Raises UsageError (`python`, names of files)."""
+    """Returns the command to record, still without the hashes of script and uploads. Raises UsageError (`python`, file names)."""
     options = request.options
     out, err = on_node(options.out, options.cwd), on_node(options.err, options.cwd)
     for option, name in (("--out", out), ("--err", err), ("--cwd", options.cwd), ("--python", options.python)):
@@ -150,7 +150,7 @@ def command_of(request: CommandRequest) -> Command:
 
 
 def _check_files(option: str, pairs: Iterable[tuple[str, str]], *, absolute: bool) -> None:
-    """Raises UsageError for a file that the Starter would refuse after the work has been queued. absolute: a whole path may stand there."""
+    """Raises UsageError for a file name that the Starter would refuse after queueing. absolute: absolute paths are allowed."""
     for key, name in pairs:
         _check_name(option, name)
         way = os.path.normpath(name)
@@ -162,18 +162,18 @@ def _check_files(option: str, pairs: Iterable[tuple[str, str]], *, absolute: boo
 
 
 def _check_name(option: str, name: str) -> None:
-    """Raises UsageError for what no file can be called."""
+    """Raises UsageError for a name that no file can have."""
     if fault := path_fault(name):
         raise UsageError(f"{option}: no file can have the name {name[:80]!r}: it {fault}", hint="a shorter name, of plain characters")
 
 
 def whole_path(word: str) -> str:
-    """The absolute path of a command that exists here by a relative one: nodes run it in another directory."""
+    """Makes a relative path of an existing command absolute, because nodes run it in another directory."""
     return os.path.abspath(word) if "/" in word and not os.path.isabs(word) and os.path.isfile(word) else word
 
 
 def interpreted(python: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """`--python PATH`: `python x.py` and `x.py` run with that interpreter. Raises UsageError when nothing here is Python's."""
+    """Applies `--python PATH`: `python x.py` and `x.py` run with that interpreter. Raises UsageError if neither form is used."""
     if not python:
         return words
     if _PYTHON.match(os.path.basename(words[0])):
@@ -184,19 +184,19 @@ def interpreted(python: str, words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def output_key(pattern: str, record: Submission, number: int, position: int) -> str:
-    """Key of `--output` for one task: %a is its array index, %j the job, %x the name."""
+    """Returns the key of `--output` for one task: %a is its array index, %j the job, %x the name."""
     shown = str(shown_index(record.array, position))
     return pattern.replace("%a", shown).replace("%j", str(number)).replace("%x", record.name)
 
 
 def on_node(pattern: str, cwd: str) -> str:
-    """An output file as the node sees it: below `--cwd`, else below the directory where it was submitted."""
+    """Returns an output file's path on the node: below `--cwd`, else below the directory of the submission."""
     return os.path.abspath(os.path.join(cwd, pattern)) if pattern else ""
 
 
-# -- stored work that runs again: what its user gave with it is found by hashes in its record (script, uploads, stdin, lines). In a
-# secured cluster the record bears the signature of who submitted it; who runs it again signs what that one has signed, and nothing
-# that was changed since.
+# -- stored work that runs again: hashes in its record lead to what its user gave with it (script, uploads, stdin, lines). In a
+# secured cluster the record has its submitter's signature; a user who runs it again signs exactly what the submitter signed,
+# without later changes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class StoredWork:
 def check_signature(
     record: Submission, asks: Asks, trust: Trust, cluster_id: str, *, operators: Sequence[str], timeout_s: float
 ) -> None:
-    """In a secured cluster: the record says what its user has asked for, under this number. operators: by the settings.
+    """Checks, in a secured cluster, that the user signed this record for this number. operators: from the settings.
 
     Raises: PermissionDenied; CoordinationUnavailable.
     """
@@ -235,7 +235,7 @@ def check_signature(
 
 
 def _of_another(record: Submission, asks: Asks, timeout_s: float) -> str:
-    """Why the record is not that of its number, "" = it is: a user signs a nonce, which has led to a number since."""
+    """Returns why the record is not that of its number, "" if it is. The user signs a nonce, which was assigned a number later."""
     from rmgr.submitter.questions import ReadNonce
 
     is_its_own = asks.ask(ReadNonce(number=record.id), timeout_s=timeout_s) == record.id
@@ -243,7 +243,7 @@ def _of_another(record: Submission, asks: Asks, timeout_s: float) -> str:
 
 
 def _amended_by_others(record: Submission, trust: Trust, cluster_id: str, operators: Sequence[str], timeout_s: float) -> str:
-    """Why an amendment of it is not that of somebody who may make it, "" = all are. (What an operator may change, its form says.)"""
+    """Returns why an amendment was made by a user who may not make it, "" if all are valid. (Its form limits what operators may change.)"""
     from rmgr.coord.seal import amendment_fault
 
     for change in record.changes:
@@ -259,9 +259,9 @@ def _amended_by_others(record: Submission, trust: Trust, cluster_id: str, operat
 
 
 def lines_of(reach: Reach, record: Submission, positions: Sequence[int], total: int) -> tuple[bytes, ...]:
-    """The lines of `--each-line` that these tasks had; nothing for each where it was none. Raises: DataLost, StoreUnavailable.
+    """Returns the lines of `--each-line` of these tasks, b"" for each if there were none. Raises: DataLost, StoreUnavailable.
 
-    total: tasks of the submission; several without an array come of lines.
+    total: tasks of the submission; several tasks without an array came from lines.
     """
     if not record.entries:
         if total > 1 and not record.array:
@@ -280,7 +280,7 @@ def lines_of(reach: Reach, record: Submission, positions: Sequence[int], total: 
 
 
 def array_of(record: Submission, positions: Sequence[int]) -> str:
-    """The array with the numbers that these tasks have, so that they keep them; "" for the only task of a submission without one."""
+    """Returns an array with the index of each of these tasks, so that they keep it; "" for the only task of a plain submission."""
     if record.array:
         known = parse_array(record.array)
         numbers = [known.index_at(position) for position in positions]
@@ -293,7 +293,7 @@ def array_of(record: Submission, positions: Sequence[int]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[str]:
-    """1 3 5 8 9 -> `1-5:2`, `8-9`."""
+    """Yields ranges: 1 3 5 8 9 -> `1-5:2`, `8-9`."""
     at = 0
     while at < len(numbers):
         step = numbers[at + 1] - numbers[at] if at + 1 < len(numbers) else 0
@@ -309,7 +309,7 @@ def _ranges(numbers: Sequence[int]) -> Iterator[str]:
 
 
 def command_again(stored: Command, request: CommandRequest) -> Command:
-    """The stored command with what the request says anew. Raises: UsageError (`python`)."""
+    """Returns the stored command with the request's changes. Raises: UsageError (`python`)."""
     options = request.options
     if options.python:
         raise UsageError("--python: the stored command names its interpreter itself", hint="rmgr submit --python PATH -- python program.py")

@@ -1,5 +1,5 @@
-"""Submits a command: it is checked against cluster and store, files and scripts go into the store, then one SUBMIT is made, or a Submitter
-sends what does not fit one.
+"""Submits a command: checks it against cluster and store, puts files and scripts into the store, then makes one SUBMIT, or has an engine
+send what does not fit one.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from rmgr.model.cluster.node import NodeRecord
     from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 
-#: How long SUBMIT may take when the caller has no deadline.
+#: How long SUBMIT may take if the caller has no deadline (s).
 _SUBMIT_S = 30.0
-#: Of a record in its znode; the rest of 16 KiB is for what is not command and environment.
+#: Most bytes of a record in its znode; the rest of 16 KiB is for other than command and environment.
 MAX_RECORD_BYTES = 15 * 1024
-#: Characters of a name, an account, a token.
+#: Most characters of a name, an account, or a token.
 _MAX_WORD = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A durable submission. created: just now; else the token had been used before."""
+    """A durable submission. created: made just now; False: its token had been used before."""
 
     submission: Submission
     tasks: int
@@ -63,17 +63,17 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRequest:
-    """A checked request, ready to be sent. payloads: one a task."""
+    """A checked request, ready to be sent. payloads: one per task."""
 
     record: Submission
     payloads: list[bytes]
     settings: ClusterSettings
     request: CommandRequest
-    is_again: bool = False  #: it was run before: its output keys belong to tasks that have left nothing under them
+    is_again: bool = False  #: run before; its output keys belong to tasks that left no values under them
 
     @property
     def tasks(self) -> int:
-        """How many tasks it makes."""
+        """Number of tasks that it makes."""
         return len(self.payloads)
 
 
@@ -88,10 +88,10 @@ class AdmissionFacts:
 def prepare(
     reach: Reach, request: CommandRequest, facts: AdmissionFacts | None = None, *, stored: StoredWork | None = None
 ) -> CheckedRequest:
-    """Checks a request against the cluster; nothing is written.
+    """Checks a request against the cluster; writes nothing.
 
     Args:
-        facts: what it is checked against; None: they are read. stored: what it runs again.
+        facts: settings and nodes to check against; None: read now. stored: the work that is run again.
     Raises: UsageError, NotFound (queue, dependency), Infeasible naming the largest node or the limit, PermissionDenied,
         StateConflict (closed queue), Unavailable.
     """
@@ -115,7 +115,7 @@ def prepare(
 
 
 def slurm_variables(record: Submission, options: CommandOptions, tasks: int) -> dict[str, str]:
-    """What `--slurm-env` adds to the variables of a command here: a node makes the others (`runner/host/slurm.py`)."""
+    """Returns the variables that `--slurm-env` sets here; the node sets the others (`runner/host/slurm.py`)."""
     from rmgr.runner.host.slurm import FLAG
 
     found = {
@@ -137,7 +137,7 @@ def slurm_variables(record: Submission, options: CommandOptions, tasks: int) -> 
 
 
 def _draft(reach: Reach, request: CommandRequest, stored: StoredWork | None) -> Submission:
-    """The record of a request, before a queue has given its defaults."""
+    """Returns the record of a request, before its queue's defaults are applied."""
     from rmgr.client.commands.request import command_again
     from rmgr.client.specs import Options, draft_of
 
@@ -191,7 +191,7 @@ def send(reach: Reach, draft: CheckedRequest) -> Sent:
 
 
 def as_tried(draft: CheckedRequest) -> Submission:
-    """The record for who is asked where it would run: with the hash of its script, which nobody has stored."""
+    """Returns the record for asking where it would run: with the hash of its script, which is not stored."""
     request, record = draft.request, draft.record
     if request.script is None or record.command is None:
         return record
@@ -199,7 +199,7 @@ def as_tried(draft: CheckedRequest) -> Submission:
 
 
 def shipped(reach: Reach, draft: CheckedRequest) -> Submission:
-    """The record, once its script, its uploads and what it reads are in the store. Raises StoreUnavailable, ValueTooLarge, UsageError."""
+    """Stores script, uploads and input; returns the record with their hashes. Raises StoreUnavailable, ValueTooLarge, UsageError."""
     request, command = draft.request, draft.record.command
     assert command is not None
     if request.script is not None:
@@ -221,7 +221,7 @@ def _commit(reach: Reach, record: Submission, draft: CheckedRequest) -> Sent:
         return send_in_parts(reach, reach.submitter(), record, draft, deadline_s)
     from rmgr.submitter.port import Order, prepared, unsigned
 
-    if not draft.request.options.token:  # one of the user's may stand for a submission that is in already
+    if not draft.request.options.token:  # the user's own token may name an existing submission
         check_jobs(reach, draft.settings.limits, record.user)
     check_room(reach, draft.settings, record.queue, len(blocks) if waiting_blocks(record, draft.tasks) else 0)
     order = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True, held=bool(record.max_running) or None)
@@ -232,7 +232,7 @@ def _commit(reach: Reach, record: Submission, draft: CheckedRequest) -> Sent:
 
 
 def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
-    """All tasks as blocks of one multi (the submission's number is filled in later); None when they do not fit one."""
+    """Returns all tasks as blocks of one multi (the submission's number is filled in later); None if they do not fit."""
     from rmgr.client.ports import TaskSpec
     from rmgr.client.submission.packing import first_blocks
 
@@ -240,11 +240,11 @@ def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
 
 
 def send_in_parts(reach: Reach, submitter: Engine, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
-    """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
+    """Sends a submission that needs several multis (opens, extends, completes it), or whose outputs have keys."""
     from rmgr.client.ports import TaskSpec
     from rmgr.submitter.questions import CancelSubmission
 
-    if not draft.request.options.token:  # a token of the user's may stand for a submission that is in already
+    if not draft.request.options.token:  # the user's own token may name an existing submission
         check_room(reach, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
     handle = submitter.open(record, SilentListener(), timeout_s=seconds_left(deadline_s))
     known = handle.next_index
@@ -260,14 +260,14 @@ def send_in_parts(reach: Reach, submitter: Engine, record: Submission, draft: Ch
     except SubmitUnknown:
         raise
     except RmgrError as error:
-        handle.complete()  # all or nothing: what is in does not run on without the rest
+        handle.complete()  # all or nothing: tasks that are in must not run without the rest
         reach.ask(CancelSubmission(number=handle.number, detail=error.message), 30.0)
         raise
     return Sent(submission=handle.submission, tasks=draft.tasks, created=True)
 
 
 def output_files(draft: CheckedRequest) -> tuple[tuple[str, str], ...]:
-    """(key, file) of what its tasks leave in the data store."""
+    """Returns (key, file) of the outputs that tasks leave in the data store."""
     return draft.record.command.output_files if draft.record.command is not None else ()
 
 
@@ -282,12 +282,12 @@ def _pointers(draft: CheckedRequest, number: int, reign: str) -> list[tuple[str,
 
 
 def seconds_left(deadline_s: float) -> float:
-    """Until a monotonic time, for a call that must be allowed something."""
+    """Returns seconds until a monotonic time, at least 0.1, for a call that needs some time."""
     return max(0.1, deadline_s - machine.monotonic())
 
 
 class SilentListener:
-    """A listener for a submission that nobody here waits for."""
+    """A listener for a submission that nothing here waits for."""
 
     def on_outcomes(self, fragment: Any, outcomes: Sequence[Any]) -> None:
         """See `ports.Listener`."""
@@ -299,18 +299,18 @@ class SilentListener:
         """See `ports.Listener`."""
 
 
-# -- checks that need the cluster or the data store: nothing is written; whoever changes it meanwhile is refused later ---------
+# -- checks against the cluster and the store: nothing is written; a change in between is refused later -----------------------
 
 
 def read_facts(reach: Reach) -> AdmissionFacts:
-    """Settings and nodes of the cluster, as they are now. Raises Unavailable."""
+    """Returns the cluster's present settings and nodes. Raises Unavailable."""
     from rmgr.submitter.questions import ReadNodes, ReadSettings
 
     return AdmissionFacts(reach.ask(ReadSettings()).settings, [*reach.ask(ReadNodes())])
 
 
 def check_dependencies(reach: Reach, draft: Submission) -> None:
-    """What it waits for exists, or did. Raises NotFound."""
+    """Raises NotFound unless all submissions that `draft` waits for exist, or did."""
     from rmgr.coord.protocol import keys
     from rmgr.submitter.questions import WhichExist
 
@@ -322,7 +322,7 @@ def check_dependencies(reach: Reach, draft: Submission) -> None:
 
 
 def check_inputs(reach: Reach, names: Iterable[str]) -> None:
-    """Input keys are there, and may be read. Raises NotFound, PermissionDenied."""
+    """Raises NotFound or PermissionDenied unless all input keys exist and may be read."""
     if not names:
         return
     from rmgr.coord.decisions.rights import TRUST_ANYBODY
@@ -330,7 +330,7 @@ def check_inputs(reach: Reach, names: Iterable[str]) -> None:
 
     values, wait_s = reach.values(), reach.left_s(30.0) or 30.0
     for key in names:
-        values.check_input(key, trust=(TRUST_ANYBODY,), timeout=wait_s)  # a file of bytes: nobody unpickles it
+        values.check_input(key, trust=(TRUST_ANYBODY,), timeout=wait_s)  # a file of bytes, never unpickled
         if reach.data_store().head(keys.named(key), timeout_s=wait_s) is None:
             raise NotFound(
                 f"--input: there is no key {key!r} in the data store", hint=f"rmgr store put {key} FILE; rmgr store ls lists keys"
@@ -338,7 +338,7 @@ def check_inputs(reach: Reach, names: Iterable[str]) -> None:
 
 
 def check_outputs(reach: Reach, draft: Submission, tasks: int) -> None:
-    """Output keys are free. Raises KeyExists, UsageError. Whoever comes between is refused by `claim_outputs`."""
+    """Raises KeyExists or UsageError unless output keys are free. `claim_outputs` refuses keys taken in between."""
     from rmgr.client.commands.request import output_key
 
     command = draft.command
@@ -358,14 +358,14 @@ def check_outputs(reach: Reach, draft: Submission, tasks: int) -> None:
 
 
 def waiting_blocks(record: Submission, tasks: int) -> int:
-    """How many blocks would wait in the queue as soon as it is submitted."""
+    """Returns the number of blocks that would wait in the queue right after submission."""
     if record.phase is not Phase.OPEN or record.max_running:
         return 0
     return tasks if record.rigid is not None else -(-tasks // MAX_TASKS)
 
 
 def check_room(reach: Reach, settings: ClusterSettings, queue: str, more: int, *, what: str = "this is") -> None:
-    """The queue takes so many more blocks. Raises QueueFull. Cost: a read, where the queue has a cap."""
+    """Raises QueueFull unless the queue has room for `more` blocks. Cost: one read if the queue has a cap."""
     from rmgr.submitter.questions import CountWaiting
 
     spec = settings.queue(queue)
@@ -382,7 +382,7 @@ def check_room(reach: Reach, settings: ClusterSettings, queue: str, more: int, *
 
 
 def check_jobs(reach: Reach, limits: UserLimits, user: str, *, new: int = 1) -> None:
-    """`user` is about to submit so many jobs. Raises, and costs, as `caps.check_cap`."""
+    """Checks whether `user` may submit `new` more jobs. Errors and cost as of `admission.check_cap`."""
     from rmgr.procedures.admission import check_cap
     from rmgr.submitter.questions import ReadUse
 
@@ -390,7 +390,7 @@ def check_jobs(reach: Reach, limits: UserLimits, user: str, *, new: int = 1) -> 
 
 
 def check_size(record: Submission) -> None:
-    """Refuses what does not fit a record. Raises UsageError, RequestTooLarge."""
+    """Raises UsageError or RequestTooLarge for a request that does not fit a record."""
     from rmgr.coord.protocol.records import encode_record
 
     size = len(encode_record(record))
@@ -405,7 +405,7 @@ def check_size(record: Submission) -> None:
 
 
 def check_store(reach: Reach) -> None:
-    """Work that is accepted while its outputs could not be stored would only fill the nodes' disks. Raises StoreUnavailable."""
+    """Raises StoreUnavailable if outputs could not be stored: accepted work would only fill the nodes' disks."""
     from rmgr.procedures.bootstrap import STORE_READ_S, not_submitted, require_store
 
     timeout_s = min(STORE_READ_S, reach.left_s(STORE_READ_S) or STORE_READ_S)
@@ -416,7 +416,7 @@ def check_store(reach: Reach) -> None:
     require_store(store, timeout_s=timeout_s)
 
 
-# -- scripts, files and directories that travel to the nodes: stored once each, by the hash of their content -------------------
+# -- scripts, files and directories that travel to nodes: each stored once, by the hash of its content ------------------------
 
 
 def ship_script(reach: Reach, script: ScriptText, python: str = "") -> str:
@@ -425,7 +425,7 @@ def ship_script(reach: Reach, script: ScriptText, python: str = "") -> str:
 
 
 def script_sha256(script: ScriptText, python: str = "") -> str:
-    """The hash that `ship_script` returns; nothing is stored."""
+    """Returns the hash that `ship_script` returns, without storing the script."""
     return hashlib.sha256(_script_text(script, python)).hexdigest()
 
 
@@ -441,7 +441,7 @@ def _script_text(script: ScriptText, python: str) -> bytes:
 
 
 def ship_stdin(reach: Reach, name: str) -> str:
-    """Stores what the work is to read from its standard input; `-` is ours. Raises UsageError, ValueTooLarge."""
+    """Stores the standard input of the work; `-` is this process's own. Raises UsageError, ValueTooLarge."""
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
             data = file.read(MAX_UPLOAD_BYTES + 1)
@@ -453,7 +453,7 @@ def ship_stdin(reach: Reach, name: str) -> str:
 
 
 def ship_lines(reach: Reach, lines: Sequence[bytes]) -> str:
-    """Stores the lines of `--each-line`, so that tasks can be run again; "" where they are too many for that."""
+    """Stores the lines of `--each-line`, so that tasks can run again; returns "" if they are too many for that."""
     data = b"\n".join(lines)
     return _store(reach, data) if len(data) <= MAX_UPLOAD_BYTES else ""
 
@@ -482,9 +482,9 @@ def ship_uploads(reach: Reach, names: Sequence[str]) -> tuple[Upload, ...]:
 
 
 def pack_directory(directory: Path) -> bytes:
-    """A tar archive whose bytes depend on names, modes and contents only, so that the same code is stored once.
+    """Packs a tar archive whose bytes depend only on names, modes and contents, so that the same code is stored once.
 
-    Raises: UsageError naming what cannot travel (special files, links that lead out of the directory); ValueTooLarge; OSError.
+    Raises: UsageError naming a member that cannot travel (special file, link out of the directory); ValueTooLarge; OSError.
     """
     import tarfile
 
@@ -510,7 +510,7 @@ def pack_directory(directory: Path) -> bytes:
 
 
 def _tree(directory: Path) -> Iterator[Path]:
-    """Everything below, by name; caches of Python left out, no link followed. Raises: UsageError, OSError."""
+    """Yields everything below `directory` by name, without Python's caches and without following links. Raises: UsageError, OSError."""
     with os.scandir(directory) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:
@@ -527,7 +527,7 @@ def _tree(directory: Path) -> Iterator[Path]:
 
 
 def _check_link(directory: Path, inside: Path, to: str) -> None:
-    """A link must lead to something that travels with it: on the node nothing else is there."""
+    """Raises UsageError for a link out of the directory: the node has only what travels with it."""
     where = os.path.normpath(inside.parent / to)
     if os.path.isabs(to) or where.split(os.sep)[0] == "..":
         raise UsageError(
@@ -544,7 +544,7 @@ def _content(path: Path) -> bytes:
 
 
 def _shown(name: str) -> str:
-    """The name in the work directory."""
+    """Returns the name of an upload in the work directory."""
     shown = os.path.basename(os.path.abspath(name))
     try:
         shown.encode()

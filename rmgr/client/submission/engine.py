@@ -1,7 +1,7 @@
 """Looks after all submissions of this process on one thread: packs and signs what callers add, and verifies what comes back.
 
-What is to be done with ZooKeeper a Submitter does (`rmgr/submitter`), in this process or in a gateway. Its answers, timers and rows
-from the store come in as jobs of the thread (`submitter/thread.py`), which alone changes the state.
+A Submitter (`rmgr/submitter`), in this process or in a gateway, does the work at ZooKeeper. Its answers, timers and rows of
+the store arrive as jobs of the thread (`submitter/thread.py`); only that thread changes the state.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
     from rmgr.submitter.remote import RemoteAnswers
 
 _LOG = logging.getLogger("rmgr.submitter")
-#: Longest that publishing the user's certificate may take.
+#: How long publishing the user's certificate may take (s).
 _PUBLISH_S = 10.0
 _OPEN = Secured()
 
 
 class Engine:
-    """Submits, and follows, for the library and for commands. Thread-safe. Made by `engine_here` or `engine_through`.
+    """Submits and follows work for the library and for commands. Thread-safe. Made by `engine_here` or `engine_through`.
 
     Listeners are called on its thread and must neither block nor run code of the user.
 
     Args:
-        asks: answers what users ask. store: connected; closed with the engine.
-        make_work: makes what carries the work out, on the Submitter's thread and for the owner that an entry tells of.
-        fates: what became of tasks behind pointers.
-        secured: signs what is sent, judges what comes back and whose values are.
-        close: closes what carries the work out, given how long that may take (s).
+        asks: answers users' questions. store: connected; closed with the engine.
+        make_work: makes the object that carries out the work, given the Submitter's thread and this owner's entry.
+        fates: knows what became of the tasks behind pointers.
+        secured: signs what is sent, and judges what comes back and who owns values.
+        close: closes the object that carries out the work, given the time that this may take (s).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Engine:
 
     @property
     def user(self) -> str:
-        """The user in whose name work is submitted, from the credentials; "" where there are none."""
+        """The user in whose name work is submitted, from the credentials; "" without credentials."""
         return self.signer.user if self.signer is not None else ""
 
     @property
@@ -93,23 +93,22 @@ class Engine:
         return self.work.session_state
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
-        """Queues and limits, at most 5 s old."""
+        """Returns queues and limits, at most 5 s old."""
         self.check_usable()
         return self.work.settings(timeout_s=timeout_s)
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
-        """Records of the nodes, at most 5 s old."""
+        """Returns the records of the nodes, at most 5 s old."""
         self.check_usable()
         return self.work.nodes(timeout_s=timeout_s)
 
     # -- submissions
 
     def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> SubmissionHandle:
-        """SUBMIT: `draft` (its id is ignored) becomes a submission, owned by this Submitter.
+        """Makes a submission of `draft` (its id is ignored) by SUBMIT, owned by this Submitter.
 
-        first: its first tasks, in the same commit if they fit it and the queue has room, else added at once (`flush` waits for
-            them). Not added when the draft's token had been used before: then `next_index` is not how many they are.
-        Raises: SubmitUnknown, CoordinationUnavailable, WrongCluster.
+        first: its first tasks, in the same commit if they fit and the queue has room, else added right after it (`flush` waits for
+            them). They are not added if the draft's token was used before: then `next_index` differs from their number.
         """
         self.check_usable()
         order = Order(draft=draft, is_owned=True)
@@ -128,11 +127,11 @@ class Engine:
         return handle
 
     def submit(self, order: Order, *, timeout_s: float) -> Submitted:
-        """One submission that nobody here follows. Raises: see `submitter.port.WorkPort`."""
+        """Makes one submission that nothing here follows. Raises: see `submitter.port.WorkPort`."""
         return self.work.submit(self._signed(order, timeout_s), timeout_s=timeout_s)
 
     def submit_many(self, orders: Sequence[Order], *, timeout_s: float) -> list[Submitted]:
-        """Each a complete submission without owner. Raises: see `submitter.port.WorkPort`."""
+        """Makes several complete submissions without an owner. Raises: see `submitter.port.WorkPort`."""
         return self.work.submit_many([self._signed(order, timeout_s) for order in orders], timeout_s=timeout_s)
 
     def _signed(self, order: Order, timeout_s: float) -> Order:
@@ -148,19 +147,19 @@ class Engine:
         signer = self.signer
         if own and signer is not None:
             signer.publish(self.asks, timeout_s=timeout_s)
-            own = signer.user == stored.submission.user  # nobody can sign tasks for another user
+            own = signer.user == stored.submission.user  # a client can sign tasks only for its own user
         handle = SubmissionHandle(self, stored, listener, owned=False, wants_ownership=own)
         self._begin(handle, fresh=False)
         return handle
 
     def cancel_tasks(self, number: int, indices: Sequence[int], *, reason: str, running: bool, timeout_s: float) -> list[int]:
-        """Cancels tasks that wait; with `running` also orders those that run to be killed. Returns those that will not end otherwise."""
+        """Cancels waiting tasks, with `running` also orders running ones to be killed. Returns the tasks that will have no other end."""
         self.check_usable()
         order = CancelTasks(number=number, ranges=tuple(ranges_of(indices)), detail=reason, waits_only=not running)
         return indices_of(self.asks.ask(order, timeout_s=timeout_s).ended, MOST_TASKS)
 
     def update(self, number: int, terms: Terms, *, timeout_s: float) -> str:
-        """See `ports.Engine`."""
+        """Changes the terms of a submission. Returns why nothing was changed, "" if it was."""
         self.check_usable()
         return update(self.asks, number, terms, signer=self.signer, timeout_s=timeout_s).unchanged
 
@@ -169,7 +168,7 @@ class Engine:
         self.thread.call_soon(callback)
 
     def close(self, *, timeout_s: float = 5.0, sends: bool = False) -> None:
-        """Lets go of everything; what is durable goes on without it. sends: first sends what waits, if that takes no longer. Idempotent."""
+        """Closes everything; durable work goes on. sends: first sends waiting tasks, within `timeout_s`. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -196,11 +195,11 @@ class Engine:
     # -- for handles
 
     def wake(self, handle: SubmissionHandle) -> None:
-        """It has something to send. From any thread."""
+        """Has the handle send its waiting tasks. From any thread."""
         self.thread.wake(handle.send, handle)
 
     def forget(self, handle: SubmissionHandle) -> None:
-        """It is over."""
+        """Stops looking after a handle that is over."""
         handles = self._handles.get(handle.number)
         if handles is not None and handle in handles:
             handles.remove(handle)
@@ -225,7 +224,7 @@ class Engine:
         self.thread.post(lambda: owned.set_result([handle for handle in self._all() if handle.owned]))
         try:
             for handle in machine.result(owned, timeout_s):
-                with contextlib.suppress(RmgrError):  # the end of the handle raises it where its tasks are waited for
+                with contextlib.suppress(RmgrError):  # `on_dead` of the handle raises it where its tasks are waited for
                     handle.flush(max(0.0, end_s - machine.monotonic()))
         except TimeoutError:
             _LOG.warning("not_flushed: the Submitter is busy")
@@ -245,11 +244,11 @@ def engine_here(
     secured: Secured = _OPEN,
     lines: Callable[[SubmitterThread, Hearing], Lines] | None = None,
 ) -> Engine:
-    """An engine that does its work itself, at ZooKeeper; `coordinator` is closed with it.
+    """Returns an engine that works on ZooKeeper itself, and closes `coordinator` at its end.
 
     Args:
-        asks: None: anybody may ask everything (tests). cap_blocks: overrides the queues' `max_pending_blocks` (tests).
-        lines: makes the direct lines to Starters; None: there are none. Others: as of `Engine`.
+        asks: None answers every question of anybody (tests). cap_blocks: overrides the queues' `max_pending_blocks` (tests).
+        lines: makes the direct lines to Starters; None: no direct lines. Others: as of `Engine`.
     """
     made: list[Submitter] = []
 
@@ -273,7 +272,7 @@ def engine_here(
 
 
 def engine_through(asks: RemoteAnswers, store: Store, *, secured: Secured = _OPEN) -> Engine:
-    """An engine whose work is done by the gateways of `asks`. Connects in the background; is closed before them. Args: as of `Engine`."""
+    """Returns an engine that works through the gateways of `asks`, connecting in the background. Close it before `asks`. Args: as of `Engine`."""
     from rmgr.client.values import AskedFates
     from rmgr.submitter.talking import RemoteWork
 

@@ -2,7 +2,7 @@
 
     callers ──add──> Sender ──growth──> Submitter ──fragments──> ReadFragments ──outcomes──> the listener
 
-The parts live on the Submitter's thread. `add`, `flush`, `wait_room`, `drop` and `complete` may be called from any other.
+The parts live on the Submitter's thread. Any thread may call `add`, `flush`, `wait_room`, `drop` and `complete`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from rmgr.client.submission.engine import Engine
 
 _LOG = logging.getLogger("rmgr.submitter")
-#: More than this unsent, and callers wait before they add more.
+#: Unsent tasks, and bytes of their arguments, beyond which callers wait before they add more.
 MAX_UNSENT_TASKS = 400_000
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
-#: Refused tasks that are kept, the latest.
+#: Refused tasks that are remembered, the latest ones.
 _KEPT_REFUSALS = 20_000
 
 
 class SubmissionHandle:
-    """A submission that is owned (extended) or only followed; a `submitter.port.KeptListener`.
+    """A submission that this client owns (and extends) or only follows; a `submitter.port.KeptListener`.
 
-    Args: owned: this client is the owner that the record names. wants_ownership: it becomes that once the owner is gone.
-    Attributes: submission: the record as last read. progress: written by the Submitter's thread; reading single fields is safe anywhere.
+    Args: owned: the record names this client as owner. wants_ownership: takes it over once the owner is gone.
+    Attributes: submission: the record as last read. progress: written by the Submitter's thread; any thread may read single fields.
     """
 
     def __init__(self, engine: Engine, stored: Stored, listener: Listener, *, owned: bool, wants_ownership: bool = False) -> None:
@@ -81,12 +81,12 @@ class SubmissionHandle:
 
     @property
     def next_index(self) -> int:
-        """Index that the next added task gets; stable under `lock`."""
+        """Index of the next task to be added; stable under `lock`."""
         return self._sender.buffer.next_index
 
     @property
     def has_unsent(self) -> bool:
-        """Tasks were added that are not known to be durable."""
+        """Whether some added tasks are not known to be durable."""
         return self.owned and self._sender.sent < self.next_index
 
     @property
@@ -96,21 +96,21 @@ class SubmissionHandle:
 
     @property
     def first_unclaimed(self) -> int:
-        """Tasks below it are durable, and their output keys are their own."""
+        """Index below which all tasks are durable and have their output keys."""
         return min(self._sender.claimed, self.progress.tail.next)
 
     def is_open(self, block: Packed) -> bool:
-        """Tasks of it have not ended."""
+        """Returns whether some task of the block has not ended."""
         return any(self.progress.ends.state_of(index) is None for index in range(block.first, block.first + block.count))
 
     def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
         """Adds tasks; they become durable with one of the next commits (`flush` waits for it). One caller at a time.
 
         Args:
-            payloads: argument bytes, one a task. The list is the handle's from now on.
-            solid: they are one block, run one after another in one slot (at most 256).
-            row: the store row that already holds the arguments (then `payloads` are empty, one a task).
-        Returns: the first index. Raises: StateConflict when the submission is complete, cancelled or not owned. Cost: O(tasks), no IO.
+            payloads: argument bytes, one item per task. The handle owns the list from now on.
+            solid: the tasks are one block and run one after another in one slot (at most 256).
+            row: the store row that already holds the arguments (then `payloads` are empty, one per task).
+            Returns: the first index. Raises: StateConflict if the submission is complete, cancelled or not owned. Cost: O(tasks), no IO.
         """
         sender = self._sender
         with self.lock:
@@ -123,13 +123,13 @@ class SubmissionHandle:
         return first
 
     def complete(self) -> None:
-        """No task will follow. Idempotent; committed in the background (`flush` waits for it)."""
+        """Marks the submission complete: no task follows. Idempotent; committed in the background (`flush` waits for it)."""
         with self.lock:
             self._sender.want_complete = True
         self.engine.wake(self)
 
     def drop(self, indices: Sequence[int]) -> list[int]:
-        """Cancels those of `indices` that are not sent yet; they end CANCELLED. Returns which."""
+        """Cancels those of `indices` that are not sent yet, and returns them; they end CANCELLED."""
         sender = self._sender
         with self.lock:
             unsent = sender.buffer.next_index - sender.buffer.tasks
@@ -138,7 +138,7 @@ class SubmissionHandle:
         return mine
 
     def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
-        """Tasks that were refused because of their output keys (all, or this one), each returned once: index -> why."""
+        """Returns tasks refused because of their output keys (all, or this one), each once: index -> why."""
         with self.lock:
             return self._refusals.take(index)
 
@@ -151,12 +151,12 @@ class SubmissionHandle:
             f"submission {self.number} is looked after by another Submitter, which lives", hint="end that process, or make a new TaskQueue"
         )
 
-    # -- waits of callers: each ends with what has ended the submission
+    # -- waits of callers: each raises the error that has ended the submission -----------------------------------------------------
 
     def wait_room(self, timeout_s: float | None) -> None:
-        """Waits while too much is unsent, or until the submission was taken over from its dead owner (about the session timeout).
+        """Waits while too much is unsent, or until this client has taken the submission over from its dead owner (about a session timeout).
 
-        Raises: QueueFull when the queue's cap is the cause, DeadlineExceeded; StateConflict when the owner lives, and `timeout_s` ran out.
+        Raises: QueueFull if the queue's cap is the cause, DeadlineExceeded; StateConflict if the owner still lives after `timeout_s`.
         """
         if not self.owned and self.wants_ownership:
             sender, patience_s = self._sender, 2 * self.engine.work.session_timeout_s + 2.0 if timeout_s is None else timeout_s
@@ -167,7 +167,7 @@ class SubmissionHandle:
             raise self._full_error()
 
     def flush(self, timeout_s: float | None) -> None:
-        """Waits until all that was added is durable, with its output keys, and the end of the submission, if it has one.
+        """Waits until all added tasks are durable and have their output keys; if the submission is marked complete, until that is, too.
 
         Raises: SubmitUnknown, QueueFull, CoordinationUnavailable.
         """
@@ -188,7 +188,7 @@ class SubmissionHandle:
         )
 
     def wait_sent(self, index: int, timeout_s: float | None) -> bool:
-        """Waits until task `index` is durable, or refused; False: not within the timeout. Raises what has ended the submission."""
+        """Waits until task `index` is durable or refused; False after the timeout. Raises the error that has ended the submission."""
         self.engine.wake(self)
         return self._wait(lambda: self._sender.claimed > index, timeout_s)
 
@@ -222,30 +222,30 @@ class SubmissionHandle:
     # -- on the Submitter's thread
 
     def start(self, *, fresh: bool) -> None:
-        """Begins to follow, and to look after it if it is owned."""
+        """Begins to follow the submission, and to look after it if owned."""
         self.kept = self.engine.work.keep(
             self._stored, self, is_owned=self.owned, wants_ownership=self.wants_ownership, is_fresh=fresh
         )  # fmt: skip
         self._sender.send()
 
     def send(self) -> None:
-        """Sends what waits."""
+        """Sends waiting tasks."""
         self._sender.send()
 
     def sent(self) -> None:
-        """One more ENQUEUE is durable."""
+        """Notes that one more ENQUEUE is durable."""
         self.progress.tail = self._sender.tail
         self.notify()
         self._progressed()
 
     def refuse(self, refused: Mapping[int, RmgrError], *, is_early: bool = False) -> None:
-        """These tasks cannot have their output keys. is_early: the node that they were handed to will say so, too."""
+        """Records tasks that cannot have their output keys. is_early: the node that was handed them will report the same."""
         with self.lock:
             open_ones = {index: why for index, why in refused.items() if self.progress.ends.state_of(index) is None}
             self._refusals.add(open_ones if is_early else refused, is_early=is_early)
 
     def notify(self) -> None:
-        """Lets callers that wait look again."""
+        """Wakes waiting callers to check their condition."""
         with self._changed:
             self._changed.notify_all()
 
@@ -275,7 +275,7 @@ class SubmissionHandle:
 
     def _progressed(self) -> None:
         self.listener.on_progress()
-        if self.progress.is_ended and self._sender.idle:  # every task is final: nothing is left to do here
+        if self.progress.is_ended and self._sender.idle:  # every task is final: nothing is left to do
             self._leave()
 
     # -- submitter.port.KeptListener
@@ -295,7 +295,7 @@ class SubmissionHandle:
         self.notify()
 
     def on_dead(self, error: RmgrError) -> None:
-        """Nothing more will come."""
+        """Ends the handle: nothing more will come."""
         if self.dead is not None:
             return
         with self.lock:
@@ -319,7 +319,7 @@ class SubmissionHandle:
         self._progressed()
 
     def _end_unsent(self, record: Submission) -> None:
-        """Somebody cancelled the submission: what was not sent never will be, and nothing can be added."""
+        """Ends unsent tasks after the submission was cancelled by another client; no task can be added."""
         sender = self._sender
         with self.lock:
             first, last = sender.buffer.next_index - sender.buffer.tasks, sender.buffer.next_index
@@ -345,23 +345,23 @@ class SubmissionHandle:
 
 
 class Refusals:
-    """Keeps tasks that were refused because of their output keys until somebody asks for them. Used under the handle's lock."""
+    """Keeps tasks refused because of their output keys until a caller takes them. Used under the handle's lock."""
 
     def __init__(self) -> None:
         self._refused: dict[int, RmgrError] = {}
-        self._early: set[int] = set()  #: refused here, while the node that has them does not say so yet
+        self._early: set[int] = set()  #: refused here before their node has reported it
 
     def add(self, refused: Mapping[int, RmgrError], *, is_early: bool = False) -> None:
-        """These tasks were refused: index -> why. is_early: an outcome that says the same will come."""
+        """Adds refused tasks: index -> why. is_early: an outcome that says the same will follow."""
         if is_early:
             refused = {index: why for index, why in refused.items() if index not in self._early}
             self._early.update(refused)
         self._refused.update(refused)
-        while len(self._refused) > _KEPT_REFUSALS:  # nobody asks
+        while len(self._refused) > _KEPT_REFUSALS:  # callers do not take them
             del self._refused[next(iter(self._refused))]
 
     def read(self, outcomes: Sequence[Outcome]) -> None:
-        """Takes in what a node has refused. Cost: O(outcomes)."""
+        """Adds tasks that a node has refused. Cost: O(outcomes)."""
         for outcome in outcomes:
             if outcome.reason is not Reason.OUTPUT_EXISTS:
                 continue
@@ -371,7 +371,7 @@ class Refusals:
                 self.add({outcome.index: KeyExists(outcome.error, hint=HOW_TO_REPLACE)})
 
     def take(self, index: int | None = None) -> dict[int, RmgrError]:
-        """All, or this one, each returned once: index -> why."""
+        """Returns all refused tasks, or this one, each once: index -> why."""
         if index is not None:
             return {index: self._refused.pop(index)} if index in self._refused else {}
         taken, self._refused = self._refused, {}

@@ -1,6 +1,6 @@
-"""Fragments of one submission that have been read: whether they are believed, and their outcomes when these are in a row of the store.
+"""Fragments read of one submission: checks whether to believe each one, and fetches outcomes that are in a row of the store.
 
-Of each a story tells what is to be learnt of it; they are handed over in their order, however long each takes. Lives on the Submitter's
+One story per fragment finds these out; fragments are delivered in order, however long each story takes. Lives on the Submitter's
 thread.
 """
 
@@ -29,13 +29,13 @@ from rmgr.submitter.thread import SubmitterThread, sure
 
 T = TypeVar("T")
 _LOG = logging.getLogger("rmgr.submitter")
-#: The first and the longest pause before the store, or who knows the keys, is asked again (s).
+#: The first and the longest pause before the store, or the source of the keys, is asked again (s).
 _PAUSES_S = 0.1, 2.0
 
 
 @dataclass(slots=True)
 class _Arrival:
-    """outcomes: None while they are not known. lost: why nothing but states ever will be, of the first `end` tasks."""
+    """One fragment. outcomes: None until known. lost: why only states will be known; then of the first `end` tasks."""
 
     number: int
     fragment: Fragment
@@ -45,11 +45,11 @@ class _Arrival:
 
 
 class ReadFragments:
-    """The fragments of one submission from where they are read to where they are delivered.
+    """The fragments of one submission, from reading to delivery.
 
     Args:
         deliver: called with (number, fragment, outcomes) for each fragment, in order.
-        read_tail: asks how many tasks were submitted by now. fail: the submission cannot be read.
+        read_tail: reads how many tasks are submitted by now. fail: called if the submission cannot be read.
         authenticity: which fragments to believe (secured clusters), None = all.
     """
 
@@ -76,13 +76,13 @@ class ReadFragments:
         self._stopped = False
 
     def stop(self) -> None:
-        """Delivers nothing more."""
+        """Stops all deliveries."""
         self._stopped = True
         self._waiting.clear()
         self._stories.stop()
 
     def take(self, fragments: Sequence[Read]) -> None:
-        """The next ones: what is known of them is delivered now."""
+        """Takes the next fragments, and delivers those whose outcomes are known."""
         for one in fragments:
             if self._stopped:
                 return
@@ -95,18 +95,18 @@ class ReadFragments:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """Delivers those whose outcomes are known, up to the first that is not."""
+        """Delivers fragments whose outcomes are known, up to the first one without."""
         while self._waiting and not self._stopped:
             outcomes, lost = self._waiting[0].outcomes, self._waiting[0].lost
             if outcomes is None and not lost:
                 return
             arrival = self._waiting.popleft()
-            if outcomes is None:  # made now: of many fragments that lie about millions of tasks one at a time is in memory
+            if outcomes is None:  # made only now: many false fragments about millions of tasks would fill the memory
                 outcomes = list(stated(arrival.fragment, end=arrival.end, error=lost))
             self._deliver(arrival.number, arrival.fragment, outcomes)
 
     def _learn(self, arrival: _Arrival, one: Read) -> Story[None]:
-        """Whether a fragment is believed; its outcomes, or that they are lost: then its states count, of the tasks there are by now."""
+        """Learns a fragment's outcomes, or that they are lost; then only its states count, for the tasks submitted by now."""
         fragment, lost = one.fragment, ""
         try:
             why = yield from self._doubt(one)
@@ -128,7 +128,7 @@ class ReadFragments:
             self._hand_over()
 
     def _doubt(self, one: Read) -> Story[str]:
-        """Why it is not to be believed, "" = it is."""
+        """Returns why a fragment is not to be believed, "" if it is."""
         authenticity = self._authenticity
         if one.is_believed or authenticity is None:
             return ""
@@ -143,7 +143,7 @@ class ReadFragments:
         return (yield from self._io(judge))
 
     def _row(self, row: str) -> Story[Sequence[Outcome] | str]:
-        """The outcomes in a row of the store, or why they are lost."""
+        """Returns the outcomes in a row of the store, or why they are lost."""
         try:
             data = yield from self._io(lambda: row_of(self._store, row, MOST_OUTCOMES_BYTES))
             if data is None:
@@ -160,6 +160,6 @@ class ReadFragments:
         return sure(lambda: self._loop.io(job), pauses_s=_PAUSES_S)
 
     def _is_named(self, row: str, data: bytes) -> bool:
-        """The row holds what its name says; older ones have other names, which is good enough where nobody signs."""
+        """Returns whether the row matches its name. Rows of older releases have other names, which are accepted if nothing is signed."""
         digest = named_digest(row)
         return hashlib.sha256(data).hexdigest() == digest if digest is not None else self._authenticity is None

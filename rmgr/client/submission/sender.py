@@ -1,8 +1,8 @@
-"""Sends what callers add to one submission: group commit. While one growth is in flight everything added accumulates for the next.
+"""Sends what callers add to one submission, as group commits: while one growth is in flight, added tasks gather for the next one.
 
     idle -> rows to the store -> output keys claimed -> grown by the Submitter -> idle again
 
-It lives on the Submitter's thread. The buffer is shared with the callers under the handle's lock.
+It lives on the Submitter's thread. Callers share the buffer under the handle's lock.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: What claiming the output keys of one round may take (s): nodes run the tasks of one while those of the next are claimed.
+#: Goal for the time that claiming the output keys of one round takes (s): nodes run tasks of one round while the next is claimed.
 _CLAIM_S = 0.2
 #: The first and the longest pause before the store is asked again (s).
 _PAUSES_S = 0.05, 1.0
-#: How long a claim beside a HAND waits for its answer where no thread waits for it, and then before it is made again.
+#: How long a claim beside a HAND waits for an answer of a store that needs no thread, and the pause before it is tried again (s).
 _ANSWER_S, _CLAIM_AGAIN_S = 5.0, 0.2
-#: Bytes of the arguments of a block whose output keys are left to a node.
+#: Most bytes of arguments of a block whose output keys are left to a node.
 _LEFT_BYTES = 8 * 1024
-#: Outcomes in one fragment: of tasks that were cancelled before they were sent, and of tasks that were refused, with their errors.
+#: Outcomes in one fragment: of tasks cancelled before they were sent, and of refused tasks, which carry their errors.
 _CANCELLED_TASKS, _REFUSED_TASKS = 200, 40
 _WHY_CHARACTERS = 300
-#: Bytes of arguments written to the store together.
+#: Bytes of arguments in one write to the store.
 _LOAD_BYTES = 4 * MIB
 
 
@@ -63,13 +63,13 @@ class Sender:
     """Sends for one handle.
 
     Args:
-        tail: as it was read, or made.
+        tail: as it was read or made.
     """
 
     def __init__(self, handle: SubmissionHandle, tail: Tail) -> None:
         self.tail = tail
-        self.full = 0  #: blocks that its queue may hold, while the present round waits for room there
-        self.trouble: Exception | None = None  #: why the present round does not get on
+        self.full = 0  #: blocks that the queue may hold, while the present round waits for room; else 0
+        self.trouble: Exception | None = None  #: why the present round makes no progress
         self.buffer = Buffer(tail.next, single=handle.submission.rigid is not None)
         self.dropped: set[int] = set()
         self.want_complete = tail.complete
@@ -79,32 +79,32 @@ class Sender:
         self._round: Round | None = None
         self._rounds = 0
         self._seal: Seal | None = None
-        self._claimed_blocks = 1  #: of keyed tasks in a round: as many as are claimed in about `_CLAIM_S`
+        self._claimed_blocks = 1  #: blocks of keyed tasks in a round: as many as are claimed in about `_CLAIM_S`
 
     @property
     def sent(self) -> int:
-        """Indices below are durable."""
+        """Index below which all tasks are durable."""
         return self.tail.next
 
     @property
     def claimed(self) -> int:
-        """Indices below are durable, and their output keys are their own or refused."""
+        """Index below which all tasks are durable and have claimed their output keys, or were refused."""
         first = self._handed_keys.first
         return self.tail.next if first is None else min(first, self.tail.next)
 
     @property
     def idle(self) -> bool:
-        """Nothing waits to be sent (to be read under the handle's lock)."""
+        """Whether no task waits to be sent (read it under the handle's lock)."""
         return self._round is None and not self.buffer.tasks and (self.tail.complete or not self.want_complete)
 
     def rebase(self, tail: Tail) -> None:
-        """The tail as it is after this Submitter has taken the submission over."""
+        """Takes over the tail as it is after this Submitter became the owner."""
         self.tail = tail
         self.buffer = Buffer(tail.next, single=self._handle.submission.rigid is not None)
         self.want_complete = tail.complete
 
     def send(self) -> None:
-        """Starts a round if none is under way and there is something to send."""
+        """Starts a round if none is under way and there are tasks to send."""
         handle = self._handle
         if self._round is not None or handle.kept is None or not handle.owned or handle.dead is not None:
             return
@@ -137,7 +137,7 @@ class Sender:
                 answer = yield growing
                 if isinstance(answer, Grown):
                     break
-                # The node is not as it was thought to be: nothing was committed, the same tasks go into the queue.
+                # The node is not in the expected state: nothing was committed, so the same tasks go into the queue.
                 current.growth, current.is_queued, current.left = None, True, []
                 self._handed_keys.drop()
                 yield from self._claim(current)
@@ -157,7 +157,7 @@ class Sender:
         self.send()
 
     def _store_rows(self, current: Round) -> Story[None]:
-        """Writes what goes to the store, some MiB a time and two at a time."""
+        """Writes arguments that belong in the store, in loads of some MiB, all begun at once."""
         number, store = self._handle.number, self._handle.store
 
         def put(load: list[Packed]) -> dict[int, str]:
@@ -173,7 +173,7 @@ class Sender:
             current.rows |= yield from self._sure(write, asked)
 
     def _claim(self, current: Round) -> Story[None]:
-        """Its output keys are its own, or left to the node that it is handed to; tasks that cannot have theirs are refused."""
+        """Claims output keys, or leaves them to the node that gets the block; refuses tasks whose keys are taken."""
         if not current.is_keyed:
             return
         handle, values = self._handle, self._handle.engine.values
@@ -188,17 +188,17 @@ class Sender:
             return claim(values, handle.number, handle.guid, current.packed), machine.monotonic() - begun_s
 
         asked = self._loop.io(work)
-        kept.announce(self._growth(current))  # signed meanwhile; a node that it is handed to may read its inputs
+        kept.announce(self._growth(current))  # signed meanwhile; the node may begin to read inputs
         current.refused, took_s = yield from self._sure(lambda: self._loop.io(work), asked)
         if current.refused:
-            current.growth = None  # it is made without them
+            current.growth = None  # it must be made without the refused tasks
         if took_s < _CLAIM_S / 2:
             self._claimed_blocks = min(MOST_BLOCKS, 2 * self._claimed_blocks)
         elif took_s > 2 * _CLAIM_S:
             self._claimed_blocks = max(1, self._claimed_blocks // 2)
 
     def _is_alone(self, current: Round) -> bool:
-        """It is one block, all before it has ended, and nothing of it ends without being submitted."""
+        """Returns whether the round is one block, all earlier tasks have ended, and no task of it ends unsubmitted."""
         alone = len(current.packed) == 1 and not (current.is_queued or current.gone)
         return alone and self._handle.progress.final >= current.packed[0].first
 
@@ -226,14 +226,14 @@ class Sender:
 
 @dataclass(slots=True)
 class Round:
-    """One growth from what was packed to what became of it.
+    """One growth, from packing to its result.
 
     Args:
-        dropped: tasks that were cancelled before they were sent. tail: as the commit leaves it.
-        rows: store rows of arguments by the first index of their blocks.
-        refused: tasks whose output keys somebody else has taken, and why.
-        growth: signed, once it is known. is_queued: no node takes it directly.
-        left: the same blocks with their output keys left to the node that they are handed to; none: they are claimed here.
+        dropped: tasks cancelled before they were sent. tail: as the commit leaves it.
+        rows: store rows of arguments, by the first index of their blocks.
+        refused: tasks whose output keys are taken, and why.
+        growth: the signed growth, once made. is_queued: no node takes it directly.
+        left: the same blocks with their output keys left to the node that gets them; empty if the keys are claimed here.
     """
 
     packed: list[Packed]
@@ -247,16 +247,16 @@ class Round:
 
     @property
     def is_keyed(self) -> bool:
-        """Output keys are to be claimed."""
+        """Whether some task has output keys to claim."""
         return any(item.spec.keyed for item in self.packed)
 
     @property
     def gone(self) -> set[int]:
-        """Tasks that end with the commit instead of being submitted."""
+        """Tasks that the commit ends instead of submitting them."""
         return self.refused.keys() | set(self.dropped)
 
     def loads(self) -> list[list[Packed]]:
-        """What goes to the store, in parts of about 4 MiB: the hash of one is taken while another is written."""
+        """Returns blocks for the store in loads of about 4 MiB, so that one load is hashed while another is written."""
         loads: list[list[Packed]] = []
         size = _LOAD_BYTES
         for item in self.packed:
@@ -270,7 +270,7 @@ class Round:
         return loads
 
     def blocks(self, submission: Submission, seal: Seal) -> list[ops.Block]:
-        """Its signed blocks, without the tasks that are `gone`; their names say what was sent: the leader knows what was changed since."""
+        """Returns the signed blocks without `gone` tasks. Their names have the terms as submitted; the leader knows later changes."""
         submission = as_signed(submission)
         memory_mib = -(-submission.request.memory_bytes // MIB)
         blocks = [
@@ -289,7 +289,7 @@ class Round:
         return [part for block in blocks for part in _without(block, gone)] if gone else blocks
 
     def ended(self) -> list[Fragment]:
-        """Outcomes of the tasks that are `gone`."""
+        """Returns the outcomes of the `gone` tasks."""
         dropped = [
             no_outcome(State.CANCELLED, Reason.USER_CANCEL, self.dropped[at : at + _CANCELLED_TASKS])
             for at in range(0, len(self.dropped), _CANCELLED_TASKS)
@@ -304,7 +304,7 @@ class Round:
 
 
 def _without(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:
-    """A block without the tasks that are gone."""
+    """Returns a block, in parts, without the tasks that are gone."""
     key, data = block
     left = runs([index for index in range(key.first, key.end) if index not in gone])
     return [(replace(key, first=first, count=count), ops.cut(data, key.first, first, count)) for first, count in left]
@@ -316,7 +316,7 @@ def _without(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:
 def claim(
     values: Values, number: int, reign: str, blocks: Iterable[Packed], *, decided: Callable[[], None] | None = None
 ) -> dict[int, RmgrError]:
-    """Writes the pointers of all keyed tasks in `blocks`. Returns those that were refused: index -> why. Raises: StoreUnavailable.
+    """Writes the pointers of all keyed tasks in `blocks`. Returns refused tasks: index -> why. Raises: StoreUnavailable.
 
     decided: see `claim_pointers`.
     """
@@ -334,12 +334,12 @@ def _pointers(keyed: KeyedPayload, number: int, index: int, reign: str) -> list[
 
 
 class HandedKeys:
-    """Claims output keys of a block beside its HAND, not before it: a task alone does not wait for two commits in turn.
+    """Claims the output keys of a block while its HAND is under way, so that a task alone does not wait for two commits in turn.
 
-    The keys are left to the node, with all that it needs to claim them if this process dies. It begins nothing before it is told over the
-    direct line that they are claimed, or has claimed them itself. Only keys that are created are left. One that is overwritten is claimed
-    when its task is submitted and never again, for a later task may have overwritten it. The keys of one block at most are left: a HAND is
-    tried when all before it is final.
+    The keys are left to the node, with all that it needs to claim them if this process dies. The node starts the task only once it hears
+    over the direct line that the keys are claimed, or has claimed them itself. Only new keys are left to a node: a key that is overwritten
+    is claimed when its task is submitted and never again, because a later task may have overwritten it. The keys of at most one block are
+    left at a time: a HAND is tried only when all earlier tasks are final.
     """
 
     def __init__(self, handle: SubmissionHandle, values: Values) -> None:
@@ -347,15 +347,15 @@ class HandedKeys:
         self._loop = handle.loop
         self._values = values
         self._block: Packed | None = None
-        self._left: LeftBlock | None = None  #: what is to be claimed of it
+        self._left: LeftBlock | None = None  #: the pointers still to claim for the block
 
     @property
     def first(self) -> int | None:
-        """Index of the first task that may not have its output keys yet; None: no keys are left to a node."""
+        """Index of the first task that may lack its output keys; None if no keys are left to a node."""
         return self._block.first if self._block is not None and self._handle.is_open(self._block) else None
 
     def take(self, packed: list[Packed]) -> list[Packed]:
-        """The same blocks with their keys left to the node that they would be handed to; none: their keys are claimed before."""
+        """Returns the blocks with their keys left to the node that would get them; [] if the keys must be claimed first."""
         block, kept = packed[0], self._handle.kept
         if len(packed) != 1 or block.solid or not block.spec.resubmit or not may_leave(block):
             return []
@@ -366,12 +366,12 @@ class HandedKeys:
         return [self._left.block]
 
     def claim(self, block: Packed) -> None:
-        """Claims its keys while its HAND is on its way."""
+        """Claims the block's keys while its HAND is under way."""
         self._block = block
         self._handle.stories.begin(self._claim(block))
 
     def drop(self) -> None:
-        """The HAND was refused."""
+        """Forgets the block, because its HAND was refused."""
         self._block = None
 
     def _claim(self, block: Packed) -> Story[None]:
@@ -384,7 +384,7 @@ class HandedKeys:
                     break
                 except Unavailable:
                     if not self._handle.is_open(block):
-                        return  # its node has claimed them
+                        return  # its node has claimed the keys
                     yield Pause(self._loop.jitter(_CLAIM_AGAIN_S))
                 except RmgrError as error:
                     refused = dict.fromkeys(range(block.first, block.first + block.count), error)
@@ -398,7 +398,7 @@ class HandedKeys:
         self._handle.notify()
 
     def _write(self, block: Packed, left: LeftBlock) -> Story[bool]:
-        """Whether what is to stand under the keys does: if they are free, and the store can write that without a thread in between."""
+        """Writes pointers if the keys are free and the store can write without a thread in between. Returns whether they are written."""
         if not self._values.begins_writes:
             return False
         answer: list[RmgrError | None] = []
@@ -420,14 +420,14 @@ class HandedKeys:
         return answer == [None] or self._block is not block
 
     def _look_and_claim(self, block: Packed) -> dict[int, RmgrError]:
-        """The long way, on an IO thread: it looks at what stands under the keys."""
+        """Looks at what is under the keys and claims them; slower, on an IO thread."""
         failpoint("submitter.before_handed_claim")
         refused = claim(self._values, self._handle.number, self._handle.guid, [block], decided=partial(self._decided, block))
         failpoint("submitter.handed_claimed")
         return refused
 
     def _decided(self, block: Packed) -> None:
-        """On an IO thread, or one of the store."""
+        """Tells the node that the claim is decided. Called on an IO thread, or one of the store."""
         failpoint("submitter.handed_decided")
         self._loop.post(lambda: self._say(block, ClaimStage.DECIDED))
 
@@ -437,7 +437,7 @@ class HandedKeys:
 
 
 def may_leave(block: Packed) -> bool:
-    """Its output keys may be claimed by the node that runs it."""
+    """Returns whether the node that runs the block may claim its output keys."""
     if not block.spec.keyed or block.row or block.to_row or block.count > MAX_LEFT_KEYS:
         return False
     if sum(map(len, block.payloads)) > _LEFT_BYTES:
@@ -447,15 +447,15 @@ def may_leave(block: Packed) -> bool:
 
 
 def outputs_of(block: Packed) -> list[str]:
-    """Output keys of its tasks."""
+    """Returns the output keys of the block's tasks."""
     return [key for one in block.payloads for key in decode_keyed(one).outputs]
 
 
 @dataclass(frozen=True, slots=True)
 class LeftBlock:
-    """A block with its output keys left unclaimed, and the pointers that are to stand there.
+    """A block with its output keys left unclaimed, and the pointers to write under them.
 
-    notes: deeds of these; none in an open cluster.
+    notes: deeds of the pointers; none in an open cluster.
     """
 
     block: Packed
@@ -464,7 +464,7 @@ class LeftBlock:
 
 
 def left_by(block: Packed, values: Values, number: int, reign: str) -> LeftBlock:
-    """The block as the Submitter with this guid leaves it: it signs what the node is to write for its user."""
+    """Returns the block as the Submitter with guid `reign` leaves it, with signed deeds of what the node writes for the user."""
     payloads = []
     rows: list[tuple[str, bytes]] = []
     notes: list[bytes] = []
