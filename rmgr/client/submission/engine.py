@@ -272,7 +272,7 @@ def engine_here(
 
 
 def engine_through(asks: RemoteAnswers, store: Store, *, secured: Secured = _OPEN) -> Engine:
-    """Returns an engine that works through the gateways of `asks`, connecting in the background. Close it before `asks`. Args: as of `Engine`."""
+    """Returns an engine that works through the gateways of `asks`. Connects in the background. Close it first. Args: see `Engine`."""
     from rmgr.client.values import AskedFates
     from rmgr.submitter.talking import RemoteWork
 
