@@ -1,4 +1,4 @@
-"""Laws that every policy for calls keeps, tried on small worlds drawn by a seed: what `rmgr policy check loth` does."""
+"""Laws that every policy for calls must keep, tried on small seeded worlds: `rmgr policy check loth`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Make = Callable[[], tuple[Stage, ...]]
 
 
 def check(make: Make, *, worlds: int, seed: int = 0, budget_s: float = 0, on_progress: Callable[[int], None] | None = None) -> LawsReport:
-    """Tries every law on worlds of the seeds `seed`, `seed` + 1, ...
+    """Tries all laws on worlds of the seeds `seed`, `seed` + 1, ...
 
-    Args: budget_s: of wall-clock time for a pass; 0 = as long as it likes. Nothing is tried after a pass that took longer.
+    Args: budget_s: wall-clock limit of a pass (s); 0 = unlimited. The first pass that takes longer ends the check.
     Cost: about 3 ms a world.
     """
     broken: dict[str, tuple[int, str]] = {}
@@ -58,7 +58,7 @@ def check(make: Make, *, worlds: int, seed: int = 0, budget_s: float = 0, on_pro
 
 
 def digest(make: Make, *, worlds: int, seed: int = 0) -> str:
-    """SHA-256 of every plan in these worlds: the same in every interpreter, whatever order its sets and hashes have."""
+    """Returns the SHA-256 of all plans in these worlds: equal in every interpreter, whatever its hash seed and set order."""
     sum_ = sha256()
 
     def seen(plan: Plan) -> None:
@@ -117,7 +117,7 @@ def _looked_at(before: Snapshot, plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _tied(make: Make, chance: Random, budget: Budget) -> Iterator[tuple[str, str]]:
-    """The first call among servers that differ in name only."""
+    """Plans the first call among servers that differ only in their names."""
     state = ClusterState()
     server = _server(chance, "a", 0)._replace(is_open=True, functions=())
     for name in chance.sample("abcde", 5):

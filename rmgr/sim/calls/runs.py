@@ -1,7 +1,7 @@
-"""Replications over processes, their sums, and the files of both: calls.csv (a row a call), summary.json, manifest.json.
+"""Runs replications in several processes, summarises them, and writes calls.csv (a row for each call), summary.json and manifest.json.
 
-A group is a policy in a case, with all seeds. Sums are means with 90 % confidence, by policy and case; and by client, server and
-prediction.
+A group is one policy in one case, with all seeds. Summaries are means with 90 % confidence intervals for each policy and case, and by
+client, server and prediction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rmgr.sim.runs.parallel import measured
 
 #: (name, parameters) -> the policy for calls.
 MakePolicy: TypeAlias = Callable[[str, Mapping[str, object]], Policy]
-#: Seeds that one process takes at a time.
+#: Number of seeds that one process takes at a time.
 CHUNK = 25
 CALLS, SUMMARY = "calls.csv", "summary.json"
 COLUMNS = ("policy", "case", "seed", "call", "client", "server", "issued", "sent", "arrived", "ended", "predicted")
@@ -41,11 +41,11 @@ def replications(
     processes: int = 1,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mapping[tuple[str, str], tuple[Replication, ...]]:
-    """(policy, case) -> its replications, in order of seeds.
+    """Returns (policy, case) -> its replications, in order of seeds.
 
     Args:
-        policies: (name, parameters); a name stands once. make: as in `Group`. processes: at a time.
-    Raises: RmgrError for a policy that fails.
+        policies: (name, parameters), each name once. make: as in `Group`. processes: how many run at a time.
+    Raises: RmgrError if a policy fails.
     """
     groups = {(name, case.name): Group(scenario, case.name, name, params, make) for name, params in policies for case in scenario.cases}
     found = played(groups.values(), seeds, processes=processes, on_progress=on_progress)
@@ -54,7 +54,7 @@ def replications(
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One policy, by name and parameters, in one case. make: the policy of a name; a function of a module, for other processes."""
+    """One policy, by name and parameters, in one case. make: makes the policy; a function of a module, so that it can be pickled."""
 
     scenario: Scenario
     case: str
@@ -73,7 +73,7 @@ def played(
     processes: int = 1,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[Group, tuple[Replication, ...]]:
-    """The replications of each group, in order of seeds. Raises: RmgrError for a policy that fails."""
+    """Returns the replications of each group, in order of seeds. Raises: RmgrError if a policy fails."""
     chunks = [tuple(seeds[at : at + CHUNK]) for at in range(0, len(seeds), CHUNK)]
     wanted = {group: [_Chunk(group, some) for some in chunks] for group in groups}
     found = measured(chain.from_iterable(wanted.values()), _replicated, processes=processes, on_progress=on_progress)
@@ -81,7 +81,7 @@ def played(
 
 
 class _Chunk(NamedTuple):
-    """What one process takes at a time."""
+    """The unit of work of one process."""
 
     group: Group
     seeds: tuple[int, ...]
@@ -102,11 +102,11 @@ def _replicated(chunk: _Chunk) -> tuple[Replication, ...]:
 class Summary:
     """Means over the replications of one policy in one case; times in seconds.
 
-    half_width_s: of the 90 % confidence interval of total_s. busy: utilisation by server. chosen: share of the calls by server.
-    throughput: bytes/s of the transfers by server. response_s: total by client. requests_per_s: of all clients; 0: no time passed.
-    makespan_s: until the last answer. error: sum of |predicted - actual| over the sum of actual times; None: nothing was predicted.
-    spread_s: of total_s over the replications, standard deviation.
-    belief: mean distance of the operations/s believed in from the true ones.
+    half_width_s: half the 90 % confidence interval of total_s. busy: utilisation by server. chosen: share of the calls by server.
+    throughput: bytes/s of transfers by server. response_s: total by client. requests_per_s: of all clients; 0 if no time passed.
+    makespan_s: time until the last answer. error: sum of |predicted - actual| over the sum of actual times; None without predictions.
+    spread_s: standard deviation of total_s over the replications.
+    belief: mean relative error of the speed (operations/s) that the policy assumed.
     """
 
     computing_s: float
@@ -125,7 +125,7 @@ class Summary:
 
 
 def summed(replications: Sequence[Replication]) -> Summary:
-    """Raises: ValueError for no replication."""
+    """Summarises replications. Raises: ValueError if there are none."""
     if not replications:
         raise ValueError("there is no replication to sum up")
     totals = [_mean(one.requests, lambda request: request.total_s) for one in replications]
@@ -154,14 +154,14 @@ def summed(replications: Sequence[Replication]) -> Summary:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half the 90 % confidence interval of their mean, by Student's t; 0 for fewer than two values."""
+    """Returns half the 90 % confidence interval of the mean, by Student's t; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     return student_t(0.95, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 def student_t(probability: float, degrees: int) -> float:
-    """Quantile of Student's t distribution, right to 0.5 % from 4 degrees of freedom on.
+    """Returns a quantile of Student's t distribution, accurate to 0.5 % from 4 degrees of freedom on.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5 (expansion about the normal quantile).
     """
@@ -186,7 +186,7 @@ def _rate(requests: Sequence[CallRequest]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """A call of calls.csv; times in seconds. sent to arrived: transfer; arrived to ended: computing."""
+    """A row of calls.csv; times in seconds. From sent to arrived it is transferred, from arrived to ended it computes."""
 
     policy: str
     case: str
@@ -207,7 +207,7 @@ def write_calls(
     seeds: Sequence[int],
     manifest: Mapping[str, Any],
 ) -> None:
-    """All files, or none. Raises: as `whole_directory`."""
+    """Writes all files or none. Raises: as `whole_directory`."""
     with whole_directory(out) as partial:
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
@@ -221,13 +221,13 @@ def write_calls(
 
 
 def calls_document(summaries: Mapping[tuple[str, str], Summary]) -> dict[str, Any]:
-    """As JSON."""
+    """Returns the summaries as a JSON document."""
     rows = [{"policy": policy, "case": case, **asdict(summary)} for (policy, case), summary in summaries.items()]
     return {"schema": "rmgr/1", "calls": rows}
 
 
 def read_calls(directory: Path) -> tuple[CallRow, ...]:
-    """The calls of a directory, in order of the file. Raises: UsageError for damaged ones."""
+    """Reads the calls of a directory, in the order of the file. Raises: UsageError if the file is damaged."""
     path = directory / CALLS
     try:
         return tuple(_rows(path.read_text("utf-8")))

@@ -1,7 +1,7 @@
-"""One replication: clients issue requests, the leader's own pass chooses servers under stale measurements, links and servers serve.
+"""Simulates one replication: clients issue requests, the leader's own pass chooses servers by stale measurements, links and servers serve.
 
-Common random numbers: each client, link and server draws from streams of its own, request by request, whatever the policy does. Servers and
-links are measured as load monitor and client proxies do (`Monitor`): records for the scheduler, true at that moment and stale after it.
+Common random numbers: each client, link and server draws from its own streams, request by request, whatever the policy does. `Monitor`
+measures servers and links as load monitors and client proxies do: the records are true when taken and stale afterwards.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.calls.scenario import Case, ClientPlan, LinkPlan, Scenario, ServerPlan
 from rmgr.sim.workload.jobs import stream
 
-#: More calls that no server was chosen for: the policy has stopped choosing. So it has where it let so many measurements in a row pass
-#: while calls waited and none was on its way; clients that wait for their answers ask nothing more.
+#: A policy has stopped choosing if more calls than this wait for a server, or if this many measurements in a row pass while calls wait
+#: and none is on its way (closed clients ask nothing more until they are answered).
 _MOST_WAITING = _MOST_IN_VAIN = 1000
 #: The partition of calls.
 PARTITION = "calls"
 _LAST = Last()
 
 
-# -- stations: servers and links where requests and other work wait, in order of arrival or sharing what there is --------------
+# -- stations: servers and links, which serve requests and other work in order of arrival or by sharing -------------------------
 
 
 class Background(NamedTuple):
-    """Other work: Poisson arrivals, exponential services. weight: of one in units of a request."""
+    """Other work: Poisson arrivals, exponential services. weight: load of one such item, in requests."""
 
     utilisation: float
     mean_s: float
@@ -45,7 +45,7 @@ class Background(NamedTuple):
     random: Random
 
     def gap_s(self, slots: int) -> float:
-        """Until the next one comes."""
+        """Draws the time until the next arrival (s)."""
         rate = self.utilisation * slots / self.mean_s
         return self.random.expovariate(rate) if rate else math.inf
 
@@ -59,13 +59,13 @@ class Done(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of a monitor at a station since the beginning: arrivals and moments of their services, busy and loaded time."""
+    """Totals of a station since the beginning: arrivals and moments of their service times, busy time and integrated load."""
 
     arrivals: int = 0
     service_s: float = 0.0
     squares: float = 0.0
-    busy_s: float = 0.0  #: of all slots together
-    load_s: float = 0.0  #: load x time
+    busy_s: float = 0.0  #: busy time of all slots together
+    load_s: float = 0.0  #: integral of the load over time
 
     def came(self, service_s: float) -> None:
         self.arrivals += 1
@@ -78,7 +78,7 @@ class Tally:
 
     @property
     def cv(self) -> float:
-        """Standard deviation of the services over their mean; 1 until two have come."""
+        """Returns the coefficient of variation of service times; 1 before the second arrival."""
         if self.arrivals < 2 or not self.service_s:
             return 1.0
         mean = self.mean_s
@@ -86,43 +86,43 @@ class Tally:
 
 
 class Station(Protocol):
-    """Questions of the simulation to a queue."""
+    """A queueing station as the simulation sees it."""
 
     tally: Tally
 
     def submit(self, now_s: float, request: int, service_s: float) -> None:
-        """A request of a client, whose service alone takes so long, comes now."""
+        """Accepts a client's request now; alone it would be served in `service_s`."""
         ...
 
     def due_s(self) -> float:
-        """When the station must be advanced next; infinity while no request of a client is in it."""
+        """Returns when the station must be advanced next; infinity while it holds no client's request."""
         ...
 
     def advance(self, now_s: float) -> list[Done]:
-        """Lets time pass; requests of clients that have left, in order."""
+        """Lets time pass until now. Returns the clients' requests that have left, in order."""
         ...
 
     def load(self) -> float:
-        """Requests running and waiting, other work by its weight."""
+        """Requests running and waiting; other work counts by its weight."""
         ...
 
     @property
     def requests(self) -> int:
-        """Requests of clients that are in it."""
+        """Clients' requests in the station."""
         ...
 
 
 @dataclass(slots=True)
 class FcfsStation:
-    """k slots, first come first served. An arrival fixes its end, so other work is drawn only when somebody looks."""
+    """k slots, first come first served. An arrival fixes its end, so other work is drawn lazily, when the station is advanced."""
 
     slots: int = 1
     background: Background | None = None
     tally: Tally = field(default_factory=Tally)
     _now: float = 0.0
-    _next: float = math.inf  #: arrival of other work
-    _free: list[float] = field(default_factory=list)  #: when each slot is free, a heap
-    _ends: list[tuple[float, float, int]] = field(default_factory=list)  #: (end, weight, request or -1) of what is in it, a heap
+    _next: float = math.inf  #: next arrival of other work (s)
+    _free: list[float] = field(default_factory=list)  #: when each slot becomes free (s), a heap
+    _ends: list[tuple[float, float, int]] = field(default_factory=list)  #: (end, weight, request or -1 for other work), a heap
     _load: float = 0.0
     _requests: int = 0
 
@@ -183,14 +183,14 @@ class FcfsStation:
 
 @dataclass(slots=True)
 class SharedStation:
-    """k slots shared evenly: n in it get min(1, k / n) each."""
+    """k slots shared evenly: each of n requests gets min(1, k / n) of a slot."""
 
     slots: int = 1
     background: Background | None = None
     tally: Tally = field(default_factory=Tally)
     _now: float = 0.0
     _next: float = math.inf
-    _left: dict[int, float] = field(default_factory=dict)  #: seconds of service left, by request; other work has ids below 0
+    _left: dict[int, float] = field(default_factory=dict)  #: request -> service time left (s); other work has negative ids
     _others: int = 0
 
     def __post_init__(self) -> None:
@@ -260,7 +260,7 @@ class SharedStation:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """Result of a simulation. busy: server -> utilisation until then, other work included. duration_s: until the last answer."""
+    """The result of a simulation. busy: server -> utilisation, including other work. duration_s: time until the last answer."""
 
     requests: tuple[CallRequest, ...]
     busy: tuple[tuple[str, float], ...]
@@ -291,12 +291,12 @@ class _World:
         self.servers: dict[str, Station] = {name: self._server(name) for name in self.plans}
         self.links: dict[tuple[str, str], Station] = dict(self._links())
         self.stations: list[Station] = [*self.servers.values(), *{id(link): link for link in self.links.values()}.values()]
-        self.names = {id(station): name for name, station in self.servers.items()}  # of servers: what leaves another station is transferred
+        self.names = {id(station): name for name, station in self.servers.items()}  # station -> server; all other stations are links
         self.monitor = Monitor(scenario, self.servers, self.links, list(self.owners))
         self.measured: dict[str, Server] = {}
         self.issues = {name: stream(seed, f"issue/{name}") for name in self.owners}
         self.draws = {name: stream(seed, f"transfer/{name}") for name in self.owners}
-        self.next_issue: dict[str, float] = {}  # of closed clients, not before the answer
+        self.next_issue: dict[str, float] = {}  # closed clients have no entry until they are answered
         self.requests: dict[int, CallRequest] = {}
         self.answers = self.passes = self.events = self.in_vain = 0
         self.causes: set[Cause] = set()
@@ -328,7 +328,7 @@ class _World:
     # -- clients ---------------------------------------------------------------------------------------------------------------
 
     def _drawn(self, name: str) -> float:
-        """When this client wants to ask again, were it free."""
+        """Draws when this client would ask next if it were free (s)."""
         return self.now + self.issues[name].expovariate(1 / self.case.interval_s)
 
     def _issue_after(self, name: str, at_s: float) -> None:
@@ -355,7 +355,7 @@ class _World:
         return Call(number, self._now_us(), plan.operations, plan.bytes, name, PARTITION, plan.function)
 
     def _many(self) -> bool:
-        """Lets programs with many calls make their next one; whether any did."""
+        """Lets programs with many calls make their next ones. Returns whether any did."""
         issued = False
         for name, plan in self.owners.items():
             if plan.kind == "many" and len(self.requests) < self.scenario.requests:
@@ -368,7 +368,7 @@ class _World:
     # -- the scheduler ---------------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        """Passes until nothing more happens at this instant."""
+        """Runs passes until nothing more happens at this instant."""
         while self.causes or self._many():
             if not self.causes:
                 continue
@@ -399,7 +399,7 @@ class _World:
         link.submit(self.now, request.number, transfer_s)
 
     def _believed(self, request: CallRequest) -> float:
-        """Operations/s that the policy takes for those of this request alone."""
+        """Returns the speed (operations/s) that the policy assumes for this request alone."""
         source = getattr(self.pipeline[0].policy, "performance", Performance.DECLARED)
         known = self.state.partitions[PARTITION].records_of_calls
         return speed_of(known.speed, self._call(request.number, request.client), self.measured[request.server], source)
@@ -407,7 +407,7 @@ class _World:
     # -- links and servers -----------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Advances what is due; several times where a transfer of this instant ends a computation of this instant."""
+        """Advances all due stations, repeatedly if a transfer and the computation that follows it end at the same instant."""
         while True:
             due = [station for station in self.stations if station.due_s() <= self.now]
             if not due:
@@ -498,9 +498,9 @@ class _World:
 
 @dataclass(slots=True)
 class CallRequest:
-    """One call as the simulation saw it. Times in seconds since the beginning, -inf before they are known.
+    """One call in the simulation. Times in seconds since the beginning, -inf until known.
 
-    draw: of its transfer, mean 1, the same under every policy.
+    draw: random factor of its transfer time, mean 1, the same under every policy.
     """
 
     number: int
@@ -537,7 +537,7 @@ class CallRequest:
 
     @property
     def missed_s(self) -> float:
-        """Predicted time from sending on, less what it took."""
+        """Predicted minus actual time, both from sending on."""
         return self.predicted_s - (self.ended_s - self.sent_s)
 
 
@@ -551,10 +551,10 @@ class Monitor:
         self._servers, self._links = servers, links
         self._clients = sorted(clients)
         self._plans = {link.server: link for link in scenario.links}
-        self._before: dict[str, tuple[float, float]] = {}  # server -> (when it was measured, load x time then)
+        self._before: dict[str, tuple[float, float]] = {}  # server -> (time of the last measurement, integrated load then)
 
     def measured(self, now_s: float) -> list[Server]:
-        """Every server as it is now; all stations were advanced to now."""
+        """Returns the records of all servers as they are now; all stations must have been advanced to now."""
         return [self._server(plan, self._plans[plan.name], now_s) for plan in self._scenario.servers]
 
     def _server(self, plan: ServerPlan, link: LinkPlan, now_s: float) -> Server:
@@ -592,12 +592,12 @@ def _demand(station: Station, now_s: float) -> Demand:
 def wants_next(
     window: Literal["predicted", "one", "all"], call: Call, servers: Mapping[str, Server], in_flight: Iterable[CallRequest], now_s: float
 ) -> bool:
-    """Whether a program with many calls to make (`call_many`) makes its next one now.
+    """Returns whether a program with many calls (`call_many`) makes its next one now.
 
     Args:
-        window: `predicted` (rmgr.sched.forecast), `one` call at a time, or `all` at once.
-        servers: as last measured. in_flight: the program's own calls without an answer; they share its link to their server, and
-            those sent before the measurement are in the server's load.
+        window: `predicted` (by rmgr.sched.forecast), `one` call at a time, or `all` at once.
+        servers: as last measured. in_flight: the program's unanswered calls; they share its link to their server, and those sent
+            before the measurement are part of the server's load.
     """
     mine = list(in_flight)
     if window == "all" or not mine:
@@ -612,10 +612,10 @@ def wants_next(
             continue
         unseen = counts[name] - sum(request.server == name and request.sent_s * 1e6 < server.at_us for request in mine)
         now[name] = _LAST.forecast(call, (server,), server.speed, Added(unseen, counts[name])).total_s
-        # a call that was measured on its way to the server is in no load, so there is none to take away
+        # A call that was in transfer during the measurement is in no server's load, so nothing is subtracted for it.
         fewer = Added(max(unseen - 1, -int(server.load)), counts[name] - 1) if counts[name] else Added(unseen)
         alone[name] = _LAST.forecast(call, (server,), server.speed, fewer).total_s
-    # what the policy predicted may count calls that were answered since (+L, +T): it takes no longer than beside those in flight
+    # A prediction may still count calls that have been answered since (+L, +T): beside those in flight now it takes no longer.
     takes = [min(request.predicted_s, alone.get(request.server, request.predicted_s)) for request in mine]
     left = [InFlight(request.server, max(request.sent_s + s - now_s, 0.0)) for request, s in zip(mine, takes, strict=True)]
     return sends_now(left, now, alone)

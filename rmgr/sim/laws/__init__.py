@@ -1,4 +1,4 @@
-"""Laws that every policy keeps, tried on small worlds: `rmgr policy check`.
+"""Laws that every policy must keep, tried on small worlds: `rmgr policy check`.
 
-`check` is the whole; `trying` holds the laws. It finds a broken law, shrinks its world and tells its story; it never excuses one.
+`world` draws worlds, `drive` runs a policy in one, and `check` holds the laws, shrinks the world of a broken law and tells its story.
 """

@@ -1,8 +1,8 @@
-"""A policy before the laws that every one keeps: small worlds drawn by a seed, and for each law that breaks the smallest world found.
+"""Tries a policy against the laws that every policy must keep, on small seeded worlds; shrinks the world of each broken law.
 
-What `rmgr policy check` does, and the property tests. A law has a name, a sentence, and a place where it is looked at: in a pass, after
-its decisions were carried out, or at the end of a world. What must hold of any records is counted afresh (`overcommitted`). Who starves
-when work never stops coming is tried on streams of their own (`starved`). A policy whose paper says that it breaks a law declares it:
+`rmgr policy check` and the property tests use it. A law has a name, a sentence, and a point at which it is checked: during a pass, after
+its decisions are carried out, or at the end of a world. `overcommitted` recounts the resources of any records from scratch. Starvation
+under endless work is tried on separate streams (`starved`). A policy whose paper says that it breaks a law declares it:
 `waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 2.2: First-Fit promises nothing"}`; an order does the same.
 """
 
@@ -29,10 +29,10 @@ from rmgr.sched.tree.shape import Tree
 from rmgr.sim.laws.drive import MOST_PASSES, Budget, Drive, OutOfTime, StoryLine, StoryStay, described, where
 from rmgr.sim.laws.world import QUEUES, LawsJob, Seeded, SmallWorld, shrunk, world_of
 
-#: How often a world is made smaller at most; a policy that takes its whole budget each time is asked less often.
+#: Most attempts to shrink a world; fewer for a policy that uses up its whole time budget in every pass.
 TRIES = 400
 SLOW_TRIES = 8
-#: Columns of a chart, lines of a story, jobs of a world, beyond which not all is shown.
+#: Most columns of a chart, lines of a story and jobs of a world that are shown.
 MOST_COLUMNS = 100
 MOST_LINES = 60
 MOST_WORKS = 20
@@ -52,13 +52,13 @@ LAWS: Mapping[str, str] = {
     "served": "every job has its turn where what arrives is finite",
 }
 _TRIED = frozenset(LAWS)
-#: New objects of the same pipeline, each time it is called.
+#: Returns new objects of the same pipeline at each call.
 Make: TypeAlias = Callable[[], tuple[Stage, ...]]
-#: Tried on worlds of its own (`starved`).
+#: This law is tried on worlds of its own (`starved`).
 ENDLESS = "endless"
 ENDLESS_SAYS = "no job waits for ever under an endless stream of others"
 EVERY_LAW: Mapping[str, str] = {**LAWS, ENDLESS: ENDLESS_SAYS}
-#: Of those: nodes, jobs of the stream, the one job, minutes.
+#: Of those worlds: number of nodes, jobs of the stream, id of the victim, unit of time.
 NODES = 4
 STREAM = 100
 VICTIM = 1_000_000
@@ -70,7 +70,7 @@ UNIT_US = 60_000_000
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A law that did not hold: where, and what had happened until then."""
+    """A broken law: where it broke, and the story up to that point."""
 
     law: str
     text: str
@@ -81,7 +81,7 @@ class Breach:
 
 
 class Broken(Exception):
-    """A law does not hold. Caught by `tried`."""
+    """Raised when a law breaks. `tried` catches it."""
 
     def __init__(self, law: str, text: str) -> None:
         super().__init__(f"{law}: {text}")
@@ -91,7 +91,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One world: how many passes were looked at, and the first law that broke."""
+    """The outcome of one world: the number of passes checked, and the first law that broke."""
 
     passes: int
     breach: Breach | None = None
@@ -100,7 +100,7 @@ class Tried:
 def tried(
     world: SmallWorld, make: Make, *, laws: Collection[str] = _TRIED, budget: Budget | None = None, most_passes: int = MOST_PASSES
 ) -> Tried:
-    """Runs the pipeline through the world and looks at every pass, until a law breaks. Cost: about six passes for each."""
+    """Runs the pipeline through the world and checks every pass until a law breaks. Cost: about six passes for each pass checked."""
     drive = Drive(world, make(), budget=budget or Budget(0))
     try:
         while drive.passes < most_passes and drive.advance():
@@ -127,9 +127,9 @@ def tried(
 
 
 def _look_at_pass(drive: Drive, make: Make, laws: Collection[str]) -> ClusterState:
-    """Every law of one pass, with the state as it was before it. The drive goes on with the state it has had all along.
+    """Checks all laws of one pass against the state before it. The drive itself continues with its own state.
 
-    Returns: the state of another leader at the same point.
+    Returns: the state that a new leader would have at the same point.
     """
     state, plan = drive.state, drive.plan
     for fault in plan.faults:
@@ -161,7 +161,7 @@ def _look_at_pass(drive: Drive, make: Make, laws: Collection[str]) -> ClusterSta
 
 
 def _other(fresh: ClusterState, state: ClusterState) -> str:
-    """The first records that are not the same."""
+    """Returns the first records that differ."""
     its, mine = fresh.snapshot(), state.snapshot()
     name = next(name for name in Snapshot.__slots__ if getattr(its, name) != getattr(mine, name))
     return f"{name} {getattr(its, name)} instead of {getattr(mine, name)}"
@@ -182,7 +182,7 @@ def _unexplained(drive: Drive) -> Iterator[str]:
 
 
 def _same(law: str, what: str, first: Plan, second: Plan, *, counts: bool = True) -> None:
-    """counts: faults and refused verbs are the same, too."""
+    """Raises Broken unless both plans are equal. counts: faults and refused verbs must be equal, too."""
     for mine, its in zip_longest(first.decisions, second.decisions):
         if mine != its:
             raise Broken(law, f"{what}: {shown(its)} instead of {shown(mine)}")
@@ -199,7 +199,7 @@ def _same(law: str, what: str, first: Plan, second: Plan, *, counts: bool = True
 
 
 def shown(decision: Decision | None) -> str:
-    """A decision in a few words."""
+    """Describes a decision in a few words."""
     match decision:
         case None:
             return "nothing"
@@ -224,7 +224,7 @@ def _hold(law: str, laws: Collection[str], breaches: Iterator[str] | list[str]) 
 
 
 def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
-    """The same records in another order."""
+    """Returns the same records in another order."""
     chance = Random(seed)
     return replace(
         snapshot,
@@ -266,7 +266,7 @@ class _Idle(_Wrapped):
 
 
 def overcommitted(snapshot: Snapshot) -> Iterator[str]:
-    """A sentence for each thing that is taken more often than it is there, and for each job that stands where it cannot.
+    """Yields a sentence for each resource that is over-committed, and for each job placed where it cannot run.
 
     Cost: O(nodes + processes of what stands).
     """
@@ -289,7 +289,7 @@ def overcommitted(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _promised(snapshot: Snapshot, stands: dict[int, Running], taken: _Taken) -> Iterator[str]:
-    """What holds have is taken; what they wait for runs, and is promised once."""
+    """Checks holds: what they own counts as taken; what they wait for must be running, and be promised to one hold only."""
     waits = {job.id for job in snapshot.waiting}
     flagged: set[int] = set()
     for hold in snapshot.holds:
@@ -308,7 +308,7 @@ def _promised(snapshot: Snapshot, stands: dict[int, Running], taken: _Taken) -> 
 
 
 def _crowded(gang: Gang, stands: dict[int, Running], nodes: dict[int, Node], alone: _Taken, owners: dict[int, str]) -> Iterator[str]:
-    """Each job stands on the leaves of its tree node; all of them keep their memory; nobody else is on their nodes."""
+    """Checks a gang: each job runs on the leaves of its tree node, all jobs keep their memory, and no other job is on their nodes."""
     together = _Taken(nodes)
     tree = Tree(gang.width, sum((last - first + 1) * cores for first, last, cores in gang.leaves))
     for job_id, home in gang.homes.items():
@@ -332,7 +332,7 @@ def _crowded(gang: Gang, stands: dict[int, Running], nodes: dict[int, Node], alo
 
 
 def misplaced(job: Job, placement: Placement, nodes: dict[int, Node]) -> Iterator[str]:
-    """What is wrong with this job on these nodes, whoever else is there."""
+    """Yields what is wrong with this job on these nodes, whatever other jobs are there."""
     ids = nodes_of(placement)
     if sorted(set(ids)) != ids:
         yield f"job {job.id} stands on {placement}: nodes twice or out of order"
@@ -350,14 +350,14 @@ def misplaced(job: Job, placement: Placement, nodes: dict[int, Node]) -> Iterato
 
 
 def processes_on(placement: Placement) -> Iterator[tuple[int, int]]:
-    """(node, processes) of each node of a placement."""
+    """Yields (node, number of processes) for each node of a placement."""
     for first, last, processes in placement:
         for node in range(first, last + 1):
             yield node, processes
 
 
 class _Taken:
-    """What stands on each node."""
+    """Resources taken on each node."""
 
     def __init__(self, nodes: dict[int, Node]) -> None:
         self.nodes = nodes
@@ -403,9 +403,9 @@ class _Taken:
 
 
 def starved(make: Make, *, budget: Budget | None = None, partition: str = "default", queue: str = "default") -> Iterator[Tried]:
-    """Each stream, tried: three that keep the machine full, and in each one job that the others could pass for ever.
+    """Tries three streams of jobs that keep the machine full; each has one job, the victim, that the others could overtake for ever.
 
-    A stream here is long, not endless: the one job must start before the last of the others arrives. Cost: about 100 passes for each.
+    A stream is long, not endless: the victim must start before the last other job arrives. Cost: about 100 passes for each stream.
     """
     for what, world in streams(partition, queue).items():
         drive = Drive(world, make(), budget=budget or Budget(0))
@@ -427,7 +427,7 @@ def starved(make: Make, *, budget: Budget | None = None, partition: str = "defau
 
 
 def streams(partition: str, queue: str) -> Mapping[str, SmallWorld]:
-    """What waits -> the world in which it does. The stream asks for exactly the whole machine."""
+    """Returns a world for each kind of victim, by its description. The stream requests exactly the whole machine."""
     return {
         "a job of every node among jobs of one node": _stream(partition, queue, victim=(NODES, 0), others=(1, 0), every=1),
         "a job of one node among jobs of every node": _stream(partition, queue, victim=(1, 0), others=(NODES, 0), every=NODES),
@@ -436,7 +436,7 @@ def streams(partition: str, queue: str) -> Mapping[str, SmallWorld]:
 
 
 def _stream(partition: str, queue: str, *, victim: tuple[int, int], others: tuple[int, int], every: int) -> SmallWorld:
-    """victim, others: nodes and priority. every: minutes between two others; each runs for as many minutes as there are nodes."""
+    """victim, others: (nodes, priority). every: minutes between two other jobs; each runs for as many minutes as the machine has nodes."""
 
     def work(job_id: int, submit: int, shape: tuple[int, int]) -> LawsJob:
         processes, priority = shape
@@ -463,7 +463,7 @@ def _stream(partition: str, queue: str, *, victim: tuple[int, int], others: tupl
 
 @dataclass(frozen=True, slots=True)
 class LawsReport:
-    """Every law, in their order."""
+    """The findings on all laws, in the order of `LAWS`."""
 
     findings: tuple[Finding, ...]
     worlds: int
@@ -476,10 +476,10 @@ class LawsReport:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Verdict about one law.
+    """The verdict on one law.
 
-    text: how it broke, "" = it did not. breach: the same in the smallest world found. seed: of the world that it came from.
-    waiver: why it may.
+    text: how it broke, "" if it held. breach: the break in the smallest world found. seed: of the original world.
+    waiver: why the policy may break it.
     """
 
     law: str
@@ -500,7 +500,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Needs of a law on its worlds: partitions and queues of which the pipeline speaks; () = any will do."""
+    """What worlds must contain: the partitions and queues that the pipeline names; () = any."""
 
     partitions: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
@@ -510,7 +510,7 @@ class Drawn:
 
 
 def digest(make: Make, *, worlds: int, seed: int = 0, drawn: Drawn = Drawn()) -> str:
-    """SHA-256 of every plan in these worlds: the same in every interpreter, whatever order its sets and hashes have."""
+    """Returns the SHA-256 of all plans in these worlds: equal in every interpreter, whatever its hash seed and set order."""
     sum_ = sha256()
     for number in range(seed, seed + worlds):
         drive = Drive(drawn.world(number), make(), budget=Budget(0))
@@ -531,12 +531,12 @@ def _finding(law: str, count: tuple[int, int], broke: tuple[int, Breach] | None,
 
 
 def _counted(counts: Mapping[str, tuple[int, int]], laws: Collection[str], passes: int) -> dict[str, tuple[int, int]]:
-    """One world more for these laws."""
+    """Adds one world to the counts of these laws."""
     return {law: (worlds + 1, of + passes) if law in laws else (worlds, of) for law, (worlds, of) in counts.items()}
 
 
 def waived(pipeline: tuple[Stage, ...]) -> dict[str, str]:
-    """Laws that these policies, or their orders, declare to break: law -> why."""
+    """Returns the laws that these policies, or their orders, declare that they break, each with the reason."""
     found: dict[str, str] = {}
     for stage in pipeline:
         for declares in (getattr(stage.policy, "order", None), stage.policy):
@@ -568,7 +568,7 @@ def _endless(make: Make, budget: Budget, waivers: Mapping[str, str], drawn: Draw
 
 
 def told(breach: Breach) -> Iterator[str]:
-    """A broken law as a person can read it: the world, what happened in it, who stood where. Times in the world's own unit."""
+    """Yields a readable account of a broken law: the world, its events, and a chart of jobs on cores. Times in the world's own unit."""
     world, unit = breach.world, breach.world.unit_us
     yield from _machine(world)
     story = breach.story[-MOST_LINES:]
@@ -604,7 +604,7 @@ def _machine(world: SmallWorld) -> Iterator[str]:
 
 
 def chart(world: SmallWorld, stays: tuple[StoryStay, ...], until_us: int) -> Iterator[str]:
-    """A row for each core: the last character of the job's number in each unit of time, `.` where nothing stands."""
+    """Yields a row for each core: for each unit of time the last digit of the job on it, `.` if the core is free."""
     unit = world.unit_us
     columns = until_us // unit + 1
     if columns > MOST_COLUMNS or not stays:
@@ -634,10 +634,10 @@ def check(
     drawn: Drawn = Drawn(),
     on_progress: Callable[[int], None] | None = None,
 ) -> LawsReport:
-    """Tries every law on worlds of the seeds `seed`, `seed` + 1, ...: a world that breaks one can be tried alone by its own seed.
+    """Tries all laws on worlds of the seeds `seed`, `seed` + 1, ..., so a world that breaks one can be repeated alone by its own seed.
 
     Args:
-        make: new objects of the pipeline. budget_s: of wall-clock time for a pass; 0 = as long as it likes.
+        make: returns a new pipeline. budget_s: wall-clock limit of a pass (s); 0 = unlimited.
         on_progress: called with the number of worlds tried.
     Cost: about ten passes for each pass of each world: 5 ms a world.
     """

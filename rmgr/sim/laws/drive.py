@@ -1,8 +1,8 @@
-"""A driver that can be looked into: facts of a small world to the state, a pass, its decisions carried out, step by step.
+"""Drives a pipeline through a small world step by step: tells the state the facts, runs a pass, carries out its decisions.
 
-What the simulator and the leader do, without their machinery. Between `decide` and `carry_out` the owner of the drive may look at
-everything, and put another state in its place (a new leader). `Budget` bounds the time of a pass by the wall clock; a policy that does not
-come back is interrupted.
+It does what the simulator and the leader do, without their machinery. Between `decide` and `carry_out` the caller may inspect everything
+and even replace the state, as a new leader would. `Budget` limits the wall-clock time of a pass and interrupts a policy that does not
+return.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.laws.world import LateNode, LawsJob, MaintenanceWindow, Outage, SmallWorld, Withdrawal
 
-#: Passes in a row that nothing but a timer caused while nothing runs and nothing is to come: more, and the policy waits for nothing.
+#: After more passes in a row than this, caused by timers alone while nothing runs and nothing is to come, the policy waits for nothing.
 MOST_IDLE_PASSES = 50
-#: More passes than any policy needs for a world of a dozen jobs.
+#: No policy needs so many passes for a world of a dozen jobs.
 MOST_PASSES = 5_000
 
 
@@ -37,9 +37,9 @@ class Drive:
             drive.carry_out()
 
     Attributes:
-        state, now_us, causes, plan: of the pass that is looked at. story: everything that happened so far.
-        wrongs: starts of the last `carry_out` that were not permitted, a sentence each.
-        stays: of jobs on nodes, in order of their start. gone: jobs that are out of the cluster: ended, withdrawn, refused, rejected.
+        state, now_us, causes, plan: of the current pass. story: everything that has happened so far.
+        wrongs: forbidden starts of the last `carry_out`, one sentence each.
+        stays: unbroken stays of jobs on nodes, by start. gone: jobs that have left: ended, withdrawn, refused or rejected.
     """
 
     def __init__(self, world: SmallWorld, pipeline: tuple[Stage, ...], *, budget: Budget) -> None:
@@ -59,9 +59,9 @@ class Drive:
         self.stays: list[StoryStay] = []
         self.started: set[int] = set()
         self._works = {work.job.id: work for work in world.works}
-        self._left = {work.job.id: work.run_us for work in world.works}  # us of work still to do
-        self._since: dict[int, int] = {}  # of what executes: when it went on
-        self._wakes: dict[str, int] = {}  # partition -> when
+        self._left = {work.job.id: work.run_us for work in world.works}  # job -> work still to do (us)
+        self._since: dict[int, int] = {}  # job that executes -> when it last began to
+        self._wakes: dict[str, int] = {}  # partition -> next wake-up (us)
         self._nodes = {node.id: node for node in world.nodes}
         self._closed: set[int] = set()
         self._windows: dict[int, MaintenanceWindow] = {}
@@ -71,7 +71,7 @@ class Drive:
     # -- facts ------------------------------------------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """Tells the state everything of the next instant; False at the end of the world, or when the policy waits for nothing."""
+        """Tells the state all facts of the next instant. Returns False at the end of the world, or if the policy waits for nothing."""
         ends = {job_id: since + self._left[job_id] for job_id, since in self._since.items()}
         times = [*ends.values(), *self._wakes.values(), *(event[0] for event in self._to_come[:1])]
         if not times or self.passes >= MOST_PASSES or self._idle > MOST_IDLE_PASSES:
@@ -143,13 +143,13 @@ class Drive:
         self.gone.add(job_id)
 
     def _go_on(self, run: Running) -> None:
-        """It executes from now on."""
+        """The job executes from now on."""
         self._since[run.job.id] = self.now_us
         self.started.add(run.job.id)
         self.stays.append(StoryStay(run.job, run.placement, self.now_us))
 
     def _stop(self, job_id: int) -> None:
-        """It executes no longer; what it has done is done."""
+        """The job stops executing, and keeps the work it has done."""
         since = self._since.pop(job_id, None)
         if since is not None:
             self._left[job_id] -= self.now_us - since
@@ -180,7 +180,7 @@ class Drive:
         return causes
 
     def _requeue(self, job: Job) -> None:
-        """Its work is lost: from the beginning."""
+        """The job loses its work and waits to run from the beginning."""
         self._tell(f"job {job.id} waits again")
         self._stop(job.id)
         self._left[job.id] = self._works[job.id].run_us
@@ -192,12 +192,12 @@ class Drive:
     # -- a pass -----------------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Runs the pass. Raises: OutOfTime when the policy does not come back."""
+        """Runs the pass. Raises: OutOfTime if the policy does not return in time."""
         self.plan = self.planned(self.state, self.pipeline)
         self.passes += 1
 
     def planned(self, state: ClusterState, pipeline: tuple[Stage, ...], expired: Callable[[], bool] | None = None) -> Plan:
-        """What this pipeline decides in this state, now. expired: instead of the budget's."""
+        """Returns the plan of this pipeline in this state, now. expired: replaces the check of the budget."""
         with self.budget.counted():
             return run_pass(
                 state,
@@ -209,7 +209,7 @@ class Drive:
             )
 
     def carry_out(self) -> None:
-        """Carries out every decision of the plan, and notes in `wrongs` what it should not have decided."""
+        """Carries out all decisions of the plan and records the forbidden ones in `wrongs`."""
         self._wakes.clear()
         self.wrongs = []
         for decision in self.plan.decisions:
@@ -248,7 +248,7 @@ class Drive:
     # -- what should not be -----------------------------------------------------------------------------------------------
 
     def _not_permitted(self, start: Start) -> Iterator[str]:
-        """Why this start is wrong, from the world alone."""
+        """Yields why this start is forbidden, judged from the world alone."""
         now, work = self.now_us, self._works.get(start.job_id)
         if work is None:
             yield f"job {start.job_id} starts and was never submitted"
@@ -260,7 +260,7 @@ class Drive:
             yield f"{name} starts at {now} us, it may begin at {job.begin_us} us"
         for before in job.after:
             there = before in self._works and self._works[before].job.submit_us <= now
-            if there and before not in self.gone and job.id not in self.started:  # once started it has waited for them
+            if there and before not in self.gone and job.id not in self.started:  # a job that has started once has met its dependencies
                 yield f"{name} starts before job {before} has ended"
         yield from self._out_of_bounds(job, start.placement, now + job.planned_us)
         yield from self._over_limits(job)
@@ -272,7 +272,7 @@ class Drive:
             yield from self._out_of_bounds(run.job, run.placement, self.now_us + run.end_us - stopped.since_us)
 
     def _out_of_bounds(self, job: Job, placement: Placement, end_us: int) -> Iterator[str]:
-        """It begins now, and may run until then: not on closed nodes, not into a window."""
+        """Yields complaints if the job, running from now until `end_us`, uses a closed node or meets a maintenance window."""
         nodes = set(nodes_of(placement))
         for node_id in sorted(nodes & self._closed):
             yield f"job {job.id} starts on node {node_id}, which is closed"
@@ -300,8 +300,8 @@ class Drive:
                 yield f"job {job.id} starts beyond {what} of {job.user} ({job.account}): {count} of {most}"
 
     def left_waiting(self) -> Iterator[str]:
-        """A sentence for each job that has not had its turn though it could have."""
-        never: set[int] = set()  # larger than what is there by now; and who waits for those
+        """Yields a sentence for each job that never ran although it could have."""
+        never: set[int] = set()  # jobs too large for what is left, and jobs that depend on these
         for work in sorted(self.world.works, key=lambda work: work.job.id):
             job = work.job
             part = self.state.partitions[job.partition]
@@ -314,7 +314,7 @@ class Drive:
             yield f"job {job.id} waits for ever ({why})"
 
     def _hopeless(self, job: Job) -> bool:
-        """Larger than its partition, or than its limits."""
+        """Returns whether the job exceeds its partition or its limits."""
         part, limits = self.state.partitions[job.partition], self.world.limits.get(job.partition)
         if not part.pool.feasible(job):
             return True
@@ -338,7 +338,7 @@ class Drive:
 
 @dataclass(frozen=True, slots=True)
 class StoryLine:
-    """A line of the story: what happened, or what was decided and why."""
+    """A line of the story: an event, or a decision with its reason."""
 
     at_us: int
     text: str
@@ -346,7 +346,7 @@ class StoryLine:
 
 @dataclass(slots=True)
 class StoryStay:
-    """A job on its nodes without a break; `end_us` None: still there."""
+    """An unbroken stay of a job on its nodes; `end_us` is None while it lasts."""
 
     job: Job
     placement: Placement
@@ -355,7 +355,7 @@ class StoryStay:
 
 
 def described(job: Job, unit_us: int) -> str:
-    """What a job asks for, without what it leaves at its default; times in units of so many us."""
+    """Describes the request of a job without its defaults; times in units of `unit_us` (us)."""
     parts = [f"{job.processes} x {job.threads} cores" if job.threads > 1 else f"{job.processes} cores"]
     parts.append(f"limit {job.limit_us / unit_us:g}" if job.limit_us else "no limit")
     parts += [f"{job.memory_bytes} bytes each"] if job.memory_bytes else []
@@ -371,7 +371,7 @@ def described(job: Job, unit_us: int) -> str:
 
 
 def where(placement: Placement) -> str:
-    """As `nodes 0-3, 7`."""
+    """Names the nodes of a placement, as in `nodes 0-3, 7`."""
     spans = (f"{first}-{last}" if last > first else str(first) for first, last, _ in placement)
     return "nodes " + ", ".join(spans)
 
@@ -382,9 +382,9 @@ def _order(event: tuple[int, int, object]) -> tuple[int, int, int]:
 
 
 class Budget:
-    """So many seconds for one pass. 0 = as long as it likes.
+    """A wall-clock limit for one pass (s); 0 = unlimited.
 
-    In the main thread a pass is interrupted when they are over (SIGALRM); elsewhere it is only found out afterwards.
+    In the main thread SIGALRM interrupts a pass at the limit; in other threads an overrun is only found afterwards.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -393,7 +393,7 @@ class Budget:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """One pass. Raises: OutOfTime."""
+        """Times one pass. Raises: OutOfTime."""
         self._began = time.perf_counter()
         if not self.seconds or threading.current_thread() is not threading.main_thread():
             yield
@@ -408,16 +408,16 @@ class Budget:
 
     @property
     def told(self) -> str:
-        """What is said of a policy that took longer."""
+        """Returns the complaint about a policy that took too long."""
         return f"a pass takes longer than {self.seconds:g} s"
 
     def expired(self) -> bool:
-        """This pass has taken longer: what the engine asks after each policy."""
+        """Returns whether this pass is over its limit; the engine asks after each policy."""
         return bool(self.seconds) and time.perf_counter() - self._began > self.seconds
 
 
 class OutOfTime(BaseException):
-    """Raised inside a policy whose time is up. No `Exception`: neither the engine nor the policy takes it for an error of its own."""
+    """Raised inside a policy whose time is up. Not an `Exception`, so that neither the policy nor the engine catches it."""
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

@@ -1,7 +1,7 @@
 """Small worlds on which laws of scheduling are tried: a machine, jobs with their real run times, and what else happens to them.
 
-Who draws them is a parameter (`Chance`): seeded chance for `rmgr policy check`, Hypothesis in the tests. Small, since a law that breaks at
-all nearly always breaks with six nodes and a dozen jobs, and a person can read those.
+`Chance` draws them: a seeded generator for `rmgr policy check`, Hypothesis in the tests. They are small because a law that breaks at all
+nearly always breaks with six nodes and a dozen jobs, and a person can read such a world.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rmgr.sched.job import Job, Node, resources_of
 from rmgr.sched.records import Limits, Maintenance
 
 Option = TypeVar("Option")
-#: Lengths of a world's unit of time: policies speak of microseconds in their own tests, of minutes and hours in earnest.
+#: A world's unit of time (us): microseconds as in tests of policies, or seconds and minutes as in real use.
 UNITS_US = (1, 1_000_000, 600_000_000)
 USERS = ("ann", "bob")
 KINDS = ("after", "begin", "outage", "withdrawal", "window", "limits")
@@ -24,17 +24,17 @@ QUEUES = ("default", "small", "large")
 
 
 class Chance(Protocol):
-    """Whatever draws a world. The lower number and the first option are the simpler ones."""
+    """A source of choices for a world. Lower numbers and earlier options are simpler."""
 
     def between(self, low: int, high: int) -> int:
-        """A number from low to high, both included."""
+        """Returns a number from `low` to `high`, both included."""
         ...
 
     def one_of(self, options: Sequence[Option]) -> Option: ...
 
 
 class Seeded:
-    """Chance with a seed: the same seed, the same world."""
+    """A seeded source: the same seed gives the same world."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(f"world {seed}")
@@ -48,7 +48,7 @@ class Seeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawsJob:
-    """A job and how long it will really run (us, never above its limit)."""
+    """A job and its real run time (us, never above its limit)."""
 
     job: Job
     run_us: int
@@ -58,7 +58,7 @@ class LawsJob:
 class Outage:
     """A node takes nothing new from `at_us` to `until_us`.
 
-    loses: what runs there is lost and waits again; else it is a drain. cores: with which it comes back; 0 = as many as before.
+    loses: its jobs are lost and wait again; otherwise it is drained. cores: its cores when it comes back; 0 = as before.
     """
 
     at_us: int
@@ -78,7 +78,7 @@ class LateNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawal:
-    """A job that still waits then is cancelled."""
+    """Cancels a job at `at_us` if it still waits."""
 
     at_us: int
     job_id: int
@@ -94,7 +94,7 @@ class MaintenanceWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallWorld:
-    """A machine and all that will happen on it. half_life_us: of use; 0 = not kept. seed: of passes, and of what tests shuffle."""
+    """A machine and everything that happens on it. half_life_us: of usage for fair share; 0 = usage is not kept. seed: of passes."""
 
     nodes: tuple[Node, ...]
     works: tuple[LawsJob, ...]
@@ -109,7 +109,7 @@ class SmallWorld:
 
     @property
     def size(self) -> int:
-        """How much there is to read: what shrinking makes smaller."""
+        """A measure of complexity, which shrinking reduces."""
         shapes = sum(w.job.processes + w.job.threads + bool(w.job.memory_bytes) + len(w.job.features) for w in self.works)
         shapes += sum(len(w.job.resources) for w in self.works) + sum(len(node.resources) for node in self.nodes)
         shapes += sum(w.job.exclusive + w.job.spread for w in self.works)
@@ -122,18 +122,18 @@ class SmallWorld:
 
     @property
     def every_node(self) -> tuple[Node, ...]:
-        """Those that join later, too."""
+        """All nodes, including those that join later."""
         return (*self.nodes, *(joining.node for joining in self.joinings))
 
 
 def world_of(
     chance: Chance, *, one_core: bool | None = None, events: bool = True, partitions: Sequence[str] = (), queues: Sequence[str] = QUEUES
 ) -> SmallWorld:
-    """A world.
+    """Draws a world.
 
     Args:
-        one_core: identical nodes of one core, or not; None draws it. events: with outages, windows, limits, dependencies and the like.
-        partitions: their names, each has a node; () draws one or two. queues: where jobs stand when they arrive.
+        one_core: all nodes are identical with one core; None draws this. events: with outages, windows, limits, dependencies, ...
+        partitions: names, each with at least one node; () draws one or two. queues: into which jobs arrive.
     """
     flat = bool(chance.between(0, 1)) if one_core is None else one_core
     unit = chance.one_of(UNITS_US)
@@ -163,7 +163,7 @@ def world_of(
 
 
 def _growing(chance: Chance, world: SmallWorld, flat: bool) -> SmallWorld:
-    """Nodes join, between the others and behind them. Nodes come back with more cores, those that were lost also with fewer."""
+    """Adds nodes that join later, with ids between and above the others. Nodes come back with more cores, lost ones also with fewer."""
     names = tuple(dict.fromkeys(node.partition for node in world.nodes))
     places = (len(world.nodes) + 1, len(world.nodes) + 4)[: chance.between(1, 2)]
     nodes = [_node(chance, place, flat, chance.one_of(names)) for place in places]
@@ -178,7 +178,7 @@ def _growing(chance: Chance, world: SmallWorld, flat: bool) -> SmallWorld:
 
 
 def _equipped(chance: Chance, world: SmallWorld) -> SmallWorld:
-    """Some nodes have things beside cores and memory, and some jobs need them."""
+    """Gives some nodes countable resources besides cores and memory, which some jobs request."""
     has = [resources_of({"fpga": chance.between(0, 1), "tape": chance.between(0, 3)}) for _ in world.nodes]
     nodes = tuple(replace(node, resources=some) for node, some in zip(world.nodes, has, strict=True))
     works = tuple(
@@ -189,7 +189,7 @@ def _equipped(chance: Chance, world: SmallWorld) -> SmallWorld:
 
 
 def smaller(world: SmallWorld) -> Iterator[SmallWorld]:
-    """Worlds a little simpler than this one, the boldest first; each is whole (nothing names what is not there)."""
+    """Yields slightly simpler worlds, the boldest cuts first. Each is consistent: nothing in it names a missing job or node."""
     for works in _without_each(world.works):
         yield _mended(replace(world, works=works))
     for name in ("outages", "joinings", "withdrawals", "windows"):
@@ -252,7 +252,7 @@ def _work(
 
 
 def _outages(chance: Chance, nodes: tuple[Node, ...], unit: int) -> tuple[Outage, ...]:
-    """At most one for each node, so that none overlap."""
+    """Draws at most one outage for each node, so that none overlap."""
     found = []
     for node in nodes:
         if chance.between(0, 2) == 2:
@@ -315,7 +315,7 @@ def _plainer(work: LawsJob) -> Iterator[LawsJob]:
 
 
 def _mended(world: SmallWorld) -> SmallWorld:
-    """Without what names a job, a node or a partition that is no longer there."""
+    """Removes everything that names a job, a node or a partition that is gone."""
     nodes = {node.id for node in world.nodes}
     partitions = {node.partition for node in world.nodes}
     works = [work for work in world.works if work.job.partition in partitions]
@@ -335,7 +335,7 @@ def _mended(world: SmallWorld) -> SmallWorld:
 
 
 def shrunk(world: SmallWorld, breaks: Callable[[SmallWorld], bool], *, tries: int = 400) -> SmallWorld:
-    """A smaller world that `breaks`, none of whose simplifications does, or the smallest one found after so many tries.
+    """Returns a smaller world that still `breaks` but has no simplification that does, or the smallest one found after `tries` calls.
 
     Cost: at most `tries` calls of `breaks`.
     """
