@@ -1,7 +1,7 @@
-"""Time-sharing on the virtual clock: the slot simulator of the queue tree, its workloads, its batch comparison, the messages it would send.
+"""Time-sharing on a virtual clock: the slot simulator of the queue tree, its workloads, a batch baseline, and a count of its messages.
 
-Plain slots and tasks, not the ordinary driver: what paper 002 measured. It knows `rmgr.sched.tree` and streams of random numbers; it may
-not decide anything that the tree does not decide. Jobs under the policy `dqt` run in `rmgr.sim.engine.driver`, on the same tree.
+It simulates plain slots and tasks, as paper 002 did, without the ordinary driver. All decisions are the tree's (`rmgr.sched.tree`). Jobs
+under the policy `dqt` run in `rmgr.sim.engine.driver`, on the same tree.
 `Stepped` is the rule of the tree slot by slot, as it is defined; `sched/tree/rotation.py` computes the same without stepping.
 """
 
@@ -23,34 +23,34 @@ from rmgr.sched.tree.rotation import Newcomers, Rotation, Row, phases_below, rou
 from rmgr.sched.tree.shape import AllocationRule, Loads, Tree, choose, retr, retr_bound
 from rmgr.sim.workload.jobs import stream
 
-#: Slots of one simulation, and the lengths of tasks (papers.md 3.4).
+#: Number of slots of one simulation, and the lengths of tasks (papers.md 3.4).
 SLOTS = 1_000_000
 SHORTEST, LONGEST = 500, 19_999
-#: A workload is drawn until its realised ratio is as near to the load.
+#: A workload is drawn again until its realised load is this close to the requested one.
 NEAR = 0.0005
 _MOST_DRAWS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Sharing of the machine. switch: part of every slot that switching takes: a task needs length / (1 - switch) quanta."""
+    """How the machine is shared. switch: fraction of each slot lost to switching, so a task needs length / (1 - switch) quanta."""
 
     allocation: AllocationRule = AllocationRule.BF_APA
     newcomers: Newcomers = Newcomers.THIS_ROUND
     switch: float = 0.0
 
     def quanta(self, length: int) -> int:
-        """That a task of this length needs, rounded up."""
+        """Returns the number of quanta that a task of this length needs, rounded up."""
         return length if not self.switch else -int(-length / (1 - self.switch) // 1)
 
 
 @dataclass(slots=True)
 class SlotsOutcome:
-    """Result of a run of `slots` slots.
+    """The result of a run of `slots` slots.
 
-    ends: of each task, the slot after its last one, or -1. used: processor-slots of partitions that ran a task; useful: of the tasks' own
-    sizes. most_tqlb: the largest of any instant, without the root's queue as printed.
-    tqlb: with root -> slots for which that was the maximum of the tree. breaches: tasks whose RETR exceeds the bound of section 5.2.
+    ends: for each task the slot after its last one, or -1. used: processor-slots of partitions that ran a task; useful: processor-slots
+    of the tasks' own sizes. most_tqlb: the largest value at any instant, without the root's queue as in the paper's print.
+    tqlb: value, root included -> slots for which it was the maximum of the tree. breaches: tasks whose RETR exceeds section 5.2's bound.
     """
 
     slots: int
@@ -74,15 +74,15 @@ class SlotsOutcome:
 
     @property
     def mean_retr(self) -> float:
-        """Over the tasks that have ended; 0 for none."""
+        """Mean RETR of the tasks that ended; 0 if none did."""
         return fmean(self.retr) if self.retr else 0.0
 
 
 def run(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing, *, count_messages: bool = False) -> SlotsOutcome:
-    """Runs the tasks for so many slots.
+    """Runs the tasks for `slots` slots.
 
-    At one instant ends come first, then arrivals. Raises: ValueError for a task that is larger than the tree.
-    Cost: per event the path of its node and some of its neighbours; time without events costs nothing.
+    At one instant ends come first, then arrivals. Raises: ValueError for a task larger than the tree.
+    Cost: each event costs the path of its tree node and some neighbours; time without events is free.
     """
     rotation, loads = Rotation(tree, sharing.newcomers), Loads(tree)
     out = SlotsOutcome(slots, tree.processors, [-1] * len(tasks), messages=Messages(sharing.allocation) if count_messages else None)
@@ -138,12 +138,12 @@ def _judge(out: SlotsOutcome, tasks: Sequence[Task], history: _History) -> None:
 
 
 class _History:
-    """The maximum of TQLB over time: a value from each time on."""
+    """The maximum of TQLB as a step function of time."""
 
     def __init__(self) -> None:
         self.times: list[int] = []
         self.values: list[int] = []
-        self._sums: list[int] = []  # of value x slots before each time
+        self._sums: list[int] = []  # integral of the value up to each time
 
     def note(self, now: int, value: int) -> None:
         if self.times and self.times[-1] == now:
@@ -154,7 +154,7 @@ class _History:
         self.values.append(value)
 
     def between(self, start: int, end: int) -> tuple[float, int]:
-        """Mean and maximum over [start, end)."""
+        """Returns mean and maximum over [start, end)."""
         first, last = bisect_right(self.times, start) - 1, bisect_right(self.times, end - 1) - 1
         total = self._until(last, end) - self._until(first, start)
         return total / (end - start), max(self.values[first : last + 1])
@@ -170,7 +170,7 @@ class _History:
 
 
 def stepped(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing) -> tuple[list[int], int]:
-    """The end of each task (-1: none), and processor-slots used. Cost: O(nodes) a slot."""
+    """Returns the end of each task (-1 if it did not end) and the processor-slots used. Cost: O(nodes) a slot."""
     front, loads = Stepped(tree, sharing.newcomers), Loads(tree)
     ends, used, coming = [-1] * len(tasks), 0, 0
     cursors: dict[int, int] = {}
@@ -194,14 +194,14 @@ def stepped(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """utilisation: of blocks that run a task. longest_queue: tasks that waited at one instant, the most."""
+    """The result of a batch run. utilisation: of allocated blocks. longest_queue: most tasks that waited at one instant."""
 
     utilisation: float
     longest_queue: int
 
 
 def run_batch(tasks: Sequence[Task], processors: int, slots: int) -> BatchResult:
-    """With binary buddies. Ends come first at one instant, then arrivals, then starts. Cost: O(tasks x log)."""
+    """Runs the tasks in batch on binary buddies. At one instant ends come first, then arrivals, then starts. Cost: O(tasks x log)."""
     free = Buddies(2, processors)
     queue: deque[Task] = deque()
     running: list[tuple[int, int, int]] = []  # (end, first processor, size)
@@ -227,7 +227,7 @@ def run_batch(tasks: Sequence[Task], processors: int, slots: int) -> BatchResult
 
 
 class Task(NamedTuple):
-    """One task. weight: adjacent entries in its queue."""
+    """One task. weight: number of its adjacent entries in a queue."""
 
     arrival: int
     size: int
@@ -237,9 +237,9 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """Settings of a workload. largest: sizes are powers of two up to here; odd: instead every size from 1 on, P(s) ~ 1/s.
+    """Settings of a workload. largest: sizes are powers of two up to this; odd: all sizes from 1 on instead, with P(s) ~ 1/s.
 
-    processors: of the machine that gives the load its meaning. weights: each task draws one of them.
+    processors: size of the machine to which the load refers. weights: each task draws one of them.
     """
 
     processors: int
@@ -252,9 +252,9 @@ class Spec:
 
 
 def drawn(spec: Spec) -> list[Task]:
-    """Tasks in order of arrival; the ratio sum(size x length) / (P x T) is within `NEAR` of the load.
+    """Draws tasks in order of arrival, with sum(size x length) / (P x T) within `NEAR` of the load.
 
-    Runs too short for that (a task is worth more) take the nearest of 200 draws. Raises: RmgrError for a load that cannot be drawn.
+    A run too short for that, in which one task weighs more, takes the nearest of 200 draws. Raises: RmgrError for an impossible load.
     """
     sizes, weights = _sizes(spec)
     mean_size = sum(size * weight for size, weight in zip(sizes, weights, strict=True)) / sum(weights)
@@ -294,7 +294,7 @@ def _weights(spec: Spec, count: int) -> list[int]:
 
 @dataclass(slots=True)
 class Messages:
-    """Counts of one run. news: reports of children to their parents after a task came or went."""
+    """Message counts of one run. news: reports of children to parents after a task came or went."""
 
     allocation: AllocationRule
     tasks: int = 0
@@ -305,16 +305,16 @@ class Messages:
 
     @property
     def per_slot(self) -> float:
-        """next_turn messages and their answers, mean over the samples."""
+        """Mean number of next_turn messages and answers over the samples."""
         return self._turns / self._samples if self._samples else 0.0
 
     @property
     def per_task(self) -> float:
-        """add_task and news of a task's coming and going."""
+        """Number of add_task and news messages for each task."""
         return (self.add_task + self.news) / self.tasks if self.tasks else 0.0
 
     def change(self, loads: Loads, node: int, entries: int, *, came: bool = True) -> None:
-        """A task enters or leaves the queue of the node: changes the loads and counts."""
+        """Changes the loads when a task enters or leaves the node's queue, and counts the messages."""
         path = loads.tree.path(node)
         before = [self._news(loads, at) for at in path]
         loads.change(node, entries)
@@ -326,13 +326,13 @@ class Messages:
             self.news += sum(changed[1:])  # the root reports to nobody
 
     def sample(self, tree: Tree, lengths: Mapping[int, int]) -> None:
-        """Counts the turns of one round of the tree as it stands. Cost: O(nodes)."""
+        """Counts the turn messages of one round of the current tree. Cost: O(nodes)."""
         self._samples += 1
         if lengths:
             self._turns += turns(tree, lengths)
 
     def _news(self, loads: Loads, node: int) -> tuple[int, ...]:
-        """What a node tells its parent under this policy."""
+        """Returns what a node reports to its parent under this policy."""
         match self.allocation:
             case AllocationRule.RR:
                 return ()
@@ -349,7 +349,7 @@ class Messages:
 
 
 def turns(tree: Tree, lengths: Mapping[int, int]) -> float:
-    """next_turn messages and their answers per slot while the tree stays as it is: two for each phase of each non-empty child."""
+    """Returns next_turn messages and answers per slot while the tree does not change: two for each phase of each non-empty child."""
     rounds = round_lengths(tree, lengths)
     phases: list[dict[int, int]] = [{} for _ in range(tree.nodes)]
     phases[0] = {rounds[0]: 1}
@@ -368,20 +368,20 @@ def turns(tree: Tree, lengths: Mapping[int, int]) -> float:
 
 
 class Stepped:
-    """A tree with its queues and its front, moved one slot at a time. Cost of a slot: O(nodes).
+    """A tree with its queues and its front, which advances one slot at a time. Cost of a slot: O(nodes).
 
-    A node's round is one quantum for each entry of its own queue, then, at the same time, rounds of all children that are not empty. A
-    child that is early starts another round at once and is cut off when the slowest of them has completed its first. Queues keep their
-    order over a cut; a subtree that was cut off starts again at its own root.
+    A node's round is one quantum for each entry of its own queue, then concurrent rounds of all non-empty children. A child that finishes
+    early starts another round at once, which is cut off when the slowest child completes its first. Queues keep their order over a cut;
+    a subtree that was cut off restarts at its own root.
     """
 
     def __init__(self, tree: Tree, newcomers: Newcomers = Newcomers.THIS_ROUND) -> None:
         self.tree, self.newcomers = tree, newcomers
         self.queues: list[list[int]] = [[] for _ in range(tree.nodes)]
-        self.rest: dict[int, int] = {}  #: task -> quanta that it still needs
+        self.rest: dict[int, int] = {}  #: task -> quanta it still needs
         self.home: dict[int, int] = {}
-        self.late: dict[int, list[int]] = {}  #: node -> entries that wait for the next round of the root
-        self._own = [0] * tree.nodes  # entries of the queue still to be served in this round; 0: the children run
+        self.late: dict[int, list[int]] = {}  #: node -> entries waiting for the root's next round
+        self._own = [0] * tree.nodes  # entries still to be served in this round; 0 while the children run
         self._runs = [False] * tree.nodes  # its parent runs it in this phase
         self._done = [False] * tree.nodes  # it has completed a round in this phase
 
@@ -394,7 +394,7 @@ class Stepped:
         self.queues[node] += [task] * weight
 
     def remove(self, task: int) -> None:
-        """The task leaves. A round that has nothing left to serve is over at once."""
+        """Removes the task. A round with nothing left to serve ends at once."""
         node = self.home.pop(task)
         del self.rest[task]
         if node in self.late and task in self.late[node]:
@@ -413,7 +413,7 @@ class Stepped:
             at = self.tree.parent(at)
 
     def slot(self) -> Row:
-        """Runs one slot; answers who ran. Tasks that got their last quantum are gone."""
+        """Runs one slot and returns which tasks ran where. Tasks that got their last quantum are removed."""
         row: Row = []
         if not self._runs[0]:
             self._begin(0)
@@ -441,7 +441,7 @@ class Stepped:
         return self._settled(node)
 
     def _drop(self, task: int, node: int) -> None:
-        """Its entries go; the round goes on with those that follow."""
+        """Removes the task's entries; the round continues with the following ones."""
         own, queue = self._own[node], self.queues[node]
         left = sum(entry != task for entry in queue[:own])
         self.queues[node] = [entry for entry in queue if entry != task]
@@ -450,7 +450,7 @@ class Stepped:
             self._enter(node)
 
     def _settled(self, node: int) -> bool:
-        """The node's round is over."""
+        """Returns whether the node's round is over."""
         if not self._runs[node] or self._own[node]:
             return False
         for child in self.tree.children(node):
@@ -483,5 +483,5 @@ class Stepped:
                 self._stop(child)
 
     def is_empty(self, node: int) -> bool:
-        """No queue of the subtree has an entry."""
+        """Returns whether no queue of the subtree has an entry."""
         return not self.queues[node] and all(map(self.is_empty, self.tree.children(node)))

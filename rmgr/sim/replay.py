@@ -1,9 +1,9 @@
-"""A recorded log again: the same passes under the same policy, decision by decision; or the recorded run as a world for another policy.
+"""Replays a recorded log: verifies each decision under the same policy, or turns the recorded run into a world for another policy.
 
-`verify` tells the facts of the log to a state of its own, runs each of its passes, and compares decisions. What it sees meanwhile
-(`History`) is the recorded run. `recorded` makes a workload, a machine and events of it that another policy can be tried on, and a result
-to compare with. Jobs that had not ended when the log did are left out: nobody knows how long they run. A job that moved counts with all the
-work it kept. Nodes that were drained or failed, windows, limits and cancellations happen again at their times.
+`verify` feeds the facts of the log to a fresh state, runs each of its passes and compares the decisions; it returns the recorded run
+(`History`). `recorded` turns that into a workload, a machine, events and a result to compare with. Jobs that had not ended by the end of
+the log are left out, because their run time is unknown. A job that moved counts with all the work it kept. Drains and failures of nodes,
+maintenance windows, limits and cancellations happen again at their recorded times.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rmgr.sim.engine.outcome import JobOutcome, Parting, Result, Setting, Spell
 from rmgr.sim.workload.events import Cancel, Event, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
-#: Why a job has lost its nodes (`because` of a fact).
+#: Reasons (`because` of a fact) for which a job loses its nodes.
 _LOSSES = frozenset({"failed", "maintenance"})
 
 
@@ -76,7 +76,7 @@ def _pass(entry: Passed, history: History, state: ClusterState, pipeline: tuple[
 
 
 def _told(entry: Passed, ours: tuple[Mapping[str, Any], ...]) -> str:
-    """The first difference of two passes."""
+    """Describes the first difference between two passes."""
     for number, (theirs, mine) in enumerate(zip(entry.decisions, ours, strict=False), 1):
         if theirs != mine:
             return f"pass {entry.number} at {entry.at_us} us: decision {number} was {dict(theirs)}, and is {dict(mine)}"
@@ -87,10 +87,10 @@ def _told(entry: Passed, ours: tuple[Mapping[str, Any], ...]) -> str:
 
 
 class History:
-    """Fates of the jobs of a log. Times as recorded.
+    """What happened to the jobs of a log. Times as recorded.
 
-    jobs: every request, as it was first submitted. stretches: in order of their ends. ran_us: work of each job that completed: what
-    its last stay did, and what it had kept before. states: of jobs that are over. shared: jobs shared cores in time, as a gang.
+    jobs: every request as first submitted. stretches: in order of their ends. ran_us: work of each completed job: of its last stay plus
+    what it had kept before. states: of finished jobs. shared: whether jobs shared cores in time, as a gang.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -99,10 +99,10 @@ class History:
         self.stretches: list[Stretch] = []
         self.ran_us: dict[int, int] = {}
         self.states: dict[int, State] = {}
-        self.facts: list[Fact] = []  #: that are about no job: nodes, windows, limits; and cancellations
+        self.facts: list[Fact] = []  #: on nodes, windows and limits, and cancellations
         self.passes = self.decided = self.told = 0
         self.shared = bool(opening.state.gangs)
-        self._lost = {"job_preempted": 0, "job_ended": 0}  # jobs that lost a node, by what came of it
+        self._lost = {"job_preempted": 0, "job_ended": 0}  # number of jobs that lost a node, by what became of them
         self._on: dict[int, Running] = {}
         self._kept: dict[int, int] = {}
         for run in opening.state.running:
@@ -113,11 +113,11 @@ class History:
 
     @property
     def requeued(self) -> bool:
-        """Jobs that lost a node waited again (one that lost too many has failed, whatever the setting)."""
+        """Whether jobs that lost a node were requeued (a job that lost too many fails in any case)."""
         return bool(self._lost["job_preempted"]) or not self._lost["job_ended"]
 
     def fact(self, fact: Fact, answer: Any) -> None:
-        """The state was told this, and answered that."""
+        """Records a fact, and the state's answer to it."""
         self.told += 1
         job_id, at_us = fact.arguments.get("job_id", 0), fact.at_us
         match fact.name:
@@ -144,7 +144,7 @@ class History:
             self.facts.append(fact)
 
     def decision(self, decision: Decision, run: Running | None, at_us: int) -> None:
-        """It was carried out at once."""
+        """Records a decision, which was carried out at once."""
         match decision:
             case Start(job_id) | Resume(job_id) if run is not None:
                 self._on[job_id] = run
@@ -180,7 +180,7 @@ class History:
 
 
 class Stretch(NamedTuple):
-    """One stretch of running, by the scheduler's ids."""
+    """An uninterrupted stretch of a run, with the scheduler's ids."""
 
     job_id: int
     start_us: int
@@ -190,9 +190,9 @@ class Stretch(NamedTuple):
 
 
 def recorded(history: History, *, name: str) -> _Recorded:
-    """Workload, machine, events and result of a log. name: of the workload.
+    """Returns workload, machine, events and result of a log. name: of the workload.
 
-    Raises: UsageError when no job of it has ended, or when jobs shared cores in time: it does not say in which slots each ran.
+    Raises: UsageError if no job ended, or if jobs shared cores in time: the log does not say in which slots each ran.
     """
     opening = history.opening
     if history.shared:
@@ -242,7 +242,7 @@ def recorded(history: History, *, name: str) -> _Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recorded:
-    """The recorded run. left_out: jobs whose end the log does not know."""
+    """The recorded run. left_out: number of jobs whose end is not in the log."""
 
     workload: Workload
     result: Result
@@ -251,7 +251,7 @@ class _Recorded:
 
 
 def under(run: _Recorded, pipeline: tuple[Stage, ...], policy: str, usage_half_life_us: int) -> Setting:
-    """The same world under another policy."""
+    """Returns the same world under another policy."""
     return replace(run.setting, pipeline=pipeline, policy=policy, usage_half_life_us=usage_half_life_us)
 
 
@@ -273,7 +273,7 @@ def _as_drawn(job: sched.Job, number: int, submit_us: int, ran_us: int) -> Workl
 
 
 def _nodes(history: History) -> tuple[Node, ...]:
-    """Those of the beginning, and those that came later; all open: what closes them are events."""
+    """Returns all nodes, including those that came later, all open: events close them."""
     nodes = {node.id: node for node in history.opening.state.nodes}
     for fact in history.facts:
         if fact.name == "node_changed":
@@ -282,7 +282,7 @@ def _nodes(history: History) -> tuple[Node, ...]:
 
 
 def _events(history: History, numbers: Mapping[int, int], zero_us: int) -> Iterator[Event]:
-    """What happened beside the jobs, in order of time."""
+    """Yields everything that happened besides jobs, in order of time."""
     first = {node.id: node for node in history.opening.state.nodes}
     late = {fact.arguments["node"].id for fact in history.facts if fact.name == "node_changed"} - set(first)
     for node in sorted(late | {node.id for node in first.values() if node.closed}):
@@ -319,15 +319,15 @@ def _window(at_us: int, window: Maintenance, zero_us: int) -> Window:
     return Window(at_us, start_us, max(window.end_us - zero_us, start_us + 1), nodes, window.name)
 
 
-# -- a log of picks: the same calls, measurements and answers, and which server another policy would have chosen ---------------
+# -- a log of picks: which server another policy would have chosen for the same calls, measurements and answers ----------------
 
 
 @dataclass(slots=True)
 class Picks:
-    """Servers by call, as recorded and as the other policy picks; predictions in seconds; answers by call.
+    """For each call the recorded server, the server that the other policy picks, their predictions (s), and the answer.
 
-    What the other choice would have led to is not in the log: servers and links are as they were measured under the recorded policy. So
-    picks and predictions are compared, and the recorded answers tell how good the recorded predictions were.
+    The log cannot say where the other choice would have led: servers and links were measured under the recorded policy. So picks and
+    predictions are compared; the recorded answers show how good the recorded predictions were.
     """
 
     policy: str = ""
@@ -337,30 +337,30 @@ class Picks:
 
     @property
     def same(self) -> int:
-        """Calls that both send to the same server."""
+        """Number of calls that both policies send to the same server."""
         return sum(call in self.replayed and self.replayed[call].to == sent.to for call, sent in self.recorded.items())
 
     @staticmethod
     def shares(sends: Mapping[int, Send]) -> dict[str, int]:
-        """Calls by server, in order of name."""
+        """Returns the number of calls by server, ordered by name."""
         return dict(sorted(Counter(send.to for send in sends.values()).items()))
 
     @staticmethod
     def predicted_s(sends: Mapping[int, Send]) -> float:
-        """Mean prediction; 0 where nothing was predicted."""
+        """Returns the mean prediction (s), or 0 without predictions."""
         known = [send.predicted_us for send in sends.values() if send.predicted_us]
         return sum(known) / len(known) / 1e6 if known else 0.0
 
     @property
     def answered_s(self) -> float:
-        """Mean time until the answer, as recorded."""
+        """Recorded mean time until the answer (s)."""
         return sum(one.took_us for one in self.answered.values()) / len(self.answered) / 1e6 if self.answered else 0.0
 
 
 def picks(entries: Iterable[Entry], pipeline: tuple[Stage, ...]) -> Picks:
-    """Runs every pass of the log under this pipeline, on a state of its own that is told the recorded facts.
+    """Runs every pass of the log under this pipeline, on a fresh state that gets the recorded facts.
 
-    Raises: RmgrError for a policy that raises, or an empty log. Cost: one pass for each pass of the log.
+    Raises: RmgrError if the policy raises or the log is empty. Cost: one pass for each pass of the log.
     """
     found, state, seed = Picks(), None, 0
     for entry in entries:
@@ -386,7 +386,7 @@ def picks(entries: Iterable[Entry], pipeline: tuple[Stage, ...]) -> Picks:
 
 
 def _tell(fact: Fact, state: ClusterState, found: Picks) -> None:
-    """A call that was sent or withdrawn may have left this state before."""
+    """Tells the state a fact. A call that was sent or withdrawn may already have left this state."""
     if fact.name == "call_answered":
         found.answered[fact.arguments["answered"].call_id] = fact.arguments["answered"]
     if fact.name == "call_left":

@@ -71,7 +71,7 @@ def digest(make: Make, *, worlds: int, seed: int = 0) -> str:
 
 
 def _driven(make: Make, chance: Random, budget: Budget, seen: Callable[[Plan], None] = lambda _plan: None) -> Iterator[tuple[str, str]]:
-    """A few passes of a world that changes between them: (law, how it broke). seen: is given the plan of each. Raises: OutOfTime."""
+    """Runs a few passes in a world that changes between them; yields (law, how it broke). seen: gets each plan. Raises: OutOfTime."""
     state = ClusterState()
     now = number = 0
     flying: list[tuple[Call, Send]] = []

@@ -269,11 +269,11 @@ class Replication:
 
 
 def replicate(scenario: Scenario, case: Case, policy: Policy, *, seed: int, recorder: Recorder | None = None) -> Replication:
-    """Simulates until the scenario's number of requests, those issued first, have their answers. The same arguments, the same result.
+    """Simulates until the scenario's number of requests, those issued first, are answered. Equal arguments give equal results.
 
-    Clients go on asking meanwhile, so that the last requests meet the same load as the others; the later ones are not in the result.
+    Clients keep asking meanwhile, so that the last counted requests meet the same load as the others; later requests are not counted.
 
-    Raises: RuntimeError for a policy that raises, or leaves a call without a server for ever.
+    Raises: RuntimeError if the policy raises, or never chooses a server for a call.
     Cost: about 0.2 ms a request.
     """
     return _World(scenario, case, policy, seed, recorder).run()
@@ -512,12 +512,12 @@ class CallRequest:
     draw: float
     server: str = ""
     sent_s: float = -inf
-    arrived_s: float = -inf  #: all bytes are transferred
+    arrived_s: float = -inf  #: when all bytes had been transferred
     ended_s: float = -inf
-    service_s: float = 0.0  #: computing alone
-    alone_s: float = 0.0  #: all of it on an idle server and link
-    predicted_s: float = 0.0  #: 0: nothing was predicted
-    believed: float = 0.0  #: operations/s that the policy believed in, less the true ones, relative to these
+    service_s: float = 0.0  #: computing time on an idle server
+    alone_s: float = 0.0  #: total time on an idle server and link
+    predicted_s: float = 0.0  #: 0 without a prediction
+    believed: float = 0.0  #: relative error of the speed that the policy assumed
 
     @property
     def is_answered(self) -> bool:
