@@ -32,11 +32,11 @@ _LOSSES = frozenset({"failed", "maintenance"})
 
 
 def verify(entries: Iterable[Entry], pipeline: tuple[Stage, ...] | None) -> History:
-    """Replays the log; the recorded run.
+    """Replays the log and returns the recorded run.
 
     Args:
-        pipeline: the policies that made the log: each pass must decide what it decided then. None: the recorded decisions are followed.
-    Raises: RmgrError with the first pass whose decisions differ; UsageError as reading the entries does.
+        pipeline: the policies that made the log; each pass must decide what it decided then. None follows the recorded decisions.
+    Raises: RmgrError naming the first pass whose decisions differ; UsageError if the entries cannot be read.
     """
     history: History | None = None
     for entry in entries:
