@@ -1,4 +1,4 @@
-"""Scheduling: jobs that wait, passes of the policies, orders that carry their decisions out, rebuilding after an election.
+"""Scheduling: waiting jobs, passes of the policies, orders that carry their decisions out, the rebuild after an election.
 
-Policies are pure (`rmgr.sched`); here is what their decisions cost in ZooKeeper. Its loop alone changes the plan.
+Policies are pure (`rmgr.sched`); this package commits their decisions to ZooKeeper. Only the leader's loop changes the plan.
 """

@@ -1,10 +1,11 @@
-"""Which jobs have come to wait, and which have gone: lists of names, records of their submissions, and the facts that follow from both.
+"""Which jobs came to wait, and which went: lists of names, records of their submissions, and the facts that follow from both.
 
-A job that cannot be told (its request is none, or its handling raises) is set aside while its name stands there: others wait behind it.
+A job that cannot be judged (an invalid request, or an error while it is handled) is set aside while its name stands there: others wait.
 
-A list of 10,000 names costs the leader 20 ms and ZooKeeper 10, and every PLACE fires its watch. So a long list is not read again while its
-znode's stat says that nothing has come (its counter of creations) and nothing has gone but what we took (its number of children). Answers
-come in the order of the questions: what our answered commits have taken by the time at which a list or a stat arrives, is what is missing.
+A list of 10,000 names costs the leader 20 ms and ZooKeeper 10 ms, and every PLACE fires its watch. So a long list is not read again while
+its znode's stat shows that nothing has come (its counter of creations) and that only this leader's commits took names (its number of
+children). Answers come in the order of the questions: when a list or a stat arrives, exactly the names taken by commits answered before it
+are missing.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from rmgr.sched.state.cluster import ClusterState
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
 
-#: Records that are read by one request, and decoded in one message.
+#: Records read by one request, and decoded in one message.
 _TOGETHER = 64
-#: A record that was not there, and one that cannot be read: read again after this.
+#: Pause before a missing record is read again, and before an unreadable one.
 _PAUSE_S, _LONG_PAUSE_S = 1.0, 60.0
-#: Errors that are remembered.
+#: Largest number of errors remembered.
 _MOST_UNREADABLE = 1000
-#: Least time between two readings of one list, and what each of its names adds: where thousands wait, a new one waits for more than that.
+#: Least time between two reads of one list, and the addition for each of its names: where thousands wait, a new job waits longer anyway.
 PACE_S, PACE_A_NAME_S = 0.005, 50e-6
-#: Lists that are read again at a resync: so many at once, so far apart.
+#: A resync reads this many lists at a time, with this pause between.
 _AT_ONCE, _APART_S = 50, 0.02
-#: Names below which a list is simply read.
+#: A shorter list is simply read.
 LONG = 200
-#: Nothing was taken for so long: the list is read once more, and watched.
+#: When no name was taken for this long, the list is read once more, and watched.
 QUIET_S = 2.0
 _LEAST_S = 0.02
 
 
 class Arrivals:
-    """Reads the arrivals of all place queues. In the leader's loop."""
+    """Handles the arrivals of all place queues. In the leader's loop."""
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
@@ -61,7 +62,7 @@ class Arrivals:
         self._updates = placer.updates
 
     def look(self, state: ClusterState, queue: str, cache: WatchedCache[list[str]], now_us: int) -> None:
-        """Compares the names that wait in the queue with what is known. Raises: StateConflict when the state must be made again."""
+        """Compares the names that wait in the queue with memory. Raises: StateConflict if the state must be rebuilt."""
         job_table, partition = self._job_table, self._served.queues[queue].partition
         for gone in job_table.went(queue, cache):
             self._updates.tell(state, "job_withdrawn", gone, partition)
@@ -83,12 +84,12 @@ class Arrivals:
         if submission is None:
             if why := self._records.unreadable.get(key.submission):
                 raise InvalidRecord(why)
-            self._placer.lists.again(path)  # when its record has come
+            self._placer.lists.again(path)  # again when its record has come
             return
         if key.count != 1 or key.first >= MAX_INDEX:
             self.refuse(queue, name, "a placed job is a block of one task")
             return
-        if spec.name in submission.queues[1:]:  # from there it is moved
+        if spec.name in submission.queues[1:]:  # a former queue: the sweep moves the block
             job_table.settle(queue, name)
             return
         if why := not_admitted(spec, submission, key, is_newer=False):
@@ -98,7 +99,7 @@ class Arrivals:
         stop = self._stops.by_job.get(known)
         is_known = known in job_table.waiting or known in job_table.placed
         if is_known or partition not in state.partitions or (stop is not None and not stop.is_back):
-            self._placer.lists.again(path)  # it was returned, and is still read on its node; or no node has come yet
+            self._placer.lists.again(path)  # just returned, and its node's list still names it; or the partition has no node yet
             return
         try:
             job = with_known(job_of(submission, key, partition, now_us), job_table.known.get(known))
@@ -123,7 +124,7 @@ class Arrivals:
         self._updates.because(Cause.JOB_SUBMITTED)
 
     def refuse(self, queue: str, name: str, why: str) -> None:
-        """It is no job that can be placed; told once, and its owner is told when he asks."""
+        """Refuses a block that is no placeable job; logs it once, and keeps the reason for its owner."""
         job_table = self._job_table
         job_table.settle(queue, name)
         if name not in job_table.refused_blocks:
@@ -132,8 +133,9 @@ class Arrivals:
 
 
 class SubmissionRecords:
-    """Records by number, kept in the job table. nobodys: those that were not there, or cannot be read, when they were read last.
-    unreadable: why the latter cannot."""
+    """Records by number, kept in the job table. nobodys: numbers whose last read found no record, or an unreadable one.
+    unreadable: reasons for the unreadable ones.
+    """
 
     def __init__(self, placer: Placer) -> None:
         self.nobodys: set[int] = set()
@@ -144,7 +146,7 @@ class SubmissionRecords:
         self.unreadable: dict[int, str] = {}
 
     def get(self, number: int) -> Submission | None:
-        """Its record; None while it is being read, or when it is gone."""
+        """Returns the record, None while it is being read, or if it is gone."""
         if number not in self._job_table.submissions:
             self._job_table.submissions[number] = None
             if not self._wanted:
@@ -171,7 +173,7 @@ class SubmissionRecords:
         try:
             self._job_table.submissions[number] = None if found is None else validity.submission(found.data, number)
         except RmgrError as error:
-            if self.unreadable.get(number) != error.message:  # told once
+            if self.unreadable.get(number) != error.message:  # logged once
                 self._term.log.error("submission_unreadable", submission=number, error=error.message)
                 self.unreadable = {**dict(islice(self.unreadable.items(), _MOST_UNREADABLE)), number: error.message}
         if self._job_table.submissions.get(number) is None:
@@ -190,7 +192,7 @@ class SubmissionRecords:
 class JobLists:
     """All lists of one leadership. In its loop.
 
-    Attributes: pending: queue -> its list. running: node -> its list. news: paths of lists that are to be compared in the next turn.
+    Attributes: pending: queue -> its list. running: node -> its list. news: paths of lists to compare in the next turn.
     """
 
     def __init__(self, placer: Placer) -> None:
@@ -202,22 +204,22 @@ class JobLists:
         self._wake = placer.wake
 
     def serve(self, queues: Collection[str]) -> None:
-        """These place queues from now on."""
+        """Follows the lists of exactly these place queues from now on."""
         for name in self.pending.keys() - set(queues):
             self.pending.pop(name).stop()
         for name in set(queues) - self.pending.keys():
             self.pending[name] = self._waiting_in(name)
 
     def look_on(self, nodes: Iterable[str]) -> list[str]:
-        """Begins to read what runs on those of the nodes that are new. Returns: them, by name."""
+        """Starts reading the lists of running blocks of new nodes. Returns their names."""
         fresh = sorted(set(nodes) - self.running.keys())
         for name in fresh:
-            # Pulled blocks come and go there all the time: it is watched while jobs run on the node, and read once to find them.
+            # Pulled blocks come and go all the time: the list is watched only while jobs run on the node, and read once to find them.
             self.running[name] = self._list(paths.running_node(name), watched=False)
         return fresh
 
     def watch_head(self, node: str) -> None:
-        """A job runs there, or the last one has gone."""
+        """Watches the node's list as long as jobs have their head there."""
         cache = self.running.get(node)
         if cache is None:
             cache = self.running[node] = self._list(paths.running_node(node))
@@ -228,7 +230,7 @@ class JobLists:
         cache.is_watched = wanted
 
     def look_at(self, path: str) -> None:
-        """A list is to be compared again, as it is now."""
+        """Reads a list again now, and compares it in the next turn."""
         self.news.add(path)
         for cache in self._all():
             if cache.path == path:
@@ -236,20 +238,20 @@ class JobLists:
         self._wake()
 
     def again(self, path: str) -> None:
-        """The list is compared once more in the next turn."""
+        """Compares the list once more in the next turn."""
         self.news.add(path)
 
     def take_news(self) -> set[str]:
-        """Paths of lists that are to be compared now."""
+        """Returns the paths of lists to compare now."""
         news, self.news = self.news, set()
         return news
 
     def all_are_news(self) -> None:
-        """The state was made anew: whatever has come since is told it."""
+        """Compares all lists: the rebuilt state must hear of everything that came since."""
         self.news = {cache.path for cache in self._all()}
 
     def resync(self) -> None:
-        """Reads again what is watched; some of them at a time: the loop has other things to do."""
+        """Reads the watched lists again, in portions: the loop has other things to do."""
         self._tree.tell(self._read_again([cache for cache in self._all() if cache.is_watched]), "lists of jobs")
 
     def _all(self) -> tuple[WatchedCache[list[str]], ...]:
@@ -281,22 +283,22 @@ class JobLists:
 
 
 class LongList(WatchedCache[list[str]]):
-    """A cache of names, `took` of which (counted since ever) were taken out by answered commits of ours; `value` still has those."""
+    """A cache of names. `took` counts the names that this leader's answered commits ever took out; `value` still contains them."""
 
     __slots__ = ("_count", "_creates", "_moved_s", "_noted", "_took", "_took_before", "_took_then")
 
     def __init__(self, tree: LeaderTree, path: str, changed: Thunk, took: Callable[[], int]) -> None:
         super().__init__(tree, tree.children, path, changed)
         self._took = took
-        self._noted: int | None = None  # creations when the list that is on its way was asked for
-        self._creates: int | None = None  # when `value` was, None: it is short, or nobody looked
+        self._noted: int | None = None  # counter of creations when the list in flight was requested
+        self._creates: int | None = None  # the same for `value`; None if it is short, or unknown
         self._count = self._took_then = self._took_before = 0
         self._moved_s = -math.inf
 
     def refresh(self) -> None:
         """See `WatchedCache.refresh`."""
         if self._changed is not None and not self._reading and len(self.value or ()) >= LONG:
-            self._tree.heard(self._tree.stat(self.path), self._note, about=self.path)  # it is answered before the list
+            self._tree.heard(self._tree.stat(self.path), self._note, about=self.path)  # answered before the list
         super().refresh()
 
     def _note(self, stat: Stat | None) -> None:
@@ -330,7 +332,7 @@ class LongList(WatchedCache[list[str]]):
 
     def _looked(self, stat: Stat | None) -> None:
         if self._changed is None or self._reading:
-            return  # the list itself is on its way
+            return  # the list itself is in flight
         took, now_s = self._took(), self._tree.clock()
         if took != self._took_before:
             self._took_before, self._moved_s = took, now_s

@@ -1,7 +1,7 @@
-"""The live event log: every fact and pass of the leader's scheduler, in pieces in the data store, to be exported and replayed.
+"""The live event log: every fact and pass of the leader's scheduler, stored in pieces in the data store, for export and replay.
 
-One state, from the moment it was built to the moment it was no longer believed, is one log: `events/<epoch>/<log>/<piece>`. What was not
-written when a leader dies is missing at the end of its log; nothing that happens waits for it. All facts go through `StateUpdates`.
+One log covers one state, from its rebuild until it is dropped: `events/<epoch>/<log>/<piece>`. Lines not yet written when a leader dies
+are missing at the end of its log; nothing waits for the log. All facts go through `StateUpdates`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Entry, Recorder, encode
 
-#: Lines are written after so long, or when there are so many bytes of them.
+#: Lines are written after this time, or at this number of bytes.
 EVERY_S, PIECE_BYTES = 2.0, 256 * 1024
 NOBODY: Mapping[str, str] = MappingProxyType({})
-#: Pieces that wait for a store that is away; more are not kept.
+#: Most pieces that wait while the store is away; later ones are dropped.
 MOST_PIECES = 64
 
 
 class LogPieces:
-    """Logs of one kind of one leader, in pieces in the store. In the leader's loop.
+    """Logs of one kind, of one leader, in pieces in the store. In the leader's loop.
 
-    Args: family: of their keys. ttl_s: how long what is written now is kept, None = for ever.
+    Args: family: of their keys. ttl_s: how long new pieces are kept, None = without limit.
     """
 
     def __init__(self, context: LeaderContext, family: str = keys.EVENTS, ttl_s: Callable[[], float | None] = lambda: None) -> None:
@@ -49,17 +49,17 @@ class LogPieces:
 
     @property
     def has_room(self) -> bool:
-        """The store takes what is written. From any thread."""
+        """Whether the store keeps up. From any thread."""
         return self._unwritten < MOST_PIECES
 
     def begin(self) -> None:
-        """Another log."""
+        """Begins another log."""
         self.flush()
         self._log += 1
         self._piece = 0
 
     def write(self, line: str) -> None:
-        """A line of the log; it is put into the store within EVERY_S."""
+        """Adds a line to the log; it is stored within EVERY_S."""
         self._lines.append(line)
         self._bytes += len(line)
         if self._bytes >= PIECE_BYTES:
@@ -68,7 +68,7 @@ class LogPieces:
             self._timer = self._tree.after(EVERY_S, self.flush)
 
     def flush(self) -> None:
-        """Puts what was written into the store; where that is long away, nowhere."""
+        """Stores the collected lines, or drops them if the store has been away for long."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -77,7 +77,7 @@ class LogPieces:
             self.put(lambda: "".join(lines).encode())
 
     def put(self, text: Callable[[], bytes]) -> None:
-        """A piece whose text is made where it does not keep the loop."""
+        """Stores a piece; `text` is made on a store thread, so that it does not delay the loop."""
         key = keys.events(self._term.epoch, self._log, self._piece, family=self._family)
         self._piece += 1
         self._unwritten += 1
@@ -92,7 +92,7 @@ class LogPieces:
 
 
 class Recording:
-    """The logs of what one leader places."""
+    """The logs of one leader's placement."""
 
     def __init__(self, context: LeaderContext) -> None:
         self._term = context.term
@@ -108,7 +108,8 @@ class Recording:
         half_life_us: int,
         instead: Mapping[str, str] = NOBODY,
     ) -> None:
-        """Another state, another log: of what places in these partitions. instead: partition -> the policy that does, not the set one."""
+        """Begins the log of another state and of what places in these partitions. instead: partition -> policy that replaces the set one.
+        """
         self.end()
         self._pieces.begin()
         pipelines = {partition: pipeline_of(settings, partition) for partition in sorted(partitions)}
@@ -125,17 +126,17 @@ class Recording:
         self._pieces.put(partial(_line_of, opening))
 
     def told(self, now_us: int, name: str, *arguments: Any, **named: Any) -> None:
-        """A fact."""
+        """Logs a fact."""
         if self._recorder is not None:
             self._recorder.told(now_us, name, arguments, named)
 
     def passed(self, now_us: int, causes: frozenset[Cause], plan: Plan) -> None:
-        """A pass whose plan is carried out at this time."""
+        """Logs a pass whose plan is carried out at this time."""
         if self._recorder is not None:
             self._recorder.passed(now_us, causes, plan)
 
     def end(self, now_us: int = 0) -> None:
-        """The state is not believed any more, or the leadership is over."""
+        """Ends the log: the state is dropped, or the leadership is over."""
         if self._recorder is not None:
             self._recorder.end(now_us)
             self._recorder = None
@@ -147,7 +148,7 @@ def _line_of(entry: Entry) -> bytes:
 
 
 def _only_policy(pipelines: Mapping[str, PipelineSpec]) -> tuple[str, dict[str, str]]:
-    """The policy and its parameters where there is one; else what the pipelines were set as."""
+    """Returns the policy and its parameters if there is only one; otherwise the names of the pipelines."""
     stages = [stage for spec in pipelines.values() for stage in spec.tables().get("stage", [])]
     if len(stages) == 1 and stages[0].get("policy"):
         return str(stages[0]["policy"]), {name: str(value) for name, value in stages[0].get("parameters", {}).items()}
@@ -155,9 +156,9 @@ def _only_policy(pipelines: Mapping[str, PipelineSpec]) -> tuple[str, dict[str, 
 
 
 class StateUpdates:
-    """All facts of one leadership go through it. In the leader's loop.
+    """Passes all facts of one leadership to the state and its log. In the leader's loop.
 
-    Args: wall_us: the wall's clock. wake: asks for a turn of placement; often called, once done.
+    Args: wall_us: wall clock in us. wake: asks for a turn of placement; repeated calls cause one turn.
     Attributes: causes: why the next pass is due. log: of events.
     """
 
@@ -169,24 +170,24 @@ class StateUpdates:
         self._now_us = wall_us()
 
     def now_us(self) -> int:
-        """The scheduler's clock: the wall's, never going back."""
+        """Returns the scheduler's time: the wall clock, but never going back."""
         self._now_us = max(self._now_us, self._wall_us())
         return self._now_us
 
     def tell(self, state: ClusterState, fact: str, *arguments: object, **named: object) -> None:
-        """One fact: into the state, and into the log."""
+        """Passes one fact to the state and to the log."""
         getattr(state, fact)(*arguments, **named)
         self.log.told(self._now_us, fact, *arguments, **named)
 
     def because(self, cause: Cause) -> None:
-        """Something has happened that the next pass must look at."""
+        """Adds a cause for the next pass."""
         self.causes |= {cause}
 
     def take_causes(self) -> frozenset[Cause]:
-        """Why this pass is made; the next one needs new ones."""
+        """Returns the causes of this pass, and resets them."""
         causes, self.causes = self.causes, frozenset()
         return causes
 
     def end_log(self) -> None:
-        """The state is not believed any more, or the leadership is over."""
+        """Ends the log: the state is dropped, or the leadership is over."""
         self.log.end(self._now_us)

@@ -1,9 +1,9 @@
-"""Gangs as a leader looks after them: their records in ZooKeeper, and the clock by which their slots are counted.
+"""The leader's part in gangs: their records in ZooKeeper, and the clock that counts their slots.
 
-Nodes turn without a leader. All that it adds is the next generation of the record, by which jobs come and go, and another reference for
-the clock when the Starter that had it is gone. Gang time goes on over that: it is this leader's own estimate, or (of a leader that has
-none) when the record was written, and what has passed since. The record names nodes, for their numbers are one leader's own, and jobs with
-their attempts.
+Nodes turn without a leader. The leader only adds the next generation of the record, by which jobs come and go, and another reference for
+the clock when its Starter is gone. Gang time continues across a change of reference: from the leader's own estimate, or (for a leader
+that has none) from the time when the record was written plus the time since. The record names nodes, because node numbers are valid in
+one leader only, and jobs with their attempts.
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ from rmgr.sched.state.cluster import ClusterState
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
 
-#: Differences of clocks below this are not told: the log would be full of them.
+#: Smaller differences of clocks are not logged: they would fill the log.
 _NEAR_US = 1_000
-#: Makes what reads the clock of a Starter; it is told when there is a reading.
+#: Makes a reader of a Starter's clock; its argument is called when there is a reading.
 OpenClock = Callable[[Callable[[], None]], "NodeClock"]
-#: Upper estimates in bytes: of a job in a record (an entry of its queue, its attempt), of a leaf's share of the front, of the rest.
+#: Upper estimates in bytes: one job in a record (queue entry and attempt), the share of one leaf in the front, and the rest.
 _JOB, _LEAF, _REST = 80, 40, 2048
 
 
 class NodeClock(Protocol):
-    """Follows the boot clock of one Starter (`runtime/gang_clock.py`)."""
+    """A reader of one Starter's boot clock (`runtime/gang_clock.py`)."""
 
     @property
     def reading(self) -> ClockReading | None:
-        """The last one, None: there is none yet."""
+        """The last reading, None if there is none yet."""
         ...
 
     @property
     def problem(self) -> str:
-        """Why there is none, "" = there is one."""
+        """Why there is no reading, "" if there is one."""
         ...
 
     def follow(self, node: str, incarnation: int, endpoint: str) -> None:
-        """Whom to ask from now on."""
+        """Sets the Starter to ask from now on."""
         ...
 
     def close(self) -> None:
-        """Asks no more."""
+        """Stops asking."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """Of one partition. data, version: of its znode, None = there is none. written_us: wall clock. clock: of its next generation.
+    """State of one partition. data, version: of its znode, None if absent. written_us: wall clock. clock: of the next generation.
 
-    reader: follows that clock's node. next: follows the node that is to have it, while the old one is gone. is_due: the record is to be
-    set only because its clock is another one.
+    reader: reads that clock. next: reads the clock of its successor while the old Starter is gone. is_due: the record must be written
+    again, because only its clock changed.
     """
 
     data: bytes = b""
@@ -95,10 +95,10 @@ class GangKeeper:
         self._open_clock = open_clock
         self._kept: dict[str, _Kept] = {}
         self._unreadable: set[tuple[str, int]] = set()
-        self._rounds: dict[str, tuple[list[Gang], int]] = {}  # partition -> the longest round of these, slots
+        self._rounds: dict[str, tuple[list[Gang], int]] = {}  # partition -> its gangs, their longest round in slots
 
     def close(self) -> None:
-        """The leadership is over."""
+        """Closes all readers: the leadership is over."""
         for kept in self._kept.values():
             for reader in (kept.reader, kept.next):
                 if reader is not None:
@@ -108,7 +108,7 @@ class GangKeeper:
     # -- records -----------------------------------------------------------------------------------------------------------
 
     def adopt(self, found: Mapping[str, Stamped | None]) -> dict[str, Gang]:
-        """The records as they were read: gangs by partition. One that cannot be read is told once, and missing."""
+        """Takes over the records that were read. Returns gangs by partition; an unreadable record is logged once, and left out."""
         gangs = {}
         for partition, stamped in found.items():
             kept = self._kept.setdefault(partition, _Kept())
@@ -125,26 +125,26 @@ class GangKeeper:
                 continue
             if kept.clock is None:
                 kept.clock = record.clock
-            kept.is_due = kept.clock != record.clock  # what told of it was refused
+            kept.is_due = kept.clock != record.clock  # the commit of the new clock was refused
             gangs[partition] = gang_of(record, partition, self._names)
         return gangs
 
     def look_over(self, state: ClusterState) -> None:
-        """The state was made of what was read: a member that its record lacks would stand still, so it is set again."""
+        """After a rebuild: a record that lacks a member must be written again, or the member would stand still."""
         for partition, kept in self._kept.items():
             part = state.partitions.get(partition)
             if part is not None and kept.record is not None and not part.gangs.of.keys() <= self.members(partition).keys():
                 kept.is_due = True
 
     def members(self, partition: str) -> dict[int, int]:
-        """Job -> attempt, as the record has them."""
+        """Returns job -> attempt, from the record."""
         kept = self._kept.get(partition)
         return {job: attempt for job, attempt, _ in kept.record.attempts} if kept is not None and kept.record is not None else {}
 
     def encoded(self, partition: str, gang: Gang, attempts: Mapping[int, int]) -> tuple[str, bytes, int | None]:
-        """The record to be written, and the version that it replaces (None: it is the first); taken for committed.
+        """Returns the record to write, and the version that it replaces (None for the first); assumes that it will be committed.
 
-        Raises: LimitReached for one that is too large; RuntimeError without a clock.
+        Raises: LimitReached if it is too large; RuntimeError without a clock.
         """
         kept = self._kept.setdefault(partition, _Kept())
         if kept.clock is None:
@@ -158,19 +158,19 @@ class GangKeeper:
         return partition, data, before
 
     def generation(self, partition: str) -> int | None:
-        """The version of its record."""
+        """Returns the version of the record."""
         kept = self._kept.get(partition)
         return kept.version if kept is not None else None
 
     def next_generation(self, partition: str) -> int:
-        """What the version of the next one will be."""
+        """Returns the version that the next record will have."""
         version = self.generation(partition)
         return 0 if version is None else version + 1
 
-    # -- what is shown -------------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------------------------
 
     def turns(self, state: ClusterState | None) -> dict[int, MemberTurn]:
-        """Of every member: whether it has the present slot, and its part of them."""
+        """Returns for every member whether it has the present slot, and its share of the slots."""
         found: dict[int, MemberTurn] = {}
         for name, part in state.partitions.items() if state is not None else ():
             for gang in part.gangs:
@@ -180,7 +180,7 @@ class GangKeeper:
         return found
 
     def _served_us(self, partition: str) -> dict[int, int]:
-        """For how long jobs have had their cores, by the record."""
+        """Returns how long jobs have had their cores, from the record."""
         kept, now_us = self._kept.get(partition), self.gang_now_us(partition)
         if kept is None or kept.record is None or now_us is None:
             return {}
@@ -189,7 +189,7 @@ class GangKeeper:
         return {job: slots * record.slot_us for (job, _), slots in served_until(record, slot).items()}
 
     def summary(self, state: ClusterState | None) -> dict[str, GangSummary]:
-        """By partition, of those that have a gang."""
+        """Returns a summary by partition, for partitions that have a gang."""
         found = {}
         for name, part in state.partitions.items() if state is not None else ():
             clock, generation = self.clock_of(name) or ("", 0), self.generation(name)
@@ -204,7 +204,7 @@ class GangKeeper:
     # -- nodes ---------------------------------------------------------------------------------------------------------------
 
     def is_unfit(self, name: str) -> bool:
-        """The node cannot stop work between slots, and its partition shares nodes in time."""
+        """Whether the node cannot stop work between slots although its partition shares nodes in time."""
         record = self._nodes.get(name)
         return record is not None and not record.freezer and record.attributes.partition in self._sharing()
 
@@ -215,7 +215,7 @@ class GangKeeper:
     # -- the clock -------------------------------------------------------------------------------------------------------------
 
     def tell(self, state: ClusterState) -> None:
-        """Before a pass: how gang time stands to that of the pass, in every partition that has a gang or may get one."""
+        """Before a pass, tells the state how far gang time is ahead of the pass's time, in partitions with a gang, present or possible."""
         updates = self._placer.updates
         now_us = updates.now_us()
         sharing = self._sharing()
@@ -236,19 +236,19 @@ class GangKeeper:
                 updates.tell(state, "gang_time", partition, shift_us, why, most)
 
     def due(self, state: ClusterState) -> list[str]:
-        """Partitions whose record is to be set again because another node has the clock."""
+        """Returns the partitions whose record must be written again because another node has the clock."""
         there = {name for name, part in state.partitions.items() if part.gangs.by_name}
         return [name for name, kept in self._kept.items() if kept.is_due and name in there and self.gang_now_us(name) is not None]
 
     def gang_now_us(self, partition: str) -> int | None:
-        """The present time of the gang, None: nobody can read it."""
+        """Returns the gang's present time, None if it cannot be read."""
         kept = self._kept.get(partition)
         if kept is None or kept.clock is None or kept.reader is None or (reading := kept.reader.reading) is None:
             return None
         return machine.boottime_ns() // 1000 + reading.offset_us + kept.clock.offset_us
 
     def clock_of(self, partition: str) -> tuple[str, int] | None:
-        """(reference, error in us) of the clock that is read."""
+        """Returns (reference, error in us) of the clock that is read."""
         kept = self._kept.get(partition)
         if kept is None or kept.clock is None or kept.reader is None or (reading := kept.reader.reading) is None:
             return None
@@ -276,14 +276,14 @@ class GangKeeper:
         return gang_us - now_us + LEAD_US, ""
 
     def _choose(self, partition: str, kept: _Kept) -> None:
-        """Nobody counts slots there: the first node that is up has the clock from now on."""
+        """Gives the clock to the first node that is up; no slots are being counted there."""
         node = self._first(partition)
         kept.clock = None if node is None else GangClock(node=node.node, incarnation=node.incarnation, offset_us=0)
         if kept.clock is not None:
             self._follow(kept, kept.clock)
 
     def _hand_over(self, partition: str, kept: _Kept, old: GangClock) -> None:
-        """The Starter of the reference is gone: another node has the clock from now on, and gang time goes on."""
+        """Gives the clock to another node, because the Starter of the reference is gone; gang time continues."""
         node = self._first(partition)
         if node is None:
             return
@@ -314,7 +314,7 @@ class GangKeeper:
         kept.reader.follow(clock.node, clock.incarnation, self._nodes[clock.node].endpoint)
 
     def _told(self) -> None:
-        """On the reader's thread: a clock can be read by now."""
+        """Wakes the placer from the reader's thread: a clock can be read now."""
         self._placer.context.tree.soon(lambda: self._placer.look_again(Cause.NODES_CHANGED))
 
     def _is_up(self, clock: GangClock) -> bool:
@@ -330,9 +330,9 @@ class GangKeeper:
 def encode_gang(
     gang: Gang, names: Names, attempts: Mapping[int, int], clock: GangClock, before: GangRecord | None, set_us: int | None = None
 ) -> bytes:
-    """attempts: of its jobs. One that has none yet, or no more, has empty slots. before: the record that this one replaces.
+    """Encodes a record. attempts: of its jobs; a job without an attempt has empty slots. before: the record that this one replaces.
 
-    set_us: gang time now, None = nobody knows.
+    set_us: present gang time, None if unknown.
     """
     served = served_until(before, gang.slot) if before is not None and before.origin_us == gang.origin_us else {}
     return encode_record(
@@ -356,7 +356,7 @@ def encode_gang(
 
 
 def served_until(record: GangRecord, slot: int) -> dict[tuple[int, int], int]:
-    """(Job, attempt) -> slots that it was given before this one, as every reader of the record has it."""
+    """Returns (job, attempt) -> slots served before `slot`, as every reader of the record computes it."""
     carousel = Carousel(numbered(record))
     carousel.advance_to(slot)
     given = carousel.given()
@@ -364,15 +364,15 @@ def served_until(record: GangRecord, slot: int) -> dict[tuple[int, int], int]:
 
 
 def gang_of(record: GangRecord, partition: str, names: Names) -> Gang:
-    """The scheduler's record, with the leader's numbers of its nodes."""
+    """Returns the scheduler's gang, with this leader's numbers of its nodes."""
     leaves = tuple((names.id(node), names.id(node), cores) for node, cores in record.leaves)
     return numbered(record)._replace(leaves=leaves, policy=record.policy, partition=partition)
 
 
 class MemberTurn(NamedTuple):
-    """runs: it has the present slot; also where nobody knows which that is. told: its share of its nodes, in words; slots: as 1/4.
+    """Turn of one member. runs: it has the present slot, or that slot is unknown. told: its share of its nodes, in words; slots: as 1/4.
 
-    served_us: for how long it has had its cores.
+    served_us: how long it has had its cores.
     """
 
     runs: bool
@@ -382,10 +382,10 @@ class MemberTurn(NamedTuple):
 
 
 def turns_of(gang: Gang, members: Mapping[int, Running], now_us: int | None, names: Names) -> dict[int, MemberTurn]:
-    """Of each member, by job. now_us: gang time, None = nobody knows. Cost: O(nodes of the tree + nodes of members)."""
+    """Returns the turn of each member, by job. now_us: gang time, None if unknown. Cost: O(nodes of the tree + nodes of members)."""
     carousel = Carousel(gang)
     rotation, tree = carousel.rotation, carousel.tree
-    share = [1.0] * tree.nodes  # part of all slots in which a tree node or one below it is served
+    share = [1.0] * tree.nodes  # share of all slots that serve a tree node or one below it
     for node in range(tree.nodes):
         round_, own = rotation.rounds[node], len(rotation.queues[node].entries)
         for child in tree.children(node):
@@ -417,6 +417,6 @@ def turns_of(gang: Gang, members: Mapping[int, Running], now_us: int | None, nam
 
 
 def most_members(nodes: Mapping[int, Node], names: Names) -> int:
-    """So many jobs fit into the record of a gang on these nodes, whatever its tree looks like."""
+    """Returns how many jobs surely fit into the record of a gang on these nodes, for any tree."""
     leaves = sum(len(names.name(node.id).encode()) + 16 + _LEAF * node.cores for node in nodes.values())
     return max(0, (MAX_GANGS_BYTES - _REST - leaves) // _JOB)

@@ -1,10 +1,10 @@
-"""Holds on nodes: cores promised to jobs that wait, and parts of jobs whose head is elsewhere.
+"""Holds on nodes: cores promised to waiting jobs, and parts of placed jobs whose head is elsewhere.
 
-What the scheduler holds for a waiting job is published to the Starters: `/holds/<node>/r-<job>`, one znode a job and node. It is written by
-the commit of the pass that decides it, and goes with the commit that places the job. A promise whose job has left, and one that a leader
-before did not come to write down, is seen to by `tidy`. What stands there is remembered, and read when everything is.
+What the scheduler holds for a waiting job is published to the Starters: `/holds/<node>/r-<job>`, one znode per job and node. The commit of
+the pass that decides a promise writes it; the commit that places the job deletes it. `tidy` deletes promises of jobs that have left, and
+writes those that an earlier leader did not come to write. The content is remembered, and read again at a rebuild.
 
-Holds of a placed job of several nodes are deleted when its end leaves them behind; a lost node is reported to the job's head.
+Holds of a placed job on several nodes are deleted after its end; a lost node is reported to the job's head.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.job_table import Records
     from rmgr.daemons.leader.placement.placer import Placer
 
-#: Operations of one RESERVE: a promise on more nodes than the rest of it is a commit of its own.
+#: Operations of one RESERVE; the rest of a promise on more nodes gets a commit of its own.
 MOST_OPS = 150
-#: A record that was not read: whatever is to stand there takes its place.
+#: Stands for a record that was not read: it is replaced whatever it says.
 _UNREAD = b""
 _READ_AGAIN_S, _RETRY_S = 0.5, 1.0
 
 
 class Promises:
-    """Znodes below `/holds` of waiting jobs."""
+    """Znodes of waiting jobs below `/holds`."""
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
@@ -51,23 +51,23 @@ class Promises:
         self._there: dict[int, dict[str, bytes]] = {}  # job -> node -> record
 
     def adopt(self, there: Mapping[int, Iterable[str]]) -> None:
-        """Nodes on which something is kept for jobs, as it was read."""
+        """Takes over the nodes with promises of jobs, as read."""
         self._there = {job: dict.fromkeys(nodes, _UNREAD) for job, nodes in there.items()}
 
     def is_known(self, job: int, node: str) -> bool:
-        """It is kept for the job there."""
+        """Whether a promise of the job stands on the node."""
         return node in self._there.get(job, {})
 
     def taken_over(self, job: int) -> tuple[str, ...]:
-        """Nodes on which the job, which starts, was promised cores."""
+        """Returns the nodes with promises to a job that starts now."""
         return tuple(sorted(self._there.get(job, ())))
 
     def started(self, job: int) -> None:
-        """Its ASSIGN is on the way, and takes with it what was promised."""
+        """Forgets the job's promises: its ASSIGN, already sent, deletes them."""
         self._there.pop(job, None)
 
     def changed(self, state: ClusterState, jobs: Iterable[int]) -> list[Op]:
-        """What brings the promises of these jobs to what the scheduler holds for them now; taken for committed."""
+        """Returns operations that bring the promises of these jobs up to date; assumes that they will be committed."""
         ops: list[Op] = []
         held = {hold.job_id: (part.jobs[hold.job_id], hold) for part in state.partitions.values() for hold in part.holds.values()}
         for job in jobs:
@@ -82,7 +82,7 @@ class Promises:
         return ops
 
     def tidy(self, state: ClusterState) -> None:
-        """Of jobs that have left nothing is kept; what is held and stands nowhere is written. Between two plans. Cost: O(holds)."""
+        """Deletes promises of jobs that have left, and writes missing ones. Between two plans. Cost: O(holds)."""
         held = {hold.job_id: hold for part in state.partitions.values() for hold in part.holds.values()}
         odd = self._there.keys() ^ held.keys()
         odd |= {job for job, hold in held.items() if job not in odd and self._there[job].keys() != self._nodes(hold)}
@@ -92,14 +92,14 @@ class Promises:
                 self._tree.tell(self._reserve(ops[at : at + MOST_OPS], is_needed=True), "commit RESERVE", key=object())
 
     def look_after(self, node: str, names: list[str] | None) -> None:
-        """Deletes what is kept on a node for nobody that is known: a leader before did not come to it."""
+        """Deletes promises on a node that belong to no known job: an earlier leader left them."""
         for _, (submission, index) in paths.reserved_in(names):
             if not self.is_known(job_id(submission, index), node):
                 ops = place_ops.reserve_ops(submission, index, {node: _UNREAD}, {})
                 self._tree.tell(self._reserve(ops, is_needed=False), "commit RESERVE", key=object())
 
     def _reserve(self, ops: list[Op], *, is_needed: bool) -> Story[None]:
-        """is_needed: else a refusal will do; but what is forgotten there would keep cores from everybody."""
+        """Commits. is_needed: a conflict causes a rebuild; an unknown outcome always does, since a forgotten promise would block cores."""
         outcome: Outcome = yield self._tree.commit(place_ops.reserve(ops))
         if isinstance(outcome, Unknown) or (is_needed and isinstance(outcome, Conflict)):
             self._placer.rebuild(f"RESERVE: {outcome}")
@@ -136,7 +136,7 @@ class Promises:
 
 
 def standing(tree: LeaderTree, records: Iterable[Records]) -> Story[dict[int, list[str]]]:
-    """Which promises stand, of all jobs that a record says something is held for: job -> nodes. Cost: a list of each such node."""
+    """Returns job -> nodes with promises, for all jobs in the records' holds. Cost: one list for each such node."""
     held = [shares for one in records for _, _, waits, held in one.holds for shares in (waits, held)]
     found: dict[int, list[str]] = {}
     nodes = sorted({node for shares in held for _, where in shares for node, _ in where})
@@ -167,7 +167,7 @@ class PlacedHolds:
         self._records = placer.known_nodes.records
 
     def prepare(self, nodes: list[str]) -> None:
-        """Makes the places where cores of these nodes are held for jobs whose head is elsewhere."""
+        """Makes the directories for holds on these nodes."""
         self._tree.tell(self._prepare([paths.hold(node) for node in nodes]), "directories of holds", key=object())
 
     def _prepare(self, wanted: list[str]) -> Story[None]:
@@ -179,7 +179,7 @@ class PlacedHolds:
                 yield Pause(_RETRY_S)
 
     def look_for_holds(self, nodes: list[str]) -> None:
-        """Deletes those of jobs that are gone: the leader before did not come to it. The job table must be whole."""
+        """Deletes holds of jobs that are gone, left by an earlier leader. The job table must be complete."""
         for node in nodes:
             self._tree.tell(self._look_on(node), paths.hold(node), key=object())
 
@@ -200,18 +200,18 @@ class PlacedHolds:
         self._tree.tell(self._delete(node, submission, index, attempt), "holds that are over", key=object())
 
     def _delete(self, node: str, submission: int, index: int, attempt: int) -> Story[None]:
-        """Until it is known to be gone: what is forgotten here would keep cores from everybody."""
+        """Repeats the delete until it is known to be done: a forgotten hold would block cores."""
         while isinstance((yield self._tree.commit(place_ops.unhold(node, submission, index, attempt))), Unknown):
             yield Pause(_RETRY_S)
 
     def release(self, job: int, placed: PlacedJob) -> None:
-        """It has ended: nothing is held for it any more."""
+        """Deletes the holds of a job that has ended."""
         submission, index = task_of(job)
         for node, _ in placed.allocation.helpers:
             self._unhold(node, submission, index, placed.key.attempt)
 
     def look_for_losses(self) -> None:
-        """Heads of jobs that have lost a node elsewhere are told, once."""
+        """Tells the heads of jobs once about a node that was lost elsewhere."""
         for job, placed in self._job_table.placed.items():
             if placed.is_lost or not placed.allocation.helpers:
                 continue

@@ -1,9 +1,9 @@
-"""Table of waiting and placed jobs for the scheduler's driver: the names it has seen, whose they are, and which are old news.
+"""The scheduler driver's table of waiting and placed jobs: the names seen, their jobs, and which news is stale.
 
-A list of names is read again and again (`WatchedCache`), and may be older than what a commit of ours has just made. So each entry that came
-of a commit has the time of its answer, and only a list that was asked for later counts against it.
+Lists of names are read again and again (`WatchedCache`), and may be older than this leader's last commit. So each entry from a commit
+has the time of its answer, and only a list requested later counts against it.
 
-What policies remember of a partition is coded here for `/jobs/<partition>`: nodes by name, for their numbers are one leader's own.
+Also codes the policies' memory of a partition for `/jobs/<partition>`, with names of nodes, since numbers are valid in one leader only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rmgr.sched.records import Hold, Note, Share, Usage
 from rmgr.sched.state.cluster import ClusterState, notes_of
 from rmgr.sched.state.partition import Partition
 
-#: Jobs of which something was learned that are remembered.
+#: Most jobs whose learned facts are remembered.
 _KNOWN = 10_000
 
 
@@ -43,7 +43,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class PlacedJob:
-    """A job under `/running/<head>`. since_s: when the commit that put it there was answered (the leader's clock), -inf = it was read."""
+    """A job under `/running/<head>`. since_s: when the placing commit was answered (the leader's clock), -inf if it was read."""
 
     queue: str
     partition: str
@@ -51,37 +51,37 @@ class PlacedJob:
     name: str
     allocation: Allocation
     since_s: float = -math.inf
-    is_lost: bool = False  #: its head was told that a node of it is gone
+    is_lost: bool = False  #: its head was told of a lost node
 
     @property
     def node(self) -> str:
-        """Its head."""
+        """The head node."""
         return self.allocation.head
 
 
 @dataclass(slots=True)
 class JobTable:
-    """Jobs by the scheduler's id. submissions: records by number; None: asked for."""
+    """Jobs by the scheduler's id. submissions: records by number, None while requested."""
 
     waiting: dict[int, Waiting] = field(default_factory=dict)
     placed: dict[int, PlacedJob] = field(default_factory=dict)
     submissions: dict[int, Submission | None] = field(default_factory=dict)
-    routes: dict[int, str] = field(default_factory=dict)  #: job -> the queue that a policy has chosen for it
-    since: dict[int, int] = field(default_factory=dict)  #: job -> when cores began to be held for it (us)
-    queued: dict[int, int] = field(default_factory=dict)  #: job that was given up -> when it came back to its queue (us)
-    marks: dict[int, str] = field(default_factory=dict)  #: job -> feature of the nodes on which its next start must be
+    routes: dict[int, str] = field(default_factory=dict)  #: job -> queue chosen by a policy
+    since: dict[int, int] = field(default_factory=dict)  #: job -> since when cores are held for it (us)
+    queued: dict[int, int] = field(default_factory=dict)  #: job that gave up its nodes -> when it came back to its queue (us)
+    marks: dict[int, str] = field(default_factory=dict)  #: job -> feature of the nodes for its next start
     stays: dict[int, tuple[int, int]] = field(default_factory=dict)  #: job that went on after a pause -> (since, its limit) (us)
-    pins: dict[int, int] = field(default_factory=dict)  #: job that has refused to stop -> until when it is not asked again (us)
-    known: OrderedDict[int, Known] = field(default_factory=OrderedDict)  #: of jobs whose blocks told more than their records
-    refused_blocks: dict[str, str] = field(default_factory=dict)  #: names that are no jobs: told once
-    unreadable_blocks: dict[str, set[str]] = field(default_factory=dict)  #: queue -> names of blocks that cannot be read: no jobs either
+    pins: dict[int, int] = field(default_factory=dict)  #: job that refused to stop -> until when it is not asked again (us)
+    known: OrderedDict[int, Known] = field(default_factory=OrderedDict)  #: facts from blocks that go beyond the records
+    refused_blocks: dict[str, str] = field(default_factory=dict)  #: names that are no jobs, logged once
+    unreadable_blocks: dict[str, set[str]] = field(default_factory=dict)  #: queue -> names of unreadable blocks: no jobs either
     _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
     _there: dict[str, set[int]] = field(default_factory=dict)  # head -> its placed jobs
-    _taken: dict[str, dict[str, float]] = field(default_factory=dict)  # queue -> name -> when our commit took it away
-    took: Counter[str] = field(default_factory=Counter)  #: queue -> how many names our commits took away, ever
+    _taken: dict[str, dict[str, float]] = field(default_factory=dict)  # queue -> name -> when this leader's commit took it
+    took: Counter[str] = field(default_factory=Counter)  #: queue -> number of names ever taken by this leader
 
     def forget_jobs(self) -> None:
-        """Everything will be read again; records of submissions stay."""
+        """Forgets the jobs before everything is read again; records of submissions stay."""
         self.waiting.clear()
         self.routes.clear()
         self.since.clear()
@@ -93,19 +93,20 @@ class JobTable:
         self._taken.clear()
 
     def class_of(self, job: int) -> str:
-        """The queue class in which it is: that a policy chose, else the one that its user named; "" = none."""
+        """Returns the job's queue class: chosen by a policy, or else named by its user; "" if none."""
         if found := self.routes.get(job, ""):
             return found
         record = self.submissions.get(task_of(job)[0])
         return record.rigid.queue_class if record is not None and record.rigid is not None else ""
 
     def may_move(self, job: int) -> bool:
-        """Its user lets it go back to its queue."""
+        """Whether the user allows the job to go back to its queue."""
         submission = self.submissions.get(task_of(job)[0])
         return submission is None or submission.resubmit
 
     def learn(self, job: int, known: Known) -> None:
-        """What its block tells of it; kept when it leaves its nodes, for it may come back. The last ones are."""
+        """Remembers what a block says about its job, also after the job leaves its nodes, as it may come back. Keeps the latest `_KNOWN`.
+        """
         self.known[job] = known
         self.known.move_to_end(job)
         if len(self.known) > _KNOWN:
@@ -114,7 +115,7 @@ class JobTable:
     # -- pending --------------------------------------------------------------------------------------------------------------
 
     def came(self, queue: str, cache: WatchedCache[list[str]]) -> Iterator[tuple[str, BlockKey]]:
-        """Names under `pending` that are not accounted for; `settle` or `wait` accounts for them."""
+        """Yields names under `pending` that are not accounted for; `settle` or `wait` accounts for them."""
         taken = self._taken.setdefault(queue, {})
         names = set(cache.value or ()) - self._seen.setdefault(queue, set()) - self.unreadable_blocks.get(queue, set())
         for name in sorted(names, key=paths.claim_order):
@@ -122,24 +123,24 @@ class JobTable:
             if taken_s is not None:
                 if cache.asked_s <= taken_s:
                     continue
-                del taken[name]  # it was taken, and has come back
+                del taken[name]  # taken, and came back
             try:
                 yield name, paths.parse_block(name)
             except ValueError:
                 self.refused_blocks[name] = "its name is none of a block"
 
     def went(self, queue: str, cache: WatchedCache[list[str]]) -> list[int]:
-        """Waiting jobs whose names are gone from the list; they are forgotten."""
+        """Forgets and returns the waiting jobs whose names are gone from the list."""
         seen, names = self._seen.setdefault(queue, set()), set(cache.value or ())
         unreadable = self.unreadable_blocks.get(queue, set())
-        for name in unreadable - names:  # held, or moved: what comes back under that name is looked at anew
+        for name in unreadable - names:  # held or moved: a block that comes back under the name is examined anew
             self.refused_blocks.pop(name, None)
         unreadable &= names
         gone = seen - names
         seen -= gone
         taken = self._taken.get(queue, {})
         for name in [name for name, taken_s in taken.items() if taken_s < cache.asked_s and name not in names]:
-            del taken[name]  # no list that is older will come
+            del taken[name]  # no older list will come
         found = []
         for name in gone:
             taken.pop(name, None)
@@ -155,24 +156,24 @@ class JobTable:
         return sorted(found)
 
     def wait(self, queue: str, partition: str, name: str, key: BlockKey) -> int:
-        """The job waits. Returns its id."""
+        """Records a waiting job. Returns its id."""
         job = job_id(key.submission, key.first)
         self.waiting[job] = Waiting(queue, partition, key, name)
         self.settle(queue, name)
         return job
 
     def settle(self, queue: str, name: str) -> None:
-        """Nothing more is to be done about this name while it stands there."""
+        """Ignores this name from now on, while it stands there."""
         self._seen.setdefault(queue, set()).add(name)
 
     def cannot_read(self, waiting: Waiting) -> None:
-        """Its block is none; not looked at again while it stands there."""
+        """Ignores an unreadable block while it stands there."""
         self.unreadable_blocks.setdefault(waiting.queue, set()).add(waiting.name)
 
     # -- running ----------------------------------------------------------------------------------------------------------------
 
     def place(self, job: int, key: BlockKey, allocation: Allocation, answered_s: float) -> None:
-        """A waiting job was given to its nodes."""
+        """Moves a waiting job to the placed ones."""
         waiting = self.waiting.pop(job)
         self.since.pop(job, None)
         self.marks.pop(job, None)
@@ -182,16 +183,16 @@ class JobTable:
         self.run(job, PlacedJob(waiting.queue, waiting.partition, key, paths.block_name(key), allocation, answered_s))
 
     def run(self, job: int, placed: PlacedJob) -> None:
-        """It is under `/running`."""
+        """Records a job under `/running`."""
         self.placed[job] = placed
         self._there.setdefault(placed.node, set()).add(job)
 
     def has_jobs(self, node: str) -> bool:
-        """Placed jobs have their head there."""
+        """Whether placed jobs have their head there."""
         return bool(self._there.get(node))
 
     def leave(self, job: int) -> PlacedJob:
-        """It is not there any more."""
+        """Removes a job that is no longer on its nodes."""
         for kept in (self.routes, self.queued, self.stays, self.pins):
             kept.pop(job, None)
         placed = self.placed.pop(job)
@@ -199,13 +200,13 @@ class JobTable:
         return placed
 
     def ended(self, node: str, cache: WatchedCache[list[str]]) -> list[int]:
-        """Jobs of this head that are not there any more."""
+        """Returns the jobs of this head that are gone from its list."""
         names = frozenset(cache.value or ())
         there = ((job, self.placed[job]) for job in self._there.get(node, ()))
         return sorted(job for job, placed in there if placed.name not in names and cache.asked_s > placed.since_s)
 
 
-#: (node, how many), one entry a node.
+#: (node, count), one entry per node.
 _Where: TypeAlias = tuple[tuple[str, int], ...]
 #: (run, where).
 _Shares: TypeAlias = tuple[tuple[int, _Where], ...]
@@ -213,7 +214,7 @@ _T = TypeVar("_T")
 
 
 class Stopped(msgspec.Struct, array_like=True, frozen=True):
-    """A job that was asked to give its nodes up: which attempt of it, by which order; its last stretch; since when, None = unknown."""
+    """A job that was asked to give up its nodes: its attempt, the order, its last stretch, and since when (None = unknown)."""
 
     job: int
     attempt: int
@@ -224,13 +225,13 @@ class Stopped(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Records(msgspec.Struct, array_like=True, frozen=True):
-    """reservations (job, start, where, policy), notes (policy, kind, job, value), holds (job, policy, waits, held), usage (user, account,
-    core-us, as of), routes (job, queue that was chosen for it); where use is kept, runs (job, user, account, cpus, start): what one has
-    used that is gone when this is read is charged then; since (job, us): when the first cores were held for it.
+    """The policies' memory of a partition. reservations (job, start, where, policy), notes (policy, kind, job, value), holds (job, policy,
+    waits, held), usage (user, account, core-us, as of), routes (job, chosen queue); where use is kept, runs (job, user, account, cpus,
+    start): the use of a run that is gone at the next read is charged then; since (job, us): when the first cores were held for it.
 
-    Of jobs on the move: stops: those that were asked to give their nodes up; suspended (job, start, end, since): those that stand still;
-    stays (job, start, end) of those that went on after either; queued (job, us): back in the queue since; marks (job, feature): where the
-    next start must be; pins (job, us): no policy may send it back until then.
+    Jobs on the move: stops: jobs asked to give up their nodes; suspended (job, start, end, since): jobs that stand still;
+    stays (job, start, end) of jobs that went on after either; queued (job, us): back in the queue since; marks (job, feature): nodes for
+    the next start; pins (job, us): no policy may send it back until then.
     """
 
     reservations: tuple[tuple[int, int, _Where, str], ...] = ()
@@ -250,9 +251,9 @@ class Records(msgspec.Struct, array_like=True, frozen=True):
     def of_jobs(
         self, partition: str, names: Names, waiting: frozenset[int], running: frozenset[int], others: frozenset[int] = frozenset()
     ) -> tuple[list[Reservation], list[Note], list[Hold]]:
-        """The scheduler's records. Of jobs that have left meanwhile nothing is kept, and a share of such a run is free by now.
+        """Returns the scheduler's records. Jobs that have left are dropped; the share of a run that has left counts as free.
 
-        others: jobs that are there, and neither wait nor run.
+        others: jobs that are known, and neither wait nor run.
         """
 
         def placed(named: _Where) -> Placement:
@@ -272,7 +273,7 @@ class Records(msgspec.Struct, array_like=True, frozen=True):
         return reservations, notes, holds
 
     def charged(self, running: frozenset[int], now_us: int, half_life_us: int) -> list[Usage]:
-        """The use of everybody, with that of runs that were recorded and have ended since, as if they had ended now."""
+        """Returns all use, with recorded runs that ended since charged as if they had ended now."""
         found = {(user, account): Usage(user, account, core_us, at_us) for user, account, core_us, at_us in self.usage}
         for job, user, account, cpus, start_us in self.runs if half_life_us else ():
             if job not in running:
@@ -286,7 +287,7 @@ _unpack = msgspec.msgpack.Decoder(Records)
 
 
 def decode_records(data: bytes) -> Records:
-    """Raises: msgspec.DecodeError for what is no such record."""
+    """Decodes records. Raises: msgspec.DecodeError for invalid data."""
     return unpack(_unpack.decode, data) if data else Records()
 
 
@@ -298,11 +299,11 @@ def encode_records(
     *,
     users: ClusterState | None = None,
 ) -> bytes:
-    """b"" when there is nothing to remember. Cost: O(records), however many jobs wait.
+    """Encodes the memory of a partition, b"" if there is none. Cost: O(records), however many jobs wait.
 
     Args:
-        job_table: what the leader remembers of jobs. orders: (attempt, order, since) of those that were asked to give their nodes up.
-        users: whose use stands in this partition's record, None: in another's, or it is not kept.
+        job_table: the leader's memory of jobs. orders: (attempt, order, since) of jobs asked to give up their nodes.
+        users: state whose use this record keeps, None if another partition's record keeps it, or none does.
     """
 
     def named(placement: Placement) -> _Where:

@@ -1,6 +1,6 @@
-"""Carries out what a pass decided: reads blocks, commits one fenced PLACE (several when it is large), updates the state.
+"""Carries out what a pass decided: reads blocks, commits one fenced PLACE (several if it is large), updates the state.
 
-What follows a placed job of several nodes is in `holds.py`.
+`holds.py` has what follows for a placed job on several nodes.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from rmgr.sched.state.cluster import ClusterState
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
 
-#: Operations of one commit, and bytes: below the caps of a multi, which also counts where in the ensemble the cluster lies.
+#: Operations and bytes of one commit: below the limits of a multi, which also counts the cluster's path in the ensemble.
 MOST_OPS, MOST_BYTES = 180, MAX_MULTI_BYTES - 24 * 1024
 _NOTHING = WakeAt(0, Why("", ""))
 
 
 def _is_order(decision: Decision) -> bool:
-    """There is something to commit."""
+    """Whether the decision must be committed."""
     return type(decision) is not WakeAt and (type(decision) is not Reserve or decision.keep)
 
 
@@ -74,33 +74,33 @@ class PlanExecution:
         self._stops = placer.stops
         self._promises = placer.promises
         self._gangs = placer.gangs
-        self._at: Decision = _NOTHING  # what is being carried out
+        self._at: Decision = _NOTHING  # the decision being carried out
         self._begun_s: float | None = None
-        self._left = 0  # commits that are on the way
-        self._settled: Future[None] = Future()  # all of them are answered
+        self._left = 0  # commits in flight
+        self._settled: Future[None] = Future()  # resolved when all commits are answered
         self._problem = ""
         self._blocks: dict[int, Stamped | None] = {}
         self._records: dict[str, tuple[bytes, int | None]] = {}
-        self._too_large: set[str] = set()  # partitions of which nothing new can be recorded: told once
+        self._too_large: set[str] = set()  # partitions whose record has become too large, logged once
 
     @property
     def is_busy(self) -> bool:
-        """A plan is being carried out."""
+        """Whether a plan is being carried out."""
         return self._begun_s is not None
 
     @property
     def busy_s(self) -> float:
-        """For how long, 0.0 when it is not."""
+        """Seconds since the present plan was begun, 0.0 without one."""
         return self._tree.clock() - self._begun_s if self._begun_s is not None else 0.0
 
     def adopt(self, records: dict[str, tuple[bytes, int | None]]) -> None:
-        """What policies remember, as it was read."""
+        """Takes over the policies' memory as it was read."""
         self._records = dict(records)
 
     # -- a plan
 
     def carry_out(self, state: ClusterState, plan: Plan, *, now_us: int) -> Story[str]:
-        """Commits it. Returns: "", or why everything must be read again. The plan was vetted (`sched/vetting.py`)."""
+        """Commits a plan vetted by `sched/vetting.py`. Returns "", or why everything must be read again."""
         decisions = [decision for decision in plan.decisions if _is_order(decision)]
         if not decisions:
             return ""
@@ -116,7 +116,7 @@ class PlanExecution:
             self._blocks = {start.job_id: block for start, block in zip(starts, blocks, strict=True)}
         try:
             self._carry_out(state, decisions, now_us)
-        except Exception as error:  # nothing was sent yet: the state is made anew
+        except Exception as error:  # nothing was sent yet: the state is rebuilt
             decision = self._at
             self._term.log.exception("plan_not_carried_out", partition=decision.partition, op=type(decision).__name__)
             self._placer.broke(decision.partition, f"{type(decision).__name__} cannot be carried out: {type(error).__name__}: {error}")
@@ -124,7 +124,7 @@ class PlanExecution:
         return (yield from self._end())
 
     def renew(self, state: ClusterState, partitions: Sequence[str]) -> Story[str]:
-        """Sets the records of their gangs again, from the next slot on, because another clock counts. Returns: as for a plan."""
+        """Writes gang records again with their new clock, valid from the next slot. Returns as `carry_out`."""
         self._begin()
         records = []
         for partition in partitions:
@@ -141,7 +141,7 @@ class PlanExecution:
         return (yield from self._end())
 
     def ask(self, state: ClusterState, asked: Sequence[SentOrder]) -> Story[str]:
-        """Orders that no plan has decided, with what is remembered of them. Returns: as for a plan."""
+        """Commits orders that no plan decided, and the memory of them. Returns as `carry_out`."""
         self._begin()
         self._send(state, [], asked)
         return (yield from self._end())
@@ -176,7 +176,7 @@ class PlanExecution:
                 left[decision.job_id] = (_stretch(state, decision), decision)
             elif type(decision) is GangSet:
                 gangs[decision.partition] = decision.gang
-            if type(decision) is not Start or decision.job_id in left:  # one that moves starts when it is back
+            if type(decision) is not Start or decision.job_id in left:  # a job that moves starts when it is back
                 state.carried_out(decision, now_us)
                 if type(decision) is Reject and decision.job_id not in left:
                     self._refuse(decision.job_id, said(decision.why, self._job_table.submissions))
@@ -209,7 +209,7 @@ class PlanExecution:
         self._send(state, jobs, asked, self._promises.changed(state, promised), records)
 
     def _attempts(self, gang: Gang, started: Mapping[int, int]) -> dict[int, int]:
-        """Of its jobs: those that start by this commit, those that run, and those that were asked to leave and have not yet."""
+        """Returns the attempts of the gang's jobs: of those that start now, run, or were asked to leave but have not left."""
         placed = self._job_table.placed
         return {job: started.get(job) or placed[job].key.attempt for job in gang.homes if job in started or job in placed}
 
@@ -228,7 +228,7 @@ class PlanExecution:
             self._tree.tell(self._commit(multi, some, theirs), f"commit {multi.name}", key=object())
 
     def _paused(self, state: ClusterState, decision: Suspend | Resume) -> SentOrder:
-        """It has been carried out on the state."""
+        """Returns the order for a decision that was just applied to the state."""
         job, stops = decision.job_id, type(decision) is Suspend
         if not stops:
             run = state.partitions[decision.partition].running[job]
@@ -243,7 +243,7 @@ class PlanExecution:
         return SentOrder(job, machine.guid()[:12], order)
 
     def _ask_ops(self, asked: SentOrder) -> list[Op]:
-        """[] where its head is not known any more: everything is read again."""
+        """Returns operations for an order, [] if the head is no longer known: then everything is read again."""
         placed = self._job_table.placed.get(asked.job)
         version = None if placed is None else self._nodes.version_of(placed.node)
         if placed is None or version is None:
@@ -254,11 +254,11 @@ class PlanExecution:
             "job_asked", submission=submission, first=index, node=placed.node, order=asked.order.order.value,
             why=asked.order.detail, epoch=self._term.epoch,
         )  # fmt: skip
-        order = replace(asked.order, extra={**asked.order.extra, "block": placed.name})  # this attempt, none that follows it
+        order = replace(asked.order, extra={**asked.order.extra, "block": placed.name})  # this attempt, not a later one
         return place_ops.ask_ops(placed.node, version, placed.key, asked.guid, order)
 
     def _refuse(self, job: int, why: str) -> None:
-        """No queue and no machine of this cluster will ever run it: it ends here."""
+        """Ends a job that no queue and no machine of this cluster can ever run."""
         waiting, found = self._job_table.waiting.get(job), self._blocks[job]
         data = None if waiting is None or found is None else self._data_of(waiting, found)
         self._job_table.waiting.pop(job, None)
@@ -271,7 +271,7 @@ class PlanExecution:
         self._tree.commit(multi)
 
     def _data_of(self, waiting: Waiting, found: Stamped) -> BlockData | None:
-        """None for what is no block: it stands there, and is no job any more."""
+        """Returns the block's data, None if it is invalid: then it stays, but is no longer a job."""
         try:
             data = validity.decode(found.data, BlockData, f"{paths.pending(waiting.queue)}/{waiting.name}")
             validity.check_block(waiting.key, data)
@@ -282,7 +282,7 @@ class PlanExecution:
             return None
 
     def _spoil(self, job: int, error: Exception) -> None:
-        """What is recorded of the job makes its start raise: it waits on, and is not tried again while its block stands there."""
+        """Sets a job aside whose recorded data makes its start raise: it waits, and is not tried again while its block stands there."""
         waiting = self._job_table.waiting[job]
         self._term.aside.add(f"{paths.pending(waiting.queue)}/{waiting.name}", None, error)
         self._job_table.cannot_read(waiting)
@@ -290,7 +290,7 @@ class PlanExecution:
         self._problem = self._problem or f"job {job} cannot be started"
 
     def _assigned(self, start: Start, found: Stamped, now_us: int, gang: Gang | None) -> Assigned | None:
-        """None: it is not there any more, or one of its nodes is not."""
+        """Returns the start as an assignment, None if the job or one of its nodes is gone."""
         waiting = self._job_table.waiting.get(start.job_id)
         number, _ = task_of(start.job_id)
         submission = self._job_table.submissions.get(number)
@@ -323,11 +323,11 @@ class PlanExecution:
         )
 
     def _starts(self, decisions: Sequence[Decision], now_us: int) -> dict[int, Assigned | Exception | None]:
-        """What starts, job by job; None: it is not there any more, or what was wrong with it."""
+        """Returns for each start its assignment, the error of its data, or None if the job is gone."""
         made: dict[int, Assigned | Exception | None] = {}
         gangs = {job: one.gang for one in decisions if type(one) is GangSet for job in one.gang.homes}
         for decision in decisions:
-            if type(decision) is not Start or decision.job_id not in self._blocks:  # one that moves was not read
+            if type(decision) is not Start or decision.job_id not in self._blocks:  # the block of a job that moves was not read
                 continue
             self._at, found, job = decision, self._blocks[decision.job_id], decision.job_id
             made[job] = None
@@ -345,7 +345,7 @@ class PlanExecution:
         promises: Sequence[Op],
         gangs: Sequence[tuple[str, bytes, int | None]],
     ) -> list[_Sent]:
-        """What is remembered goes first, and so do orders to jobs that run; each as large as a commit may be."""
+        """Returns commits of allowed size; memory and orders to running jobs go first."""
         found: list[_Sent] = []
         slots: list[tuple[str, bytes, int | None]] = []
         records: list[tuple[str, bytes, int | None]] = []
@@ -357,7 +357,7 @@ class PlanExecution:
         def close() -> None:
             nonlocal slots, records, some, theirs, orders, count, size
             if some or slots or records or orders:
-                # Starts beyond the first commit stand or fall with the record that says which slots they have.
+                # Starts beyond the first commit depend on the record that gives them their slots.
                 elsewhere = {one.allocation.gang for _, one in some if one.allocation.gang}.difference(name for name, _, _ in slots)
                 checks = [Check(paths.gangs(name), self._gangs.generation(name) or 0) for name in sorted(elsewhere)]
                 found.append((place_ops.place([one for _, one in some], records, [*checks, *orders], slots), some, theirs))
@@ -390,7 +390,7 @@ class PlanExecution:
         return found
 
     def _changed(self, state: ClusterState) -> list[tuple[str, bytes, int | None]]:
-        """Records that are others now; their new bytes are taken for committed."""
+        """Returns the changed records; assumes that their new bytes will be committed."""
         found = []
         for at, partition in enumerate(sorted(self._records)):
             before, version = self._records[partition]
@@ -413,7 +413,7 @@ class PlanExecution:
     def _commit(self, multi: Multi, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder]) -> Story[None]:
         try:
             self._answered(jobs, asked, (yield self._tree.commit(multi)))
-        except Exception as error:  # what was placed is not known: everything is read again
+        except Exception as error:  # it is unknown what was placed: everything is read again
             self._problem = self._problem or f"PLACE: {type(error).__name__}: {error}"
             raise
         finally:
@@ -441,12 +441,12 @@ class PlanExecution:
             self._problem = self._problem or f"PLACE: {outcome}"
 
 
-#: (the commit, jobs that it starts, orders in it)
+#: (commit, jobs started by it, orders in it)
 _Sent: TypeAlias = tuple[Multi, list[tuple[int, Assigned]], list[SentOrder]]
 
 
 def _stretch(state: ClusterState, move: Migrate | Preempt) -> Running:
-    """Where a job that is about to leave stands, or stood still."""
+    """Returns the stretch of a job that is about to leave its nodes, running or suspended."""
     part = state.partitions[move.partition]
     run = part.running.get(move.job_id)
     return part.suspended[move.job_id].run if run is None else run

@@ -1,11 +1,11 @@
-"""Who plans: passes in a thread of their own, plug-ins in processes of their own, and FCFS instead of a policy that failed.
+"""Runs passes in a thread of their own, plug-ins in processes of their own, and FCFS in place of a failed policy.
 
-A policy that does not come back is abandoned, and others place instead of it: in its partition alone, for a while. Nothing of it is
-recorded: the next leader finds out again, at the cost of one pass of that partition.
+A policy that does not return is abandoned, and FCFS replaces it for a while, only in its partition. This is not recorded: the next leader
+finds out again, at the cost of one pass of that partition.
 
-The policies of plug-ins run in a process for each partition (`plugin_child.py`), while the leader goes on; their plans are vetted in its
-next pass. A request is a copy of the partition's records; so a policy can burn its own time and memory, and nobody else's: both are
-bounded. It is no sandbox: the process has the user and the files of the WatchDog. In the leader's loop, unless it is said otherwise.
+The policies of plug-ins run in one process per partition (`plugin_child.py`), while the leader goes on; its next pass vets their plans.
+A request is a copy of the partition's records, so a policy can waste only its own time and memory, and both are bounded. It is no
+sandbox: the process has the user and the files of the WatchDog. Everything runs in the leader's loop unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from rmgr.sched.vetting import ForeignPlan, OutOfDate, Repeats, Vetted, decode_p
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
 
-#: After so long the configured pipeline of a partition is tried again.
+#: Time after which a partition's configured pipeline is tried again.
 BENCH_S = 300.0
-#: Who places instead of a failed policy.
+#: The policy that replaces a failed one.
 INSTEAD = "fcfs"
-#: Characters of an error that are kept: a policy may raise a book.
+#: Characters of an error that are kept: a policy may raise very long ones.
 _MOST_CHARACTERS = 500
-#: A pass may take so long.
+#: Time limit of one pass.
 LIMIT_S = 10.0
-#: So many plans in a row that the draft refuses: the policy decides what nobody accepts.
+#: Refused plans in a row after which a plug-in's policy counts as failed.
 _MOST_REFUSED = 10
-#: One pass may take so long, its first one, which imports the policy, so much longer; and memory beside the interpreter's code.
+#: Time limit of a plug-in's pass; extra time of its first one, which imports the policy; memory besides the interpreter's code.
 POLICY_LIMIT_S, START_S, MOST_BYTES = 5.0, 5.0, 768 << 20
-#: More than any plan.
+#: More bytes than any plan has.
 _MOST_ANSWER = 64 << 20
-#: The process ends itself so much later than it is ended.
+#: The process ends itself this long after the leader should have killed it.
 _SPARE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementPause:
-    """A partition whose own pipeline does not place until then (monotonic s; `until_us` for people).
+    """A partition whose own pipeline is suspended until `until_s` (monotonic; `until_us` for display).
 
-    is_stopped: FCFS has failed there, too: nobody places.
+    is_stopped: FCFS has failed there, too, so nothing is placed.
     """
 
     policy: str
@@ -76,10 +76,10 @@ class PlacementPause:
 
 
 class Faults:
-    """Records failures by policy and by partition. Lives in the leader's loop.
+    """Failures by policy and by partition. In the leader's loop.
 
-    Args: changed: called when another pipeline places in some partition from now on.
-    Attributes: counts, last: policy -> how often it failed, and the last error. benched: by partition.
+    Args: changed: called when another pipeline takes over placement in a partition.
+    Attributes: counts, last: policy -> number of failures, last error. benched: by partition.
     """
 
     def __init__(self, context: LeaderContext, changed: Callable[[], None] = lambda: None) -> None:
@@ -91,7 +91,7 @@ class Faults:
         self._fcfs = policy_named(INSTEAD)
 
     def add(self, partition: str, policy: str, error: str) -> None:
-        """The policy failed there: its partition is placed by FCFS, by nobody where FCFS itself was at work."""
+        """Records a failure: FCFS replaces the policy in the partition, or nothing does if FCFS itself failed."""
         error = error[:_MOST_CHARACTERS]
         is_new = self.last.get(policy) != error
         self.counts[policy] += 1
@@ -111,22 +111,22 @@ class Faults:
         self._changed()
 
     def served(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-        """The stages that place now: FCFS instead of those of a benched partition. Cost: nothing where none is."""
+        """Returns the stages that place now, with FCFS for benched partitions. Cost: nothing if there are none."""
         if not self.benched:
             return stages
         kept = [stage for stage in stages if not self.is_benched(stage)]
         return (*kept, *(Stage(self._fcfs, (partition,)) for partition, bench in sorted(self.benched.items()) if not bench.is_stopped))
 
     def is_benched(self, stage: Stage) -> bool:
-        """Somebody else places where this stage would."""
+        """Whether another policy places instead of this stage."""
         return any(partition in self.benched for partition in stage.partitions)
 
     def forgive(self, partition: str) -> None:
-        """Another pipeline was set there."""
+        """Ends the bench of a partition that has another pipeline now."""
         self.benched.pop(partition, None)
 
     def told(self, partition: str) -> str:
-        """Who places there instead of whom, until when and why; "" where the pipeline itself does."""
+        """Returns what places there instead of the policy, until when and why; "" if the pipeline itself places."""
         bench = self.benched.get(partition)
         if bench is None:
             return ""
@@ -135,11 +135,11 @@ class Faults:
 
     @property
     def instead(self) -> dict[str, str]:
-        """Partition -> the policy that places there instead of its own."""
+        """Partition -> the policy that replaces its own."""
         return dict.fromkeys(self.benched, INSTEAD)
 
     def is_stopped(self, partition: str) -> bool:
-        """Nobody places there: FCFS has failed, too."""
+        """Whether nothing places in the partition, because FCFS has failed, too."""
         bench = self.benched.get(partition)
         return bench is not None and bench.is_stopped
 
@@ -153,15 +153,15 @@ class Faults:
 
 
 class PassLost(Exception):
-    """Raised when a pass ends without a plan: the state is lost with it. The message says why."""
+    """Raised when a pass ends without a plan: its state is lost, too. The message says why."""
 
 
 class Passes:
     """Runs passes, one at a time.
 
     Args:
-        forgives: says of a fault that it is nobody's. limit_s: a pass may take so long.
-        inline: passes run at once in the loop (tests that move the clock by hand).
+        forgives: returns whether a fault is to be ignored. limit_s: time limit of a pass.
+        inline: passes run at once in the loop (for tests that move the clock by hand).
     """
 
     def __init__(
@@ -180,17 +180,17 @@ class Passes:
         self._limit_s = limit_s
         self._thread = _Thread()
         self._running: Future[tuple[Plan, float]] | None = None
-        self._turn = ("", "")  # policy and partition
+        self._turn = ("", "")  # policy and partition at work
 
     @property
     def is_running(self) -> bool:
-        """A pass is under way: the state is not to be touched."""
+        """Whether a pass is running: then the state must not be touched."""
         return self._running is not None
 
     def run(
         self, state: ClusterState, causes: frozenset[Cause], stages: tuple[Stage, ...], *, now_us: int
     ) -> Story[tuple[Plan, float]]:
-        """One pass: its plan, and its time (s). Raises: PassLost."""
+        """Runs one pass. Returns its plan and duration in s. Raises: PassLost."""
         served = self.faults.served(stages)
         pipeline = tuple(Stage(Vetted(stage.policy, self._at_turn), stage.partitions) for stage in served)  # type: ignore[arg-type]
         answer: Future[tuple[Plan, float]] = Future()
@@ -231,7 +231,7 @@ class Passes:
         return plan, took_s
 
     def close(self) -> None:
-        """No plan is told any more."""
+        """Drops the pass under way."""
         self._running = None
         self._thread.stop()
 
@@ -239,7 +239,7 @@ class Passes:
         self._turn = (policy, partition)
 
     def _give_up(self, answer: Future[tuple[Plan, float]]) -> None:
-        """Nothing ends a thread of Python: it is left to itself, with the state that it has."""
+        """Abandons a stuck pass: a Python thread cannot be ended, so it keeps running on the old state."""
         policy, partition = self._turn
         with suppress(InvalidStateError):  # it has just ended
             answer.set_exception(PassLost(f"policy {policy} is stuck with the old state"))
@@ -249,7 +249,7 @@ class Passes:
 
 
 class _Thread:
-    """One thread that does what it is given, and does not keep the process from ending."""
+    """One thread that runs what it is given, and does not keep the process alive."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -262,7 +262,7 @@ class _Thread:
         self._work.put(work)
 
     def stop(self) -> None:
-        """After what it does now."""
+        """Ends the thread after its present work."""
         self._work.put(None)
 
     def _run(self) -> None:
@@ -271,8 +271,9 @@ class _Thread:
 
 
 class PolicyAnswer(NamedTuple):
-    """Settings of a policy process. policies: names of the stages, which records carry. half_life_us: of the use
-    that they look at, 0 = they do not."""
+    """Answer of a policy process. policies: names of the stages, as in the records. half_life_us: of the use
+    that they consider, 0 if they do not.
+    """
 
     problem: str = ""
     told: ForeignPlan = ForeignPlan()
@@ -282,23 +283,23 @@ class PolicyAnswer(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class _Partition:
-    """document: its pipeline. told: what is written in passes until the next plan comes."""
+    """One partition with plug-ins. document: its pipeline. told: what passes repeat until the next plan comes."""
 
     document: Mapping[str, Any]
     named: str
     process: PolicyProcess = field(default_factory=lambda: PolicyProcess(POLICY_LIMIT_S))
     requests: SimpleQueue[dict[str, Any] | None] = field(default_factory=SimpleQueue)
-    asked: ClusterState | None = None  #: the state of the request that is under way
+    asked: ClusterState | None = None  #: the state of the pending request
     causes: frozenset[Cause] = frozenset()  #: of the next request
-    policies: tuple[str, ...] = ()  #: () until it has answered
+    policies: tuple[str, ...] = ()  #: () until the first answer
     told: ForeignPlan = ForeignPlan()
     has_plan: bool = False  #: `told` is to be carried out
-    refused: int = 0  #: plans in a row that were out of date
+    refused: int = 0  #: outdated plans in a row
     half_life_us: int = 0
 
     @property
     def is_due(self) -> bool:
-        """It is to be asked now."""
+        """Whether a request is due now."""
         return bool(self.causes) and self.asked is None and not self.has_plan
 
 
@@ -315,7 +316,7 @@ class Foreign:
         return partition in self._parts
 
     def serve(self, documents: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
-        """These partitions from now on: partition -> (what its pipeline is called, its document). An unchanged one keeps its process."""
+        """Serves exactly these partitions: partition -> (name of its pipeline, its document). An unchanged one keeps its process."""
         for partition in [name for name, part in self._parts.items() if documents.get(name) != (part.named, part.document)]:
             part = self._parts.pop(partition)
             part.requests.put(None)
@@ -326,26 +327,26 @@ class Foreign:
                 machine.Thread(target=self._run, args=(partition, part), name=f"policy-{partition}", daemon=True).start()
 
     def close(self) -> None:
-        """The leadership is over: every process is ended."""
+        """Ends every process: the leadership is over."""
         self.serve({})
 
     @property
     def half_life_us(self) -> int:
-        """Of the use that these policies look at, as far as it is known; 0 = they do not."""
+        """Half-life of the use that these policies consider, as far as known; 0 if they do not."""
         return next((part.half_life_us for part in self._parts.values() if part.half_life_us), 0)
 
     @property
     def has_plan(self) -> bool:
-        """A plan is to be carried out."""
+        """Whether a plan is to be carried out."""
         return any(part.has_plan for part in self._parts.values())
 
     @property
     def has_work(self) -> bool:
-        """A plan is to be carried out, or a request is due."""
+        """Whether a plan is to be carried out, or a request is due."""
         return any(part.has_plan or part.is_due for part in self._parts.values())
 
     def ask(self, state: ClusterState, causes: frozenset[Cause], now_us: int) -> None:
-        """Something has happened: every partition that has jobs is asked for a plan. Cost: O(its records), off the loop the rest."""
+        """Requests a plan for every partition that has jobs. Cost: O(its records) in the loop; the rest runs elsewhere."""
         for partition, part in self._parts.items():
             here = state.partitions.get(partition)
             part.causes |= causes
@@ -367,21 +368,21 @@ class Foreign:
             part.causes = frozenset()
 
     def stages(self, now_us: int) -> tuple[Stage, ...]:
-        """What these policies have planned, for the next pass; where there is nothing new, why their jobs wait and when they are asked."""
+        """Returns what these policies planned, for the next pass; without news, why their jobs wait and when to ask again."""
         found: list[Stage] = []
         for partition, part in self._parts.items():
             if not part.policies or partition in self._faults.benched:
-                continue  # before it has answered nobody knows whose records are whose
+                continue  # before the first answer the owners of records are unknown
             told, (first, *others) = part.told, part.policies
             found += [_stage(first, told, partition), *(_stage(name, ForeignPlan(), partition) for name in others)]
             wakes = tuple(decision for decision in told.decisions if type(decision) is WakeAt and decision.at_us > now_us)
             if part.has_plan and any(type(decision) is WakeAt and decision.at_us <= now_us for decision in told.decisions):
-                part.causes |= {Cause.TIMER}  # its time came while it was on its way
+                part.causes |= {Cause.TIMER}  # the timer expired before the plan came
             part.told, part.has_plan = ForeignPlan(decisions=wakes, left=told.left, rest=told.rest), False
         return tuple(found)
 
     def is_forgiven(self, fault: Fault) -> bool:
-        """The fault of a pass was a plan that is out of date: it is made again. Too often in a row, and the policy is to blame."""
+        """Forgives an outdated plan, which is made again. Too many in a row are the policy's fault."""
         part = self._parts.get(fault.partition)
         if part is None or not fault.error.startswith(OutOfDate.__name__):
             return False
@@ -392,7 +393,7 @@ class Foreign:
         return True
 
     def passed(self, faults: Iterable[Fault]) -> None:
-        """A pass has ended with these faults."""
+        """Resets the counts of refused plans of partitions without a fault in this pass."""
         faulty = {fault.partition for fault in faults}
         for partition, part in self._parts.items():
             if partition not in faulty:
@@ -401,7 +402,7 @@ class Foreign:
     # -- its thread
 
     def _run(self, partition: str, part: _Partition) -> None:
-        """Asks, one request after the other."""
+        """Asks the process, one request after the other."""
         while (request := part.requests.get()) is not None:
             try:
                 answer = _read(part.process.ask(request), partition)
@@ -410,12 +411,12 @@ class Foreign:
             except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the leader is told
                 answer = PolicyAnswer(f"{type(error).__name__}: {error}")
             if answer.problem:
-                part.process.end()  # what it has of memory goes with it
+                part.process.end()  # its memory is freed, too
             self._loop.soon(self._answered, partition, part, answer)
         part.process.end()
 
     def _answered(self, partition: str, part: _Partition, answer: PolicyAnswer) -> None:
-        """In the loop."""
+        """Takes an answer, in the loop."""
         asked, part.asked = part.asked, None
         if self._parts.get(partition) is not part:
             return
@@ -439,7 +440,7 @@ def _stage(policy: str, told: ForeignPlan, partition: str) -> Stage:
 
 
 def _read(answer: Mapping[str, Any], partition: str) -> PolicyAnswer:
-    """Raises: LogError for what is no plan."""
+    """Decodes an answer. Raises: LogError for an invalid plan."""
     told = decode_plan(answer.get("plan", {}), partition)
     problem = "; ".join(f"{fault.policy}: {fault.error}" for fault in told.faults)
     return PolicyAnswer(problem, told, tuple(map(str, answer["policies"])), int(answer["half_life_us"]))
@@ -450,7 +451,7 @@ class PolicyFailed(Exception):
 
 
 class PolicyProcess:
-    """One process, started when it is asked, again after it was ended. Used by one thread at a time; `close` from any thread."""
+    """One process, started on demand, also after it was ended. Used by one thread at a time; `close` from any thread."""
 
     def __init__(self, limit_s: float = POLICY_LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -460,9 +461,9 @@ class PolicyProcess:
         self._lock = threading.Lock()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer. Waits for it at most `limit_s`, and START_S more where the process is started.
+        """Returns the answer. Waits at most `limit_s`, and START_S more if the process must be started.
 
-        Raises: PolicyFailed when it raised, ended, or did not answer in time: then it was ended.
+        Raises: PolicyFailed if the process raised, ended, or did not answer in time and was killed.
         """
         is_new = self._child is None
         limit_s = self._limit_s + (START_S if is_new else 0.0)
@@ -489,7 +490,7 @@ class PolicyProcess:
         return answer
 
     def end(self) -> int:
-        """Kills it. Returns: its exit code."""
+        """Kills the process. Returns its exit code."""
         with self._lock:
             child, self._child = self._child, None
             if child is None:
@@ -503,11 +504,11 @@ class PolicyProcess:
             return code
 
     def close(self) -> None:
-        """For good: a request under way fails."""
+        """Kills the process permanently; a request under way fails."""
         self._closed = True
         child = self._child
         if child is not None:
-            child.kill()  # whoever asks it is told, and ends it
+            child.kill()  # the asking thread notices, and ends it
 
     def _start(self, seconds: float) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -554,7 +555,7 @@ class PolicyProcess:
 
 
 def _wait(fd: int, event: int, end_s: float) -> None:
-    """Until it can be used. (`select` takes no descriptor above 1023.) Raises: TimeoutError."""
+    """Waits until the descriptor is ready. (`select` takes no descriptor above 1023.) Raises: TimeoutError."""
     poll = select.poll()
     poll.register(fd, event)
     if not poll.poll(max(0.0, end_s - machine.monotonic()) * 1e3):

@@ -1,7 +1,7 @@
-"""Pipelines of partitions, as settings name them: made of the catalogue's policies and of installed plug-ins; and which queues are placed.
+"""Pipelines of partitions, made from the settings with the catalogue's policies and installed plug-ins; and which queues are placed.
 
-A partition without an entry in `ClusterSettings.pipelines` has the policy that the first of its place queues names, else `easy`.
-Partition `calls` has no queues: its one policy sends calls to servers.
+A partition without an entry in `ClusterSettings.pipelines` has the policy named by the first of its place queues, or else `easy`.
+Partition `calls` has no queues: its only policy sends calls to servers.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from rmgr.sched.policy import Cause, Policy, Stage, sends_calls
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Limits
 
-#: An order, and the parameters of one: they go with it.
+#: Parameter for an order, and the parameters that belong to an order.
 _OF_ORDERS = frozenset({"order", "half_life", "shares"})
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignPolicy:
-    """Stands for a plug-in in the leader, which never imports it: a process of its own runs it (`leader/placement/passes.py`)."""
+    """Stands for a plug-in in the leader, which never imports it: a separate process runs it (`leader/placement/passes.py`)."""
 
     name: str
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - never run
-        """Raises: ConfigError, always."""
+        """Always raises ConfigError."""
         raise ConfigError(f"policy {self.name} is not run in the leader")
 
 
 def configuration(settings: ClusterSettings, partition: str) -> Configuration:
-    """The stages, queue classes and limits of that partition. No code of a plug-in is run: its stages are `ForeignPolicy`.
+    """Returns the stages, queue classes and limits of the partition. Runs no plug-in code: a plug-in's stage is a `ForeignPolicy`.
 
-    Raises: ConfigError naming the partition and what is wrong: no such policy here, a document that is none, no stage for it.
+    Raises: ConfigError naming the partition and the fault: an unknown policy, an invalid document, no stage for the partition.
     """
     return _served(settings, partition, make=_own_or_foreign)
 
 
 def is_foreign(found: Configuration) -> bool:
-    """Some stage is of a plug-in: all of them run in a process of their own."""
+    """Whether a stage is a plug-in's: then all stages run in a process of their own."""
     return any(isinstance(stage.policy, ForeignPolicy) for stage in found.stages)
 
 
@@ -79,9 +79,9 @@ def _served(settings: ClusterSettings, partition: str, *, find: Find | None = No
 
 
 def checked(settings: ClusterSettings, partition: str) -> Configuration:
-    """The same, for an operator who is about to set it; plug-ins are imported.
+    """Returns the configuration that an operator is about to set; imports plug-ins.
 
-    Raises: ConfigError also for what the leader would not obey.
+    Raises: ConfigError also for settings that the leader would not obey.
     """
     if partition == CALLS:
         return _served(settings, CALLS)
@@ -110,7 +110,7 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
         try:
             its = _served(settings, other, find=installed).usage_half_life_us
         except ConfigError:
-            continue  # nobody places there, and that is told where it is set
+            continue  # nothing is placed there, as is reported where it is set
         if its and its != mine:
             raise ConfigError(
                 f"partition {partition}, policy {spec.name}: half_life {shown(Kind.DURATION, mine)}, and partition {other} has "
@@ -121,12 +121,12 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
 
 
 def shares_time(policy: object) -> bool:
-    """Its jobs share nodes in time."""
+    """Whether the policy lets its jobs share nodes in time."""
     return bool(getattr(policy, "shares_time", False))
 
 
 def idle_pulls(settings: ClusterSettings, partition: str) -> str:
-    """What to tell of pull queues in a partition whose jobs share nodes in time, "" = there are none. Raises: ConfigError."""
+    """Returns a warning about pull queues in a partition whose jobs share nodes in time, "" if there are none. Raises: ConfigError."""
     pulled = [queue.name for queue in settings.queues if queue.partition == partition and queue.dispatch is Dispatch.PULL]
     if not pulled or not any(shares_time(stage.policy) for stage in configuration(settings, partition).stages):
         return ""
@@ -137,14 +137,14 @@ def idle_pulls(settings: ClusterSettings, partition: str) -> str:
 
 
 def idle_priority(settings: ClusterSettings, name: str) -> str:
-    """What to tell of a priority in queue `name` where the leader places by a policy that looks at none, "" = it looks, or nobody knows."""
+    """Returns a warning about priorities in a place queue whose policy ignores them, "" if it does not, or if that is unknown."""
     queue = settings.queue(name)
     if queue is None or queue.dispatch is not Dispatch.PLACE:
         return ""
     try:
         stages = configuration(settings, queue.partition).stages
     except ConfigError:
-        return ""  # nobody places there, and that is told where it is set
+        return ""  # nothing is placed there, as is reported where it is set
     if any(isinstance(stage.policy, ForeignPolicy) or heeds_priority(stage.policy) for stage in stages):
         return ""
     policy = settings.policy_of(queue)
@@ -159,14 +159,14 @@ def idle_priority(settings: ClusterSettings, name: str) -> str:
 
 
 def classes_of(found: Configuration) -> tuple[QueueClass, ...]:
-    """The queue classes that the policies of a partition look at; in the order of the file. A plug-in is given all of them."""
+    """Returns the queue classes that a partition's policies consider, in the order of the file. A plug-in gets all of them."""
     own = (queue for stage in found.stages for queue in getattr(stage.policy, "queues", ()))
     given = found.queues if is_foreign(found) else ()
     return tuple({queue.name: queue for queue in (*own, *given)}.values())
 
 
 def refuse_shared_names(settings: ClusterSettings, partition: str) -> None:
-    """Raises: ConfigError for a queue class of this partition that has the name of a queue: `-q NAME` could mean either."""
+    """Raises: ConfigError if a queue class of this partition has the name of a queue: `-q NAME` could mean either."""
     known = {queue.name: queue for queue in settings.queues}
     for found in classes_of(configuration(settings, partition)):
         if queue := known.get(found.name):
@@ -179,7 +179,7 @@ def refuse_shared_names(settings: ClusterSettings, partition: str) -> None:
 
 
 def pipeline_of(settings: ClusterSettings, partition: str) -> PipelineSpec:
-    """What is set for that partition, else what its first place queue names, else `easy`."""
+    """Returns the pipeline set for the partition, or the policy of its first place queue, or `easy`."""
     found = settings.pipeline(partition)
     if found is not None:
         return found
@@ -190,19 +190,19 @@ def pipeline_of(settings: ClusterSettings, partition: str) -> PipelineSpec:
 
 
 def named(partition: str, policy: str, params: Mapping[str, str]) -> PipelineSpec:
-    """One policy for all jobs of a partition."""
+    """Returns a pipeline of one policy for all jobs of a partition."""
     stage: dict[str, object] = {"policy": policy} | ({"parameters": dict(params)} if params else {})
     return PipelineSpec(partition=partition, document=json.dumps({"stage": [stage]}, sort_keys=True), name=policy)
 
 
 def installed(name: str) -> type[Any]:
-    """The class of a plug-in; a file of somebody's machine is none of the leader's. Raises: ConfigError."""
+    """Returns the class of a plug-in; refuses files, which exist on one machine only. Raises: ConfigError."""
     refuse_file(name)
     return policy_files.policy_class(name)
 
 
 def refuse_file(name: str) -> None:
-    """Raises: ConfigError for the name of a file."""
+    """Raises: ConfigError if the name is one of a file."""
     if policy_files.is_file(name):
         raise ConfigError(
             f"{name} is a file, and the WatchDogs cannot have it: any of them may lead",
@@ -211,12 +211,12 @@ def refuse_file(name: str) -> None:
 
 
 class ServedPartitions:
-    """Knows which queues are placed, and by whom. In the leader's loop.
+    """Knows which queues are placed, and by which policies. In the leader's loop.
 
-    Args: settings: the cluster's, as they are now. changed: told each partition that has another pipeline than before.
-    Attributes: queues: by name, without stopped ones. problems: partition -> why nobody places there. policies: partition -> names.
+    Args: settings: returns the cluster's present settings. changed: called with each partition whose pipeline has changed.
+    Attributes: queues: by name, without stopped ones. problems: partition -> why nothing is placed. policies: partition -> names.
     limits, classes (of queues): of partitions that have any. every: stages of all partitions. stages: those that run in this process.
-    foreign: partition -> (names, document) of a pipeline that has a process of its own. half_life_us: of use, 0 = nobody looks at it.
+    foreign: partition -> (names, document) of a pipeline with its own process. half_life_us: of use, 0 if no policy considers it.
     """
 
     def __init__(self, settings: Callable[[], ClusterSettings], changed: Callable[[str], None], log: Log) -> None:
@@ -235,7 +235,7 @@ class ServedPartitions:
         self._specs: dict[str, PipelineSpec] = {}
 
     def read(self) -> None:
-        """The settings may be others. Logs each pipeline that cannot be used."""
+        """Reads the settings again. Logs each unusable pipeline."""
         settings = self.settings()
         placed = settings.placed()
         self.queues = {queue.name: queue for queues in placed.values() for queue in queues if queue.state != "stopped"}
@@ -264,9 +264,9 @@ class ServedPartitions:
 
     @property
     def partitions(self) -> set[str]:
-        """Those with a place queue that is not stopped."""
+        """Partitions with a place queue that is not stopped."""
         return {queue.partition for queue in self.queues.values()}
 
     def stage_names(self, partition: str) -> list[str]:
-        """Policies that place in this partition, in order."""
+        """Returns the policies that place in this partition, in order."""
         return [stage.policy.name for stage in self.every if partition in stage.partitions]

@@ -1,9 +1,9 @@
-"""The scheduler's driver in the leader: facts from ZooKeeper, one pass, one fenced commit of what it decided, and again.
+"""The scheduler's driver in the leader: facts from ZooKeeper, one pass, one fenced commit of its decisions, and again.
 
-Facts are what the znodes say: names under the `pending` of place queues are jobs that wait, names under `/running/<node>` are jobs that
-run, records of nodes are the machine. They are compared with the scheduler's state before each pass (`TurnStep` has the order), so that no
-event can be lost by being handled at the wrong moment. A commit that is refused, or whose fate is unknown, makes everything be read again
-(`rebuild`), as after a take-over: the state is made anew from the records, and the next pass decides what the lost one would have.
+Znodes are the facts: names under the `pending` of place queues are waiting jobs, names under `/running/<node>` are running jobs, records
+of nodes are the machine. They are compared with the scheduler's state before each pass (`TurnStep` has the order), so that no event is
+lost by being handled at the wrong moment. After a refused commit, or one with an unknown outcome, everything is read again (`rebuild`),
+as after a take-over: the state is made anew from the records, and the next pass decides what the lost one would have decided.
 """
 
 from __future__ import annotations
@@ -41,64 +41,64 @@ from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.partition import Partition
 
 _RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
-#: Changed terms are taken in together, so often at most.
+#: Pause in which changed terms are collected.
 _AMENDED_S = 0.3
-#: A plan that takes longer is stuck: each of its reads and commits has a deadline of its own, far below.
+#: Time after which a plan counts as stuck: its reads and commits have much shorter deadlines of their own.
 _STUCK_S = 120.0
 _STATE = "the state of the scheduler"
 
 
 class TurnStep(Enum):
-    """Steps of a turn, in this order. The state is there: it was made of znodes before the first one."""
+    """Steps of a turn, in this order. The state exists: it was made from znodes before the first step."""
 
-    #: Another pipeline places than the log says: a new log, before a fact is written into it.
+    #: Begins a new log if another pipeline places than the log says, before a fact is written into it.
     OPEN_LOG = auto()
-    #: Jobs that are not on their nodes any more. First of the facts: what they free is there for whoever comes.
+    #: Jobs that have left their nodes. First of the facts, so that later steps see the freed cores.
     TELL_ENDS = auto()
-    #: Jobs that were asked to leave their nodes: they have ended, or go on. After ends, which say who has left.
+    #: Jobs that were asked to leave their nodes: they ended, or go on. After TELL_ENDS, which shows who has left.
     TELL_STOPS = auto()
-    #: Nodes that came, went, or are drained. Before arrivals, which may ask for them by name.
+    #: Nodes that came, went, or are drained. Before arrivals, which may ask for nodes by name.
     TELL_NODES = auto()
-    #: Jobs that have come to wait, or have gone. A job that was stopped comes back here.
+    #: Jobs that came to wait, or went. A job that was stopped comes back here.
     TELL_ARRIVALS = auto()
-    #: What is held for jobs that have left is given back: the state is what the lists say by now.
+    #: Gives back what is held for jobs that have left: the state now matches the lists.
     KEEP_PROMISES = auto()
-    #: Requests of users, and jobs that are to give nodes back. Ends the turn when one was sent: its commit comes before a plan.
+    #: Requests of users, and jobs that must give back nodes. Ends the turn if an order was sent: its commit comes before a plan.
     ASK_JOBS = auto()
-    #: Gangs whose clock another node has by now: their records are set anew. Ends the turn when one was sent.
+    #: Rewrites the records of gangs whose clock another node has now. Ends the turn if one was sent.
     SET_CLOCKS = auto()
-    #: The policies plan, where one has a reason to. Last: nothing that is known is kept from them.
+    #: The policies plan, if there is a reason. Last, so that they know all facts.
     PASS = auto()
     MEASURE = auto()
 
 
 ORDER = tuple(TurnStep)
-#: Steps that tell the state facts. One that contradicts it ends the turn: the state is made again.
+#: Steps that tell the state facts. A contradiction ends the turn, and the state is rebuilt.
 FACTS = frozenset({TurnStep.TELL_ENDS, TurnStep.TELL_STOPS, TurnStep.TELL_NODES, TurnStep.TELL_ARRIVALS})
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Inputs of one turn. news: paths of lists to compare. now_us: the time of all facts that it tells."""
+    """Inputs of one turn. news: paths of lists to compare. now_us: the time of all its facts."""
 
     state: ClusterState
     news: Collection[str]
     now_us: int
 
 
-#: Takes one step. Returns: whether the turn goes on.
+#: Takes one step. Returns whether the turn goes on.
 Action: TypeAlias = Callable[[Turn], bool]
 
 
 def in_order(actions: Mapping[TurnStep, Action]) -> tuple[tuple[TurnStep, Action], ...]:
-    """Every step with what takes it. Raises: KeyError for one that nothing takes."""
+    """Pairs every step with its action, in order. Raises: KeyError if a step has no action."""
     return tuple((step, actions[step]) for step in ORDER)
 
 
 def run_turn(turn: Turn, steps: tuple[tuple[TurnStep, Action], ...], conflict: Callable[[str], None]) -> TurnStep:
-    """Takes the steps, until one says that the turn is over. Returns: the last one.
+    """Takes the steps until one ends the turn. Returns the last step taken.
 
-    Args: conflict: told why the state is not to be believed any more.
+    Args: conflict: called with the reason when the state is no longer valid.
     """
     for step, action in steps:
         try:
@@ -114,7 +114,7 @@ def run_turn(turn: Turn, steps: tuple[tuple[TurnStep, Action], ...], conflict: C
 
 
 class Placer:
-    """Places the jobs of all place queues; lives in the leader's loop. It owns the parts that do it.
+    """Places the jobs of all place queues; lives in the leader's loop, and owns the parts that do the work.
 
     Attributes: state: the scheduler's, None while everything is read. plan: of the last pass. known_nodes: all of the cluster. nodes: as
     the scheduler sees them; names: their numbers.
@@ -135,14 +135,14 @@ class Placer:
         self._timer: Timer | None = None
         self._retry_s = _RETRY_S / 2
         self._closed = False
-        self._news = Bell(self._tree)  # for who builds the state
+        self._news = Bell(self._tree)  # wakes the story that builds the state
 
         self.faults = Faults(context, self._others_place)
         self.served = ServedPartitions(lambda: context.settings, self.faults.forgive, self._term.log)
         self.updates = StateUpdates(Recording(context), self._term.wall_us, self.wake)
         self.now_us = self.updates.now_us
         self.job_table = JobTable()
-        # What each part needs of others it takes from here: those that were made before it.
+        # Each part takes from here what it needs of the parts that were made before it.
         self.records = SubmissionRecords(self)
         self.lists = JobLists(self)
         self.backoffs = NodeBackoffs(self)
@@ -173,15 +173,15 @@ class Placer:
             }
         )
 
-    # -- life
+    # -- life cycle
 
     def start(self) -> None:
-        """Begins to read."""
+        """Starts reading."""
         self.settings_changed()
         self._requests.start()
 
     def close(self) -> None:
-        """The leadership is over."""
+        """Stops placing: the leadership is over."""
         self._closed = True
         self._measured.clear()
         self._passes.close()
@@ -190,8 +190,8 @@ class Placer:
         self.updates.end_log()
 
     def resync(self) -> None:
-        """Reads the lists again, watches or not; records of submissions that have left are forgotten."""
-        if self._orders.busy_s > _STUCK_S:  # an answer was lost, or what was to be done with it failed: nothing would be placed any more
+        """Reads the lists again, watched or not; forgets records of submissions that have left."""
+        if self._orders.busy_s > _STUCK_S:  # an answer or its handling was lost: without a new leader nothing would be placed
             self._tree.depose("the plan of a pass is not carried out")
             return
         kept = {task_of(job)[0] for job in (*self.job_table.waiting, *self.job_table.placed)}
@@ -200,7 +200,7 @@ class Placer:
         self.lists.resync()
 
     def settings_changed(self) -> None:
-        """Queues, partitions or pipelines are others."""
+        """Takes in changed queues, partitions or pipelines."""
         self.served.read()
         self._foreign.serve(self.served.foreign)
         self.served.half_life_us = self.served.half_life_us or self._foreign.half_life_us
@@ -209,9 +209,9 @@ class Placer:
         self.rebuild("the settings have changed")
 
     def amended(self, number: int, changes: int) -> None:
-        """The terms of a submission were changed, so many times in all: its jobs are others now. (PLACE starts none by the old ones.)
+        """Takes in that a submission's terms have changed `changes` times in all. (PLACE starts no job by the old terms.)
 
-        What changes together is read together: many changes cost little more than one.
+        Waits a moment to collect changes: many cost little more than one.
         """
         known = self.job_table.submissions.get(number)
         if known is not None and len(known.changes) < changes:
@@ -226,21 +226,21 @@ class Placer:
             self.rebuild("terms of submissions were changed")
 
     def nodes_changed(self) -> None:
-        """Nodes, their Starters or drains are others."""
+        """Looks at nodes, their Starters and drains again in the next turn."""
         if not self._nodes_changed:
             self._nodes_changed = True
             self.wake()
 
     def wake(self) -> None:
-        """Something may be to do; often called, once done."""
+        """Asks for a turn; repeated calls cause one turn."""
         if not self._due and not self._closed:
             self._due = True
             self._tree.soon(self._turn)
 
-    # -- what is shown of it, in the loop
+    # -- views, in the loop
 
     def view(self) -> PlacingView:
-        """What is shown of it. Cost: O(jobs)."""
+        """Returns the placer's state as users see it. Cost: O(jobs)."""
         state, stages = self.state, self.pipeline[0]
         promised = promised_starts(state, self.plan)
         left_alone = self.backoffs.under_way()
@@ -257,22 +257,22 @@ class Placer:
         )
 
     def class_views(self) -> tuple[QueueView, ...]:
-        """What is shown of queue classes."""
+        """Returns the queue classes as users see them."""
         promised = promised_starts(self.state, self.plan)
         return views_of(self.state, promised, self.served, self.job_table, self.pipeline[0])
 
     @property
     def is_passing(self) -> bool:
-        """A pass is under way: the state is not to be touched."""
+        """Whether a pass is running: then the state must not be touched."""
         return self._passes.is_running
 
     @property
     def pipeline(self) -> tuple[tuple[Stage, ...], int]:
-        """What passes are made of, and the half-life of use (us)."""
+        """The stages of a pass, and the half-life of use (us)."""
         return self.faults.served(self.served.stages), self.served.half_life_us
 
     def runs_elsewhere(self, partition: str) -> bool:
-        """The policies of that partition have a process of their own, and place just now."""
+        """Whether the partition's policies have a process of their own, and place just now."""
         return partition in self._foreign and partition not in self.faults.benched
 
     # -- one turn
@@ -280,7 +280,7 @@ class Placer:
     def _turn(self) -> None:
         self._due = False
         if self._closed or self._passes.is_running or self._orders.is_busy:
-            return  # both end with a turn
+            return  # the end of either begins a turn
         if not self.served.queues and not self.job_table.placed:
             return
         if self.state is None:
@@ -304,7 +304,7 @@ class Placer:
 
     def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
         placed = self.job_table.leave(job)
-        if job not in self.stops.by_job:  # else it was asked to
+        if job not in self.stops.by_job:  # otherwise it was asked to leave
             self.backoffs.left(job, placed)
         self.lists.watch_head(placed.node)
         self.holds.release(job, placed)
@@ -343,7 +343,7 @@ class Placer:
         return asked is None
 
     def is_shut(self, node: str) -> bool:
-        """Nothing is to be placed there now."""
+        """Whether nothing may be placed on the node now."""
         return self.backoffs.is_left_alone(node) or self.gangs.is_unfit(node)
 
     def _set_clocks(self, turn: Turn) -> bool:
@@ -374,17 +374,17 @@ class Placer:
         self._measured.soon()
         return True
 
-    # -- a pass, and what follows from it
+    # -- a pass, and its consequences
 
     def _plan(self, state: ClusterState, causes: frozenset[Cause], stages: tuple[Stage, ...], now_us: int) -> Story[None]:
-        """All that follows from a pass has its time, as in the simulator: a log of it can be run again."""
+        """Runs a pass and carries out its plan. All consequences have the pass's time, as in the simulator: its log can be replayed."""
         try:
             plan, took_s = yield from self._passes.run(state, causes, stages, now_us=now_us)
         except PassLost as lost:
             self._carried_out(str(lost))
             return
         if state is not self.state or self._closed:
-            self.wake()  # it is not believed any more
+            self.wake()  # the state was dropped meanwhile
             return
         self.plan = plan
         self._foreign.passed(plan.faults)
@@ -407,7 +407,7 @@ class Placer:
         self._carried_out((yield from orders))
 
     def broke(self, partition: str, error: str) -> None:
-        """What was decided there cannot be carried out."""
+        """Records that a decision for the partition cannot be carried out."""
         bench = self.faults.benched.get(partition)
         names = self.served.stage_names(partition) if bench is None else [INSTEAD]
         self.faults.add(partition, ", ".join(names), error)
@@ -415,7 +415,7 @@ class Placer:
     def _carried_out(self, problem: str) -> None:
         if problem:
             self._retry_s = min(_LONGEST_RETRY_S, self._retry_s * 2)
-            self.rebuild(problem, pause_s=self._retry_s)  # a gate that was just shut: its block is swept aside in a moment
+            self.rebuild(problem, pause_s=self._retry_s)  # perhaps a gate was just shut: its block is swept aside in a moment
         else:
             self._retry_s = _RETRY_S / 2
             self.wake()
@@ -431,24 +431,24 @@ class Placer:
         self.look_again(Cause.TAKE_OVER)
 
     def relearned(self) -> None:
-        """A policy in a process of its own looks at use."""
+        """Reads the settings again if a foreign policy turns out to consider use."""
         if not self.served.half_life_us:
             self.settings_changed()
 
     def look_again(self, cause: Cause) -> None:
-        """Something has happened that the next pass must look at."""
+        """Asks for a turn with this cause for the next pass."""
         self.updates.because(cause)
         self.wake()
 
     def _look_at_nodes(self) -> None:
-        """Lists of the nodes in partitions with place queues; where they are held for others is made ready."""
+        """Follows the lists of new nodes in partitions with place queues, and prepares their directories of holds."""
         if fresh := self.lists.look_on(self.nodes.learn(self.served.partitions)):
             self.holds.prepare(fresh)
 
-    # -- everything again
+    # -- rebuild
 
     def rebuild(self, why: str, *, pause_s: float = 0.0) -> None:
-        """The state is not believed any more: it is made from the znodes again (in a while, where it would only go wrong again)."""
+        """Drops the state and makes it again from the znodes, after `pause_s` if it would fail again at once."""
         if self.state is not None:
             self._term.log.warning("placing_rebuilt", why=why)
         self.state = None
@@ -475,12 +475,12 @@ class Placer:
         self.holds.look_for_holds(sorted(self.lists.running))
         self.lists.all_are_news()
         self._nodes_changed = True
-        # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.
+        # Decides again what a pass may have decided without its commit being made.
         self.updates.causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
         self.wake()
 
     def knows_nodes(self) -> bool:
-        """They are as ZooKeeper has them, and their lists are asked for."""
+        """Whether the known nodes are up to date, and their lists are requested."""
         is_known = self.known_nodes.hurry()
         if is_known:
             self._look_at_nodes()

@@ -1,8 +1,8 @@
 """Runs the policies of one partition in a process of their own: `python -m rmgr.daemons.leader.placement.plugin_child FD SECONDS BYTES`.
 
-Requests come on stdin, each its length and a pickle of the parent's; answers go to the descriptor FD, each its length and JSON. The kernel
-ends the process when one request takes much longer than SECONDS, whatever became of the parent; more than BYTES of memory is a MemoryError.
-The standard streams are nowhere: a policy may print what it likes.
+Requests come on stdin, answers go to descriptor FD, each preceded by its length: pickles of the parent in, JSON out. The kernel ends the
+process if one request takes much longer than SECONDS, even without the parent; more than BYTES of memory raises MemoryError.
+The standard streams lead nowhere: a policy may print what it likes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LENGTH = struct.Struct(">Q")
 
 
 def main(words: list[str]) -> int:
-    """Until stdin ends."""
+    """Answers requests until stdin ends."""
     answers, seconds, most_bytes = int(words[0]), float(words[1]), int(words[2])
     for limit, most in ((resource.RLIMIT_DATA, most_bytes), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (most, most))
@@ -69,7 +69,7 @@ def _answer(request: dict[str, Any], known: dict[str, Configuration]) -> dict[st
 
 
 def _read(requests: BinaryIO) -> dict[str, Any] | None:
-    """None at the end."""
+    """Returns the next request, None at the end."""
     head = requests.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

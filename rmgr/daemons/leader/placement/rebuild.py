@@ -1,9 +1,9 @@
-"""The scheduler's state made from znodes: what a new leader does first, and what every leader does when it no longer trusts its memory.
+"""Makes the scheduler's state from znodes: a new leader's first task, and what every leader does when its memory is in doubt.
 
-Read in this order: lists of waiting and running names that were asked for after the rebuild began, records of their submissions, the blocks
-of running jobs (they say where each stands) and of those that wait again (how often they were moved), and what policies remember. Nothing
-is written. Names that come meanwhile are not waited for, they are told the state as news; and all that takes time is done in slices,
-between which the leader's loop does other things.
+Reads in this order: lists of waiting and running names requested after the rebuild began, records of their submissions, blocks of running
+jobs (for their nodes) and of jobs that wait again (for their number of moves), and the policies' memory. Writes nothing. Names that come
+meanwhile are passed to the finished state as news; everything that takes time runs in slices, between which the leader's loop does other
+things.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
 
 _RETRY_S, _NODES_S = 0.5, 0.01
-#: Blocks that are read by one request, and decoded in one message.
+#: Blocks read by one request, and decoded in one message.
 _TOGETHER = 64
-#: So long the loop is kept at a time.
+#: Longest time that the loop is kept at a stretch.
 SLICE_S = 0.02
-#: So many names or jobs lie between two yields.
+#: Names or jobs handled between two yields.
 SOME = 50
 
 
 class StandingJob(NamedTuple):
-    """The part of a placed job's block that placing needs."""
+    """The part of a placed job's block that placement needs."""
 
     allocation: Allocation
     answered: bool
@@ -55,7 +55,7 @@ class StandingJob(NamedTuple):
 
 
 class Rebuild:
-    """One of them. news: rings when something has come."""
+    """One rebuild. news: rings when something has come."""
 
     def __init__(self, placer: Placer, news: Bell) -> None:
         self._placer = placer
@@ -67,12 +67,12 @@ class Rebuild:
         self._served = placer.served
         self._nodes = placer.nodes
         self._slice_end_s = 0.0
-        self._told: dict[str, tuple[bool, int]] = {}  # path under /pending of one that has run before -> answered, moves
-        self.promised: dict[int, list[str]] = {}  #: waiting job -> nodes on which its promise stands
-        self.records: dict[str, tuple[bytes, int | None]] = {}  #: partition -> what policies remember, version of its znode
+        self._told: dict[str, tuple[bool, int]] = {}  # path under /pending of a job that has run before -> answered, moves
+        self.promised: dict[int, list[str]] = {}  #: waiting job -> nodes with its promise
+        self.records: dict[str, tuple[bytes, int | None]] = {}  #: partition -> the policies' memory, version of its znode
 
     def build(self) -> Story[ClusterState]:
-        """From the first question to the state."""
+        """Builds the state, from the first read on."""
         began_s, partitions = self._tree.clock(), sorted(self._served.partitions)
         for cache in (*self._pending.values(), *self._running.values()):
             cache.refresh()
@@ -102,7 +102,7 @@ class Rebuild:
         return (yield from self._state(waiting, stand, records, adopted, self._placer.now_us(), self._served.half_life_us))
 
     def _named(self) -> Story[tuple[list[tuple[str, str, BlockKey]], list[tuple[str, BlockKey]], list[int]]]:
-        """What waits (queue, name, key), what runs (path, key), and the submissions of both."""
+        """Returns waiting (queue, name, key) and running (path, key) blocks, and the submissions of both."""
         waiting: list[tuple[str, str, BlockKey]] = []
         there: list[tuple[str, BlockKey]] = []
         numbers: dict[int, None] = {}
@@ -123,12 +123,12 @@ class Rebuild:
         return waiting, there, list(numbers)
 
     def _let_others(self) -> Story[None]:
-        """The leader's loop does other things when this has taken a slice of time."""
+        """Lets the leader's loop do other things after each slice of time."""
         if self._tree.clock() >= self._slice_end_s:
             yield self._tree.others_first()
             self._slice_end_s = self._tree.clock() + SLICE_S
 
-    # -- making
+    # -- building
 
     def _state(
         self,
@@ -139,7 +139,7 @@ class Rebuild:
         now_us: int,
         half_life_us: int,
     ) -> Story[ClusterState]:
-        """The state; fills the job table.
+        """Makes the state; fills the job table.
 
         Args:
             waiting: (queue, name, key). placed: (key, block). remembered, gangs: by partition.
@@ -182,14 +182,14 @@ class Rebuild:
             if at % SOME == 0:
                 yield from self._let_others()
             record = submission_of(key.submission)
-            if record is not None and queue in record.queues[1:]:  # from there it is moved
+            if record is not None and queue in record.queues[1:]:  # a former queue: the sweep moves the block
                 job_table.settle(queue, name)
                 continue
             is_placed = job_id(key.submission, key.first) in job_table.placed
             job = self._job(record, queue, key, now_us) if record is not None and not is_placed else None
             if job is not None and not self._is_misplaced(job, queue, name, key):
                 if job.id in asked and asked[job.id].attempt < key.attempt:
-                    queued.setdefault(job.id, now_us)  # it came back while nobody led
+                    queued.setdefault(job.id, now_us)  # it came back while there was no leader
                 known = self._told.get(f"{paths.pending(queue)}/{name}")
                 if known is not None and record is not None:
                     job = self._known(job, record, *known)
@@ -249,7 +249,7 @@ class Rebuild:
             return None
 
     def _is_misplaced(self, job: Job, queue: str, name: str, key: BlockKey) -> bool:
-        """Its user named a queue class that does not admit it: it is set aside until the class does."""
+        """Sets a job aside if the queue class that its user named does not admit it, until the class does."""
         submission = self._submissions.get(key.submission)
         why = misplaced(submission, job, self._served.classes.get(job.partition, ())) if submission is not None else ""
         if why:
@@ -265,7 +265,7 @@ class Rebuild:
         return replace(job, queue=routes[job.id])
 
     def _known(self, job: Job, submission: Submission, answered: bool, moves: int) -> Job:
-        """With what its block tells of it."""
+        """Returns the job with what its block says about it."""
         known = known_of(submission, answered, moves)
         found = with_known(job, known)
         if found is not job:
@@ -273,7 +273,7 @@ class Rebuild:
         return found
 
     def _queued(self, job: Job, queued: Mapping[int, int]) -> Job:
-        """One that was given up stands in its queue since then."""
+        """Returns the job with the time since when it is back in its queue, if it gave up its nodes."""
         if job.id not in queued:
             return job
         self._job_table.queued[job.id] = queued[job.id]
@@ -282,7 +282,7 @@ class Rebuild:
     # -- reading
 
     def _got(self, wanted: list[str]) -> Story[list[Stamped | None]]:
-        """Data of znodes, however long it takes."""
+        """Reads the data of znodes, however long it takes."""
         while True:
             try:
                 return (yield self._tree.get_all(wanted))  # type: ignore[no-any-return]
@@ -290,7 +290,7 @@ class Rebuild:
                 yield Pause(_RETRY_S)
 
     def _read_blocks(self, wanted: list[str]) -> Story[dict[str, StandingJob | None]]:
-        """By path; None: gone, or pulled work."""
+        """Reads blocks by path; None for gone or pulled ones."""
         blocks: dict[str, StandingJob | None] = {}
         for at in range(0, len(wanted), _TOGETHER):
             some = wanted[at : at + _TOGETHER]
@@ -313,7 +313,7 @@ class Rebuild:
             blocks[path] = StandingJob(data.allocation, data.answered, data.moves)
 
     def _remembered(self) -> dict[str, Records]:
-        """By partition; what cannot be read is told, and forgotten."""
+        """Decodes the policies' memory by partition; unreadable records are logged and left out."""
         found = {}
         for partition, (data, _) in sorted(self.records.items()):
             try:
@@ -324,9 +324,9 @@ class Rebuild:
 
 
 def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node]) -> tuple[Gang, ...]:
-    """The gangs of all members: what the records say, and for members that no record has, one in which all share all nodes in turn.
+    """Returns the gangs of all members: from the records, and for members without a record, one in which all share all nodes in turn.
 
-    Nodes go on by the last record that they could read; whoever is in none stands still until the next one is set.
+    Nodes go on by the last record that they could read; a job that is in none stands still until the next record.
     """
     found: list[Gang] = []
     for partition in sorted({run.job.partition for run in members}):
@@ -336,7 +336,7 @@ def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node
         missing = tuple((job, 1) for job in there if job not in homes)
         if gang is None:
             has = {node.id: node for node in machine if node.partition == partition}
-            if not has:  # all of them are gone: where its members stand
+            if not has:  # all nodes are gone: take those on which its members stand
                 theirs = [run for run in members if run.job.partition == partition]
                 stand = [(at, count * run.job.threads) for run in theirs for at, count in each_node(run.placement)]
                 has = {at: Node(id=at, cores=cores, partition=partition) for at, cores in sorted(stand)}
@@ -353,11 +353,11 @@ def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node
 def _fitting(
     running: list[Running], suspended: list[Suspended], machine: list[Node], members: list[Running]
 ) -> tuple[list[Running], list[Running]]:
-    """(what stands on its nodes as the scheduler counts it, what stands there beside it).
+    """Returns (runs that fit on their nodes, runs that overlap with those).
 
-    A job that has refused to stop goes on under others that were given its nodes and wait there: the last to come are counted.
+    A job that refused to stop goes on beside others that were given its nodes and wait there: the latest to come fit.
     members: of gangs, which have their nodes as a whole.
-    Cost: O(runs) where nothing is counted twice.
+    Cost: O(runs) if no node is counted twice.
     """
     taken: Counter[int] = Counter()
     has = {node.id: node.cores for node in machine}

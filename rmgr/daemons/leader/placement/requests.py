@@ -1,8 +1,8 @@
-"""Carries out requests (`/requests`) of users to running jobs: save your state, go on elsewhere, leave a node; writes the answer.
+"""Carries out users' requests (`/requests`) to running jobs: save the state, go on elsewhere, leave a node; writes the answer.
 
-Placed jobs that run are moved by the leader alone, whoever wants it. An open request is looked at in every turn until it is settled, from
-what is known by then: so it does not matter which leader began with it, nor whether a commit of it was ever made. Where a moved job may
-start next, says `NextStarts`. Answers are cleared away later.
+Only the leader moves running placed jobs. Every turn looks at each open request, by what is known then, until it is settled: so it
+does not matter which leader began with it, or whether one of its commits was made. `NextStarts` decides where a moved job may start
+next. Answers are deleted later.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from rmgr.sched.state.cluster import ClusterState
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
 
-#: How long an answer stays for who has asked.
+#: How long an answer stays for its client.
 _KEEP_S = 60.0
-#: A drain that was asked for is seen within so long.
+#: Longest time until a requested drain is seen.
 _DRAIN_S = 10.0
 _RETRY_S = 0.2
-#: An answer of which it is not known whether it was written.
+#: Pause after an answer with an unknown outcome.
 _ANSWER_AGAIN_S = 1.0
-#: How long the end of a checkpoint order may come behind the end of the block that it was for, and the next attempt behind a lost one.
+#: Longest delay of a checkpoint order's end after the end of its block, and of the next attempt after the lost one.
 _ORDER_S, _BACK_S = 10.0, 2.0
-#: Texts about jobs in the answer to a request: it is one znode.
+#: Most bytes of texts about jobs in an answer: it is one znode.
 _TOLD_BYTES = 6 * 1024
 
 
 class RequestStage(Enum):
-    """How far a request has come."""
+    """Progress of a request."""
 
-    OPEN = auto()  #: nobody was asked for its sake
-    BEGUN = auto()  #: an order is on its way
-    SENT = auto()  #: the job was asked, by an order that was committed or by somebody else
+    OPEN = auto()  #: no order was sent for it
+    BEGUN = auto()  #: an order is in flight
+    SENT = auto()  #: the job was asked, by this request's committed order or by another one
     OVER = auto()  #: it has its answer
 
 
-#: BEGUN -> OPEN: everything was read again, and its order is not among it.
+#: BEGUN -> OPEN: everything was read again, and its order is not there.
 _NEXT = {
     RequestStage.OPEN: {RequestStage.BEGUN, RequestStage.SENT, RequestStage.OVER},
     RequestStage.BEGUN: {RequestStage.OPEN, RequestStage.SENT, RequestStage.OVER},
@@ -68,10 +68,9 @@ _NEXT = {
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class UserRequest:
-    """One open request, or what it is for one of its jobs.
+    """One open request, or its part for one job.
 
-    block: of which a checkpoint was asked; gone_s: since when it is gone. error, told: what became of it. settled: has its answer when it
-    is over.
+    block: of the requested checkpoint; gone_s: since when it is gone. error, told: its result. settled: gets the answer at the end.
     """
 
     guid: str
@@ -89,27 +88,27 @@ class UserRequest:
 
     @property
     def job(self) -> int:
-        """The scheduler's id."""
+        """The scheduler's id of the job."""
         return job_id(self.request.submission, self.request.index)
 
     @property
     def has_begun(self) -> bool:
-        """The job was asked, or is being asked."""
+        """Whether the job was asked, or is being asked."""
         return self.stage is RequestStage.BEGUN or self.stage is RequestStage.SENT
 
     @property
     def is_over(self) -> bool:
-        """It is known what became of it."""
+        """Whether the result is known."""
         return self.stage is RequestStage.OVER
 
     def become(self, stage: RequestStage) -> None:
-        """What it is already changes nothing. Raises: ValueError for a change that there is not."""
+        """Moves to another stage; the present one changes nothing. Raises: ValueError for an illegal change."""
         if stage is not self.stage and stage not in _NEXT[self.stage]:
             raise ValueError(f"request {self.guid} is {self.stage.name}, and cannot become {stage.name}")
         self.stage = stage
 
     def end(self, what: str | RmgrError) -> None:
-        """What became of it."""
+        """Records the result."""
         self.become(RequestStage.OVER)
         if isinstance(what, RmgrError):
             self.error = what
@@ -133,24 +132,24 @@ class UserRequests:
         self._names = self._tree.mirror.names(paths.REQUESTS, self._on_names)
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts looking."""
         self._names.refresh()
 
     def rebuilt(self) -> None:
-        """Everything was read again: stops that were committed are among it, others have not begun."""
+        """Everything was read again, with all committed stops: requests whose order is missing have not begun."""
         for user_request in self._open.values():
             for one in (user_request, *(user_request.parts or ())):
                 if one.stage is RequestStage.BEGUN:
                     one.become(RequestStage.OPEN)
 
-    # -- from its znode to its answer
+    # -- from a request's znode to its answer
 
     def _on_names(self) -> None:
         for guid in sorted(self._names.value or ()):
             self._tree.tell(self._serve(guid), paths.request(guid))
 
     def _serve(self, guid: str) -> Story[None]:
-        """One request, until its answer is cleared away. Doing it twice does no harm: a successor does what has no answer."""
+        """Serves one request until its answer is deleted. Repeating it does no harm: a successor serves requests without an answer."""
         found = yield self._tree.get(paths.request(guid))
         if found is None:
             return
@@ -162,17 +161,17 @@ class UserRequests:
                 if self._tree.clock() > until_s:
                     break
                 yield Pause(_ANSWER_AGAIN_S)
-        yield Pause(_KEEP_S)  # without an answer, too: who has asked has long given up by then
+        yield Pause(_KEEP_S)  # without an answer, too: its client has given up long before
         yield self._tree.commit(leader_ops.clear_request(guid))
 
     def _answer_to(self, guid: str, found: Stamped) -> Story[StopRequest | None]:
-        """None: it has one, or is no request."""
+        """Returns the answer, None if it has one already, or is no request."""
         path = paths.request(guid)
         try:
             request = validity.decode(found.data, StopRequest, path)
         except RmgrError as error:
             self._term.log.warning("request_unreadable", path=path, error=error.message)
-            with suppress(RmgrError):  # who asks is told, if it is a request at all
+            with suppress(RmgrError):  # tell the client, if it is a request at all
                 request = decode_record(found.data, StopRequest, path)
                 return None if request.answered else replace(request, answered=True, error=error.message)
             return None
@@ -185,12 +184,12 @@ class UserRequests:
             return replace(request, answered=True, error=f"the leader cannot handle it: {error}")
 
     def _take(self, guid: str, request: StopRequest) -> Future[StopRequest]:
-        """It is open from now on. Its answer is the request with what came of it."""
+        """Opens a request. Returns its answer to come: the request with its result."""
         user_request = UserRequest(guid=guid, request=request, end_s=self._tree.clock() + _DRAIN_S)
         if self._served.queues and 0 <= request.index < MAX_INDEX:
             self._open[guid] = user_request
             self._wake()
-        else:  # nothing is placed in this cluster, or never that
+        else:  # nothing is placed in this cluster, or the index is impossible
             if request.kind is StopKind.VACATE:
                 user_request.parts = []
             else:
@@ -207,7 +206,7 @@ class UserRequests:
     # -- a turn
 
     def turn(self, state: ClusterState, now_us: int) -> list[SentOrder] | None:
-        """Looks at every open request. Returns: orders to be committed, None = there is nothing to commit."""
+        """Looks at every open request. Returns orders to commit, None if there is nothing to commit."""
         asked = self._stops.taken_back()
         for user_request in list(self._open.values()):
             asked += self._step(state, user_request, now_us)
@@ -235,7 +234,7 @@ class UserRequests:
             return []
 
     def _vacate(self, state: ClusterState, user_request: UserRequest, now_us: int) -> list[SentOrder]:
-        """Every job with a part on the node, once nothing new comes there."""
+        """Asks every job with a part on the node to move, once nothing new comes there."""
         node = user_request.request.node
         if user_request.parts is None:
             if node not in self._drains:
@@ -270,7 +269,7 @@ class UserRequests:
             return []
         left = placed is None or placed.name != user_request.block
         if request.kind is StopKind.CHECKPOINT and user_request.order is not None and left and self._is_young(user_request, _ORDER_S):
-            return []  # maybe that was its answer (exit code 85): the end of its order says whether it was stored
+            return []  # this may be its answer (exit code 85): the end of its order shows whether the state was stored
         if placed is not None:
             if 0 < request.attempt < placed.key.attempt:
                 where = [name for name, _ in placed.allocation.shares]
@@ -300,7 +299,7 @@ class UserRequests:
         raise _no_job(request)
 
     def _is_young(self, user_request: UserRequest, limit_s: float) -> bool:
-        """It is not known for so long that the job has left its nodes: what follows may not be seen yet."""
+        """Whether it is so recent that the job left its nodes that the consequences may not be seen yet."""
         if user_request.gone_s is None:
             user_request.gone_s = self._tree.clock()
             self._tree.after(limit_s + 0.1, self._wake)
@@ -333,13 +332,13 @@ class UserRequests:
         return SentOrder(job, user_request.guid, order, stop)
 
     def _redirect(self, user_request: UserRequest, stop: PendingStop) -> None:
-        """Somebody else has the job stopped already: from now on it goes where this one wants it. Raises: as `NextStarts.mark_for`."""
+        """The job is being stopped for another reason: applies this request's destination. Raises: as `NextStarts.mark_for`."""
         marks, to = self._job_table.marks, user_request.request.to
         if to or user_request.job not in marks:
             marks[user_request.job] = self._next_starts.mark_for(stop.run, stop.placed, to)
             self._stops.is_dirty = True
 
-    # -- checkpoints of a job that goes on
+    # -- checkpoints of jobs that go on
 
     def _order_checkpoint(self, user_request: UserRequest, placed: PlacedJob) -> None:
         submission = self._job_table.submissions.get(user_request.request.submission)
@@ -350,7 +349,7 @@ class UserRequests:
         self._tree.tell(self._checkpoint(user_request, placed), f"the checkpoint of job {user_request.job}", key=user_request)
 
     def _checkpoint(self, user_request: UserRequest, placed: PlacedJob) -> Story[None]:
-        """Asks the head of the job; once it has obeyed, the store says what came of it."""
+        """Orders the job's head to save the state; once it has obeyed, the store shows the result."""
         request, shown = user_request.request, self._label(user_request.job)
         saved = keys.checkpoints_of(request.submission, request.index)
         try:
@@ -361,7 +360,7 @@ class UserRequests:
                 order=OrderKind.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra
             )
             outcome = yield self._tree.commit(leader_ops.order(placed.node, user_request.guid, order))
-            # A conflict: the leader before has sent it already; unknown: what stands there will tell.
+            # A conflict: an earlier leader has sent it already; unknown: the inbox will show.
             if isinstance(outcome, Unknown):
                 self._term.log.warning("checkpoint_order_unknown", submission=request.submission, cause=outcome.cause)
             user_request.become(RequestStage.SENT)
@@ -385,7 +384,7 @@ class UserRequests:
         self._wake()
 
     def _obeyed(self, user_request: UserRequest, placed: PlacedJob) -> Future[None]:
-        """Its order is crossed off."""
+        """Returns a future that resolves when the order is crossed off."""
         obeyed: Future[None] = Future()
 
         def looked() -> None:
@@ -399,7 +398,7 @@ class UserRequests:
 
 
 def answer_of(user_request: UserRequest) -> StopRequest:
-    """The request with what came of it."""
+    """Returns the request with its result."""
     parts = user_request.parts if user_request.parts is not None else [user_request] if user_request.error is None else []
     error = user_request.error
     told = [(part.request.submission, part.request.index, part.told if part.error is None else part.error.message) for part in parts]
@@ -416,7 +415,7 @@ def answer_of(user_request: UserRequest) -> StopRequest:
 
 
 def _newest(store: Store, *, prefix: str) -> keys.Checkpoint | None:
-    """The newest checkpoint by its key. What is no key of a checkpoint is passed over. Cost: a read for each 1,000 rows."""
+    """Returns the newest checkpoint by its key; skips keys that are none of a checkpoint. Cost: a read for each 1,000 rows."""
     newest: keys.Checkpoint | None = None
     after = ""
     while names := store.keys(prefix, after=after):
@@ -430,7 +429,7 @@ def _newest(store: Store, *, prefix: str) -> keys.Checkpoint | None:
 
 
 def _brief(told: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """Of hundreds of jobs that left one node: what an answer has room for."""
+    """Shortens the texts about hundreds of jobs that left one node to what an answer can hold."""
     most = _TOLD_BYTES // max(1, len(told))
     return [(submission, index, text if len(text.encode()) <= most else f"{text[: most // 4]}...") for submission, index, text in told]
 
@@ -445,7 +444,7 @@ def _because(why: str) -> str:
 
 
 def _elsewhere(shown: str, to: str, what: str) -> StateConflict:
-    """It has moved, and not where this request wants it: another request, a policy or a lost node came between, or that node is closed."""
+    """The job moved elsewhere: another request, a policy or a lost node came between, or the wanted node is closed."""
     return StateConflict(f"job {shown} has left its nodes meanwhile: {what}", hint=f"rmgr show {shown}; rmgr nodes {to}")
 
 

@@ -1,10 +1,10 @@
-"""Nodes as the scheduler sees them: those of partitions with place queues, with the features that requests for some of them stand for.
+"""Nodes as the scheduler sees them: those of partitions with place queues, with features for requests that name nodes.
 
-Where the next start of a job must be that was asked to go elsewhere is a feature of nodes that only this job asks for.
+If a job was asked to go elsewhere, the nodes for its next start have a feature that only this job requires.
 
-Nodes that gave a job back without having begun it are left alone for a while. A Starter takes nothing new while its disk is full, its store
-is away, or too much went wrong on it; it says so in its log, and the leader sees only that jobs come back. Such a node is the emptiest of
-all: every waiting job would go there, and come back, again and again.
+A node that gave a job back without beginning it gets nothing for a while. A Starter takes nothing new while its disk is full, its store
+is away, or too much went wrong on it; it logs that, but the leader sees only that jobs come back. Such a node is the emptiest of
+all: every waiting job would go there and come back, again and again.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rmgr.sched.state.cluster import ClusterState
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
 
-#: The first back-off of a node, and the longest; each one that follows closely on the last is twice as long.
+#: The first and the longest back-off of a node; one that follows closely on the last is twice as long.
 _FIRST_S, _LONGEST_S = 1.0, 60.0
-#: A job that waits again later than this after it left its node was released by somebody, not given back.
+#: A job that waits again later than this after it left its node was released by a user, not given back.
 _SOON_S = 10.0
-#: Jobs that have left their nodes last; most of them have ended.
+#: Most recently left jobs that are remembered; most of them have ended.
 _KEPT = 1_000
 
 
 class ScheduledNodes:
     """Nodes as the scheduler sees them. In the leader's loop.
 
-    Attributes: mark_of: the feature of nodes that run work of a user.
+    Attributes: mark_of: returns the feature of nodes that run work of a user.
     """
 
     def __init__(self, placer: Placer) -> None:
@@ -47,22 +47,22 @@ class ScheduledNodes:
         self.mark_of = placer.known_nodes.mark_of
         self._placer = placer
         self._nodes = placer.known_nodes
-        self._listed = placer.lists.running  # of nodes that take part it is known what runs there
+        self._listed = placer.lists.running  # the nodes whose running blocks are known take part
         self._updates = placer.updates
         self._marks: set[str] = set()  # of requests that name nodes
 
     def learn(self, partitions: Collection[str]) -> set[str]:
-        """Nodes of these partitions; each has a number from now on."""
+        """Returns the nodes of these partitions, and gives each a number."""
         found = {name for name, record in self._nodes.records.items() if record.attributes.partition in partitions}
         self.names.learn(found)
         return found
 
     def all(self) -> list[Node]:
-        """Every node that takes part."""
+        """Returns every node that takes part."""
         return [self._node(name) for name in sorted(self._listed, key=self.names.id) if name in self._nodes.records]
 
     def tell(self, state: ClusterState) -> None:
-        """Tells the state what is different about them."""
+        """Tells the state which nodes have changed."""
         for node in self.all():
             part = state.partitions.get(node.partition)
             if part is None or part.nodes.get(node.id) != node:
@@ -70,7 +70,7 @@ class ScheduledNodes:
                 self._updates.because(Cause.NODES_CHANGED)
 
     def mark(self, mark: str) -> bool:
-        """A request names nodes: those that it allows have a feature of their own. True: it is new."""
+        """Gives the nodes that a request allows a feature of their own. Returns whether the feature is new."""
         if not mark or mark in self._marks:
             return False
         self._marks.add(mark)
@@ -83,12 +83,12 @@ class ScheduledNodes:
 
 
 def only(node: str) -> str:
-    """The feature of one node alone."""
+    """Returns the feature of one node alone."""
     return f"={node};"
 
 
 class NextStarts:
-    """Next starts of all jobs that users asked to move; the features stand in the job table. In the leader's loop."""
+    """Next starts of all jobs that users asked to move; the job table holds the features. In the leader's loop."""
 
     def __init__(self, placer: Placer) -> None:
         self._job_table = placer.job_table
@@ -97,7 +97,7 @@ class NextStarts:
         self._updates = placer.updates
 
     def mark_for(self, run: Running, placed: PlacedJob, to: str) -> str:
-        """The feature of the nodes on which it may start next. to: one node, "" = any but those of its run.
+        """Returns the feature of nodes for the job's next start. to: one node, "" = any but those of its run.
 
         Raises: NotFound, StateConflict, Infeasible.
         """
@@ -127,7 +127,8 @@ class NextStarts:
         return only(to)
 
     def mark_of(self, job: Job) -> str:
-        """Where the next start of a job that comes to its queue must be: "" = anywhere, also where it has become impossible."""
+        """Returns the feature for the next start of a job that comes to its queue; "" for any node, also if the feature became impossible.
+        """
         mark = self._job_table.marks.get(job.id, "")
         if mark and not self._could(job, mark):
             del self._job_table.marks[job.id]
@@ -135,7 +136,7 @@ class NextStarts:
         return mark
 
     def look_again(self, state: ClusterState) -> None:
-        """Nodes have changed: a job that waits for one that is gone waits for any."""
+        """After a change of nodes: a job that waits for a node that is gone may use any."""
         for job_, mark in list(self._job_table.marks.items()):
             waiting = self._job_table.waiting.get(job_)
             job = state.partitions[waiting.partition].jobs.get(job_) if waiting is not None else None
@@ -147,10 +148,10 @@ class NextStarts:
                 self._updates.tell(state, "job_requeued", plain)
 
     def _could(self, job: Job, mark: str) -> bool:
-        """Open nodes that the mark allows could run the job if they were empty."""
+        """Whether the open nodes that the mark allows could run the job if they were empty."""
         shape = replace(job, features=tuple(name for name in job.features if not name.startswith("="))).shape
         submission = self._job_table.submissions.get(task_of(job.id)[0])
-        # A mark of an earlier move is over.
+        # The mark of an earlier move is over.
         own = node_mark(submission.rigid) if submission is not None and submission.rigid is not None else ""
 
         def room(node: Node) -> int:
@@ -167,25 +168,25 @@ class _Backoff:
 
 
 class NodeBackoffs:
-    """Knows which nodes are left alone, and for how long. In the leader's loop."""
+    """Knows which nodes get nothing for now, and how long. In the leader's loop."""
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
         self._loop = placer.context.tree
         self._log = placer.context.term.log
-        self._left: OrderedDict[int, tuple[BlockKey, str, float]] = OrderedDict()  # job -> its block, its node, when it had left
+        self._left: OrderedDict[int, tuple[BlockKey, str, float]] = OrderedDict()  # job -> its block, its node, when it left
         self._backoffs: dict[str, _Backoff] = {}
 
     def left(self, job: int, placed: PlacedJob) -> None:
-        """The job is not on its node any more: it has ended, or comes back."""
+        """Remembers a job that left its node: it has ended, or comes back."""
         if len(placed.allocation.shares) > 1:
-            return  # nobody knows which of its nodes was not ready
+            return  # it is unknown which of its nodes was not ready
         self._left[job] = (placed.key, placed.node, self._loop.clock())
         if len(self._left) > _KEPT:
             self._left.popitem(last=False)
 
     def came(self, job: int, key: BlockKey) -> bool:
-        """The job waits; the same attempt as before was not begun. True: its node is left alone from now on."""
+        """Looks at a waiting job: if its attempt is the same, it was not begun. Returns whether its node is left alone from now on."""
         before = self._left.pop(job, None)
         if before is None or before[0] != key or self._loop.clock() - before[2] > _SOON_S:
             return False
@@ -194,7 +195,7 @@ class NodeBackoffs:
     def _back_off(self, node: str) -> bool:
         now_s, last = self._loop.clock(), self._backoffs.get(node)
         if last is not None and now_s < last.until_s:
-            return False  # it was given several jobs at once
+            return False  # the node was given several jobs at once
         is_again = last is not None and now_s < last.until_s + max(_SOON_S, last.length_s)
         length_s = min(_LONGEST_S, last.length_s * 2) if last is not None and is_again else _FIRST_S
         self._backoffs[node] = _Backoff(length_s, now_s + length_s)
@@ -203,11 +204,11 @@ class NodeBackoffs:
         return True
 
     def under_way(self) -> dict[str, float]:
-        """Node -> seconds until it is tried again."""
+        """Returns node -> seconds until it is tried again."""
         now_s = self._loop.clock()
         return {node: backoff.until_s - now_s for node, backoff in self._backoffs.items() if backoff.until_s > now_s}
 
     def is_left_alone(self, node: str) -> bool:
-        """Whether nothing is to be placed there now."""
+        """Whether nothing may be placed there now."""
         backoff = self._backoffs.get(node)
         return backoff is not None and self._loop.clock() < backoff.until_s

@@ -1,8 +1,8 @@
-"""Jobs that were asked to give their nodes up: what came of it is found out, and told the scheduler as a fact.
+"""Finds out what became of jobs that were asked to give up their nodes, and tells the scheduler as facts.
 
-An order lies in the inbox of the job's head until it was obeyed. Then either the job's block is gone (it waits again as the next attempt,
-or has ended), or it is still there: the stop was refused, or has failed, and the job goes on. Each is looked at where it is said, by name:
-the order's znode, the block under `/running`, the block that STOP leaves under `pending`.
+An order lies in the inbox of the job's head until it is obeyed. Then either the job's block is gone (it waits again as the next attempt,
+or has ended), or it is still there: the stop was refused or failed, and the job goes on. Each sign is read by name: the order's znode,
+the block under `/running`, the block that STOP leaves under `pending`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rmgr.sched.state.partition import Partition
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
 
-#: A job that has refused to stop is not asked by a policy again for so long.
+#: Time in which a policy does not again ask a job that refused to stop.
 PIN_US = 60_000_000
 _RETRY_S = 1.0
-#: `extra` of an order. UNSAVED: what becomes of a job that has not saved its state in its grace: it goes on (else it is ended).
-#: UNBEGUN: only a job that has not begun gives its nodes back.
+#: `extra` of an order. UNSAVED: fate of a job that has not saved its state within its grace: it goes on (otherwise it is ended).
+#: UNBEGUN: only a job that has not begun gives up its nodes.
 THEN, STOP, GO_ON = "then", "stop", "go-on"
 UNSAVED, UNBEGUN = "unsaved", "unbegun"
 USER, DRAIN, POLICY = "user", "drain", "policy"
@@ -46,7 +46,7 @@ USER, DRAIN, POLICY = "user", "drain", "policy"
 
 @dataclass(frozen=True, slots=True)
 class SentOrder:
-    """An order to the head of a running job, on its way. stop: it is to give its nodes up."""
+    """An order in flight to the head of a running job. stop: present if the job is to give up its nodes."""
 
     job: int
     guid: str
@@ -55,12 +55,12 @@ class SentOrder:
 
 
 class StopStage(Enum):
-    """What has become of a job that was asked to give its nodes up."""
+    """What has become of a job that was asked to give up its nodes."""
 
-    ASKED = auto()  #: its order lies in the inbox of its head, or is on its way there
-    OBEYED = auto()  #: the order is crossed off: its block tells how
-    REFUSED = auto()  #: it goes on; the scheduler hears of it as soon as nobody else counts on its nodes
-    GONE = auto()  #: its block is not under /running any more
+    ASKED = auto()  #: its order lies in the inbox of its head, or is in flight
+    OBEYED = auto()  #: the order is crossed off: the block shows how
+    REFUSED = auto()  #: it goes on; the scheduler is told once no other job counts on its nodes
+    GONE = auto()  #: its block is no longer under /running
     BACK = auto()  #: it waits in its queue
     ENDED = auto()  #: it has ended, or was set aside
 
@@ -75,9 +75,9 @@ _NEXT = {
 
 @dataclass(slots=True, kw_only=True)
 class PendingStop:
-    """One job that was asked. guid: of the order. run: its last stretch. mark: where its next start must be, "" = anywhere.
+    """One job that was asked to stop. guid: of the order. run: its last stretch. route: its queue class, chosen by a policy.
 
-    asked_us: since when, None = unknown. by_policy: it is counted as moved. is_taken_back: it was placed on nodes that another has not left
+    asked_us: since when, None = unknown. by_policy: counts as a move. is_taken_back: it was placed on nodes that another job has not left
     after all; it gives them back unless it has begun. back_s: since when it is known whether it is back.
     """
 
@@ -89,37 +89,37 @@ class PendingStop:
     order: WatchedCache[Stamped] | None = None
     stage: StopStage = StopStage.ASKED
     back_s: float = -math.inf
-    why: str = ""  #: it was refused, as its node tells it
+    why: str = ""  #: the node's reason for the refusal
     asked_us: int | None = None
     by_policy: bool = False
     is_taken_back: bool = False
 
     @property
     def is_refused(self) -> bool:
-        """It goes on."""
+        """Whether the job goes on."""
         return self.stage is StopStage.REFUSED
 
     @property
     def is_back(self) -> bool:
-        """It waits in its queue."""
+        """Whether the job waits in its queue."""
         return self.stage is StopStage.BACK
 
     def become(self, stage: StopStage) -> None:
-        """Raises: ValueError for a change that there is not."""
+        """Moves to another stage. Raises: ValueError for an illegal change."""
         if stage not in _NEXT.get(self.stage, ()):
             raise ValueError(f"the stop of job {self.job} is {self.stage.name}, and cannot become {stage.name}")
         self.stage = stage
 
 
 def _next_names(placed: PlacedJob) -> tuple[BlockKey, BlockKey]:
-    """Under which a job waits that has left its nodes: the next attempt, or the same one, not begun."""
+    """Returns the keys under which a job that left its nodes may wait: the next attempt, or the same one, not begun."""
     return replace(placed.key, attempt=placed.key.attempt + 1), placed.key
 
 
 def stop_order(
     job: int, *, why: str, detail: str, kill: bool = False, grace_us: int = 0, unsaved: str = "", unbegun: bool = False
 ) -> InboxOrder:
-    """The order to give the nodes up. kill: without being asked to save anything. grace_us: 0 = as the job says. Others: `UNSAVED`."""
+    """Returns an order to give up the nodes. kill: without saving anything. grace_us: 0 = the job's own. Others: see `UNSAVED`."""
     submission, index = task_of(job)
     extra = {THEN: STOP, "why": why} | ({"kill": "1"} if kill else {}) | ({"grace_us": str(grace_us)} if grace_us else {})
     extra |= ({UNSAVED: unsaved} if unsaved else {}) | ({UNBEGUN: "1"} if unbegun else {})
@@ -127,22 +127,22 @@ def stop_order(
 
 
 class Stops:
-    """All of them, by job. They are touched in the leader's loop while no pass is under way."""
+    """All stops, by job. Touched in the leader's loop, only while no pass is running."""
 
     def __init__(self, placer: Placer) -> None:
         self.by_job: dict[int, PendingStop] = {}
         self.refusals: dict[int, str] = {}  #: job that goes on -> why
-        self._learned: dict[int, Known] = {}  # what blocks have told
-        self._taken: list[SentOrder] = []  # jobs that are to give back what they have not begun on
-        self._begun: set[int] = set()  # those that had begun
-        self.is_dirty = False  #: one was refused: it is recorded at once, or a successor would take it for the answer to the next request
+        self._learned: dict[int, Known] = {}  # facts from blocks
+        self._taken: list[SentOrder] = []  # orders to give back nodes to jobs that may not have begun
+        self._begun: set[int] = set()  # jobs that had begun
+        self.is_dirty = False  #: a stop was refused: recorded at once, or a successor would take it for the answer to the next request
         self._tree, self._term = placer.context.tree, placer.context.term
         self._job_table = placer.job_table
         self._lists = placer.lists
         self._updates = placer.updates
 
     def forget(self) -> None:
-        """Everything will be read again."""
+        """Forgets all stops before everything is read again."""
         for stop in self.by_job.values():
             if stop.order is not None:
                 stop.order.stop()
@@ -154,7 +154,7 @@ class Stops:
     # -- asking
 
     def begin(self, state: ClusterState, run: Running, guid: str, now_us: int, *, by_policy: bool = False) -> PendingStop:
-        """The job is about to be asked: the scheduler hears that it neither waits nor runs. `watch` follows when it was asked."""
+        """Tells the scheduler that the job, about to be asked, neither waits nor runs. `watch` follows once it was asked."""
         job, job_table = run.job.id, self._job_table
         route = job_table.routes.get(job, "")
         stop = PendingStop(job=job, placed=job_table.placed[job], guid=guid, run=run, route=route, asked_us=now_us, by_policy=by_policy)
@@ -164,7 +164,7 @@ class Stops:
         return stop
 
     def adopt(self, stop: PendingStop) -> None:
-        """One that a leader before has asked; without an order it goes on, although others were given its nodes."""
+        """Takes over a stop of an earlier leader; without an order the job goes on, although others were given its nodes."""
         self.by_job[stop.job] = stop
         if stop.guid:
             self.watch(stop)
@@ -172,12 +172,12 @@ class Stops:
             stop.stage = StopStage.REFUSED
 
     def watch(self, stop: PendingStop) -> None:
-        """Its order is in the inbox: it is looked at until it was obeyed."""
+        """Watches the order in the inbox until it is obeyed."""
         if self.by_job.get(stop.job) is stop and stop.order is None:
             stop.order = self._tree.mirror.data(paths.inbox(stop.placed.node, stop.guid), self._looked, stop)
             stop.order.refresh()
 
-    # -- what came of it
+    # -- outcomes
 
     def _looked(self, stop: PendingStop) -> None:
         if stop.order is not None and stop.order.value is None and stop.stage is StopStage.ASKED:
@@ -186,7 +186,7 @@ class Stops:
             self._tree.tell(self._look_at_block(stop), f"the stop of job {stop.job}", key=(stop.guid, "obeyed"))
 
     def _look_at_block(self, stop: PendingStop) -> Story[None]:
-        """Obeyed: by giving it up, by its end, or by saying no."""
+        """Looks how the order was obeyed: the job gave up its nodes, ended, or refused."""
         while self._is_open(stop) and stop.stage is StopStage.OBEYED:
             try:
                 found = yield self._tree.get(paths.running_block(stop.placed.node, stop.placed.key))
@@ -205,7 +205,7 @@ class Stops:
             return
 
     def vacated(self, job: int, placed: PlacedJob) -> bool:
-        """A job's block is gone from its head. True: it was asked to, and what came of it is being looked at."""
+        """Handles a block gone from its head. Returns whether the job was asked to leave, so that its fate is being looked up."""
         self.refusals.pop(job, None)
         self._begun.discard(job)
         stop = self.by_job.get(job)
@@ -218,7 +218,7 @@ class Stops:
         return True
 
     def _look_for_return(self, stop: PendingStop, placed: PlacedJob) -> Story[None]:
-        """STOP, and RETURN of what had not begun, commit both at once: it waits there by now, or it has ended, or was set aside."""
+        """STOP and RETURN (of an unbegun job) commit both changes at once: the job waits by now, or it has ended or was set aside."""
         while self._is_open(stop):
             try:
                 is_back = False
@@ -236,17 +236,17 @@ class Stops:
     def _is_open(self, stop: PendingStop) -> bool:
         return self.by_job.get(stop.job) is stop
 
-    # -- what is learned of jobs that run
+    # -- learned facts about running jobs
 
     def learn(self, job: int, data: BlockData) -> None:
-        """Its block was read: whether its program has answered, and how often it was moved, is told the scheduler in the next turn."""
+        """Learns from a job's block whether its program has answered, and how often it was moved; the next turn tells the scheduler."""
         submission = self._job_table.submissions.get(task_of(job)[0])
         if submission is not None:
             self._learned[job] = known_of(submission, data.answered, data.moves)
             self._updates.wake()
 
     def said_of(self, job: int, block: bytes) -> str:
-        """What its node has last said of it in its block, "" for nothing; what else the block tells is learned."""
+        """Returns the node's last word about the job in its block, "" if none; learns the rest of the block."""
         try:
             data = decode_block(block)
         except msgspec.DecodeError as error:
@@ -255,7 +255,7 @@ class Stops:
         return data.story[-1] if data.story else ""
 
     def _tell_known(self, state: ClusterState, job: int, known: Known) -> bool:
-        """Also of one that was just given to its nodes, before the job table says so. False: it is known already, or the job is gone."""
+        """Also for a job just given to its nodes, before the job table shows it. Returns False if nothing is new, or the job is gone."""
         placed = self._job_table.placed.get(job) or self._job_table.waiting.get(job)
         run = None if placed is None else state.partitions[placed.partition].running.get(job)
         if placed is None or run is None or known == (run.job.saves, run.job.moves):
@@ -265,7 +265,7 @@ class Stops:
         return True
 
     def _remember(self, job: Job) -> None:
-        """Where its record does not say so."""
+        """Remembers facts that the job's record does not contain."""
         submission = self._job_table.submissions.get(task_of(job.id)[0])
         known = (job.saves, job.moves)
         if submission is None or known_of(submission, False, 0) != known:
@@ -274,7 +274,7 @@ class Stops:
     # -- facts
 
     def settle(self, state: ClusterState, now_us: int) -> None:
-        """Tells the scheduler what is known by now of jobs that have ended or go on."""
+        """Tells the scheduler which jobs have ended or go on."""
         for stop in list(self.by_job.values()):
             if stop.stage is StopStage.ENDED or (stop.is_back and self._left_again(stop)):
                 self._close(stop)
@@ -294,13 +294,13 @@ class Stops:
                 self._go_on(state, stop, now_us)
 
     def _left_again(self, stop: PendingStop) -> bool:
-        """It was back, and was cancelled or held before its queue was read."""
+        """Whether the job was back, but was cancelled or held before its queue was read."""
         pending = self._lists.pending.get(stop.placed.queue)
         names = {paths.block_name(key) for key in _next_names(stop.placed)}
         return pending is not None and pending.asked_s > stop.back_s and names.isdisjoint(pending.value or ())
 
     def returned(self, state: ClusterState, job: Job, now_us: int) -> None:
-        """It waits again: the job comes back with what is remembered of it."""
+        """Puts a job that waits again back into the state, with all that is remembered about it."""
         stop = self.by_job[job.id]
         self._close(stop)
         job_table = self._job_table
@@ -330,7 +330,7 @@ class Stops:
             return
         if not part.has_room_for(stop.run):
             self._take_back(part, stop, now_us)
-            return  # when it is back; where others have begun there on what else was free, when they are done
+            return  # later: when that job is back; if others have begun on the remaining nodes, when they end
         job_table = self._job_table
         self._close(stop)
         self.is_dirty = True
@@ -343,9 +343,9 @@ class Stops:
         self._updates.because(Cause.TIMER)
 
     def _take_back(self, part: Partition, stop: PendingStop, now_us: int) -> None:
-        """The last job that was given these nodes since is asked to give them back, if it has not begun (its node knows). One at a time.
+        """Asks the last job that was given these nodes since to give them back, if it has not begun (its node knows). One at a time.
 
-        The scheduler counts it as running until it is back: nobody else gets its nodes meanwhile.
+        The scheduler counts that job as running until it is back: nothing else gets its nodes meanwhile.
         """
         wanted = set(nodes_of(stop.run.placement))
         for run in sorted(part.running.values(), key=lambda run: (run.start_us, run.job.id), reverse=True):
@@ -365,7 +365,7 @@ class Stops:
             return
 
     def taken_back(self) -> list[SentOrder]:
-        """Orders to jobs that are to give their nodes back; told once."""
+        """Returns new orders to jobs that must give their nodes back."""
         found, self._taken = self._taken, []
         return found
 
@@ -377,7 +377,7 @@ class Stops:
     # -- pins
 
     def started(self, state: ClusterState, job: int, data: BlockData) -> None:
-        """A job is on its nodes: one that runs once, whatever happens, is not sent back by a policy. data: of its block, as it waited."""
+        """After a start: a job that may run only once is pinned, so that no policy sends it back. data: of its block, as it waited."""
         submission = self._job_table.submissions.get(task_of(job)[0])
         if submission is not None:
             self._tell_known(state, job, known_of(submission, data.answered, data.moves))
@@ -385,7 +385,7 @@ class Stops:
             self.pin(state, job, self._job_table.waiting[job].partition)
 
     def pin(self, state: ClusterState, job: int, partition: str, *, until_us: int = 0) -> None:
-        """Policies may not send it back: until then, or (0) as long as it runs."""
+        """Keeps policies from sending the job back: until `until_us`, or (0) as long as it runs."""
         if until_us:
             self._job_table.pins[job] = until_us
             self._tree.after(PIN_US / 1e6 + 0.1, self._updates.wake)

@@ -1,9 +1,9 @@
-"""Shows the placing leader's knowledge: why each job waits and until when, its place, what is kept for whom, how policies and classes do.
+"""The placing leader's knowledge as users see it: why and how long jobs wait, where they run, what is held, how policies and classes do.
 
-Called in the leader's loop. Reasons are those of the last pass, with ids and times as people know them. Where and when a request would run
-if it were submitted now is tried on a copy of the scheduler's state, played forward to its start, wherever the question is answered: runs
-end at their limits, decisions are carried out at once, nothing else arrives. What is told is the policies' own answer under these
-assumptions, not a promise.
+Called in the leader's loop. Reasons are those of the last pass, with ids and times in users' terms. Where and when a request would run if
+it were submitted now is tried on a copy of the scheduler's state, played forward to its start in the thread that asks: runs end at their
+limits, decisions are carried out at once, nothing else arrives. The result is the policies' own answer under these assumptions, not a
+promise.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.stops import PendingStop
 
 _PLACE = re.compile(r"(?P<before>\bjobs? |\brun |\bruns |)\{\}(?P<us> us)?")
-#: Of submissions, as far as they are known: the arrays of their tasks.
+#: Submissions as far as they are known, for the arrays of their tasks.
 Records: TypeAlias = Mapping[int, Submission | None]
 Stages: TypeAlias = Iterable[Stage]
 _NO_RECORDS: Records = {}
 _NO_POLICY = Why("policy", "nobody places in this partition", ())
 _NOT_YET = Why("pass", "the next scheduling pass will look at it", ())
-#: So long after something has happened the metrics tell it: counting is O(jobs).
+#: Delay after a change until the metrics show it: counting is O(jobs).
 MEASURED_S = 1.0
 _NEVER = (0,) * len(Trigger)
-#: The longest that a trial may take, and the most passes that it makes.
+#: Longest duration of a trial, and most passes of one.
 LIMIT_S, PASSES = 2.0, 2000
 
 
@@ -74,11 +74,11 @@ def jobs_view(
     stages: Stages,
     turns: Mapping[int, MemberTurn],
 ) -> dict[tuple[int, int], PlacedView]:
-    """Where each job stands, and what it waits for. Cost: O(jobs).
+    """Returns where each job stands, and what it waits for. Cost: O(jobs).
 
     Args:
         plan: of the last pass. promised: see `promised_starts`. asked: jobs that were asked to stop.
-        problems: partitions in which nobody places. stages: that place now. turns: of jobs that share nodes in time.
+        problems: partitions in which nothing is placed. stages: those that place now. turns: of jobs that share nodes in time.
     """
     jobs: dict[tuple[int, int], PlacedView] = {}
     records = job_table.submissions
@@ -104,7 +104,7 @@ def jobs_view(
         turn = turns.get(job)
         stands = (part is not None and job in part.suspended) or (turn is not None and not turn.runs)
         doing = SUSPENDED if stands else "running"
-        if stop is not None and not stop.is_refused and not stop.is_taken_back:  # which has not begun, and is shown so
+        if stop is not None and not stop.is_refused and not stop.is_taken_back:  # a job taken back has not begun, and is shown so
             doing = STOPPING
         run = part.running.get(job) if part is not None else None
         jobs[task_of(job)] = PlacedView(
@@ -120,7 +120,7 @@ def jobs_view(
 
 
 def shares_view(state: ClusterState | None, stages: Stages, now_us: int) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """What those who have jobs have used against their shares, where one of these stages places by that."""
+    """Returns what users with jobs have used compared with their shares, if one of these stages orders by shares."""
     found: dict[tuple[str, str, str], tuple[float, float]] = {}
     for stage in stages if state is not None else ():
         fair = fair_share_of(stage.policy)
@@ -132,13 +132,13 @@ def shares_view(state: ClusterState | None, stages: Stages, now_us: int) -> dict
 
 
 def _stays(job: Job, stages: Stages) -> str:
-    """Why the policies that would move jobs of its partition do not move this one, "" = they may, or there are none."""
+    """Returns why the partition's policies that move jobs do not move this one, "" if they may, or if there are none."""
     mine = (stage.policy for stage in stages if not stage.partitions or job.partition in stage.partitions)
     return next(filter(None, (policy.stays(job) for policy in mine if isinstance(policy, Migration))), "")
 
 
 def _next_start(mark: str) -> str:
-    """Where a job that was moved may start next."""
+    """Returns where a moved job may start next."""
     only, _, never = mark[1:].partition(";")
     if only:
         return f"; it is to go on on {only}"
@@ -146,7 +146,7 @@ def _next_start(mark: str) -> str:
 
 
 def said(why: Why, records: Records = _NO_RECORDS) -> str:
-    """The sentence of a reason. Ids of jobs are those that people know, times have a date."""
+    """Returns a reason as a sentence, with job ids as users know them and times as dates."""
     facts = iter(why.facts)
 
     def put(found: re.Match[str]) -> str:
@@ -161,7 +161,7 @@ def said(why: Why, records: Records = _NO_RECORDS) -> str:
 
 
 def label(job: int, records: Records = _NO_RECORDS) -> str:
-    """`42`; of a task of an array, or behind the first, `42_7`, where 7 is its number in the array, as far as that is known."""
+    """Returns `42`; for a task of an array, or one behind the first, `42_7`, where 7 is its number in the array, as far as known."""
     submission, index = task_of(job)
     record = records.get(submission)
     if record is not None and record.array:
@@ -174,7 +174,7 @@ def _shown(fact: str, records: Records) -> str:
 
 
 def _blocker(why: Why, records: Records = _NO_RECORDS) -> str:
-    """The id of the job that it waits for, where it is one."""
+    """Returns the id of the job that the reason waits for, "" if there is none."""
     found = re.search(r"\bjobs? \{\}", why.text)
     if found is None or not why.facts:
         return ""
@@ -183,7 +183,7 @@ def _blocker(why: Why, records: Records = _NO_RECORDS) -> str:
 
 
 def promised_starts(state: ClusterState | None, plan: Plan) -> Mapping[int, int]:
-    """Job -> the start that it was promised (us); not behind a run without a limit, of which nobody knows when it ends."""
+    """Returns job -> promised start (us); leaves out starts behind a run without a limit, whose end is unknown."""
     found: dict[int, int | None] = {decision.job_id: decision.start_us for decision in plan.decisions if type(decision) is Reserve}
     for part in state.partitions.values() if state is not None else ():
         found |= {job: held.start_us for job, held in part.reservations.items()}
@@ -192,7 +192,7 @@ def promised_starts(state: ClusterState | None, plan: Plan) -> Mapping[int, int]
 
 
 def _complete_us(part: Partition, hold: Hold) -> int | None:
-    """When the last run that it waits for must have ended, None when it waits for none any more."""
+    """Returns when the last run that the hold waits for must have ended, None if it waits for none any more."""
     return max((part.running[share.run_id].end_us for share in hold.waits_for if share.run_id in part.running), default=None)
 
 
@@ -205,7 +205,7 @@ def partitions_view(
     passes: tuple[int, float],
     gangs: Mapping[str, GangSummary],
 ) -> dict[str, PartitionView]:
-    """Who places where, and how often it failed. left_alone: node -> seconds left. passes: how many, seconds of the last one."""
+    """Returns which policies place where, and their failures. left_alone: node -> seconds left. passes: count, seconds of the last."""
     found = {}
     for partition in sorted(served.partitions | set(served.problems)):
         policy = served.policies.get(partition, "")
@@ -226,7 +226,7 @@ def partitions_view(
 
 
 def ledger_view(state: ClusterState | None, promised: Mapping[int, int], job_table: JobTable, names: Names) -> tuple[HeldView, ...]:
-    """Cores that are held for jobs that wait."""
+    """Returns the cores that are held for waiting jobs."""
     found: list[HeldView] = []
     for part in state.partitions.values() if state is not None else ():
         for job, hold in sorted(part.holds.items()):
@@ -248,9 +248,9 @@ def ledger_view(state: ClusterState | None, promised: Mapping[int, int], job_tab
 def views_of(
     state: ClusterState | None, promised: Mapping[int, int], served: ServedPartitions, job_table: JobTable, stages: Iterable[Stage]
 ) -> tuple[QueueView, ...]:
-    """Every class of every partition, in the order of its file. Cost: O(jobs).
+    """Returns every class of every partition, in the order of its file. Cost: O(jobs).
 
-    Args: promised: job -> the start that it was promised (us). stages: that place now.
+    Args: promised: job -> promised start (us). stages: those that place now.
     """
     if not any(served.classes.values()):
         return ()
@@ -272,7 +272,7 @@ def views_of(
 
 
 def _told(job_table: JobTable, part: Partition, queue: QueueClass, view: ClassView, expected: Mapping[int, int]) -> ClassView:
-    """What the scheduler's records say of it."""
+    """Adds what the scheduler's records say about a class."""
     records = job_table.submissions
     promised = [
         PromiseView(
@@ -294,7 +294,7 @@ def _count(cores: Cores) -> int:
 
 
 def _chosen(stages: Iterable[Stage], partition: str, queue: QueueClass) -> str:
-    """By whom it is chosen for a job."""
+    """Returns what chooses this class for a job."""
     for stage in stages:
         policy = stage.policy
         if partition in stage.partitions and isinstance(policy, QueueSelect | ConnectionReservation) and getattr(policy, "select", True):
@@ -305,7 +305,7 @@ def _chosen(stages: Iterable[Stage], partition: str, queue: QueueClass) -> str:
 
 
 class ClassMetrics:
-    """Puts what is told of classes into a leader's metrics, a moment after something has happened. In the leader's loop."""
+    """Updates the leader's metrics of queue classes, a moment after a change. In the leader's loop."""
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
@@ -313,7 +313,7 @@ class ClassMetrics:
         self._is_due = False
 
     def soon(self) -> None:
-        """Something has happened. Costs nothing where there are no classes."""
+        """Schedules an update after a change. Costs nothing if there are no classes."""
         if not self._is_due and any(self._placer.served.classes.values()):
             self._is_due = True
             self._placer.context.tree.after(MEASURED_S, self._measure)
@@ -332,7 +332,7 @@ class ClassMetrics:
                 metrics.class_reservations.labels(*where, trigger.name.lower()).set(count)
 
     def clear(self) -> None:
-        """Nothing is known any more."""
+        """Clears the metrics: nothing is known any more."""
         metrics = self._metrics
         for metric in (metrics.class_waiting, metrics.class_running, metrics.class_promised, metrics.class_reservations):
             metric.clear()
@@ -349,13 +349,13 @@ class WhatIfTrial:
     stages: tuple[Stage, ...]
     half_life_us: int
     now_us: int
-    elsewhere: str = ""  #: the policy that would decide, where only a process of its own can run it
+    elsewhere: str = ""  #: the deciding policy, if only a process of its own can run it
 
 
 def copied(scheduler: Placer, submission: Submission) -> WhatIfTrial | None:
-    """In the leader's loop. None: a pass is under way, or everything is read again just now.
+    """Copies the state in the leader's loop. Returns None while a pass is running, or everything is being read.
 
-    Raises: ValueError for an odd request, Infeasible for one whose queue class does not admit it.
+    Raises: ValueError for an invalid request, Infeasible if the named queue class does not admit it.
     """
     if scheduler.state is None or scheduler.is_passing:
         return None
@@ -397,7 +397,7 @@ def copied(scheduler: Placer, submission: Submission) -> WhatIfTrial | None:
 def tried(trial: WhatIfTrial, clock: Callable[[], float] | None = None) -> WhatIfView:
     """Plays the copy forward until the job starts, nothing can change any more, or the time is up. Cost: a pass for each event.
 
-    Raises: Infeasible for one that the policy ends.
+    Raises: Infeasible if the policy rejects the job.
     """
     clock = clock or machine.monotonic
     end_s, first = clock() + LIMIT_S, Why("", "")
@@ -432,12 +432,12 @@ def tried(trial: WhatIfTrial, clock: Callable[[], float] | None = None) -> WhatI
                 break
             causes, now_us = _moved(state, following), following
         except RmgrError:
-            break  # what these policies decide cannot be played here
+            break  # these decisions cannot be played here
     return WhatIfView(start_us=max(0, job.begin_us), reason=said(first), route=route)
 
 
 def _next_us(state: ClusterState, plan: Plan, now_us: int) -> int | None:
-    """When something happens next, None for never."""
+    """Returns the time of the next event, None if there is none."""
     ends = [max(run.end_us, now_us + 1) for part in state.partitions.values() for run in part.running.values() if run.end_us < UNLIMITED_US]
     wakes = [decision.at_us for decision in plan.decisions if type(decision) is WakeAt]
     begins = [job.begin_us for part in state.partitions.values() for job in part.jobs.values()]
@@ -445,7 +445,7 @@ def _next_us(state: ClusterState, plan: Plan, now_us: int) -> int | None:
 
 
 def _moved(state: ClusterState, at_us: int) -> frozenset[Cause]:
-    """The time is `at_us`: runs whose limit is over have ended."""
+    """Moves the time to `at_us`: runs whose limit is over end."""
     causes = {Cause.TIMER}
     for name, part in list(state.partitions.items()):
         for run in [run for run in part.running.values() if run.end_us <= at_us]:
