@@ -1,4 +1,4 @@
-"""Submissions from the outside in: followed, swept, ended, collected, kept as history; lost work is requeued here.
+"""The leader's work on submissions: follow, sweep, end, collect, keep as history, requeue lost work.
 
-Placement hears of changed terms, and never calls back.
+Placement is told of changed terms, and never calls back.
 """

@@ -1,8 +1,8 @@
-"""Carries out reconcile actions for submissions: each reads what it needs, writes to the store where it must, commits one multi.
+"""Carries out reconcile actions for submissions: each reads what it needs, writes to the store if necessary, and commits one multi.
 
-What is due is decided by `coord.keeping.plan`; every action here is a story that says at its end whether it could be done: else it is
-tried again later if it is still due. A successor that finds an action half done finds it due again and does it again: store rows are
-written before the commit that makes them count, under the same keys.
+`coord.keeping.plan` decides what is due. Every action here is a story that ends with whether it succeeded; if not, it is tried again
+later while it is still due. A successor that finds an action half done finds it due again and repeats it: store rows are written before
+the commit that makes them count, under the same keys.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class _Believed(NamedTuple):
-    """A failed range that is what may stand there. version: of its znode."""
+    """A valid failed range. version: of its znode."""
 
     submission: Submission
     failed: FailedRange
@@ -54,17 +54,17 @@ class _Believed(NamedTuple):
 
 
 class ReconcileActions:
-    """The doing of what `keeping.plan` says, but for sweeps, dependencies and collection."""
+    """Carries out what `keeping.plan` decides, except sweeps, dependencies and collection."""
 
     def __init__(self, context: LeaderContext) -> None:
         self._tree, self._term, self._calls = context.tree, context.term, context.calls
         self._context = context
-        self._put_back: set[int] = set()  # each is told once
+        self._put_back: set[int] = set()  # numbers of submissions found put back, each logged once
 
     # -- failed ranges
 
     def resubmit(self, followed: Followed, action: Resubmit) -> Story[bool]:
-        """A failed range waits again, or ends."""
+        """Puts a failed range back into its queue, or ends it."""
         found = yield from self._read_failed(followed, action)
         if isinstance(found, bool):
             return found
@@ -72,7 +72,7 @@ class ReconcileActions:
         max_losses = self._context.settings.max_losses
         if self._waits(followed, action, failed, submission.backoff_us, max_losses):
             return True
-        # Under a cap it waits aside like the rest, and is brought back when there is room.
+        # Under a cap the block waits aside like the rest, and is brought back when there is room.
         gate = submission.phase is Phase.OPEN and not submission.max_running
         first, count, attempt = action.first, action.count, action.attempt
         multi, final = leader_ops.resubmit(submission, first, count, attempt, failed, version, gate=gate, max_losses=max_losses)
@@ -104,7 +104,7 @@ class ReconcileActions:
         return True
 
     def drop(self, followed: Followed, action: DropFailed) -> Story[bool]:
-        """A failed range of a cancelled submission ends CANCELLED."""
+        """Ends a failed range of a cancelled submission as CANCELLED."""
         found = yield from self._read_failed(followed, action)
         if isinstance(found, bool):
             return found
@@ -119,7 +119,7 @@ class ReconcileActions:
         return isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, action))
 
     def _read_failed(self, followed: Followed, action: Resubmit | DropFailed) -> Story[_Believed | bool]:
-        """The range; or it is not to be settled as was thought, and whether that will do."""
+        """Reads the range. Returns a bool instead if it is not to be settled as planned: whether that counts as success."""
         path = _failed_path(followed, action)
         found = yield self._tree.get(path)
         submission = followed.submission
@@ -128,11 +128,11 @@ class ReconcileActions:
             followed.refresh_failed()
             return True
         if isinstance(action, Resubmit) and submission.phase is Phase.CANCELLED:
-            return True  # the plan says something else now
+            return True  # the plan decides otherwise now
         try:
             failed = validity.decode(found.data, FailedRange, path)
             validity.check_failed(failed, submission, action.first, action.count, where=path)
-        except RmgrError as error:  # its tasks end UNTRUSTED, and nothing of it goes into any queue
+        except RmgrError as error:  # the tasks end UNTRUSTED, and nothing of the record goes into a queue
             self._term.log.warning("failed_range_invalid", path=path, error=error.message, epoch=self._term.epoch)
             multi = leader_ops.distrust(submission, action.first, action.count, action.attempt, found.version, error.message)
             outcome = yield from self._settle(followed, action, multi)
@@ -148,7 +148,7 @@ class ReconcileActions:
         return outcome
 
     def _waits(self, followed: Followed, action: Resubmit, failed: FailedRange, backoff_us: int, max_losses: int) -> bool:
-        """Its back-off, known only now that the record was read, is not over."""
+        """Whether the back-off, known only after the record was read, still runs."""
         name = _failed_name(action)
         seen = followed.failed.get(name)
         if seen is None or seen.backoff_s is not None:
@@ -166,33 +166,33 @@ class ReconcileActions:
     # -- records
 
     def bar(self, followed: Followed, action: Bar) -> Story[bool]:
-        """The key of its user was revoked."""
+        """Holds or cancels a submission whose user's key was revoked."""
         assert followed.submission is not None
         changed, multi = leader_ops.barred(followed.submission, followed.version, cancels=action.cancels, detail=action.detail)
         facts = {"state": changed.phase, "why": changed.reason_detail}
         return (yield from self._change(followed, changed, multi, name="bar", event="submission_barred", **facts))
 
     def break_off(self, followed: Followed) -> Story[bool]:
-        """More of its tasks have failed than its user allows."""
+        """Breaks off a submission with more failed tasks than its user allows."""
         submission, failures = followed.submission, followed.progress.failures
         assert submission is not None
-        if not is_to_be_broken_off(submission, failures):  # somebody has cancelled it meanwhile
+        if not is_to_be_broken_off(submission, failures):  # cancelled meanwhile
             return True
         changed, multi = leader_ops.break_off(submission, followed.version, failures)
         event, why = "submission_broken_off", changed.reason_detail
         return (yield from self._change(followed, changed, multi, name="break_off", event=event, why=why))
 
     def abandon(self, followed: Followed) -> Story[bool]:
-        """A list of jobs was never released: who submitted it went before it was all there."""
+        """Ends a list of jobs that was never released: its submitter went away before the list was complete."""
         submission = followed.submission
         assert submission is not None
-        if not is_to_be_abandoned(submission, followed.progress.tail):  # it was released just now
+        if not is_to_be_abandoned(submission, followed.progress.tail):  # released just now
             return True
         changed, multi = leader_ops.abandoned(submission, followed.version)
         return (yield from self._change(followed, changed, multi, name="abandon", event="submission_abandoned"))
 
     def _change(self, followed: Followed, changed: Submission, multi: Multi, *, name: str, event: str, **facts: object) -> Story[bool]:
-        """Commits a record that is another now. name: in its failpoints. event, facts: are logged once it is committed."""
+        """Commits a changed record. name: for its failpoints. event, facts: logged after the commit."""
         failpoint(f"leader.before_{name}")
         outcome = yield self._tree.commit(multi)
         if not isinstance(outcome, Committed):
@@ -206,7 +206,7 @@ class ReconcileActions:
     # -- the end
 
     def end_tail(self, followed: Followed) -> Story[bool]:
-        """Nothing will be added any more."""
+        """Ends the tail: no task will be added any more."""
         tail = replace(followed.progress.tail, complete=True, enqueued=f"leader-{self._term.epoch}")
         failpoint("leader.before_end_tail")
         outcome = yield self._tree.commit(leader_ops.end_tail(followed.number, tail, followed.tail_version))
@@ -218,10 +218,10 @@ class ReconcileActions:
         return True
 
     def close(self, followed: Followed) -> Story[bool]:
-        """The summary goes to the history, then the record becomes CLOSED.
+        """Writes the summary to the history, then makes the record CLOSED.
 
-        Nothing is done for a record that somebody has put back, or rewritten: it would change the history of what has ended, and its end
-        could not be said where Starters look (`coord/nonces.py`).
+        Does nothing for a record that was put back or rewritten: closing it would change the history of what has ended, and its end could
+        not be recorded where Starters look (`coord/nonces.py`).
         """
         submission = followed.submission
         assert submission is not None
@@ -257,15 +257,15 @@ class ReconcileActions:
     # -- pages
 
     def page(self, followed: Followed, action: Page) -> Story[bool]:
-        """The oldest fragments go to one row of the store; /done says that they are there."""
+        """Moves the oldest fragments to one row of the store; /done records that they are there."""
         wanted = [paths.fragment(followed.number, number) for number in range(action.first, action.first + action.count)]
         found = yield self._tree.get_all(wanted)
         encoded = [one.data for one in found if one is not None]
-        if len(encoded) < action.count:  # paged by somebody else
+        if len(encoded) < action.count:  # another leader has paged them
             followed.refresh()
             return False
         fragments = tuple(map(read_fragment, encoded))
-        # As they are: a newer release may know more. What is no fragment would spoil the page.
+        # Stored unchanged, since a newer release may know more; an invalid fragment would spoil the page.
         kept = [encode_fragment(NOTHING) if known is NOTHING else data for known, data in zip(fragments, encoded, strict=True)]
         key, data = keys.page(followed.number, action.first), join_page(kept)
         paged, version = paged_with(followed.paged, fragments), followed.done_version
@@ -292,12 +292,12 @@ def _failed_path(followed: Followed, action: Resubmit | DropFailed) -> str:
 
 
 def _was_done(outcome: Outcome, path: str) -> bool:
-    """Somebody else has settled it: its record is gone."""
+    """Whether the range was settled by another process: its record is gone."""
     return isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NO_NODE and outcome.path == path
 
 
 def read_rows(store: Store, *, rows: Sequence[Fragment]) -> list[tuple[Fragment, tuple[model.Outcome, ...]]]:
-    """Outcomes of fragments that lie in rows, without results and output; a row that is gone tells nothing. On a thread that may wait."""
+    """Returns outcomes of fragments in rows, without results and output; skips missing rows. On a thread that may block."""
     by_row = {fragment.row: fragment for fragment in rows}
     found: list[tuple[Fragment, tuple[model.Outcome, ...]]] = []
     try:

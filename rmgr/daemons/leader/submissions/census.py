@@ -1,8 +1,8 @@
-"""Finds tasks that are nowhere in ZooKeeper, and ends them (`coord/decisions/keeping.py` says why that is safe).
+"""Finds tasks that are nowhere in ZooKeeper, and ends them (`coord/decisions/keeping.py` explains why that is safe).
 
-A round every `CENSUS_S` while something is unfinished. The first look compares memory with the names of all blocks; it is cheap, and
-memory may lag, so what it suspects is read again at one moment with all that decides. What is nowhere in two rounds in succession
-is ended; until then `explain` says so.
+One round every `CENSUS_S` while anything is unfinished. The first look compares memory with the names of all blocks; it is cheap, but
+memory may lag. So suspects are read again, together with everything that decides, as of one moment. A task that is nowhere in two
+successive rounds is ended; until then `explain` reports it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rmgr.runtime.story import Pause, Story
 if TYPE_CHECKING:
     from rmgr.daemons.leader.submissions.follow import Followed
 
-#: Between two rounds. Three of them are less than the 30 s within which a lost task is to be found.
+#: Pause between rounds. Three of them are less than the 30 s within which a lost task must be found.
 CENSUS_S = 8.0
-#: Submissions that are looked at closely in one round.
+#: Most submissions examined closely in one round.
 MOST = 32
 
-#: Tasks of one submission that are remembered in one round; a multi ends fewer.
+#: Most tasks of one submission remembered in one round; a multi ends fewer.
 _MOST_OF_ONE = 4096
 
 Found: TypeAlias = list[Stamped | list[str] | None]
@@ -38,7 +38,7 @@ Found: TypeAlias = list[Stamped | list[str] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """Of one submission, for the thread that compares. failed: its failed ranges (first, count)."""
+    """Facts of one submission, for the comparing thread. failed: its failed ranges (first, count)."""
 
     number: int
     total: int
@@ -47,11 +47,11 @@ class _Facts:
 
 
 class Census:
-    """The rounds of one leadership.
+    """The census rounds of one leadership.
 
     Args:
         followed: submissions in memory, by number. nodes: names of all nodes.
-    Attributes: nowhere: what the last round has found, by submission.
+    Attributes: nowhere: missing tasks found by the last round, by submission.
     """
 
     def __init__(self, context: LeaderContext, followed: Mapping[int, Followed], nodes: Callable[[], list[str]]) -> None:
@@ -59,16 +59,16 @@ class Census:
         self._tree, self._term, self._calls = context.tree, context.term, context.calls
         self._followed = followed
         self._nodes = nodes
-        self._more: frozenset[str] = frozenset()  # nodes that memory did not know of yet
+        self._more: frozenset[str] = frozenset()  # nodes that memory did not know yet
 
     def start(self) -> None:
-        """Begins the rounds."""
+        """Starts the rounds."""
         self._tree.tell(self._rounds(), "the census")
 
     def _rounds(self) -> Story[None]:
         while True:
             yield Pause(CENSUS_S)
-            self._tree.tell(self._round(), "a round of the census")  # the one before may last: ZooKeeper is slow, or the session in doubt
+            self._tree.tell(self._round(), "a round of the census")  # the round before may still run
 
     def _round(self) -> Story[None]:
         suspects = [facts for item in list(self._followed.values()) if (facts := _facts(item)) is not None]
@@ -86,7 +86,7 @@ class Census:
             yield from self._look_closely(numbers)
 
     def _look_closely(self, numbers: list[int]) -> Story[None]:
-        """All that decides about these submissions, as it stands at one moment."""
+        """Reads everything that decides about these submissions as of one moment, and ends tasks that are missing again."""
         wanted = [path for number in numbers for path in (paths.sub(number), paths.tail(number), paths.done(number), paths.failed(number))]
         found, own = yield from self._look(wanted, [paths.failed(number) for number in numbers], numbers)
         if found is None:
@@ -110,7 +110,7 @@ class Census:
                 self._tree.tell(self._end(number, again, judged[number]), f"lost tasks of submission {number}")
 
     def _look(self, wanted: list[str], lists: list[str], numbers: Iterable[int]) -> Story[tuple[Found | None, Found]]:
-        """(names of blocks wherever those of these submissions may stand, what else was wanted). None: some nodes were not looked at."""
+        """Returns block names from all places for these submissions (None if nodes were left out), and the answers to `wanted`, `lists`."""
         known = [item.submission for number in numbers if (item := self._followed.get(number)) is not None and item.submission]
         queues = {queue for submission in known for queue in submission.queues}
         nodes = sorted({*self._nodes(), *self._more})
@@ -118,10 +118,10 @@ class Census:
         found: Found = yield self._tree.at_one_moment(wanted, [*lists, paths.RUNNING, *places, *map(paths.running_node, nodes)])
         own, (running, *blocks) = found[: len(wanted) + len(lists)], found[len(wanted) + len(lists) :]
         self._more = frozenset(running if isinstance(running, list) else ()) - set(self._nodes())
-        return (blocks if self._more <= set(nodes) else None), own  # else the next round looks there, too
+        return (blocks if self._more <= set(nodes) else None), own  # the next round includes those nodes
 
     def _judged(self, number: int, records: Found, failed: Stamped | list[str] | None) -> _Facts | None:
-        """What decides, None where memory cannot be compared with what was read: the next round will do."""
+        """Returns the deciding facts, None if memory cannot be compared with what was read: then the next round decides."""
         item, (record, tail, done, directory) = self._followed.get(number), records
         if item is None or not all(isinstance(one, Stamped) for one in (record, tail, done, directory)) or not isinstance(failed, list):
             return None
@@ -165,7 +165,7 @@ class Census:
 
 
 def _facts(item: Followed) -> _Facts | None:
-    """Of a submission with tasks that are neither final nor failed, as far as memory knows."""
+    """Returns facts of a submission if memory knows tasks of it that are neither final nor failed."""
     if item.submission is None or not item.is_loaded or item.is_closed or item.is_spoilt:
         return None
     progress = item.progress
@@ -176,9 +176,9 @@ def _facts(item: Followed) -> _Facts | None:
 
 
 def _absent(suspects: Iterable[_Facts], lists: Found) -> dict[int, list[int]]:
-    """Tasks of each that no block in `lists` and no failed range covers; those without are left out.
+    """Returns by submission the tasks that no block in `lists` and no failed range covers, if there are any.
 
-    Not more than `MOST_MISSING` in all: the rest is seen when these have ended. On a thread that may take its time.
+    At most `MOST_MISSING` in all: later rounds find the rest. On a thread that may take its time.
     """
     covered: dict[int, list[tuple[int, int]]] = {facts.number: list(facts.failed) for facts in suspects}
     for names in lists:

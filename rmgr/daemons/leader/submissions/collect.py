@@ -1,13 +1,13 @@
-"""Collection: what an ended submission leaves behind goes after its retention; named outputs stay for ever.
+"""Collection: removes what an ended submission leaves behind after its retention; named outputs stay.
 
-Order: values of named outputs are copied to their final rows, then the znodes go (children first, the record last), then the rows. Rows
-whose submission is gone although its collector died in between, or that a zombie wrote afterwards, are found by a scan that skips from
-submission to submission. Logs and single values expire by themselves. Summaries in the history have a retention of their own. Functions,
-modules and files belong to whoever needs them: `coord/contents.py` says when one goes.
+Order: the values of named outputs are copied to their final rows, then the znodes are deleted (children first, the record last), then the
+rows. A scan that skips from submission to submission finds rows left over because a collector died in between or a zombie wrote afterwards.
+Logs and single values expire by themselves. Summaries in the history have a retention of their own. Functions, modules and files are
+shared: `coord/contents.py` decides when one is deleted.
 
-The znode of a nonce stays until nothing can be submitted under it any more (`coord/nonces.py`). Nonces are told by their names, which
-say when they were drawn; those of submissions that are there stay. What time it is says ZooKeeper, whose clock Starters go by, too: that of
-`/epoch` when this leadership began, and what has passed since.
+The znode of a nonce stays until nothing can be submitted under it any more (`coord/nonces.py`). The names of nonces contain the time when
+they were drawn; nonces of present submissions stay. The time is ZooKeeper's, which Starters also use: the time of `/epoch` when this
+leadership began, plus the time since.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ if TYPE_CHECKING:
     from rmgr.daemons.leader.submissions.follow import Followed
     from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 
-#: Rows deleted by one turn of the store thread; between two turns it does other things.
+#: Rows deleted by one task of the store thread; between two tasks the thread does other things.
 ROWS_A_TURN = 200
-#: How often orphaned rows are looked for, and expired ones are swept out of the store.
+#: Interval between looks for orphaned rows, and between sweeps of expired rows.
 ORPHANS_S = 3600.0
 SWEEP_S = 600.0
-#: How often functions, modules and files are looked through that nobody may need any more.
+#: Interval between looks for functions, modules and files that no submission needs.
 CONTENTS_S = 6 * 3600.0
-#: How often old summaries are looked for, and nonces are looked through.
+#: Interval between looks for old summaries, and for old nonces.
 LOOK_S, NONCES_S = 3600.0, 600.0
-#: Fragments read at once, summaries removed by one turn of the store thread, nonces deleted together.
+#: Fragments read at once, summaries removed by one task of the store thread, nonces deleted by one multi.
 _SETTLED, _A_TURN, _TOGETHER = 1000, 100, 180
 _TOP = "\U0010ffff"
 
 
 class Collector:
-    """Collects submissions one after the other, so that thousands do not fill the pipeline; looks now and then for what else is over."""
+    """Collects submissions one at a time, so that thousands do not fill the pipeline; also looks now and then for other expired data."""
 
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
         self._context = context = keeper.context
         self._tree, self._term, self._calls = context.tree, context.term, context.calls
-        self._last: Future[None] = Future()  # the end of the collection that was begun last
+        self._last: Future[None] = Future()  # the end of the collection begun last
         self._last.set_result(None)
-        self._ahead_s: float | None = None  #: so much the clock of ZooKeeper is ahead of the loop's, at least
+        self._ahead_s: float | None = None  #: least lead of ZooKeeper's clock over the loop's, in seconds
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts the periodic looks."""
         self._tree.every(ORPHANS_S, self._purge_orphans, "orphaned rows")
         self._tree.every(SWEEP_S, self._sweep_store, "expired rows")
         self._tree.every(CONTENTS_S, self._forget_contents, "functions, modules and files")
@@ -74,7 +74,7 @@ class Collector:
     # -- submissions
 
     def collect(self, followed: Followed) -> Story[bool]:
-        """Removes a submission whose retention is over, when its turn has come."""
+        """Removes a submission whose retention is over, when its turn comes."""
         before, self._last = self._last, Future()
         mine = self._last
         try:
@@ -94,7 +94,7 @@ class Collector:
         if done is None or failed is None or tail is None:
             return False  # unreadable for a moment
         children = {parents[0]: sorted(done), parents[1]: sorted(failed)}
-        fragments: list[Fragment] = []  # all that are still in ZooKeeper: they say which outputs are to be kept
+        fragments: list[Fragment] = []  # all fragments still in ZooKeeper: they name the outputs to keep
         for at in range(0, len(done), _SETTLED):
             found = yield tree.get_all([f"{parents[0]}/{name}" for name in children[parents[0]][at : at + _SETTLED]])
             fragments += [read_fragment(one.data) for one in found if one is not None]
@@ -122,14 +122,14 @@ class Collector:
         return True
 
     def _purge(self, number: int) -> Story[None]:
-        """Deletes the rows of a submission that is gone, some at a time; what is left is found by the scan."""
+        """Deletes the rows of a collected submission in portions; the scan finds what is left after an error."""
         try:
             while (yield self._calls.store(_delete_some, number=number)):
                 pass
         except RmgrError:
             return
 
-    # -- what else is over
+    # -- other expired data
 
     def _purge_orphans(self) -> Story[None]:
         for number in (yield self._calls.store(stored_submissions)):
@@ -143,7 +143,7 @@ class Collector:
             self._term.log.info("store_swept", total=removed)
 
     def _forget_contents(self) -> Story[None]:
-        """Rows that are named by their content, and that no submission needs. Cost: a look at each; 3 us a submission where one may go."""
+        """Deletes rows named by their content that no submission needs. Cost: one look at each; 3 us a submission if a row may go."""
         now_s = self._term.wall_us() / 1e6
         old: dict[str, bytes] = {}
         for family in sorted(keys.BY_CONTENT):
@@ -162,7 +162,7 @@ class Collector:
             self._term.log.info("contents_removed", total=removed)
 
     def _forget_history(self) -> Story[None]:
-        """Summaries of submissions that ended longer ago than the settings say; what fails is tried again at the next look."""
+        """Deletes summaries of submissions older than the retention; a failure is retried at the next look."""
         retention_us = self._context.settings.history_retention_us
         if not retention_us:
             return
@@ -179,7 +179,7 @@ class Collector:
             self._ahead_s = found.mtime_ms / 1000 - self._tree.clock()
 
     def _forget_nonces(self) -> Story[None]:
-        """Deletes those under which nothing can be submitted any more. Cost: 1 us a name; 2 us a submission where one goes."""
+        """Deletes nonces under which nothing can be submitted any more. Cost: 1 us a name; 2 us a submission if one goes."""
         if self._ahead_s is None:
             yield from self._read_clock()
             return
@@ -196,14 +196,14 @@ class Collector:
                 case Committed():
                     self._term.log.info("nonces_forgotten", total=len(some), epoch=self._term.epoch)
                     gone = gone[_TOGETHER:]
-                case Conflict(path=path) if path in some:  # who has made it may have put something below it: it stays, and the others go
+                case Conflict(path=path) if path in some:  # its creator may have put something below it: it stays, and the others go
                     gone.remove(path)
                 case _:
-                    return  # looked through again
+                    return  # the next look tries again
 
 
 def prefixes(number: int) -> tuple[str, ...]:
-    """Rows of a submission that go with it; its logs stay until they expire."""
+    """Returns prefixes of the rows that are deleted with a submission; its logs stay until they expire."""
     return tuple(prefix for prefix in keys.prefixes_of(number) if prefix != keys.logs_of(number))
 
 
@@ -219,7 +219,7 @@ def _delete_some(store: Store, *, number: int) -> bool:
 
 
 def _marks(store: Store, *, prefix: str, after: str, now_s: float) -> dict[str, bytes]:
-    """The next rows with this prefix, and their marks; who has none, from an older release, gets one. On a thread that may wait."""
+    """Returns the next rows with this prefix, and their marks; rows of an older release get a mark. On a thread that may block."""
     found = {}
     for key, about in store.about_many(store.keys(prefix, after=after, limit=_A_TURN)).items():
         found[key] = about.note
@@ -230,27 +230,27 @@ def _marks(store: Store, *, prefix: str, after: str, now_s: float) -> dict[str, 
 
 
 def remove_contents(store: Store, *, marks: dict[str, bytes]) -> int:
-    """Removes rows that nobody has made sure of since these were their marks; returns how many. On a thread that may wait."""
+    """Removes rows whose marks were not renewed since; returns how many. On a thread that may block."""
     there = store.about_many(list(marks))
     return len(store.delete_many([key for key, about in there.items() if about.note == marks[key]]))
 
 
 def stored_submissions(store: Store) -> list[int]:
-    """Numbers of all submissions that have rows. Cost: one look for each. On a thread that may wait."""
+    """Returns the numbers of all submissions that have rows. Cost: one look for each. On a thread that may block."""
     found: set[int] = set()
     for prefix in prefixes(0):
         family = prefix.partition("/")[0] + "/"
         after = ""
         while names := store.keys(family, after=after, limit=1):
             number = names[0].split("/")[1]
-            if len(number) == 10 and number.isascii() and number.isdecimal():  # as keys are made
+            if len(number) == 10 and number.isascii() and number.isdecimal():  # the form that keys have
                 found.add(int(number))
             after = f"{family}{number}/{_TOP}"
     return sorted(found)
 
 
 def keep_outputs(store: Store, *, number: int, tail: Tail, base: int, fragments: list[Fragment]) -> int:
-    """Copies the values of all named outputs to their final rows; returns how many. On a thread that may wait."""
+    """Copies the values of all named outputs to their final rows; returns how many. On a thread that may block."""
     known = EndFold()
     ends: list[tuple[Fragment, TaskOutcome]] = []
     for fragment in [*paged(store, number, base), *fragments]:
@@ -263,11 +263,11 @@ def keep_outputs(store: Store, *, number: int, tail: Tail, base: int, fragments:
             continue
         try:
             value = store.stream(source)
-            if value is not None:  # with its deed, which says where it was written
+            if value is not None:  # with its deed, which records where it was written
                 store.put(target, value, encoding=about.encoding, note=about.note)
                 copied += 1
         except DataLost:
-            continue  # it could not have been read under its old name either
+            continue  # it was unreadable under its old name, too
     return copied
 
 
@@ -282,7 +282,7 @@ def paged(store: Store, number: int, base: int) -> list[Fragment]:
 
 
 def _remove_some(store: Store, *, before_us: int) -> int:
-    """Removes up to `_A_TURN` summaries; returns how many. On a thread that may wait."""
+    """Removes up to `_A_TURN` summaries; returns how many. On a thread that may block."""
     old = list(islice(ended_before(store, before_us, after=oldest_end(store, before_us)), _A_TURN))
     for view in old:
         forget(store, view)

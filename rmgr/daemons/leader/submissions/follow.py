@@ -1,10 +1,10 @@
 """One submission in the memory of the leader: record, tail, outcome fragments, failed ranges; kept fresh by watches.
 
-As a client's follower, with two differences: it reads at its own pace (nobody waits for a result here), and outcomes that lie in a row of
-the store are applied by the ranges of the fragment, so that no decision waits for the store; `rows` remembers them for the summary.
+Works like a client's follower, with two differences: it reads at its own pace (no caller waits for a result here), and outcomes in a row
+of the store are applied by the ranges of the fragment, so that no decision waits for the store; `rows` remembers them for the summary.
 
-    LISTED ──> TO_READ ──> READING ──> FOLLOWED          the keeper (`subs.py`) says whose turn it is to be read
-       └─────> YOUNG ──────────┴─────> OVER              one that is over at the first glance is read no further
+    LISTED ──> TO_READ ──> READING ──> FOLLOWED          the keeper (`subs.py`) decides which one is read next
+     └─────> YOUNG ──────────┴─────> OVER              a submission that is over at the first glance is read no further
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Fragments asked for at once.
+#: Fragments requested at once.
 WINDOW = 64
-_MOMENT_S, _PAUSE_S = 0.05, 0.01  #: for which fragments are taken in, and others have their turn
-#: The answer to a commit comes within this after what its watches tell, or it is lost.
+_MOMENT_S, _PAUSE_S = 0.05, 0.01  #: Longest stretch of applying fragments, and the pause after it in which other work runs.
+#: Longest time between a commit's watch event and its answer; later, the answer is lost.
 _ANSWER_S = 1.0
-#: After an answer that did not come.
+#: Pause after a failed read.
 _RETRY_S = 1.0
 
 
@@ -52,10 +52,10 @@ class Stage(Enum):
 
     LISTED = auto()  #: its directory was seen
     TO_READ = auto()  #: its record is known; the rest waits for its turn
-    YOUNG = auto()  #: so it is, and was made a moment ago by an owner who looks after it: it may be over when its turn comes
+    YOUNG = auto()  #: as TO_READ, but created a moment ago by a live owner: it may be over when its turn comes
     READING = auto()  #: tail, fragments and failed ranges are being read
-    FOLLOWED = auto()  #: all of it was read once; watches keep it fresh
-    OVER = auto()  #: all of it was read at a glance, and nothing will change
+    FOLLOWED = auto()  #: everything was read once; watches keep it fresh
+    OVER = auto()  #: everything was read at a glance, and nothing will change
     STOPPED = auto()  #: forgotten
 
 
@@ -68,11 +68,11 @@ _NEXT = {
 
 
 class Followed:
-    """Knowledge of the leader about submission `number`.
+    """The leader's knowledge about submission `number`.
 
-    Attributes besides the facts: doing: actions under way. retry_s: when an action that did not succeed is due again.
-    held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
-    no longer in memory. record_bytes: of its record.
+    Attributes besides the facts: doing: actions under way. retry_s: when a failed action is due again.
+    held_tasks: tasks that stood aside at the last look at its blocks. endings: ends of submissions that it waits for
+    and that are no longer in memory. record_bytes: size of its record.
     """
 
     def __init__(self, keeper: SubmissionKeeper, number: int) -> None:
@@ -84,7 +84,7 @@ class Followed:
         self.submission: Submission | None = None
         self.version = -1
         self.made = 0  #: transaction that created the record
-        self.nonce: tuple[str, Stamped | None] = "", None  #: a path, and what a glance has found there
+        self.nonce: tuple[str, Stamped | None] = "", None  #: a path, and what a glance found there
         self.tail_version = -1
         self.paged = Paged()
         self.done_version = -1
@@ -96,36 +96,36 @@ class Followed:
         self.swept = True
         self.sweep_s = -math.inf
         self.held_tasks = 0
-        self.told = 0  #: amendments of which the nodes that run it were told
+        self.told = 0  #: number of amendments that were passed on to its nodes
         self.doing: set[ReconcileAction] = set()
         self.retry_s: dict[ReconcileAction, tuple[float, float]] = {}
         self.timer: Timer | None = None
         self.endings: dict[int, SubmissionEnd] = {}
         self.record_bytes = 0
         self._sizes = FragmentSizes()
-        self._faults: set[str] = set()  # paths of its parts that hold what they may not hold
+        self._faults: set[str] = set()  # paths of its parts with invalid content
         self._record = data_of(self._tree, paths.sub(number), self._on_record)
         self._tail = data_of(self._tree, paths.tail(number), self._on_tail)
         self._failed = names_below(self._tree, paths.failed(number), self._on_failed)
-        self._is_grown = False  # its tail was found complete at a glance
+        self._is_grown = False  # a glance found its tail complete
         self._pace_s = 0.0
-        self._watched = -1  # the missing fragment on which a watch of ours is set
-        self._reads = False  # fragments are being read
-        self._again = False  # they are to be looked at once more then
-        self._caught_up = False  # they were, once, all of them
+        self._watched = -1  # the missing fragment on which a watch is set
+        self._reads = False  # a story reads fragments
+        self._again = False  # that story must look once more
+        self._caught_up = False  # all fragments were read, at least once
         self._has_news = False
         self._looked_s = -math.inf
         self._look_timer: Timer | None = None
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """Another one when anything of it has changed in ZooKeeper."""
+        """A value that differs after any change in ZooKeeper."""
         return (self.version, self.tail_version, self.done_version, len(self.failed))
 
-    # -- life
+    # -- life cycle
 
     def become(self, stage: Stage) -> None:
-        """Raises: ValueError for a change that there is not."""
+        """Moves to another stage. Raises: ValueError for an illegal change."""
         if stage is not Stage.STOPPED and stage not in _NEXT.get(self.stage, ()):
             raise ValueError(f"submission {self.number} is {self.stage.name}, and cannot become {stage.name}")
         self.stage = stage
@@ -135,11 +135,11 @@ class Followed:
         self._record.refresh()
 
     def load(self) -> None:
-        """Its turn has come: reads tail, fragments and failed ranges; of a closed submission once and without watches."""
+        """Reads tail, fragments and failed ranges; of a closed submission only once and without watches."""
         self._read(self._load())
 
     def stop(self) -> None:
-        """Forgets its watches; nothing follows. Idempotent."""
+        """Stops its caches, stories and timers. Idempotent."""
         self.become(Stage.STOPPED)
         self._tree.stories.end(self)
         for cache in (self._record, self._tail, self._failed):
@@ -149,7 +149,7 @@ class Followed:
                 timer.cancel()
 
     def refresh(self) -> None:
-        """Reads everything again, watches or not."""
+        """Reads everything again, watched or not."""
         self._record.pace_s = 0.0
         self._record.refresh()
         if self.stage is Stage.READING or self.stage is Stage.FOLLOWED:
@@ -158,29 +158,29 @@ class Followed:
             self._look()
 
     def refresh_failed(self) -> None:
-        """Its failed ranges are not what was thought."""
+        """Reads the failed ranges again, because they differ from memory."""
         self._failed.refresh()
 
     def set_pace(self, pace_s: float) -> None:
-        """Least time between two readings of the same thing."""
+        """Sets the least time between two reads of the same part."""
         self._pace_s = pace_s
         self._tail.pace_s = self._failed.pace_s = pace_s
 
     def hurry(self) -> bool:
-        """What the pace has put off is read now. Returns: something is being read."""
+        """Sends the reads that the pace put off. Returns whether anything is being read."""
         reading = [cache.hurry() for cache in (self._record, self._tail, self._failed)]
         if self._look_timer is not None:
             self._look()
         return any(reading) or self._reads
 
-    # -- what our own commits have made: known before it is read
+    # -- what the leader's own commits changed, known before it is read
 
     def will_change(self) -> None:
-        """A commit of ours is about to change the record: its watch, which is told first, leads to no reading."""
+        """Announces a commit of the leader to the record, so that its watch event, which comes first, causes no read."""
         self._record.pace_s = self._tree.clock() - self._record.asked_s + _ANSWER_S
 
     def put_record(self, submission: Submission, version: int) -> None:
-        """The record is `submission` now, unless a newer one was read while the answer was on its way; CLOSED is its last state."""
+        """Takes over the committed record, unless a newer one was read before the answer came; CLOSED is its last state."""
         self._record.pace_s = 0.0
         if version < self.version:
             return
@@ -192,14 +192,14 @@ class Followed:
         self._touch()
 
     def put_tail(self, tail: Tail, version: int) -> None:
-        """The tail is `tail` now."""
+        """Takes over the committed tail."""
         if version < self.tail_version:
             return
         self.progress.tail, self.tail_version = tail, version
         self._touch()
 
     def put_paged(self, paged: Paged, version: int) -> None:
-        """/done says `paged` now."""
+        """Takes over the committed content of /done."""
         if version < self.done_version:
             return
         self.paged, self.done_version = paged, version
@@ -210,33 +210,33 @@ class Followed:
 
     @property
     def fragment_bytes(self) -> int:
-        """Of its fragments in ZooKeeper, as far as they were read."""
+        """Bytes of its fragments in ZooKeeper, as far as they were read."""
         return self._sizes.total
 
     @property
     def is_closed(self) -> bool:
-        """Its record says CLOSED."""
+        """Whether its record is CLOSED."""
         return self.submission is not None and self.submission.phase is Phase.CLOSED
 
     @property
     def is_loaded(self) -> bool:
-        """Everything was read once: its facts can be judged."""
+        """Whether everything was read once, so that its facts can be judged."""
         return self.stage is Stage.FOLLOWED or self.stage is Stage.OVER
 
     @property
     def is_ended(self) -> bool:
-        """Every task is final and none will follow."""
+        """Whether every task is final and none will follow."""
         known, submission = self.progress, self.submission
         is_over = submission is not None and submission.phase in {Phase.CANCELLED, Phase.CLOSED}
         return submission is not None and (known.is_ended or (is_over and known.final >= known.total))
 
     @property
     def is_spoilt(self) -> bool:
-        """Something of it holds what it may not hold: nothing is done for it, and nobody waits for it."""
+        """Whether a part of it has invalid content: then nothing is done for it, and nothing waits for it."""
         return bool(self._faults)
 
     def facts(self, *, owner_alive: bool, bar: Bar | None = None, gone_s: float | None = None) -> Facts:
-        """What decides about it. Only when `is_loaded`."""
+        """Returns the facts that decide about it. Only when `is_loaded`."""
         assert self.submission is not None
         return Facts(
             submission=self.submission,
@@ -266,10 +266,10 @@ class Followed:
         submission = self._believed(paths.sub(self.number), lambda: validity.submission(found.data, self.number))
         self.record_bytes = len(found.data)
         if found.version < self.version:
-            return  # older than what a commit of ours has made
+            return  # older than a commit of this leader
         old, self.submission, self.version, self.made = self.submission, submission, found.version, found.stat.czxid
         if old is None:
-            # A record that was never changed has its blocks where SUBMIT put them.
+            # The blocks of a record that was never changed are where SUBMIT put them.
             self.swept = submission.phase is Phase.CLOSED or (
                 submission.phase is Phase.OPEN and not found.version and not submission.max_running
             )
@@ -284,7 +284,7 @@ class Followed:
         elif found.version >= self.tail_version:
             self._read_tail(found)
             if self.submission is not None and (self.submission.max_running or self.version):
-                self.swept = False  # new blocks of a held, released or capped one may have been set aside
+                self.swept = False  # new blocks of a held, released or capped submission may have been set aside
             self._touch()
 
     def _on_failed(self) -> None:
@@ -295,11 +295,11 @@ class Followed:
         ranges = sorted(paths.failed_in(self._failed.value))
         self.failed = {name: self.failed.get(name) or FailedSeen(*numbers, seen_s=now_s) for name, numbers in ranges}
         if self.submission is not None and (self.submission.max_running or self.submission.changes):
-            self.swept = False  # what failed leaves room, and waits aside (or under its old name) when it is put back
+            self.swept = False  # a failure leaves room, and a block that is put back waits aside or under its old name
         self._touch()
 
     def _is_missing(self, path: str) -> None:
-        """A part that SUBMIT makes is not there. (It goes with the record: then that is gone in a moment, too.)"""
+        """Handles a part that SUBMIT makes but that is missing. (If it went with the record, the record is gone in a moment, too.)"""
         if self.submission is not None and not self.is_closed:
             self._spoil(path)
             raise InvalidRecord(f"{path} is missing: what made this submission was no SUBMIT")
@@ -309,7 +309,7 @@ class Followed:
         self.tail_version = found.version
 
     def _believed(self, path: str, read: Callable[[], T]) -> T:
-        """What stands there. Raises RmgrError, which sets it aside, when it is not what may stand there: then the whole is spoilt."""
+        """Reads a part. Raises RmgrError if its content is invalid: the part is set aside and the submission is spoilt."""
         try:
             found = read()
         except RmgrError:
@@ -336,7 +336,7 @@ class Followed:
     # -- fragments
 
     def _look(self) -> None:
-        """Reads what is new of them; what is being read is followed by another look."""
+        """Reads the new fragments; if a story already reads them, it looks once more afterwards."""
         if self._look_timer is not None:
             self._look_timer.cancel()
             self._look_timer = None
@@ -358,7 +358,7 @@ class Followed:
             self._read(self._catch_up(number + 1))
 
     def _read(self, story: Story[None]) -> bool:
-        """One story at a time reads fragments. False: one is under way."""
+        """Starts a story that reads fragments. Returns False if one is under way."""
         return self._tree.tell(self._reading(story), paths.done(self.number), key=self)
 
     def _reading(self, story: Story[None]) -> Story[None]:
@@ -374,10 +374,10 @@ class Followed:
             self._reads = False
 
     def _load(self) -> Story[None]:
-        """The first reading. One that may be over by now is glanced at: then there are no failed ranges, and nothing will change."""
+        """Reads everything the first time. A young submission is glanced at: if it is over, it has no failed ranges and will not change."""
         end = None
         if self.stage is Stage.YOUNG:
-            with suppress(CoordinationUnavailable, PermissionDenied):  # all is read then
+            with suppress(CoordinationUnavailable, PermissionDenied):  # then everything is read
                 end = yield from self._glance()
             if end is None and self._is_grown and self.progress.is_ended:
                 self.become(Stage.OVER)
@@ -391,7 +391,7 @@ class Followed:
         yield from self._catch_up(end)
 
     def _glance(self) -> Story[int | None]:
-        """Tail, outcomes and nonce, at once. Returns: how many fragments there are; None: it is over, or that is not known."""
+        """Reads tail, outcomes and nonce at once. Returns the number of fragments, or None if it is over, or if that is unknown."""
         assert self.submission is not None
         nonce = place_of(self.submission)
         tail, done, there = yield self._tree.get_all([paths.tail(self.number), paths.done(self.number), nonce])
@@ -401,7 +401,7 @@ class Followed:
         try:
             self.progress.tail, self.tail_version = validity.tail(tail, self.number), tail.version
         except RmgrError:
-            return None  # whoever reads all will find the same, and say so
+            return None  # the full read finds the same error, and reports it
         self._is_grown = self.progress.tail.complete
         if self._is_grown and done.stat.creates:
             numbers = range(min(done.stat.creates, WINDOW))
@@ -414,9 +414,9 @@ class Followed:
         return (yield from self._take_paged(done))
 
     def _catch_up(self, end: int | None = None) -> Story[None]:
-        """Reads until the first missing fragment is missing still, on which a watch is set then.
+        """Reads up to the first missing fragment, and leaves a watch on it.
 
-        end: so many there are, None = that is asked.
+        end: the number of fragments, None = ask for it.
         """
         while True:
             self._again = False
@@ -440,7 +440,7 @@ class Followed:
         self._touch()
 
     def _take_paged(self, done: Stamped) -> Story[int]:
-        """Those that lie in pages of the store, of which /done tells. Returns: how many fragments there are."""
+        """Takes in fragments from pages of the store, which /done records. Returns the number of fragments."""
         if done.version >= self.done_version:
             path = paths.done(self.number)
             self.paged = self._believed(path, lambda: validity.decode(done.data, Paged, path) if done.data else Paged())
@@ -450,7 +450,7 @@ class Followed:
         if base > start:
             try:
                 pages = yield self._calls.store(read_pages, number=self.number, start=start, base=base)
-            except RmgrError as error:  # the store is away: counts are enough to go on
+            except RmgrError as error:  # the store is away: the counts are enough to go on
                 self._term.log.warning("pages_unreadable", submission=self.number, error=error.message)
                 self.progress.skip_to(self.paged)
                 self._has_news = True
@@ -459,7 +459,7 @@ class Followed:
         return done.stat.creates
 
     def _take_new(self, end: int) -> Story[None]:
-        """Those from the next one on, below `end`. Raises: CoordinationUnavailable where some were paged out meanwhile."""
+        """Takes in the next fragments, below `end`. Raises: CoordinationUnavailable if some were paged out meanwhile."""
         while (first := self.progress.next_fragment) < end:
             wanted = [paths.fragment(self.number, number) for number in range(first, min(end, first + WINDOW))]
             batch = yield self._tree.get_all(wanted)
@@ -469,10 +469,10 @@ class Followed:
                 raise CoordinationUnavailable(f"fragment {first + len(there)} of submission {self.number} is not there any more")
 
     def _take_in(self, fragments: list[Fragment], sizes: Sequence[int] = ()) -> Story[None]:
-        """Applies them. Outcomes of tasks that the tail does not count yet wait until it has been read again: what was committed before
-        them is seen then, and what it still does not count was never submitted.
+        """Applies fragments. If outcomes belong to tasks that the tail does not count yet, the tail is read again first: it then shows
+        what was committed before them, and tasks that it still does not count were never submitted.
 
-        What takes a moment at once; others have their turn in between: a user may have made each as costly as can be.
+        Pauses after each `_MOMENT_S` to let others run: a user may have made each fragment as costly as possible.
         """
         if any(reaches(fragment, self.progress.tail.next) for fragment in fragments):
             tail = yield self._tree.get(paths.tail(self.number))
@@ -491,7 +491,7 @@ class Followed:
             apply(fragment, self.progress, self.number, self._term)
 
     def _watch(self, number: int) -> Story[bool]:
-        """Whether the first missing fragment is there by now; else its coming is told. (A `get` would be two questions.)"""
+        """Whether the first missing fragment exists by now; otherwise sets a watch. (A `get` would take two requests.)"""
         if self.progress.is_ended:  # none will come
             return False
         watch = None if self._watched == number or self.is_closed else lambda: self._fired(number)
@@ -500,32 +500,32 @@ class Followed:
 
 
 class FragmentSizes:
-    """Adds up the bytes of fragments that lie in ZooKeeper."""
+    """Adds up the bytes of the fragments in ZooKeeper."""
 
     def __init__(self) -> None:
         self.total = 0
         self._each: deque[tuple[int, int]] = deque()  # (number, bytes)
 
     def add(self, number: int, size: int) -> None:
-        """The next one is so long."""
+        """Adds the size of the next fragment."""
         self._each.append((number, size))
         self.total += size
 
     def drop_below(self, base: int) -> None:
-        """Those before this number lie in pages of the store."""
+        """Drops fragments before `base`, which lie in pages of the store."""
         while self._each and self._each[0][0] < base:
             self.total -= self._each.popleft()[1]
 
 
 def reaches(fragment: Fragment, end: int) -> bool:
-    """It tells of tasks from `end` on. Cost: O(outcomes)."""
+    """Whether the fragment contains outcomes of tasks from `end` on. Cost: O(outcomes)."""
     if fragment.row:
         return any(first + count > end for _, first, count in fragment.ranges)
     return bool(fragment.outcomes) and max([outcome.index for outcome in fragment.outcomes]) >= end
 
 
 def read_pages(store: Store, *, number: int, start: int, base: int) -> list[tuple[int, Fragment]]:
-    """Paged fragments from `start` to below `base`; a page is named by its first fragment. On a thread that may wait."""
+    """Returns paged fragments from `start` to below `base`; a page is named by its first fragment. On a thread that may block."""
     found: list[tuple[int, Fragment]] = []
     at = 0
     while at < base:
@@ -536,7 +536,7 @@ def read_pages(store: Store, *, number: int, start: int, base: int) -> list[tupl
 
 
 def apply(fragment: Fragment, progress: Progress, number: int, term: Term) -> None:
-    """Takes the next fragment of submission `number` into its progress. What it cannot truly tell is logged, and counted, not believed."""
+    """Applies the next fragment of submission `number` to its progress. Implausible outcomes are logged and counted, but ignored."""
     ends, end = progress.ends, progress.tail.next
     known, strange = ends.duplicates, ends.strange
     if fragment.row:

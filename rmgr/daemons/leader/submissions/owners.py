@@ -1,11 +1,11 @@
-"""Who stands behind submissions: Submitters that live, and users whose keys were revoked.
+"""The owners of submissions: live Submitters, and users whose keys were revoked.
 
-A Submitter's entry says by its name its guid, by its data its user. Guids stand in lists that everybody reads, so a guid alone proves
-nothing: a gateway writes into each entry that it makes whose it is.
+The name of a Submitter's entry contains its guid, its data contains its user. Guids stand in lists that everybody can read, so a guid
+alone proves nothing: a gateway writes the owner into each entry that it makes.
 
-What a user had submitted before a revocation is barred (`coord/decisions/keeping.py`): held with the reason REVOKED, or cancelled. What
-runs goes on, stands still or is cancelled, as the operator has said; he may say something else later. Submissions that were made after the
-revocation are not looked at: with new credentials the same user works on, and what the old ones sign Starters refuse.
+What a user had submitted before a revocation is barred (`coord/decisions/keeping.py`): held with the reason REVOKED, or cancelled. Running
+work goes on, stands still or is cancelled, as the operator said; the operator may decide otherwise later. Submissions made after the
+revocation are left alone: the user works on with new credentials, and Starters refuse what the old ones sign.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 
 _RETRY_S = 1.0
-#: What may still begin when a revocation is heard has begun by then: what runs is looked at again after these pauses.
+#: Pauses before looks for running work: what may still begin when a revocation is heard has begun by the last one.
 _PAUSES_S = (0.0, 1.0, 4.0)
 
 
 class NoEntry(Enum):
-    """What is known of a Submitter by its name alone."""
+    """What is known about a Submitter from its name alone."""
 
     UNREAD = auto()  #: its entry was not read yet
-    UNREADABLE = auto()  #: what stands there is none
+    UNREADABLE = auto()  #: its entry is invalid
 
 
 class LivingOwners:
-    """The keeper is told of guids whose entries have come, gone, or were read.
+    """Live Submitters; the keeper is told of guids whose entries came, went, or were read.
 
-    Cost: an entry is read once, when a submission names its guid first: whoever makes others makes nobody read them.
+    Cost: an entry is read once, when a submission first names its guid; entries that no submission names cost no read.
     """
 
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
         self._tree, self._log = keeper.context.tree, keeper.context.term.log
         self._names = self._tree.mirror.names(paths.SUBMITTERS, self._listed)
-        self._entries: dict[str, dict[str, SubmitterEntry | NoEntry]] = {}  # guid -> name -> what stands there
+        self._entries: dict[str, dict[str, SubmitterEntry | NoEntry]] = {}  # guid -> name -> entry
         self._gone: dict[int, float] = {}  # submission -> since when its owner is missing
 
     def refresh(self) -> None:
@@ -60,11 +60,11 @@ class LivingOwners:
 
     @property
     def is_known(self) -> bool:
-        """The list was read; of entries in it that were not read it is believed that they are whose they seem to be."""
+        """Whether the list was read; an unread entry is believed to belong to its apparent owner."""
         return self._names.is_known
 
     def looks_after(self, submission: Submission) -> bool:
-        """Its owner lives. Cost: O(entries of that guid), which are one."""
+        """Whether the submission's owner lives. Cost: O(entries of that guid), normally one."""
         is_alive = False
         for name, entry in self._entries.get(submission.owner, {}).items():
             if entry is NoEntry.UNREAD:
@@ -74,26 +74,26 @@ class LivingOwners:
         return is_alive
 
     def gone_since(self, submission: Submission, *, is_alive: bool) -> float | None:
-        """When its owner was first seen missing, None while it lives; a new leader counts anew. is_alive: as `looks_after` says."""
+        """Returns when the owner was first seen missing, None while it lives; a new leader counts anew. is_alive: from `looks_after`."""
         if is_alive or submission.phase is Phase.CLOSED:
             self.forget(submission.id)
             return None
         return self._gone.setdefault(submission.id, self._tree.clock())
 
     def has_gone(self, number: int) -> bool:
-        """The owner of a submission has been missing for so long that nothing is expected of it any more."""
+        """Whether the owner of a submission has been missing so long that nothing more is expected of it."""
         since_s = self._gone.get(number)
         return since_s is not None and self._tree.clock() - since_s >= GONE_S
 
     def forget(self, number: int) -> None:
-        """There is no such submission any more, or its owner lives."""
+        """Forgets a submission that is gone, or whose owner lives."""
         self._gone.pop(number, None)
 
     def _listed(self) -> None:
         names = self._names.value or ()
         now: dict[str, set[str]] = {}
         for name in names:
-            if guid := paths.entry_guid(name):  # else it is nobody's, and no submission names it
+            if guid := paths.entry_guid(name):  # an entry without guid belongs to no submission
                 now.setdefault(guid, set()).add(name)
         changed: set[str] = set()
         for guid in [guid for guid, entries in self._entries.items() if not entries.keys() <= now.get(guid, set())]:
@@ -121,7 +121,7 @@ class LivingOwners:
                 continue
             entries = self._entries.get(guid, {})
             if name not in entries or found is None:
-                return  # it has gone, as the list will tell
+                return  # it has gone, as the list will show
             try:
                 entries[name] = validity.decode(found.data, SubmitterEntry, path)
             except RmgrError as error:
@@ -132,21 +132,21 @@ class LivingOwners:
 
 
 class RevokedKeeper:
-    """Revoked users' work of one leader, in its loop."""
+    """The work of users with revoked keys, for one leader, in its loop."""
 
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
         self._tree, self._log = keeper.context.tree, keeper.context.term.log
         self._followed = keeper.followed
         self._revoked = self._tree.mirror.below(paths.REVOKED, self._take)
-        self._of_user: dict[str, dict[str, tuple[int, Revocation]]] = {}  #: user -> key id -> (made by transaction, revocation)
+        self._of_user: dict[str, dict[str, tuple[int, Revocation]]] = {}  #: user -> key id -> (creating transaction, revocation)
 
     def start(self) -> None:
-        """Begins to read."""
+        """Starts reading."""
         self._revoked.refresh()
 
     def bar_of(self, followed: Followed) -> Bar | None:
-        """What is asked of a submission, None: its user has lost no key since it was made. Cost: 0.2 us where he has lost none ever."""
+        """Returns what is due to a submission, None if its user lost no key since it was made. Cost: 0.2 us if the user never lost one."""
         found = self._standing(followed)
         if found is None:
             return None
@@ -154,7 +154,7 @@ class RevokedKeeper:
         return Bar(cancels=found.work == RevokedWork.CANCEL, detail=detail)
 
     def _standing(self, followed: Followed) -> Revocation | None:
-        """The newest revocation that concerns it."""
+        """Returns the newest revocation that concerns the submission."""
         submission = followed.submission
         known = self._of_user.get(submission.user) if submission is not None else None
         if known is None:
@@ -182,7 +182,7 @@ class RevokedKeeper:
             self._tree.tell(self._order(record.name, OrderKind.RESUME), f"work of {record.name} that is to go on", key=object())
 
     def _order(self, user: str, what: OrderKind) -> Story[None]:
-        """To the nodes that run something of the user."""
+        """Sends the order to the nodes that run work of the user."""
         detail = f"the credentials of {user} were revoked"
 
         def order_of(number: int) -> tuple[str, InboxOrder] | None:

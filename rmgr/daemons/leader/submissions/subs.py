@@ -1,7 +1,7 @@
-"""All submissions of the cluster: found by their directories, followed, and asked after every change what they need.
+"""All submissions of the cluster: found by their directories, followed, and examined after every change.
 
-`coord.keeping.plan` names the reconcile actions; `actions.py`, `sweep.py` and `collect.py` do them; this file holds
-the memory, the order of loading after a take-over, dependencies, and the retries of what did not succeed.
+`coord.keeping.plan` names the reconcile actions; `actions.py`, `sweep.py` and `collect.py` carry them out; this file holds
+the memory, the order of loading after a take-over, dependencies, and the retries of failed actions.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story, each
 
-#: Submissions whose reading is under way at once.
+#: Submissions read at once.
 LOADS = 64
-#: Least time between two readings of the same thing: while the owner follows it himself, and while nobody else does.
+#: Least time between two reads of the same part, while its owner follows the submission, and while only the leader does.
 LAZY_S, EAGER_S = 0.5, 0.02
-#: Least time between two readings of a list of up to a thousand submissions. (What runs is not waiting for it.)
+#: Least time between two reads of a list of up to a thousand submissions. (Running work does not wait for it.)
 LISTS_S = 0.05
-#: Each open submission is read again, watches or not, about every so many resyncs.
+#: Each open submission is read again, watched or not, about once in this many resyncs.
 RESYNC_TURNS = 3
-#: So many watches on what will never come are left on the server before the leader connects anew.
+#: Watches on fragments that will never come that may stay on the server before the leader reconnects.
 MOST_LEFT_WATCHES = 50_000
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
-#: After orders of which it is not known whether they lie where they should.
+#: Pause after orders with an unknown outcome.
 _ORDER_AGAIN_S = 1.0
 
 
@@ -74,7 +74,7 @@ class SubmissionKeeper:
 
     Args:
         nodes: names of all nodes.
-        amended: told of (number, amendments) when the terms of a submission were changed.
+        amended: called with (number, amendments) when the terms of a submission were changed.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class SubmissionKeeper:
         self._collector = Collector(self)
         self._bucket_names = self._tree.mirror.names(paths.SUBS, self._on_buckets)
         self._buckets: dict[str, WatchedCache[list[str]]] = {}
-        self._listed: dict[str, dict[str, int]] = {}  # bucket -> name -> number of those that are followed
+        self._listed: dict[str, dict[str, int]] = {}  # bucket -> name -> number, of those followed
         self._owners = LivingOwners(self)
-        self._waiting: deque[Followed] = deque()  # to be read, first the records, then what is open
+        self._waiting: deque[Followed] = deque()  # to be read: first records, then open submissions
         self._later: deque[Followed] = deque()  # closed ones: read when nothing else is
         self._loading: dict[int, Followed] = {}
-        self._young: dict[int, Followed] = {}  # made a moment ago by an owner who looks after it: read when that is over
+        self._young: dict[int, Followed] = {}  # made a moment ago by a live owner: read when `LAZY_S` is over
         self._was_loaded = False
         self._dirty: dict[int, None] = {}
         self._dependents: dict[int, dict[int, None]] = {}
@@ -108,14 +108,14 @@ class SubmissionKeeper:
         self._left_watches = 0
 
     def start(self) -> None:
-        """Begins to read: owners first, so that no living one is taken for dead."""
+        """Starts reading: owners first, so that no live owner is taken for dead."""
         self._owners.refresh()
         self._revoked.start()
         self._bucket_names.refresh()
         self._collector.start()
 
     def resync(self) -> None:
-        """Compares memory with znodes, a part of the submissions each time."""
+        """Compares memory with znodes, for a part of the submissions each time."""
         self._turn += 1
         for followed in list(self.followed.values()):
             if followed.number % RESYNC_TURNS == self._turn % RESYNC_TURNS and followed.is_loaded and not followed.is_closed:
@@ -125,22 +125,22 @@ class SubmissionKeeper:
 
     @property
     def is_loaded(self) -> bool:
-        """Everything that was found has been read."""
+        """Whether everything that was found has been read."""
         return self._owners.is_known and self._bucket_names.is_known and not (self._waiting or self._later or self._loading)
 
     def hurry(self) -> bool:
-        """Reads now what the pace has put off. Returns: nothing more is being read."""
+        """Sends the reads that the pace put off. Returns whether nothing is being read any more."""
         for followed in list(self._young.values()):
             self._grow(followed)
         reading = [followed.hurry() for followed in self.followed.values() if not followed.is_closed]
         return not any(reading) and self.is_loaded
 
     def ownerless(self) -> frozenset[int]:
-        """Submissions that may still grow, and whose owner has gone."""
+        """Returns the submissions that may still grow, but whose owner has gone."""
         return frozenset(n for n, item in self.followed.items() if not item.progress.tail.complete and self._owners.has_gone(n))
 
     def queue_of(self, number: int) -> Story[str | None]:
-        """The queue of a submission, None when there is no such submission; answered from memory or by a read."""
+        """Returns the queue of a submission, None if there is no such submission; from memory or by a read."""
         followed = self.followed.get(number)
         if followed is not None and followed.submission is not None:
             return followed.submission.queue
@@ -153,12 +153,12 @@ class SubmissionKeeper:
             try:
                 return None if found is None else validity.submission(found.data, number).queue
             except InvalidRecord:
-                return None  # of nobody's: what it has claimed goes with its node
+                return None  # invalid record: its claimed blocks go with their node
 
-    # -- who is there
+    # -- which submissions exist
 
     def _on_buckets(self) -> None:
-        names = [name for name in self._bucket_names.value or () if paths.parse_number(name) is not None]  # submitters create here
+        names = [name for name in self._bucket_names.value or () if paths.parse_number(name) is not None]  # anybody may create names here
         for name in [known for known in self._buckets if known not in names]:
             self._buckets.pop(name).stop()
             self._on_bucket(name)
@@ -169,7 +169,7 @@ class SubmissionKeeper:
             cache.refresh()
 
     def _on_bucket(self, name: str) -> None:
-        """Cost: O(names) in comparisons, parsed are those that are new."""
+        """Takes in a bucket's names. Cost: O(names) in comparisons; only new names are parsed."""
         cache, bucket, known = self._buckets.get(name), int(name), self._listed.setdefault(name, {})
         there = frozenset(cache.value or ()) if cache is not None else frozenset()
         for child in known.keys() - there:
@@ -188,7 +188,7 @@ class SubmissionKeeper:
         self._load()
 
     def forget(self, followed: Followed) -> None:
-        """It does not exist any more."""
+        """Forgets a submission that no longer exists."""
         followed.stop()
         self._term.aside.forget(paths.sub(followed.number))
         self._owners.forget(followed.number)
@@ -202,12 +202,12 @@ class SubmissionKeeper:
         self._load()
 
     def used_nonces(self) -> set[str] | None:
-        """Of all submissions that are there; None: not all were read yet."""
+        """Returns the nonces of all submissions, None if not all were read yet."""
         known = (followed.submission for followed in self.followed.values())
         return {place_of(submission) for submission in known if submission is not None} if self.is_loaded else None
 
     def needs(self) -> Needs | None:
-        """What submissions that are there need of the data store; None: not all were read yet, or one cannot be read."""
+        """Returns what the submissions need in the data store, None if not all were read yet, or one is unreadable."""
         known = [followed.submission for followed in self.followed.values() if followed.number not in self._young]
         records = [submission for submission in known if submission is not None]
         if not self.is_loaded or len(records) < len(known):
@@ -215,7 +215,7 @@ class SubmissionKeeper:
         return Needs.of(records, self._term.wall_us() / 1e6)
 
     def _shed_watches(self) -> None:
-        """Every submission leaves one watch behind, on the fragment that never came; only a new connection is without them."""
+        """Reconnects now and then: each submission leaves a watch on a fragment that never came, and only a new connection drops it."""
         self._left_watches += 1
         if self._left_watches >= MOST_LEFT_WATCHES and self._drop_link is not None:
             self._left_watches = 0
@@ -223,15 +223,15 @@ class SubmissionKeeper:
             self._drop_link()
 
     def _tidy_bucket(self, name: str) -> Story[None]:
-        """A directory of submissions that have all been collected goes, unless new ones are still to come into it."""
+        """Deletes the directory of collected submissions, unless new ones are still to come into it."""
         found = yield self._tree.get(paths.IDS)
         if found is not None and int(name) < validity.decode(found.data, int, paths.IDS) // 1000:
             self._tree.commit(tidy_bucket(name))
 
     def order_runners(self, order_of: Callable[[int], tuple[str, InboxOrder] | None], *, insists: bool) -> Story[None]:
-        """Gives orders to all nodes that run something of submissions: the name and the order of each, None = none.
+        """Sends an order for each running submission to the nodes that run it. `order_of` returns its name and the order, None = none.
 
-        insists: until it is known that they have them; else once, and whoever asks says it again.
+        insists: repeats until the orders are known to be there; otherwise sends them once, and the caller repeats them.
         """
         while True:
             try:
@@ -242,7 +242,7 @@ class SubmissionKeeper:
                     there = sorted({key.submission for _, key in paths.blocks_in(names)})
                     sent += [self._tree.commit(order(node, *told)) for number in there if (told := order_of(number)) is not None]
                 if not any(isinstance(outcome, Unknown) for outcome in (yield from each(sent))):
-                    return  # a conflict: it lies there already, or that node never was
+                    return  # a conflict: the order is there already, or the node never was
             except RmgrError:
                 if not insists:
                     raise
@@ -251,12 +251,12 @@ class SubmissionKeeper:
             yield Pause(_ORDER_AGAIN_S)
 
     def owners_changed(self, changed: Collection[str]) -> None:
-        """Entries of Submitters with these guids have come, gone, or were read."""
+        """Marks the submissions of Submitters whose entries came, went, or were read."""
         for followed in self.followed.values():
             if followed.submission is not None and followed.submission.owner in changed:
                 self.mark(followed.number)
 
-    # -- loading: all records, then what is open, then what is closed
+    # -- loading: all records, then open submissions, then closed ones
 
     def _load(self) -> None:
         while len(self._loading) < LOADS and (self._waiting or self._later):
@@ -270,7 +270,7 @@ class SubmissionKeeper:
                 followed.load()
 
     def _is_young(self, followed: Followed) -> bool:
-        """It may well be over before anybody asks the leader anything of it."""
+        """Whether the submission may well be over before any question about it arrives."""
         submission = followed.submission
         assert submission is not None
         self._was_loaded = self._was_loaded or self.is_loaded
@@ -283,7 +283,7 @@ class SubmissionKeeper:
             self._load()
 
     def changed(self, followed: Followed) -> None:
-        """Something of it is known, or something else."""
+        """Moves a submission on after news about it."""
         if followed.is_spoilt:
             if self._loading.pop(followed.number, None) is not None:
                 self._load()
@@ -306,12 +306,12 @@ class SubmissionKeeper:
     # -- actions
 
     def reconsider(self) -> None:
-        """The settings have changed: what any submission needs, and when, may be something else now."""
+        """Marks all submissions: changed settings may change what each needs, and when."""
         for followed in self.followed.values():
             self.mark(followed.number)
 
     def mark(self, number: int) -> None:
-        """Asks soon what it needs; often marked, once asked."""
+        """Schedules a look at what the submission needs; repeated marks cause one look."""
         if not self._dirty:
             self._tree.soon(self._consider_all)
         self._dirty[number] = None
@@ -352,11 +352,11 @@ class SubmissionKeeper:
             followed.timer.cancel()
             followed.timer = None
         if again:
-            # A day at most: the wall clock, which retention is counted on, may have moved by then.
+            # A day at most: the wall clock, on which retention is counted, may have moved by then.
             followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), self.mark, followed.number)
 
     def _act(self, followed: Followed, action: ReconcileAction) -> Story[None]:
-        """One action, to its end."""
+        """Carries out one action to its end."""
         try:
             success = yield from self._story_of(followed, action)
         except Exception:
@@ -365,7 +365,7 @@ class SubmissionKeeper:
         self._done(followed, action, success=success)
 
     def _story_of(self, followed: Followed, action: ReconcileAction) -> Story[bool]:
-        """What is to be done. True in the end: it could be."""
+        """Returns the story of an action; it ends with whether the action succeeded."""
         match action:
             case Resubmit():
                 return self._actions.resubmit(followed, action)
@@ -419,7 +419,7 @@ class SubmissionKeeper:
             case Open(_, missing):
                 for number in missing:
                     self._tree.tell(self._look_up(followed, number), f"end of submission {number}", key=(followed, number))
-                return True  # an end of one of them, or the answer about a missing one, asks again
+                return True  # the end of one of them, or the answer about a missing one, marks it again
         outcome = yield self._tree.commit(multi)
         if not isinstance(outcome, Committed):
             followed.refresh()
@@ -435,11 +435,11 @@ class SubmissionKeeper:
             if other is not None and other.submission is not None and other.is_loaded:
                 endings[item.submission] = _ending(other, other.submission)
             elif other is not None:
-                endings[item.submission] = SubmissionEnd()  # it is there, and still being read
+                endings[item.submission] = SubmissionEnd()  # it exists, and is still being read
         return endings
 
     def _look_up(self, followed: Followed, number: int) -> Story[None]:
-        """A submission that is not in memory: collected, or never there; or just made, and its directory will be read in a moment."""
+        """Looks up a submission that is not in memory: collected, never there, or so new that its directory was not read yet."""
         try:
             is_there = (yield self._tree.stat(paths.sub(number))) is not None
             if not is_there:
@@ -473,8 +473,8 @@ def _number(name: str) -> int:
 
 
 def _kept_end(store: Store, number: int) -> SubmissionEnd:
-    """How a submission ended, by the history. On a thread that may wait."""
+    """Returns how a submission ended, from the history. On a thread that may block."""
     try:
         return ending_of(store, number)
-    except DataLost:  # it is not what a leader has written there
+    except DataLost:  # not what a leader has written there
         return SubmissionEnd(known=False)

@@ -1,8 +1,8 @@
-"""Blocks that stand in the wrong place: one look at a queue's two directories serves every submission that asked for it.
+"""Sweeps blocks that stand in the wrong place: one look at a queue's two directories serves every submission that asked for it.
 
-What is to be moved is decided by `coord.keeping.moves`; this file reads, counts the room of capped submissions, and
-carries the moves out. A submission is swept when a look has found nothing to move. Cancelled work that runs gets an
-order in the inbox of its node, under a name that makes a second order of the same kind impossible.
+`coord.keeping.moves` decides what is to be moved; this file reads, counts the room of capped submissions, and
+carries the moves out. A submission is swept when a look finds nothing to move. Running cancelled work gets an
+order in the inbox of its node, under a name that excludes a second order of the same kind.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ if TYPE_CHECKING:
     from rmgr.daemons.leader.submissions.follow import Followed
     from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 
-#: Least time between two looks at one queue, and what each of its blocks adds: a long list is not read all the time.
+#: Least time between two looks at one queue, and the addition for each of its blocks, so that a long list is not read all the time.
 PACE_S, PACE_A_BLOCK_S = 0.02, 20e-6
-#: A cancelled submission is looked at again after so long, doubled each time, until it has ended.
+#: Pause before the next look at a cancelled submission, doubled each time until it has ended.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.5, 15.0
-#: Blocks that are read by one request.
+#: Blocks read by one request.
 _TOGETHER = 64
 
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One submission in one look at its queue. ended: the answer to who asked. final: when the look began, see `keeping.room_of`."""
+    """One submission in one look at its queue. ended: the answer to its story. final: final tasks at the look's begin (`keeping.room_of`).
+    """
 
     followed: Followed
     ended: Future[bool] = field(default_factory=Future)
@@ -51,14 +52,14 @@ class _Turn:
     strays: list[tuple[str, BlockKey, bool]] = field(default_factory=list)
 
     def abort(self) -> None:
-        """It could not be read: asked again later."""
+        """Ends the turn without success; the submission is looked at again later."""
         if not self.ended.done():
             self.followed.swept = False
             self.ended.set_result(False)
 
 
 class Sweeper:
-    """Looks at queues."""
+    """Looks at queues on behalf of submissions."""
 
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
@@ -68,7 +69,7 @@ class Sweeper:
         self._again_s: dict[int, float] = {}
 
     def sweep(self, followed: Followed) -> Story[bool]:
-        """Looks after the blocks of a submission soon. True: it could be done."""
+        """Looks at the blocks of a submission soon. Returns whether that succeeded."""
         turn = _Turn(followed)
         self._ask(turn)
         return (yield turn.ended)  # type: ignore[no-any-return]
@@ -80,13 +81,13 @@ class Sweeper:
         self._tree.tell(self._look_after(queue), f"blocks of queue {queue}")
 
     def _look_after(self, queue: str) -> Story[None]:
-        """As long as somebody asks, and not too often."""
+        """Looks at the queue while submissions ask for it, but not too often."""
         while self._wanted.get(queue):
             yield Pause(max(0.0, self._next_s.get(queue, -math.inf) - self._tree.clock()))
             turns = self._wanted.pop(queue, {})
             for turn in [turn for turn in turns.values() if turn.followed.submission and turn.followed.submission.queue != queue]:
                 del turns[turn.followed.number]
-                self._ask(turn)  # it has gone to another one since it asked
+                self._ask(turn)  # it was moved to another queue since it asked
             try:
                 yield from self._look(queue, turns)
             except Exception as error:  # noqa: BLE001 - the boundary of one look: the next one tells
@@ -103,9 +104,9 @@ class Sweeper:
         self._next_s[queue] = self._tree.clock() + PACE_S
         for turn in turns.values():
             turn.final = turn.followed.progress.final
-            turn.followed.swept = True  # whatever changes from here on says otherwise again
-        # Held first: a block that is brought back meanwhile (nobody but us does) would be seen twice, never not at all. So would one
-        # that comes from a queue in which its submission was before.
+            turn.followed.swept = True  # any later change resets this
+        # Held first: a block that is brought back meanwhile (only this leader does so) may be seen twice, but is never missed. The same
+        # holds for a block from a queue in which its submission was before.
         before = {one for turn in turns.values() if turn.followed.submission is not None for one in turn.followed.submission.queues}
         places = [(one, is_held) for one in (*sorted(before - {queue}), queue) for is_held in (True, False)]
         lists = yield from each([self._tree.children((paths.held if is_held else paths.pending)(one)) for one, is_held in places])
@@ -133,7 +134,7 @@ class Sweeper:
             self._tree.tell(self._serve(turn), f"blocks of submission {turn.followed.number}", key=turn)
 
     def _discard(self, number: int, found: Iterable[str]) -> Story[None]:
-        """Blocks of a submission that does not exist can never be claimed; they only stand in the way."""
+        """Deletes blocks of a submission that does not exist: they can never be claimed, and only stand in the way."""
         if (yield self._tree.stat(paths.sub(number))) is None:
             found = list(found)
             self._term.log.warning("orphaned_blocks_discarded", submission=number, total=len(found), epoch=self._term.epoch)
@@ -169,11 +170,11 @@ class Sweeper:
         outcomes = yield from each([answer for answer in sent if answer is not None])
         moved = sum(isinstance(outcome, Committed) for outcome in outcomes)
         self._term.metrics.swept_blocks.inc(moved)
-        # Else somebody was faster (a claim, a cancelled task), or nobody knows: the next look tells.
+        # Else another process was faster (a claim, a cancelled task), or the outcome is unknown: the next look shows it.
         self._end(turn, moved, is_whole=moved == len(todo))
 
     def _room(self, turn: _Turn) -> Story[int | None]:
-        """Of a capped submission."""
+        """Returns the room of a capped submission."""
         number = turn.followed.number
         asked: list[Future[Any]] = [self._tree.get(paths.tail(number)), self._tree.children(paths.failed(number))]
         tail, names = yield from each(asked)
@@ -185,7 +186,7 @@ class Sweeper:
         return room_of(submission, total=total, final=turn.final, held=turn.followed.held_tasks, failed=failed)
 
     def _read(self, queue: str, some: list[Move]) -> Story[list[Stamped | None]]:
-        """Blocks that are to be moved, as they stand; none of those that end."""
+        """Reads the blocks that are to be moved; None for blocks that end."""
         wanted = []
         for move in some:
             match move:
@@ -203,7 +204,7 @@ class Sweeper:
             return [None] * len(some)
 
     def _carry_out(self, submission: Submission, move: Move, found: Stamped | None) -> Future[Outcome] | None:
-        """None: it is not there any more."""
+        """Commits a move. Returns None if the block is gone."""
         queue = submission.queue
         match move:
             case EndBlock(key, is_held, where):
@@ -243,17 +244,17 @@ class Sweeper:
             self._again_s[followed.number] = again_s
         else:
             self._again_s.pop(followed.number, None)
-            again_s = 0.0 if submission is not None and submission.changes and moved else again_s  # renamed, and to be moved now
+            again_s = 0.0 if submission is not None and submission.changes and moved else again_s  # renamed, so to be moved now
             if is_whole and again_s:
                 turn.ended.set_result(True)
                 return
         followed.swept, followed.sweep_s = False, self._tree.clock() + again_s
         turn.ended.set_result(True)
 
-    # -- work that runs
+    # -- running work
 
     def _tell_of_changes(self, followed: Followed) -> None:
-        """Whoever places is told of changed terms, and nodes that run something of it of time limits (also by a leader before)."""
+        """Tells the placer of changed terms, and the nodes that run it of new time limits (also of changes under an earlier leader)."""
         submission = followed.submission
         if submission is None or followed.told >= len(submission.changes):
             return
@@ -265,7 +266,7 @@ class Sweeper:
             self._tree.tell(orders, "orders to update", key=name)
 
     def _order_cancels(self, wanted: dict[int, Followed]) -> Story[None]:
-        """The next look says them again."""
+        """Orders the nodes to cancel; the next look repeats the orders."""
 
         def order_of(number: int) -> tuple[str, InboxOrder] | None:
             submission = wanted[number].submission if number in wanted else None
