@@ -1,4 +1,4 @@
-"""The WatchDog: it joins a cluster, takes part in the election, and as the leader watches nodes and submissions and places jobs.
+"""The WatchDog joins a cluster and stands for election; the elected leader watches nodes and submissions and places jobs.
 
-Lowest first: metrics, tree, facts; submissions; nodes; placement; use, calls; leader; answering. Each imports only what is before it.
+Modules from low to high: metrics, tree, facts; submissions; nodes; placement; use, calls; leader; answering. Each imports only lower ones.
 """

@@ -1,12 +1,12 @@
 """Answers a WatchDog's gRPC questions from the leader's memory, brought up to the moment of the question.
 
-A question first lets every change that the asker may know of arrive (`sync`: watches come before its answer, and what
-the pace has put off is read at once), so that `rmgr submit --wait` and then `rmgr show` never disagree. Claimed blocks
-are read from ZooKeeper when somebody asks, at most twice a second: following them all the time would cost more.
+Before it answers, a question waits for every change that the asker may know about (`sync` returns after the pending watches; reads that
+the pace delayed are sent at once), so `rmgr submit --wait` and then `rmgr show` never disagree. Claimed blocks are read from ZooKeeper
+on demand, at most twice a second: following them all the time would cost more.
 
-Whether Starters can be reached where they say that they listen is found out by dialling them now and then, so that `rmgr status` need not.
-A Starter that others do not reach runs work all the same: it pulls it from ZooKeeper. But its live output, its terminals, and its ranks of
-jobs on several nodes do not come about, and nothing else would say why.
+A thread dials the Starters at their advertised addresses now and then, so `rmgr status` need not. A Starter that others cannot reach
+still runs work, because it pulls from ZooKeeper. But its live output, its terminals and its ranks of jobs on several nodes do not work,
+and nothing else would say why.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Claimed blocks are read anew for each question where a reading takes less than that; else they are at most so old.
+#: Claimed blocks are read again for each question if a read takes less than `_QUICK_S`; otherwise they are at most `CLAIMED_S` old.
 _QUICK_S, CLAIMED_S = 0.05, 0.5
 ANSWER_S = 4.0
-#: Who asks for measurements has an answer within a few seconds, or none.
+#: Longest time to answer a scrape of metrics; after it there is no answer.
 MEASURED_S = 2.0
-#: Between two looks at the cluster's health, when nobody asks for it and nothing changes of its nodes; and when something does.
+#: Pause between two looks at the cluster's health when no node changes, and when one does.
 LOOK_S, CHANGED_S = 30.0, 1.0
-#: A look that takes long is followed by a pause of so many times that: the cluster is large.
+#: After a long look, the pause is this many times the duration of the look: the cluster is large.
 _REST = 20
-#: The scheduler's state is copied between two passes: so long is waited for that.
+#: Longest wait for a copy of the scheduler's state, which is made between two passes.
 COPY_S = 1.0
-#: How often they are dialled, how long one may take to answer, how many are dialled at once.
+#: Interval between dials, timeout of one dial, dials in parallel.
 _EVERY_S, _DIAL_S, _AT_ONCE = 10.0, 3.0, 16
-#: One that did not answer so often in a row is told of: a Starter may just be starting anew.
+#: Failed dials in a row before a Starter is reported: a Starter may just be restarting.
 _SURE = 2
 
 
@@ -72,12 +72,12 @@ class LeaderAnswering:
     """Implements `adapters.rpc.LeaderAnswers`; called on threads of the server.
 
     Args:
-        store: what is known of the data store ("ok", "since", "problem"); does not wait.
-        leader: the leadership under way, None while this WatchDog does not lead.
-        call: runs a function in the loop, its result in a future.
-        operators: users who see everybody's work, beside those whose certificate says so. log: for the audit, None = there is none.
-        ends_s: when certificates end, as far as is known; does not wait.
-        unreached: node -> endpoint, of Starters that were not reached lately; does not wait.
+        store: what is known about the data store ("ok", "since", "problem"); does not wait.
+        leader: the current leadership, None while this WatchDog does not lead.
+        call: runs a function in the loop and returns a future.
+        operators: users who see everybody's work, besides users whose certificate allows it. log: for audit lines, None if there is none.
+        ends_s: when certificates expire, as far as known; does not wait.
+        unreached: node -> endpoint, of Starters that could not be reached lately; does not wait.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class LeaderAnswering:
         self._cluster_id = cluster_id
         self._hosts = hosts
         self._lock = threading.Lock()
-        self._claimed: tuple[float, float, tuple[BlockOnNode, ...]] = (-math.inf, 0.0, ())  # read when, in how many seconds
+        self._claimed: tuple[float, float, tuple[BlockOnNode, ...]] = (-math.inf, 0.0, ())  # read at, duration, blocks
         self._health = (0, False, 0)  # epoch, healthy, since when (us)
 
     def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
-        """Submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that he may not."""
+        """Returns the submissions that the caller may see, oldest first. Raises PermissionDenied if one of `ids` is not among them."""
         person = person_of(caller, self._operators)
         found = answers.jobs(self._snapshot(), ids, ended=ended, user=user)
         if ids:
@@ -118,15 +118,15 @@ class LeaderAnswering:
         return [job for job in found if may(person, job.user)]
 
     def nodes(self) -> list[NodeView]:
-        """All nodes, by name."""
+        """Returns all nodes, by name."""
         return answers.nodes(self._snapshot())
 
     def queues(self) -> list[QueueView]:
-        """All queues, by name."""
+        """Returns all queues, by name."""
         return answers.queues(self._snapshot())
 
     def explain(self, submission: int, index: int | None, *, caller: Caller | None = None) -> ExplainView:
-        """Why it is in its state. Raises NotFound, PermissionDenied."""
+        """Explains why a submission, or a task of it, is in its state. Raises NotFound, PermissionDenied."""
         snapshot = self._snapshot()
         known = snapshot.submissions.get(submission)
         if known is not None:
@@ -134,9 +134,9 @@ class LeaderAnswering:
         return answers.explain(snapshot, submission, index)
 
     def what_if(self, record: bytes) -> WhatIfView:
-        """Where and when the submission of this record would run. Raises NotFound, Infeasible, Unavailable, UsageError."""
+        """Returns where and when the submission in this record would run. Raises NotFound, Infeasible, Unavailable, UsageError."""
         submission = decode_record(record, Submission, "the request")
-        check_record(replace(submission, id=1), where="the request")  # it has no number yet; policies may not meet what its sender made up
+        check_record(replace(submission, id=1), where="the request")  # no number yet; a number from its sender must not reach policies
         end_s = machine.monotonic() + COPY_S
         while True:
             try:
@@ -154,7 +154,7 @@ class LeaderAnswering:
             machine.sleep(0.02)
 
     def status(self, *, caller: Caller | None = None) -> StatusView:
-        """Health and counts; users by name as far as the caller may see their work."""
+        """Returns health and counts; names users only as far as the caller may see their work."""
         view = self.since(self._status())
         person = person_of(caller, self._operators)
         users = {name: cores for name, cores in view.users.items() if may(person, name)}
@@ -162,9 +162,9 @@ class LeaderAnswering:
         return msgspec.structs.replace(view, users=users | ({"": others} if others else {}))
 
     def watch_health(self, log: Log) -> None:
-        """Looks after each change of the nodes, and every `LOOK_S`, so that `status` can say since when the cluster is as it is.
+        """Looks at the health after each change of the nodes, and every `LOOK_S`, so that `status` can say since when it has been as it is.
 
-        Never returns. Nothing is read as long as nothing changes.
+        Never returns. Reads nothing while nothing changes.
         """
         pause_s, due_s, seen = CHANGED_S, -math.inf, 0
         while True:
@@ -176,7 +176,7 @@ class LeaderAnswering:
             changes = leader.node_changes
             try:
                 self.status()
-            except RmgrError:  # another one leads, or ZooKeeper is away
+            except RmgrError:  # another WatchDog leads, or ZooKeeper is away
                 continue
             except Exception as error:  # noqa: BLE001 - nobody waits for this look, and the next one may work
                 log.warning("health_not_seen", error=str(error))
@@ -184,7 +184,7 @@ class LeaderAnswering:
             pause_s = max(CHANGED_S, _REST * (machine.monotonic() - began_s))
 
     def since(self, view: StatusView) -> StatusView:
-        """Since when it is as healthy as it is, as far as this leader has looked; a new one finds it as it has been."""
+        """Adds since when the health has been as it is, as far as this leader has looked; a new leader starts with its own take-over."""
         if view.leader is None:
             return view
         with self._lock:
@@ -212,7 +212,7 @@ class LeaderAnswering:
         return with_part(view, PartView(kind="nodes", id="", state="mass loss", reason=told, fix="rmgr nodes"))
 
     def measured(self) -> tuple[list[NodeView], list[JobView]]:
-        """All nodes, and submissions that have not ended, as this leader knows them: nothing is read for it but claimed blocks.
+        """Returns all nodes and the open submissions as this leader knows them; only claimed blocks are read for it.
 
         Raises Unavailable.
         """
@@ -232,7 +232,7 @@ class LeaderAnswering:
             check(person, submission, owner)
 
     def _snapshot(self) -> ClusterSnapshot:
-        """Raises Unavailable when this WatchDog does not lead, or ZooKeeper does not answer it."""
+        """Raises Unavailable if this WatchDog does not lead, or if ZooKeeper does not answer."""
         end_s = machine.monotonic() + ANSWER_S
         self._require_leader()
         claimed = self._read_claimed()
@@ -257,7 +257,7 @@ class LeaderAnswering:
         return leader
 
     def _read_claimed(self) -> tuple[BlockOnNode, ...]:
-        """Who came while a reading was under way waits for the next one, which all of them share."""
+        """Returns claimed blocks. Callers that arrive during a read wait for the next one and share it."""
         asked_s = machine.monotonic()
         with self._lock:
             read_s, took_s, _ = self._claimed
@@ -270,7 +270,7 @@ class LeaderAnswering:
 
 
 def _without_final(claimed: Sequence[BlockOnNode], facts: ClusterSnapshot) -> tuple[BlockOnNode, ...]:
-    """Blocks were read before the outcomes: tasks that are final by now do not run any more."""
+    """Removes finished tasks: blocks were read before the outcomes, so tasks that are final by now no longer run."""
     kept: list[BlockOnNode] = []
     for block in claimed:
         found = facts.submissions.get(block.key.submission)
@@ -285,36 +285,36 @@ def _without_final(claimed: Sequence[BlockOnNode], facts: ClusterSnapshot) -> tu
 
 
 class StarterReach:
-    """Dials the Starters of living nodes, on a thread of its own. Cost: a connection to each every 10 s, ended at once.
+    """Dials the Starters of living nodes on a thread of its own. Cost: one connection to each every 10 s, closed at once.
 
-    Args: living: the nodes whose Starters are there, none while this WatchDog does not lead; may wait.
+    Args: living: returns the nodes whose Starters are alive, none while this WatchDog does not lead; may wait.
     """
 
     def __init__(self, living: Callable[[], Sequence[NodeRecord]], log: Log) -> None:
         self._living = living
         self._log = log
         self._host = socket.gethostname()
-        self._failed: dict[tuple[str, str], int] = {}  # (node, endpoint) -> how often in a row
+        self._failed: dict[tuple[str, str], int] = {}  # (node, endpoint) -> failures in a row
         self._stopped = threading.Event()
         self._thread = machine.Thread(target=self._run, name="reach", daemon=True)
 
     def start(self) -> StarterReach:
-        """Begins; the first look is 10 s later."""
+        """Starts the thread; the first look is 10 s later."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Ends soon."""
+        """Asks the thread to end."""
         self._stopped.set()
 
     def unreached(self, snapshot: ClusterSnapshot) -> dict[str, str]:
-        """Node -> endpoint, of those whose Starters are there and could not be reached lately. Never waits. From any thread."""
+        """Returns node -> endpoint of live Starters that could not be reached lately. Never waits. From any thread."""
         sure = [known for known, count in self._failed.items() if count >= _SURE]
         records = [snapshot.nodes[node] for node, endpoint in sure if node in snapshot.nodes and snapshot.nodes[node].endpoint == endpoint]
         return {record.node: record.endpoint for record in records if record.guid in snapshot.alive}
 
     def look(self) -> None:
-        """Dials them all once. Raises: what `living` does."""
+        """Dials all Starters once. Raises: what `living` raises."""
         living = [record for record in self._living() if record.endpoint]
         several = len({self._host, *(record.host for record in living)}) > 1
         alone = {record.endpoint for record in living if several and is_loopback(record.endpoint)}
@@ -334,7 +334,7 @@ class StarterReach:
         while not self._stopped.wait(_EVERY_S):
             try:
                 self.look()
-            except (RmgrError, FutureTimeout):  # its loop is busy, or it leads no more
+            except (RmgrError, FutureTimeout):  # the loop is busy, or this WatchDog no longer leads
                 continue
 
 
@@ -348,7 +348,7 @@ def _answers(endpoint: str) -> bool:
 
 
 def certificate_ends(trust: Trust | None, credentials: Credentials | None, snapshot: ClusterSnapshot) -> dict[CertificateHolder, float]:
-    """Seconds since 1970 by holder; nothing in an open cluster. Never waits: what was not read yet is there the next time.
+    """Returns expiry in seconds since 1970 by holder; empty in an open cluster. Never waits: expiries not read yet appear in a later call.
 
     Cost: 2 us a node.
     """

@@ -1,7 +1,7 @@
-"""The leader's half of calls: the metaserver of one leadership, its event log, and the answers of a WatchDog about it.
+"""The leader's part in calls: the metaserver of one leadership, its event log, and a WatchDog's answers about servers.
 
-Picks are made in the threads of RPCs, not in the leader's loop: a pick needs nothing of what the loop owns, and 0.1 ms of its own. The loop
-tells it the settings, and takes its log to the store.
+Picks are made in the threads of RPCs, not in the leader's loop: a pick takes 0.1 ms and needs nothing that the loop owns. The loop passes
+the settings to the metaserver, and its log to the store.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rmgr.runtime.failpoint import failpoint
 if TYPE_CHECKING:
     from rmgr.daemons.leader.leader import Leader
 
-#: A leader that has just begun knows its settings after so long at most; until then nothing is picked.
+#: Longest time until a new leader knows its settings; until then no server is picked.
 BEGINS_S = 0.8
-#: Text that waits for the loop; what comes while there is more is in no log.
+#: Most characters that may wait for the loop; lines beyond it are in no log.
 MOST_BYTES = 16 * PIECE_BYTES
 
 
 class LeaderCalls:
-    """One leadership's. Attributes: metaserver: may be asked from any thread once `is_ready`."""
+    """Calls of one leadership. Attributes: metaserver: may be asked from any thread once `is_ready`."""
 
     def __init__(self, context: LeaderContext) -> None:
         self._term = term = context.term
@@ -56,11 +56,11 @@ class LeaderCalls:
         )
 
     def is_ready(self, timeout_s: float) -> bool:
-        """The settings are known, within this time."""
+        """Waits until the settings are known. Returns False after `timeout_s`."""
         return self._ready.wait(timeout_s)
 
     def settings_read(self, settings: ClusterSettings) -> None:
-        """The policy of partition `calls`. In the loop. One that cannot be used changes nothing, and is told."""
+        """Sets the policy of partition `calls`. In the loop. An unusable policy changes nothing, and is reported."""
         spec = pipeline_of(settings, CALLS)
         try:
             self._problem = ""
@@ -72,7 +72,7 @@ class LeaderCalls:
         self._ready.set()
 
     def shown_in(self, view: StatusView) -> StatusView:
-        """`rmgr status` with what is to be told of calls: nothing where no server was ever reported. From any thread."""
+        """Adds what `rmgr status` shows about calls; nothing while no server was reported. From any thread."""
         told = self.metaserver.servers()
         able = [server for server in told.servers if server.state in {"open", "stale", "odd"}]
         problem = self._problem or self.metaserver.instead()
@@ -93,7 +93,7 @@ class LeaderCalls:
         return with_part(view, PartView(kind="partition", id=CALLS, state="policy", reason=problem, fix=fix, level=Level.WARNING))
 
     def close(self) -> None:
-        """The leadership is over. In the loop."""
+        """Ends the metaserver with the leadership. In the loop."""
         self.metaserver.close()
         self._log.flush()
 
@@ -105,15 +105,15 @@ class LeaderCalls:
 
 
 class CallLog:
-    """`service.metaserver.LogLines`. From any thread; pieces are put into the store by the leader's loop, a few times a second at most."""
+    """Implements `service.metaserver.LogLines` for any thread; the loop stores pieces, a few times a second at most."""
 
     def __init__(self, context: LeaderContext) -> None:
         self._loop = context.tree
         self._pieces = LogPieces(context, keys.PICKS, lambda: context.settings.log_ttl_s)
         self._lock = threading.Lock()
-        self._lines: list[str | None] = []  # None: another log begins
+        self._lines: list[str | None] = []  # None: a new log begins
         self._bytes = 0
-        self._is_due = False  # the loop will come
+        self._is_due = False  # a flush is scheduled in the loop
         self._is_hurried = False
 
     @property
@@ -143,7 +143,7 @@ class CallLog:
         self._loop.after(EVERY_S, self.flush)
 
     def flush(self) -> None:
-        """What was written goes to the store. In the loop."""
+        """Passes all written lines to the store. In the loop."""
         with self._lock:
             lines, self._lines, self._bytes = self._lines, [], 0
             self._is_due = self._is_hurried = False
@@ -158,7 +158,7 @@ class CallLog:
 class CallAnswering:
     """Implements `adapters.rpc.metaserver.MetaserverAnswers`; called on threads of the server.
 
-    Args: leader: the leadership under way, None while this WatchDog does not lead.
+    Args: leader: the current leadership, None while this WatchDog does not lead.
     """
 
     def __init__(self, leader: Callable[[], Leader | None], metrics: LeaderMetrics) -> None:

@@ -1,9 +1,9 @@
-"""The election of one WatchDog: stand in each session, wait behind the predecessor, take over, step down.
+"""The election of one WatchDog: enter the line in each session, wait behind the predecessor, take over, step down.
 
     session -> entry -> first? -> TAKE-OVER committed -> `leads(record, E)`
                     -> behind: watch the predecessor only, look again when it goes
-Lives in the WatchDog's loop. What an entry or a watch says is a hint; only the version that TAKE-OVER gave to /epoch
-makes a leader, and every write of it checks that version.
+Lives in the WatchDog's loop. Entries and watches are only hints. A WatchDog leads only by the version that its TAKE-OVER gave to /epoch,
+and each of its writes checks that version.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _AGAIN_S = 0.2
 
 
 class Candidacy:
-    """This WatchDog in the line of candidates.
+    """This WatchDog's place in the line of candidates.
 
     Args:
-        record: who it is (endpoint, host, pid); epoch, candidate and time are filled in at each take-over.
-        loop: in which it lives.
-        leads: called with the record and the version E of /epoch when a take-over was committed.
+        record: endpoint, host and pid of this WatchDog; epoch, candidate and time are filled in at each take-over.
+        loop: the loop that it lives in.
+        leads: called with the record and the version E of /epoch after a committed take-over.
     """
 
     def __init__(
@@ -46,42 +46,42 @@ class Candidacy:
         self._leads = leads
         self._log = log
         self._stories = Stories(loop)
-        self._guid = ""  # of the entry: one a session, so that an old session's entry is never taken for ours
+        self._guid = ""  # of the entry; each session has its own, so an entry of an old session is never taken for the present one
         self._is_leading = False
         self._unreadable = ""  # why `/epoch` could not be read
-        self.is_standing = False  #: seen in the line, or leading
+        self.is_standing = False  #: in the line, or leading
 
     def enter(self) -> None:
-        """A new session: a new entry."""
+        """Makes a new entry for a new session."""
         self._guid = machine.guid()
         self._is_leading = False
         self._begin(self._stand(enters=True))
 
     def leave(self) -> None:
-        """The session is gone, and the entry with it."""
+        """Forgets the entry, which went with its session."""
         self._stories.stop()
         self._guid = ""
         self._is_leading = False
         self.is_standing = False
 
     def look(self) -> None:
-        """Where do we stand? After a reconnection, or a hint."""
+        """Looks again at the place in the line, after a reconnection or a hint."""
         if self._guid and not self._is_leading:
             self._begin(self._stand())
 
     def stepped_down(self) -> None:
-        """The leadership has ended, the session perhaps not: back into the line after a moment."""
+        """Returns to the line after a pause: the leadership ended, but the session may still be there."""
         self._is_leading = False
         if self._guid:
             self._begin(self._stand(pauses=True))
 
     def _begin(self, story: Story[None]) -> None:
-        """Answers to questions of the one before are not heard any more."""
+        """Replaces the present story; its answers are ignored from now on."""
         self._stories.stop()
         self._stories.begin(story)
 
     def _stand(self, *, enters: bool = False, pauses: bool = False) -> Story[None]:
-        """In the line, until it leads."""
+        """Stays in the line until this WatchDog leads."""
         while True:
             if pauses:
                 yield Pause(_AGAIN_S * machine.uniform(0.5, 1.5))
@@ -90,7 +90,7 @@ class Candidacy:
                 if enters:
                     enters = False
                     yield self._coordinator.commit(ops.stand(self._guid, replace(self._record, since_us=machine.wall_us())))
-                # Whatever came of it: the line tells.
+                # Whatever the outcome, the list of candidates shows it.
                 children = (yield self._coordinator.children(paths.WATCHDOGS)) or []
                 for double in liveness.doubles(children, self._guid):
                     self._coordinator.commit(ops.leave_line(double))
@@ -111,12 +111,12 @@ class Candidacy:
                 self._log.debug("election_read_failed", error=error.message)
 
     def _take_over(self, name: str) -> Story[bool]:
-        """True: it leads."""
+        """Tries to take over. Returns whether this WatchDog leads."""
         found = yield self._coordinator.get(paths.EPOCH)
         try:
             old = EpochRecord() if found is None else decode_record(found.data, EpochRecord, paths.EPOCH)
-        except WrongCluster as error:  # nobody leads until somebody has mended it, or this installation
-            if self._unreadable != error.message:  # told once
+        except WrongCluster as error:  # nobody leads until an operator mends `/epoch`, or this installation
+            if self._unreadable != error.message:  # reported once
                 self._unreadable = error.message
                 self._log.warning("epoch_unreadable", path=paths.EPOCH, error=error.message, hint=error.hint)
             return False

@@ -1,6 +1,6 @@
-"""Znodes as the scheduler's nouns, and back: nodes get numbers, records of submissions become jobs, placements become allocations.
+"""Translates znodes into the scheduler's nouns and back: nodes get numbers, submissions become jobs, placements become allocations.
 
-Pure. Numbers of nodes are this leader's own: what is recorded names nodes.
+Pure. Node numbers are valid in this leader only; records contain names of nodes.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from rmgr.sched.queue_class import QueueClass
 #: Whether a job can save its state, and how often a policy has moved it.
 Known: TypeAlias = tuple[bool, int]
 NOTHING_KNOWN: Known = (False, 0)
-#: Of a submission that says nothing of it.
+#: For a submission without a rigid request.
 _PLAIN = Rigid()
 _PARTS = re.compile(r"(\d+)")
 
 
 def natural(name: str) -> tuple[object, ...]:
-    """Sorts n2 before n10."""
+    """Sort key that puts n2 before n10."""
     return tuple((1, int(part)) if part.isdigit() else (0, part) for part in _PARTS.split(name))
 
 
 class Names:
-    """Numbers of nodes: in natural order of their names when they are learned together; a later one gets the next number."""
+    """Numbers of nodes: nodes learned together are numbered in natural order of their names, later nodes get the next numbers."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
         self._names: list[str] = []
 
     def learn(self, names: Iterable[str]) -> None:
-        """Numbers for those that have none."""
+        """Gives numbers to the nodes that have none."""
         for name in sorted(set(names) - self._ids.keys(), key=natural):
             self._ids[name] = len(self._names)
             self._names.append(name)
 
     def id(self, name: str) -> int:
-        """Its number; a node that nobody has seen yet gets one."""
+        """Returns the node's number; a new node gets one."""
         if name not in self._ids:
             self.learn((name,))
         return self._ids[name]
 
     def name(self, number: int) -> str:
-        """The node of that number. Raises: IndexError."""
+        """Returns the node of that number. Raises: IndexError."""
         return self._names[number]
 
 
@@ -60,7 +60,7 @@ class Names:
 
 
 def node_of(record: NodeRecord, number: int, *, closed: bool, marks: Iterable[str] = ()) -> Node:
-    """The node as the scheduler sees it. marks: further features (`node_mark`)."""
+    """Returns the node as the scheduler sees it. marks: further features (`node_mark`)."""
     attributes = record.attributes
     return Node(
         id=number,
@@ -77,19 +77,19 @@ def node_of(record: NodeRecord, number: int, *, closed: bool, marks: Iterable[st
 
 
 def node_mark(rigid: Rigid) -> str:
-    """The feature that stands for "one of the nodes that this request allows", "" when it allows all."""
+    """Returns the feature that stands for "one of the nodes that this request allows", "" if it allows all."""
     if not rigid.nodelist and not rigid.exclude:
         return ""
     return f"={','.join(sorted(rigid.nodelist))};{','.join(sorted(rigid.exclude))}"
 
 
 def user_mark(user: str) -> str:
-    """The feature of every node that does not refuse the user's work; needed by jobs of users whom some node refuses."""
+    """Returns the feature of all nodes that accept the user's work; jobs need it if some node refuses the user."""
     return f"!{user}"
 
 
 def allows(mark: str, node: str, refused: Collection[str] = ()) -> bool:
-    """Whether the request of this mark allows the node. refused: users whose work it cannot run."""
+    """Whether the mark allows the node. refused: users whose work the node cannot run."""
     if mark.startswith("!"):
         return mark[1:] not in refused
     only, _, never = mark[1:].partition(";")
@@ -97,19 +97,19 @@ def allows(mark: str, node: str, refused: Collection[str] = ()) -> bool:
 
 
 def marked(job: Job, mark: str) -> Job:
-    """The same on nodes of that feature only ("" = on any)."""
+    """Returns the job limited to nodes with this feature ("" = no limit)."""
     return replace(job, features=(*job.features, mark)) if mark else job
 
 
 def per_node(rigid: Rigid) -> int:
-    """Ranks of one of the scheduler's processes: 1, or where the number of nodes was asked for, as many as one node has of them at most."""
+    """Returns the ranks in one process of the scheduler: 1, or the most ranks on one node if a number of nodes was requested."""
     return -(-rigid.processes // rigid.nodes) if rigid.nodes else 1
 
 
 def job_of(submission: Submission, key: BlockKey, partition: str, now_us: int) -> Job:
-    """A waiting task as a job. Where nodes were asked for, a process of the scheduler is all that one node gets.
+    """Returns a waiting task as a job. If nodes were requested, one process of the scheduler stands for all that one node gets.
 
-    Raises: ValueError when it cannot be one.
+    Raises: ValueError if it cannot be a job.
     """
     request, rigid = submission.request, submission.rigid or _PLAIN
     mark, together = node_mark(rigid), per_node(rigid)
@@ -138,7 +138,7 @@ def job_of(submission: Submission, key: BlockKey, partition: str, now_us: int) -
 
 
 def misplaced(submission: Submission, job: Job, classes: Iterable[QueueClass]) -> str:
-    """Why the queue class that its user named does not admit the job, "" = it does, or there is no such class any more."""
+    """Returns why the queue class that the user named does not admit the job, "" if it does, or no longer exists."""
     name = submission.rigid.queue_class if submission.rigid is not None else ""
     found = next((known for known in classes if name == known.name), None)
     if found is None or found.admits(job):
@@ -148,12 +148,12 @@ def misplaced(submission: Submission, job: Job, classes: Iterable[QueueClass]) -
 
 
 def known_of(submission: Submission, answered: bool, moves: int) -> Known:
-    """Of a job, from its record and its block (`BlockData.answered`, `moves`)."""
+    """Returns what is known about a job from its record and its block (`BlockData.answered`, `moves`)."""
     return (submission.rigid or _PLAIN).saves(answered), moves
 
 
 def with_known(job: Job, known: Known | None) -> Job:
-    """The same, with what was learned of it."""
+    """Returns the job with what was learned about it."""
     return job if known is None or known == (job.saves, job.moves) else replace(job, saves=known[0], moves=known[1])
 
 
@@ -171,9 +171,9 @@ def allocation_of(
     generation: int = 0,
     memory_share: int = 0,
 ) -> Allocation:
-    """Nodes and ranks of a job that starts now; the first node is its head.
+    """Returns nodes and ranks of a job that starts now; the first node is its head.
 
-    nodes: what they have, for one that gets all of it, or a part of its memory. gang: the partition in whose slots it runs, "" = in none.
+    nodes: records of the nodes, for a job that gets whole nodes or a share of their memory. gang: partition of its gang, "" if none.
     generation, memory_share: of that gang's record.
     """
     request, rigid = submission.request, submission.rigid or _PLAIN
@@ -204,7 +204,7 @@ def allocation_of(
 
 
 def running_of(job: Job, allocation: Allocation, submission: Submission, names: Names) -> Running:
-    """A job that has been placed, as the scheduler sees it."""
+    """Returns a placed job as the scheduler sees it."""
     rigid = submission.rigid or _PLAIN
     shares = sorted((names.id(name), 1 if rigid.nodes else count) for name, count in allocation.shares)
     start_us = allocation.started_us

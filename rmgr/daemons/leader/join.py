@@ -1,6 +1,6 @@
-"""Lets machines into a secured cluster, and gives daemons their new secret after a rotation.
+"""Lets machines join a secured cluster, and gives daemons their new secret after a rotation.
 
-Both may ask any WatchDog, leading or not: ZooKeeper decides who comes first, a WatchDog only carries words.
+Clients may ask any WatchDog, leading or not: ZooKeeper decides which request comes first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TRIES = 5
 
 
 class Joining:
-    """Implements `rpc_join.JoinAnswers`. Called on threads of the server.
+    """Implements `rpc_join.JoinAnswers`; called on threads of the server.
 
     Args:
-        secret: of the WatchDogs in ZooKeeper, which opens `/secrets`. secrets: role -> secret, as this WatchDog's bundle has them.
+        secrets: role -> ZooKeeper secret, from this WatchDog's bundle; the WatchDogs' own secret opens `/secrets`.
     """
 
     def __init__(self, coordinator: Coordinator, secrets: Mapping[str, str], log: Log) -> None:
@@ -37,7 +37,7 @@ class Joining:
         self._log = log
 
     def redeem(self, invitation: str, nonce: str) -> Invitation:
-        """Hands over what waits for the holder of a token, once. Every use leaves a line of audit, also one that is refused.
+        """Hands over the invitation to the holder of its token, once. Every use leaves an audit line, also a refused one.
 
         Raises: PermissionDenied (used, expired, withdrawn, no nonce); CoordinationUnavailable (ask again with the same nonce).
         """
@@ -71,11 +71,10 @@ class Joining:
         audit(self._log, who=record.name, role=str(record.role), what="join", target=record.key_id, allowed=True, why=why)
 
     def renew(self, who: Identity, generation: int) -> tuple[int, str]:
-        """(generation, "role:secret"): the newest secret of the caller's role. Raises: PermissionDenied, CoordinationUnavailable.
+        """Returns (generation, "role:secret"), the newest secret of the caller's role. Raises: PermissionDenied, CoordinationUnavailable.
 
-        What the door knows of revocations comes by a watch, which may be late. So the caller's is asked for here, after the
-        secret and in the same session: who rotates because of a revocation commits that first, and a server that shows the
-        new secret shows the revocation, too.
+        The door learns of revocations by a watch, which may be late. So the caller's revocation is read here, after the secret and in the
+        same session: a rotation because of a revocation commits the revocation first, so a server that shows the new secret shows it, too.
         """
         role = who.role
         wanted = (paths.ACL, paths.secret(role), paths.revoked(who.key_id))

@@ -1,7 +1,7 @@
-"""A leadership: what one leader knows and does between its TAKE-OVER and the loss of its fence.
+"""One leadership: what a leader knows and does between its TAKE-OVER and the loss of its fence.
 
-Facts come in by watches and a jittered resync, reconcile actions go out as fenced multis; no decision lives anywhere but in
-committed znodes, so that a successor reads the same facts and goes on. Liveness is read first, then the rest.
+Facts come from watches and a jittered resync; actions go out as fenced multis. Every decision lives in committed znodes, so a successor
+reads the same facts and continues. Liveness is read first, then the rest.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from rmgr.runtime.story import Pause, Story, each
 
 
 class Leader:
-    """Nodes, submissions, settings, placed jobs; lives in the WatchDog's loop.
+    """Nodes, submissions, settings and placed jobs of one leadership; lives in the WatchDog's loop.
 
     Args:
         record: what TAKE-OVER wrote into /epoch.
-        resync_s: mean time between two comparisons of memory and znodes.
-        inline_passes: the scheduler's passes run in the loop, not in a thread of their own.
-        open_clock: makes what reads clocks of Starters; None: it asks them.
+        resync_s: mean time between two comparisons of memory with znodes.
+        inline_passes: the scheduler's passes run in the loop instead of a thread of their own.
+        open_clock: makes the reader of the Starters' clocks; None asks the Starters.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Leader:
         inline_passes: bool = False,
         open_clock: OpenClock | None = None,
     ) -> None:
-        self.node_changes = 0  #: how often something has changed of the nodes
+        self.node_changes = 0  #: number of changes of nodes so far
         self.record = record
         self.context = context
         self._tree, self._term, self._calls = context.tree, context.term, context.calls
@@ -74,7 +74,7 @@ class Leader:
         self.server_calls = LeaderCalls(context)
 
     def start(self) -> None:
-        """Begins the leadership. Settings first: they say how long a grace is."""
+        """Begins the leadership. Settings come first: they hold the length of the grace."""
         self._config.refresh()
         self.nodes.start()
         self.submissions.start()
@@ -86,17 +86,17 @@ class Leader:
         self._tree.tell(self._resyncs(), "the resync")
 
     def close(self) -> None:
-        """The leadership is over: nothing is done any more. Idempotent."""
+        """Ends the leadership: nothing is done any more. Idempotent."""
         self.placer.close()
         self.server_calls.close()
         self._tree.close()
 
     def pause(self) -> None:
-        """The session is in doubt: nothing is sent from now on."""
+        """Sends nothing from now on: the session is in doubt."""
         self._tree.pause()
 
     def revalidate(self) -> None:
-        """The same session is back: the fence is read before anything is written (CAMEL-24457 did it the other way round)."""
+        """Reads the fence before anything is written, because the same session is back (CAMEL-24457 used the opposite order)."""
         self._tree.stories.end("the fence")
         self._tree.tell(self._read_fence(), "the fence")
 
@@ -117,7 +117,7 @@ class Leader:
 
     @property
     def settings(self) -> ClusterSettings:
-        """The cluster's, as they are now."""
+        """The cluster's present settings."""
         return self.context.settings
 
     def _on_config(self) -> None:
@@ -139,7 +139,7 @@ class Leader:
             self.placer.settings_changed()
 
     def _ensure(self, wanted: frozenset[str]) -> Story[None]:
-        """Directories of new queues; `ensure` waits, so it runs where store calls do."""
+        """Makes the directories of new queues; `ensure` waits, so it runs where store calls run."""
         missing = sorted(wanted - self._ensured)
         yield self._calls.coordinator(lambda zookeeper: zookeeper.ensure(missing))
         self._ensured |= wanted
@@ -167,32 +167,32 @@ class Leader:
         self._term.metrics.backlog.set(self._tree.backlog)
 
     def living(self) -> list[NodeRecord]:
-        """Nodes whose Starters are there. In the loop."""
+        """Returns the nodes whose Starters are alive. In the loop."""
         return [record for record in self.nodes.records.values() if record.guid in self.nodes.alive]
 
     # -- answers
 
     @property
     def node_names(self) -> list[str]:
-        """All nodes, by name. From any thread."""
+        """Names of all nodes, sorted. From any thread."""
         return sorted(self.nodes.records)
 
     @property
     def mass_loss(self) -> MassLoss | None:
-        """The mass loss under way. From any thread."""
+        """The present mass loss, or None. From any thread."""
         return self.nodes.mass
 
     @property
     def aside(self) -> Aside:
-        """What raised in this term, and is told in `rmgr status`."""
+        """What raised in this term; `rmgr status` shows it."""
         return self._term.aside
 
     def hurry(self) -> bool:
-        """Reads now what was put off. Returns: memory is as new as ZooKeeper was when this was first called."""
+        """Sends the reads that were put off. Returns whether memory is as new as ZooKeeper was at the first call."""
         return self.nodes.hurry() and self.submissions.hurry()
 
     def snapshot(self) -> ClusterSnapshot:
-        """A copy of everything, for another thread; claimed blocks aside. Cost: O(submissions + tasks) bytes."""
+        """Returns a copy of everything but claimed blocks, for another thread. Cost: O(submissions + tasks) bytes."""
         known = [followed for followed in self.submissions.followed.values() if followed.submission is not None and followed.is_loaded]
         return ClusterSnapshot(
             settings=self.settings,
@@ -213,14 +213,15 @@ class Leader:
 
 
 def _of_jobs(settings: ClusterSettings) -> ClusterSettings:
-    """Without what is of calls, and of users: another policy there, or another cap, rebuilds nothing that jobs are placed by."""
+    """Returns settings without those of calls and users, whose change need not rebuild the placement of jobs."""
     pipelines = tuple(spec for spec in settings.pipelines if spec.partition != CALLS)
     return replace(settings, pipelines=pipelines, limits=UserLimits(), changed_by="", changed_us=0)
 
 
 class ReleaseKeeper:
-    """Args:
-    starters: records of the nodes whose Starters live. watchdogs: names of all candidates.
+    """Raises the cluster's protocol version once all members support it, and marks the data store as bound.
+
+    Args: starters: records of the nodes whose Starters live. watchdogs: names of all candidates.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ class ReleaseKeeper:
         self._watchdogs = watchdogs
 
     def look(self) -> None:
-        """One comparison. Cost: one read while nothing changes."""
+        """Starts one comparison. Cost: one read while nothing changes."""
         self._tree.tell(self._look(), paths.META)
 
     def _look(self) -> Story[None]:
@@ -246,11 +247,11 @@ class ReleaseKeeper:
             owner = yield self._calls.store(lambda store: store.cluster_id())
             if owner == meta.cluster_id:
                 self._tree.commit(leader_ops.mark_store(meta, found.version, self._term.wall_us()))
-            return  # the protocol has its turn with the next look
+            return  # the protocol is checked by the next look
         members, names = [mine, *(record.protocol for record in self._starters())], sorted(self._watchdogs())
         if mine <= meta.protocol or raised(meta.protocol, members) == meta.protocol or not names:
             return
-        entries = yield from each([self._tree.get(f"{paths.WATCHDOGS}/{name}") for name in names])  # one that cannot be read: not now
+        entries = yield from each([self._tree.get(f"{paths.WATCHDOGS}/{name}") for name in names])  # an unreadable entry postpones the rise
         protocol = raised(meta.protocol, [*members, *(mine if one is None else _protocol(one) for one in entries)])
         if protocol > meta.protocol:
             outcome = yield self._tree.commit(leader_ops.raise_protocol(meta, found.version, protocol))
@@ -259,7 +260,7 @@ class ReleaseKeeper:
 
 
 def _protocol(found: Stamped) -> int:
-    """That a candidate speaks; 0 when its entry cannot be read."""
+    """Returns the protocol that a candidate supports, 0 if its entry cannot be read."""
     try:
         return decode_record(found.data, EpochRecord, paths.WATCHDOGS).protocol
     except WrongCluster:

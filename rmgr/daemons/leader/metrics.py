@@ -1,7 +1,7 @@
-"""Metrics of a WatchDog for Prometheus: of its process by name and meaning, and of its cluster while it leads.
+"""Prometheus metrics of a WatchDog: of its process, and of its cluster while it leads.
 
-The latter are made when somebody asks. Label sets are bounded: beyond `MOST_PAIRS` pairs of queue and user, the smaller ones are one of
-each queue.
+The cluster's metrics are computed on demand. Label sets are bounded: beyond `MOST_PAIRS` pairs of queue and user, the smaller pairs of each
+queue are merged into one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rmgr.model.views import JobView, NodeView
 from rmgr.runtime import machine
 
 _PICK_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0)
-#: Pairs of queue and user that have a row of their own.
+#: Largest number of pairs of queue and user with a row of their own.
 MOST_PAIRS = 100
-#: Whose tasks the rest are.
+#: User name of the merged rows.
 OTHERS = "(others)"
-#: The answer is at most so old: scrapers that ask more often get it again.
+#: Greatest age of an answer: scrapers that ask more often get the same answer again.
 FRESH_S = 5.0
 Facts = tuple[Sequence[NodeView], Sequence[JobView]]
 
@@ -84,9 +84,9 @@ class LeaderMetrics:
 
 
 class ClusterMetrics(Collector):
-    """Collects them.
+    """Collects the cluster's metrics.
 
-    Args: facts: all nodes, and the submissions that have not ended. Raises RmgrError where this WatchDog does not lead, or is busy.
+    Args: facts: returns all nodes and the open submissions. Raises RmgrError if this WatchDog does not lead, or is busy.
     Cost: O(submissions), at most once in `FRESH_S`.
     """
 
@@ -98,11 +98,11 @@ class ClusterMetrics(Collector):
         registry.register(self)
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Names, asked for at the registration, when there are no facts yet."""
+        """Returns the names; called at the registration, when there are no facts yet."""
         return iter(families((), (), 0))
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The present values; nothing where there are none."""
+        """Returns the present values, nothing if there are none."""
         with self._lock:
             if machine.monotonic() - self._made_s >= FRESH_S:
                 try:
@@ -115,7 +115,7 @@ class ClusterMetrics(Collector):
 
 
 def families(nodes: Sequence[NodeView], jobs: Sequence[JobView], now_us: int) -> list[GaugeMetricFamily]:
-    """The metrics of these facts. Pure."""
+    """Builds the metrics from these facts. Pure."""
     up = [node for node in nodes if node.state == NodeState.UP]
     cores = GaugeMetricFamily("rmgr_cluster_cores", "cores of nodes that take work", value=sum(node.cores for node in up))
     busy = GaugeMetricFamily("rmgr_cluster_cores_busy", "cores of these that are in use", value=sum(node.cores_used for node in up))
@@ -137,7 +137,7 @@ def families(nodes: Sequence[NodeView], jobs: Sequence[JobView], now_us: int) ->
 
 
 def _bounded(jobs: Sequence[JobView]) -> Counts[tuple[str, str]]:
-    """Waiting tasks by queue and user."""
+    """Counts waiting tasks by queue and user, smaller pairs merged."""
     tasks: Counts[tuple[str, str]] = Counts()
     for job in jobs:
         if count := job.counts.get(State.INITIAL, 0):

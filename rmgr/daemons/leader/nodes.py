@@ -1,10 +1,10 @@
 """Liveness of nodes: a Starter whose session ended is fenced after a grace, then its claimed blocks are marked FAILED.
 
 Two kinds of open business, both level-triggered and found again by any successor:
-- a *case*: a node that is up by its record and whose Starter has no entry; ends with FENCE, or with its return;
-- a *clearing*: a fenced node with blocks under /running; ends when the last one is FAILED, or with its return: what is left then is its own
-  business. Orders to the node and its idle marker are taken away in the end.
-FENCE comes first, always: from then on the old incarnation can commit nothing, whatever session it uses.
+- a *case*: a node whose record says UP but whose Starter has no entry; it ends with FENCE, or when the node returns;
+- a *clearing*: a fenced node with blocks under /running; it ends when the last block is FAILED, or when the node returns and handles its
+  remaining blocks itself. At the end, orders to the node and its idle marker are deleted.
+FENCE always comes first: after it the old incarnation can commit nothing, whatever session it uses.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story, each
 
 _RETRY_S = 1.0
-#: A long list is read again no sooner than after this for each of its names beyond the first ones: 0.1 s with 2,000 Starters.
+#: Pause before a long list is read again, for each name beyond the first `_SHORT`: 0.1 s with 2,000 Starters.
 _PACE_S, _SHORT = 50e-6, 100
-#: Nodes fenced by one multi.
+#: Largest number of nodes fenced by one multi.
 _TOGETHER = 50
-#: Records read again at once, when there is reason to doubt what is known: nodes are never deleted, and may be thousands.
+#: Records reread at once when memory may be wrong: nodes are never deleted, so there may be thousands.
 DOUBTS = 250
 
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """A node without Starter, which was of this guid. claimed: how much it had. alone: it is fenced by a commit of its own."""
+    """A lost node. guid: of its Starter. claimed: number of blocks that it had. alone: a commit of its own fences it."""
 
     guid: str
     claimed: int = 0
@@ -50,11 +50,11 @@ class _Case:
 
 
 class NodeKeeper:
-    """Nodes, their Starters and what to do when they vanish.
+    """Keeps track of nodes and their Starters, and fences the nodes whose Starters vanish.
 
     Args:
-        queue_of: the queue of a submission, None: there is no such submission.
-        window_s: mass losses are counted over so long (2 T).
+        queue_of: returns the queue of a submission, None if there is no such submission.
+        window_s: window in which mass losses are counted (2 T).
         changed: called when nodes, entries or drains have changed.
     """
 
@@ -89,51 +89,51 @@ class NodeKeeper:
         self._clearer = Clearer(self)
         self._window = LossWindow(context.settings.mass_loss_share, window_s)
         self._meter: Meter | None = None
-        self._unread = 0  # records and entries asked for and not yet here: no case is opened before
+        self._unread = 0  # reads of records and entries in flight; no case is opened meanwhile
         self._listed = False
         self._turned = 0
         self._looks = False
-        self._ripe: dict[str, _Case] = {}  # cases whose grace is over, to be looked at together
+        self._ripe: dict[str, _Case] = {}  # cases whose grace is over; one list of entries confirms them together
 
     def start(self) -> None:
-        """Reads everything; records before entries (see `coord/decisions/liveness.py`)."""
+        """Reads everything, records before entries (see `coord/decisions/liveness.py`)."""
         self._names.refresh()
         self._drains.refresh()
         self._troubles.refresh()
         self._revoked.refresh()
 
     def resync(self) -> None:
-        """Compares some of the records with znodes."""
+        """Compares some of the records with their znodes."""
         for name in self._slice(sorted(self.records)):
             self.fetch(name, drift=True)
 
     def _slice(self, names: list[str]) -> list[str]:
-        """The next `DOUBTS` of the names, round after round."""
+        """Returns the next `DOUBTS` of the names, round after round."""
         start = self._turned % max(1, len(names))
         self._turned = start + DOUBTS if start + DOUBTS < len(names) else 0
         return names[start : start + DOUBTS]
 
     def hurry(self) -> bool:
-        """Whether nothing is being read."""
+        """Sends the reads that were put off. Returns whether nothing is being read."""
         return self._tree.mirror.hurry() and not self._unread
 
     def takes_work(self, name: str) -> bool:
-        """The node is up, nobody drains it, and its Starter takes what is placed there."""
+        """Whether the node is up and not drained, and its Starter accepts placed work."""
         record, trouble = self.records[name], self.troubles.get(name)
         is_up = record.state is NodeState.UP and record.guid in self.alive and name not in self.drains
         return is_up and (trouble is None or trouble.incarnation != record.incarnation or trouble.kind in TAKES_WORK)
 
     def refuses(self, name: str) -> Collection[str]:
-        """Users whose work the node's Starter cannot run."""
+        """Returns the users whose work the node's Starter cannot run."""
         record, trouble = self.records[name], self.troubles.get(name)
         return trouble.refused if trouble is not None and trouble.incarnation == record.incarnation else ()
 
     def mark_of(self, user: str) -> str:
-        """What jobs of the user need of their nodes (`user_mark`), "" if no node refuses his work."""
+        """Returns the feature that jobs of the user need of their nodes (`user_mark`), "" if no node refuses the user's work."""
         return user_mark(user) if any(user in trouble.refused for trouble in self.troubles.values()) else ""
 
     def version_of(self, name: str) -> int | None:
-        """The node's fence; None for an unknown one."""
+        """Returns the node's fence, None if the node is unknown."""
         return self._versions.get(name)
 
     # -- facts
@@ -145,10 +145,10 @@ class NodeKeeper:
             if name not in self.records:
                 self.fetch(name)
         if not self._starters.is_known:
-            self._starters.refresh()  # sent after the records: answered after them
+            self._starters.refresh()  # sent after the records, so answered after them
 
     def fetch(self, name: str, *, drift: bool = False) -> None:
-        """Reads its record again."""
+        """Reads the node's record again."""
         self._unread += 1
         self._tree.tell(self._read_record(name, drift=drift), paths.node(name), key=object())
 
@@ -168,7 +168,7 @@ class NodeKeeper:
 
     def _take(self, name: str, found: Stamped) -> None:
         if found.version <= self._versions.get(name, -1):
-            return  # known, or older than what a commit of ours has made
+            return  # known, or older than what a commit of this leader made
         try:
             record = decode_record(found.data, NodeRecord, paths.node(name))
         except WrongCluster as error:
@@ -180,13 +180,13 @@ class NodeKeeper:
     def _on_starters(self) -> None:
         entries = frozenset(self._starters.value or ())
         for entry in sorted(entries - self._entries):
-            if self._listed:  # at the start all records have been asked for before
+            if self._listed:  # at the start, all records were read before
                 self._unread += 1
                 self._tree.tell(self._read_entry(entry), f"{paths.STARTERS}/{entry}", key=object())
         self._entries = entries
         self._starters.pace_s = _PACE_S * max(0, len(entries) - _SHORT)
         alive = liveness.guids(entries)
-        if self._listed:  # a Starter may have registered and gone again between two readings of the list
+        if self._listed:  # a Starter may have registered and gone between two reads of the list
             gone = [record for record in self.records.values() if record.guid not in alive]
             gone.sort(key=lambda record: (record.state is NodeState.FENCED, -record.registered_us, record.node))
             for record in gone[:DOUBTS]:
@@ -230,10 +230,10 @@ class NodeKeeper:
             self.troubles[name] = trouble
         self._changed()
 
-    # -- what follows from them
+    # -- what follows from the facts
 
     def _look_soon(self) -> None:
-        """Looks once for any number of records that have arrived together."""
+        """Calls `_look` once for all records that arrive together."""
         if not self._looks:
             self._looks = True
             self._tree.soon(self._look)
@@ -274,14 +274,14 @@ class NodeKeeper:
         self._tree.tell(self._wait(name, case), f"lost node {name}", key=case)
 
     def _wait(self, name: str, case: _Case) -> Story[None]:
-        """For the end of its grace, and its turn."""
+        """Waits for the end of the node's grace and for its turn."""
         try:
             claimed = yield self._tree.children(paths.running_node(name))
-            claimed = claimed or (yield self._tree.children(paths.hold(name)))  # what it only helped with counts, too
+            claimed = claimed or (yield self._tree.children(paths.hold(name)))  # work that the node only helped with counts, too
             case.claimed = len(claimed or ())
         except RmgrError:
             case.claimed = 1
-        # A Starter that ended in good order left nothing behind: there is nobody to wait for.
+        # A Starter that ended in good order left nothing behind, so there is no grace.
         yield Pause(self.context.settings.grace_us / 1e6 if case.claimed else 0.0)
         yield from self._ripen(name, case)
 
@@ -296,18 +296,18 @@ class NodeKeeper:
         self._tree.tell(self._confirm_all(), "lost nodes")
 
     def _confirm_all(self) -> Story[None]:
-        """One list for all whose grace has ended together: it may be long."""
+        """Confirms all cases whose grace ended together with one read of the list, which may be long."""
         while self._ripe:
             yield self._tree.others_first()
             cases, self._ripe = self._ripe, {}
             yield from self._confirm(cases)
 
     def _confirm(self, cases: dict[str, _Case]) -> Story[None]:
-        """Is it still so? Records first, then the list (FIFO): see `coord/decisions/liveness.py`."""
+        """Checks that the nodes are still lost. Records first, then the list (FIFO): see `coord/decisions/liveness.py`."""
         records = [self._tree.get(paths.node(name)) for name in cases]
         entries = self._tree.children(paths.STARTERS)
         for (name, case), record in zip(cases.items(), records, strict=True):
-            with suppress(RmgrError):  # the fence is tried on an older version then, and loses if that has changed
+            with suppress(RmgrError):  # then the fence is tried on an older version, and is refused if the version has changed
                 found = yield record
                 if found is not None and self._cases.get(name) is case:
                     self._take(name, found)
@@ -318,12 +318,12 @@ class NodeKeeper:
                 if self._cases.get(name) is case:
                     self._tree.tell(self._try_again(name, case), f"lost node {name}", key=case)
             return
-        self._set_alive(liveness.guids(listed or ()))  # drops the cases whose nodes are back
+        self._set_alive(liveness.guids(listed or ()))  # drops the cases of nodes that are back
         doomed: list[str] = []
         for name, case in cases.items():
             if self._cases.get(name) is not case:
                 continue
-            if self.records[name].guid != case.guid:  # another incarnation, lost in its turn: it has its own grace
+            if self.records[name].guid != case.guid:  # a later incarnation is lost: it has its own grace
                 self._drop(name)
                 self._look_soon()
             else:
@@ -344,20 +344,20 @@ class NodeKeeper:
             reasons[name] = liveness.fence_reason(case.claimed, revoked=record.key_id in self._revoked.names, leaves=record.leaves)
             multis.append(fence(self._term.epoch_version, record, self._versions[name], reasons[name]))
         ops = tuple(dict.fromkeys(op for multi in multis for op in multi.ops))  # the leader fence is checked once
-        # All or nothing: what proves one of them proves all.
+        # All or nothing: the list that proves one node lost proves all of them lost.
         outcome = yield self._tree.commit(replace(multis[0], ops=ops), urgent=True)
         standing = [name for name, case in cases.items() if self._cases.get(name) is case]
         match outcome:
             case Committed():
                 self._fenced(cases, reasons, outcome)
-            case Conflict() if len(cases) > 1:  # one of them has registered again
+            case Conflict() if len(cases) > 1:  # one of the nodes has registered again
                 for name in standing:
                     self._fence_soon({name: cases[name]})
-            case Conflict():  # it has registered again: look once more
+            case Conflict():  # the node has registered again: look once more
                 for name in standing:
                     del self._cases[name]
                     self.fetch(name)
-            case Unknown():  # also what is too large for one commit
+            case Unknown():  # also a multi that is too large
                 for name in standing:
                     cases[name].alone = True
                     self._tree.tell(self._try_again(name, cases[name]), f"lost node {name}", key=cases[name])
@@ -408,7 +408,7 @@ class NodeKeeper:
             self._judge_mass()
 
     def turn_s(self) -> float:
-        """0.0: go on; else how long to wait before asking again (rule 21)."""
+        """Returns 0.0 to go on, or how long to wait before asking again (rule 21)."""
         if self.mass is not None:
             self._judge_mass()
         return self._meter.take(self._tree.clock()) if self._meter is not None else 0.0
@@ -420,17 +420,17 @@ class Clearer:
     def __init__(self, keeper: NodeKeeper) -> None:
         self._keeper = keeper
         self._tree, self._term = keeper.context.tree, keeper.context.term
-        self._begun: dict[str, int] = {}  # node -> the fenced version for which its clearing was begun
+        self._begun: dict[str, int] = {}  # node -> version of the FENCE for which its clearing began
 
     def clear(self, name: str, version: int) -> None:
-        """The node is fenced, at this version of its record; often called, once done."""
+        """Begins the clearing of a node fenced at this version of its record; repeated calls do nothing."""
         if self._begun.get(name) != version:
             self.leave(name)
             self._begun[name] = version
             self._tree.tell(self._clear(name, version), f"clearing of {name}", key=("clearing", name))
 
     def leave(self, name: str) -> None:
-        """The node is not fenced (any more)."""
+        """Ends the clearing of a node that is not fenced, or no longer."""
         if self._begun.pop(name, None) is not None:
             self._tree.stories.end(("clearing", name))
 
@@ -452,7 +452,7 @@ class Clearer:
         yield from self._tidy(name, version)
 
     def _tidy(self, name: str, version: int) -> Story[None]:
-        """Takes away orders to the node and its idle marker, which are of no use now. What cannot be deleted by itself stays."""
+        """Deletes the orders to the node and its idle marker, which are useless now. What cannot be deleted alone stays."""
         stuck: set[str] = set()
         while True:
             asked: list[Future[Any]] = [self._tree.children(paths.inbox_node(name)), self._tree.stat(paths.idle(name))]
@@ -467,7 +467,7 @@ class Clearer:
             if multi is None:
                 return
             match (yield self._tree.commit(multi)):
-                case Conflict(path=path) if path == paths.node(name):  # it has registered again: they are its own
+                case Conflict(path=path) if path == paths.node(name):  # the node has registered again and needs them itself
                     self._keeper.fetch(name)
                     return
                 case Conflict(path=path):  # crossed off meanwhile, or something lies below it
@@ -476,7 +476,7 @@ class Clearer:
                     yield Pause(_RETRY_S)
 
     def _fail(self, name: str, version: int, keys: list[BlockKey]) -> Story[int]:
-        """Marks blocks FAILED. Returns: how many."""
+        """Marks blocks FAILED. Returns how many."""
         queues: dict[int, str | None] = {}
         for number in dict.fromkeys(key.submission for key in keys):
             queues[number] = yield from self._keeper.queue_of(number)
@@ -503,16 +503,16 @@ class Clearer:
                     failpoint("leader.after_fail")
                 case Conflict(path=path) if path == paths.node(name):
                     self._keeper.fetch(name)
-                case Conflict(path=path, kind=kind):  # no place for its record: its submission was collected, as the next look tells
+                case Conflict(path=path, kind=kind):  # no place for its record: the submission was collected, as the next look shows
                     self._term.log.debug("leader_fail_conflict", node=name, block=block, path=path, kind=kind)
         return failed
 
     def _ended(self, name: str, version: int, key: BlockKey, queue: str | None, found: Stamped) -> Multi:
-        fenced = Check(paths.node(name), version)  # registered again: the rest is its own business
+        fenced = Check(paths.node(name), version)  # a node that has registered again handles the rest itself
         try:
             if queue is not None:
                 validity.decode(found.data, BlockData, paths.running_block(name, key))
-        except RmgrError as error:  # whoever may hand work over may write what is none: it goes, and spreads nowhere
+        except RmgrError as error:  # a Starter may write invalid data: its block is deleted, and spreads nowhere
             self._term.log.error("block_discarded", path=paths.running_block(name, key), error=error.message)
             queue = None
         if queue is None:

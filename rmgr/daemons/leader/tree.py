@@ -1,9 +1,9 @@
-"""What the parts of one leadership share: reads and commits under the leader fence, calls that wait, a mirror that watches keep fresh.
+"""What the parts of one leadership share: reads and commits under the leader fence, blocking calls, a mirror that watches keep fresh.
 
-Every multi carries the fence (`coord.ops.leader.fenced`); the first one refused by it ends the leadership. While the session is in
-doubt (`pause`) nothing is sent: commits and reads wait, in their order, until the fence was read again.
+Every multi carries the fence (`coord.ops.leader.fenced`); the first one that the fence refuses ends the leadership. While the session is
+in doubt (`pause`) nothing is sent: commits and reads wait, in order, until the fence was read again.
 
-What happens over time is told by stories (`runtime/story.py`), which end with the leadership:
+Stories (`runtime/story.py`) tell what happens over time; they end with the leadership:
 
     found = yield self._tree.get(path)
     outcome = yield self._tree.commit(multi)
@@ -36,28 +36,28 @@ T = TypeVar("T")
 A = TypeVar("A")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
-#: What a cache holds.
+#: The content of a cache.
 C = TypeVar("C", Stamped, list[str])
 Thunk: TypeAlias = Callable[[], object]
 
-#: Commits of a leader on the way at once, and how long one may take before its outcome is unknown.
+#: Commits in flight at once, and how long one may take before its outcome counts as unknown.
 WINDOW = 64
 COMMIT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 15.0
 _CACHE_RETRY_S = 1.0
-#: Of what is mirrored so much is read again at once, so far apart.
+#: A resync of the mirror reads this many caches at a time, with this pause between.
 _AT_ONCE, _APART_S = 50, 0.02
-#: Raised by what was asked, not by what was made of its answer.
+#: Errors of a failed read, not of code that uses its answer.
 _NO_ANSWER = (Unavailable, PermissionDenied, DataLost)
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """From TAKE-OVER until the fence is lost.
+    """One term, from TAKE-OVER until the fence is lost.
 
     Attributes:
-        epoch_version: E, checked by every commit. epoch: the number shown to people.
-        wall_us: microseconds since the epoch, for people and retention only. aside: what made a handler raise.
+        epoch_version: E, checked by every commit. epoch: the number shown to users.
+        wall_us: microseconds since 1970, for display and retention only. aside: errors that handlers raised.
     """
 
     epoch: int
@@ -72,12 +72,12 @@ def _nothing() -> None: ...
 
 
 class LeaderTree:
-    """Reads and commits for one leadership: from TAKE-OVER until the fence is lost.
+    """Reads and commits of one leadership, from TAKE-OVER until the fence is lost.
 
     Args:
         mailbox: of the loop; its messages are thunks.
-        deposed: called once, in the loop, when the leadership has ended by itself.
-        may_act: the lease is valid; asked before each commit.
+        deposed: called once, in the loop, when the leadership ends by itself.
+        may_act: whether the lease is valid; asked before each commit.
         clock: monotonic seconds.
     """
 
@@ -104,35 +104,35 @@ class LeaderTree:
         self._flying = 0
         self._urgent: deque[tuple[Multi, Future[Outcome]]] = deque()
         self._waiting: deque[tuple[Multi, Future[Outcome]]] = deque()
-        self._parked: deque[Thunk] = deque()  # reads asked for while paused
+        self._parked: deque[Thunk] = deque()  # reads requested while paused
 
     # -- the loop
 
     def soon(self, what: Callable[[*Ts], object], *given: *Ts) -> None:
-        """`what` of what is given happens in the loop, after what is there already. From any thread."""
+        """Calls `what` with the given arguments in the loop, after what is already queued. From any thread."""
         self._mailbox.put(partial(self._if_open, what, *given))
 
-    post = soon  # as stories call it
+    post = soon  # the name that stories use
 
     def after(self, delay_s: float, what: Callable[[*Ts], object], *given: *Ts) -> Timer:
-        """The same in `delay_s` seconds."""
+        """Calls `what` in the loop after `delay_s` seconds."""
         return self._mailbox.after(delay_s, partial(self._if_open, what, *given))
 
     def others_first(self) -> Future[None]:
-        """For a story that takes its time: it goes on after what is in the loop by then."""
+        """Returns an answer on which a long story waits: the loop first does what is already queued."""
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def tell(self, story: Story[None], about: str, *, key: Hashable = None) -> bool:
-        """Tells a story of this leadership, one of a key (None: of `about`). False: one of the same key is under way.
+        """Begins a story of this leadership, at most one per key (default: `about`). Returns False if one with this key is still running.
 
-        An answer that does not come ends it; whatever else escapes from it sets aside what it is about.
+        A read that fails ends the story quietly; any other error sets its subject aside.
         """
         return self.stories.begin(self._contained(story, about), key=about if key is None else key)
 
     def every(self, seconds: float, do: Callable[[], Story[None]], about: str) -> None:
-        """Tells a story again and again, about so many seconds apart; the first one somewhat sooner."""
+        """Begins a story again and again, about every `seconds`; the first time somewhat sooner."""
         self.stories.begin(self._rounds(seconds, do, about))
 
     def _rounds(self, seconds: float, do: Callable[[], Story[None]], about: str) -> Story[None]:
@@ -159,55 +159,56 @@ class LeaderTree:
     # -- the leadership
 
     def pause(self) -> None:
-        """The session is in doubt: nothing is sent from now on."""
+        """Sends nothing from now on: the session is in doubt."""
         self._paused = True
 
     def resume(self) -> None:
-        """The fence was read and is ours: what waited goes out."""
+        """Sends what waited: the fence was read and still belongs to this leader."""
         self._paused = False
         while self._parked and not self._paused:
             self._parked.popleft()()
         self._send()
 
     def depose(self, why: str) -> None:
-        """The fence has moved: the leadership ends."""
+        """Ends the leadership: the fence has moved, or the lease is over."""
         if self.is_open:
             self.close()
             self._deposed(why)
 
     def close(self) -> None:
-        """The leadership is over: nothing is sent, nothing is told any more. Idempotent."""
+        """Ends the leadership: sends nothing and calls nothing any more. Idempotent."""
         self.is_open = False
         self.stories.stop()
         self._urgent.clear()
         self._waiting.clear()
         self._parked.clear()
 
-    # -- reads. Their answers come in the order of the questions
+    # -- reads: answers come in the order of the questions
 
     def get(self, path: str, *, watch: Thunk | None = None) -> Future[Stamped | None]:
-        """Data and stat of a znode."""
+        """Reads data and stat of a znode."""
         return self._read(lambda: self._coordinator.get(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
 
     def get_all(self, wanted: Sequence[str]) -> Future[list[Stamped | None]]:
-        """Data and stat of several znodes, in this order."""
+        """Reads data and stat of several znodes, in this order."""
         return self._read(lambda: self._coordinator.get_many(wanted, timeout_s=READ_TIMEOUT_S))
 
     def at_one_moment(self, wanted: Sequence[str], lists: Sequence[str]) -> Future[list[Stamped | list[str] | None]]:
-        """Data of znodes, then names below others, all as they stood at one moment."""
+        """Reads the data of `wanted`, then the children of `lists`, all as of one moment."""
         return self._read(lambda: self._coordinator.at_one_moment(wanted, lists, timeout_s=READ_TIMEOUT_S))
 
     def stat(self, path: str, *, watch: Thunk | None = None) -> Future[Stat | None]:
-        """Stat of a znode."""
+        """Reads the stat of a znode."""
         return self._read(lambda: self._coordinator.stat(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
 
     def children(self, path: str, *, watch: Thunk | None = None) -> Future[list[str] | None]:
-        """Names of the children of a znode."""
+        """Reads the names of the children of a znode."""
         return self._read(lambda: self._coordinator.children(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
 
     def heard(self, answer: Future[T], then: Callable[[T], None], failed: Thunk = _nothing, *, about: str) -> None:
-        """For caches, which are no stories: the answer goes into `then`; when that raises, it is the trouble of what it is about alone.
-        `failed` when there is none in time."""
+        """Passes an answer to `then`, for caches, which are not stories. An error of `then` sets aside only `about`.
+        Calls `failed` if no answer comes in time.
+        """
         answer.add_done_callback(lambda done: self.soon(self._arrived, done, then, failed, about))
 
     def _watch(self, watch: Thunk | None) -> Callable[[], None] | None:
@@ -239,7 +240,7 @@ class LeaderTree:
     # -- commits
 
     def commit(self, multi: Multi, *, urgent: bool = False) -> Future[Outcome]:
-        """Commits `multi` under the leader fence. Urgent ones (liveness) go before all others."""
+        """Commits `multi` under the leader fence. Urgent multis (liveness) overtake all others."""
         answer: Future[Outcome] = Future()
         (self._urgent if urgent else self._waiting).append((fenced(self._term.epoch_version, multi), answer))
         self._send()
@@ -247,7 +248,7 @@ class LeaderTree:
 
     @property
     def backlog(self) -> int:
-        """Commits that wait or are on the way."""
+        """Number of commits that wait or are in flight."""
         return self._flying + len(self._urgent) + len(self._waiting)
 
     def _send(self) -> None:
@@ -266,10 +267,10 @@ class LeaderTree:
             future.add_done_callback(partial(self._answered, multi, answer))
 
     def _answered(self, multi: Multi, answer: Future[Outcome], future: Future[Outcome]) -> None:
-        """On a thread of the adapter. Who waits hears of it in the loop in this order, among the answers to reads."""
+        """Runs on a thread of the adapter. The loop sees outcomes in this order, in sequence with answers to reads."""
         try:
             outcome, error = future.result(), ""
-        except RmgrError as refused:  # not committed; whoever asked reads again, and tries again later
+        except RmgrError as refused:  # not committed; the caller reads again and tries later
             outcome, error = Unknown(refused.message), refused.message
         self.soon(self._account, multi, outcome, error)
         if not _is_fenced(outcome):
@@ -291,7 +292,7 @@ class LeaderTree:
 
 
 def version_of(outcome: Committed) -> int:
-    """The version that a fenced multi has given to the znode that its first own operation sets."""
+    """Returns the version that a fenced multi gave to the znode of its first operation after the fence."""
     return outcome.versions[1]
 
 
@@ -308,18 +309,18 @@ def _pass_on(answer: Future[T], done: Future[T]) -> None:
 
 
 class WatchedCache(Generic[C]):
-    """Cached content of `path`: `value` (None: nothing there), once `is_known`.
+    """Cached content of `path`: `value` (None if the znode is absent), valid once `is_known`.
 
-    A watch is a hint: it is one-shot, changes in between are not seen, and none arrives while the link is down (then all fire at once). So
-    a cache always reads the present state, at most once per `pace_s`, and never counts events.
+    A watch is only a hint: it fires once, misses changes in between, and none arrives while the link is down (then all fire at once). So a
+    cache always reads the present state, at most once per `pace_s`, and never counts events.
 
     Args:
         ask: `tree.get` or `tree.children` (see `data_of`, `names_below`).
-        changed: called, with `about`, after each read whose value differs from the one before, and after the first; after the next, too,
-            when it raised.
-    Attributes: pace_s: least time between two reads. is_watched: False: no more watches are set.
+        changed: called with `about` after the first read and after each read with another value; called again after the next read if it
+            raised.
+    Attributes: pace_s: least time between two reads. is_watched: False sets no more watches.
     asked_s: when the read of `value` was sent.
-    is_chatty: `changed` is called after every read: what came and went between two reads leaves no difference.
+    is_chatty: calls `changed` after every read, because a child that came and went between two reads leaves no difference.
     """
 
     __slots__ = (
@@ -357,13 +358,13 @@ class WatchedCache(Generic[C]):
         self.pace_s = 0.0
         self._read_s = self.asked_s = float("-inf")
         self._reading = False
-        self._stale = False  # asked for again while a read was on its way
-        self._armed = False  # a watch of ours is set on the server
-        self._is_owed = False  # `changed` has not taken the value
+        self._stale = False  # another refresh was asked for during a read
+        self._armed = False  # a watch of this cache is set on the server
+        self._is_owed = False  # `changed` has not taken the value yet
         self._timer: Timer | None = None
 
     def refresh(self) -> None:
-        """Reads now (a read that is on its way is followed by another)."""
+        """Reads now; a read already in flight is followed by another."""
         if self._changed is None:
             return
         if self._reading:
@@ -377,18 +378,18 @@ class WatchedCache(Generic[C]):
         self._tree.heard(self._ask(self.path, watch=watch), self._arrived, self._failed, about=self.path)
 
     def hurry(self) -> bool:
-        """What the pace has put off is read now. Returns: a read is on its way."""
+        """Sends a read that the pace put off. Returns whether a read is in flight."""
         if self._timer is not None:
             self.refresh()
         return self._reading
 
     @property
     def is_stopped(self) -> bool:
-        """Nobody looks at it any more."""
+        """Whether the cache was stopped."""
         return self._changed is None
 
     def stop(self) -> None:
-        """Forgets everything; no callback follows."""
+        """Stops the cache; no callback follows."""
         self._changed = None
         self._cancel_timer()
 
@@ -422,7 +423,7 @@ class WatchedCache(Generic[C]):
     def _failed(self) -> None:
         self._reading = False
         self._stale = False
-        self._armed = False  # perhaps it was set: then a second one costs nothing
+        self._armed = False  # the watch may have been set after all; a second one costs nothing
         if self._changed is not None and self._timer is None:
             self._timer = self._tree.after(_CACHE_RETRY_S * machine.uniform(0.5, 1.5), self._due)
 
@@ -433,17 +434,17 @@ class WatchedCache(Generic[C]):
 
 
 def data_of(tree: LeaderTree, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[Stamped]:
-    """A cache of the data and stat of a znode."""
+    """Makes a cache of the data and stat of a znode."""
     return WatchedCache(tree, tree.get, path, changed, *about)
 
 
 def names_below(tree: LeaderTree, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[list[str]]:
-    """A cache of the names of the children of a znode."""
+    """Makes a cache of the names of the children of a znode."""
     return WatchedCache(tree, tree.children, path, changed, *about)
 
 
 class WatchedChildren:
-    """Cached data of all children of `path`, by name. `changed` is told the name of each that came, is another, or has gone."""
+    """Cached data of all children of `path`, by name. Calls `changed` with the name of each child that came, changed or went."""
 
     def __init__(self, mirror: Mirror, path: str) -> None:
         self.values: dict[str, Stamped] = {}
@@ -456,11 +457,11 @@ class WatchedChildren:
 
     @property
     def names(self) -> list[str]:
-        """Those that are there; the data of some may be on its way."""
+        """Names of the present children; the data of some may not be read yet."""
         return self._names.value or []
 
     def refresh(self) -> None:
-        """Reads the list again."""
+        """Reads the list of children again."""
         self._names.refresh()
 
     def _listed(self) -> None:
@@ -474,7 +475,7 @@ class WatchedChildren:
             if cache is None:
                 cache = self._children[name] = self._mirror.data(f"{self._path}/{name}", self._take, name)
                 cache.refresh()
-            elif cache.is_known and cache.value is None:  # made anew between two readings of the list
+            elif cache.is_known and cache.value is None:  # created again between two reads of the list
                 cache.refresh()
 
     def _take(self, name: str) -> None:
@@ -491,8 +492,8 @@ class WatchedChildren:
 
 
 class Mirror:
-    """Subtrees that watches keep fresh for one leadership. What is read at a pace of its own is not in it: submissions
-    (`submissions/follow.py`), lists of jobs (`placement/arrivals.py`).
+    """Subtrees that watches keep fresh for one leadership. Submissions (`submissions/follow.py`) and lists of jobs
+    (`placement/arrivals.py`) are not in it: they are read at their own pace.
     """
 
     def __init__(self, tree: LeaderTree) -> None:
@@ -501,15 +502,15 @@ class Mirror:
         self._below: dict[str, WatchedChildren] = {}
 
     def data(self, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[Stamped]:
-        """The data of a znode; read first when it is refreshed."""
+        """Adds the data of a znode; the first `refresh` reads it."""
         return self._kept(data_of(self._tree, path, changed, *about))
 
     def names(self, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[list[str]]:
-        """The names of the children of a znode; read first when it is refreshed."""
+        """Adds the names of the children of a znode; the first `refresh` reads them."""
         return self._kept(names_below(self._tree, path, changed, *about))
 
     def below(self, path: str, changed: Callable[[str], object]) -> WatchedChildren:
-        """All children of a znode, with their data; read first when they are refreshed. Several parts may look at them."""
+        """Adds all children of a znode, with their data; the first `refresh` reads them. Several parts may share them."""
         found = self._below.get(path)
         if found is None:
             found = self._below[path] = WatchedChildren(self, path)
@@ -517,12 +518,12 @@ class Mirror:
         return found
 
     def hurry(self) -> bool:
-        """Reads now what a pace has put off. Returns: nothing is being read."""
+        """Sends reads that a pace put off. Returns whether nothing is being read."""
         reading = [cache.hurry() for cache in self._caches]
         return not any(reading)
 
     def read_again(self) -> Story[None]:
-        """Everything, watches or not; some at a time: the loop has other things to do."""
+        """Reads everything again, watched or not, in portions: the loop has other things to do."""
         self._caches = [cache for cache in self._caches if not cache.is_stopped]
         for at, cache in enumerate(list(self._caches), start=1):
             cache.refresh()
@@ -541,9 +542,9 @@ def _same(old: C | None, new: C | None) -> bool:
 
 
 class WaitingCalls:
-    """Calls that wait, of the data store and of ZooKeeper, on other threads.
+    """Blocking calls of the data store and of ZooKeeper, made on other threads.
 
-    Args: io: where the calls run.
+    Args: io: the threads.
     """
 
     def __init__(self, coordinator: Coordinator, store: Store, io: Executor, term: Term) -> None:
@@ -553,11 +554,11 @@ class WaitingCalls:
         self._term = term
 
     def store(self, call: Callable[Concatenate[Store, P], T], *given: P.args, **named: P.kwargs) -> Future[T]:
-        """Carries out `call` on the store, with what is given. Its answer raises: RmgrError, whatever went wrong, and that is logged."""
+        """Calls `call` on the store with the given arguments. The answer raises only RmgrError; errors are logged."""
         return self._io.submit(self._carried_out, lambda store: call(store, *given, **named), self._store)
 
     def coordinator(self, call: Callable[[Coordinator], T]) -> Future[T]:
-        """The same with ZooKeeper, for what waits there. What it commits has no leader fence."""
+        """Calls `call` on ZooKeeper, for operations that block. Its commits carry no leader fence."""
         return self._io.submit(self._carried_out, call, self._coordinator)
 
     def _carried_out(self, call: Callable[[A], T], port: A) -> T:
@@ -572,17 +573,17 @@ class WaitingCalls:
 
 
 class LeaderContext:
-    """What the parts of one leadership are made with: its term, ZooKeeper under its fence, and calls that wait.
+    """What the parts of one leadership are made with: its term, ZooKeeper under its fence, blocking calls.
 
     Args:
-        epoch_version: E, checked by every commit. epoch: the number shown to people.
+        epoch_version: E, checked by every commit. epoch: the number shown to users.
         mailbox: of the loop; its messages are thunks.
-        io: where store calls run (they block).
-        deposed: called once, in the loop, when the leadership has ended by itself.
-        may_act: the lease is valid; asked before each commit.
+        io: threads for store calls (they block).
+        deposed: called once, in the loop, when the leadership ends by itself.
+        may_act: whether the lease is valid; asked before each commit.
         credentials: of this WatchDog, None in an open cluster.
-        clock: monotonic seconds. wall_us: microseconds since the epoch, for people and retention only.
-    Attributes: settings: the cluster's, as they are now.
+        clock: monotonic seconds. wall_us: microseconds since 1970, for display and retention only.
+    Attributes: settings: the cluster's present settings.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""What users have: counted from the leader's memory, told to Starters and clients, and answered to who asks.
+"""What users have: counted from the leader's memory, published to Starters and clients, and reported on request.
 
-Of users who have a cap, cores in use and open jobs stand in `/usage`, each second. Nothing is looked at while nobody has a cap, and
-nothing written while nothing has changed. Starters go by what was told last (`daemons/starter/core/shares.py`), also while nobody leads.
+For users with a cap, `/usage` holds cores in use and open jobs, refreshed each second. Nothing is read while no user has a cap, and
+nothing is written while nothing changes. Starters go by the last published numbers (`daemons/starter/core/shares.py`), also without a
+leader.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story, each
 
-#: The other znodes of a submission, with what ZooKeeper keeps of each (bytes).
+#: Estimate of ZooKeeper's memory for the other znodes of a submission, in bytes.
 _ZNODES_BYTES = 1000
-#: Between two looks.
+#: Pause between two looks.
 LOOK_S = 1.0
-#: Blocks that are read in one look, to know what of them is left and where they stand; of more than these all that was claimed counts.
+#: Blocks read in one look, to learn how much of them is left and where it stands; further blocks count with all that was claimed.
 MOST_READ = 2_000
-#: How old the numbers may be, and those that decide whether somebody is refused.
+#: Greatest age of the numbers, and of numbers that decide about a refusal.
 OLD_S, FRESH_S = 2.0, 0.25
 _ANSWER_S = 4.0
 
@@ -59,9 +60,9 @@ class UserTotals:
 
 
 def usage(followed: Iterable[Followed]) -> dict[str, UserTotals]:
-    """By user. Cost: about 1 us a submission.
+    """Returns totals by user. Cost: about 1 us a submission.
 
-    A submission that was made a moment ago counts as open, its tasks when its tail has been read (half a second).
+    A new submission counts as open at once; its tasks count after its tail was read (half a second).
     """
     found: dict[str, UserTotals] = {}
     for item in followed:
@@ -79,10 +80,10 @@ def usage(followed: Iterable[Followed]) -> dict[str, UserTotals]:
 
 
 class CapKeeper:
-    """All that one leader writes into `/usage`. In its loop.
+    """Keeps `/usage` up to date for one leader. In its loop.
 
     Args: followed: submissions in memory, by number.
-    Attributes: cores: from any thread.
+    Attributes: cores: may be read from any thread.
     """
 
     def __init__(
@@ -95,12 +96,12 @@ class CapKeeper:
         self._followed = followed
         self._context = context
         self._nodes = nodes
-        self._version: int | None = None  #: of the znode, None: it is not there, or not known
-        self._told: tuple[dict[str, dict[str, int]], CappedUse] | None = None  #: what was counted when it was written last
-        self.cores: Mapping[str, int] = {}  #: in use, by user, as of the last look; nobody's while nobody has a cap
+        self._version: int | None = None  #: of the znode; None if absent or unknown
+        self._told: tuple[dict[str, dict[str, int]], CappedUse] | None = None  #: the counts at the last write
+        self.cores: Mapping[str, int] = {}  #: in use, by user, as of the last look; empty while no user has a cap
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts looking."""
         self._tree.tell(self._rounds(), "looks at users with caps")
 
     def _rounds(self) -> Story[None]:
@@ -109,7 +110,7 @@ class CapKeeper:
             if self._context.settings.limits.has_caps:
                 self._tree.tell(self._look(), paths.USAGE)
             else:
-                self.cores, self._told = {}, None  # when somebody has one again all of it is told anew
+                self.cores, self._told = {}, None  # when a user gets a cap again, everything is written anew
 
     def _look(self) -> Story[None]:
         if self._told is None:
@@ -130,7 +131,7 @@ class CapKeeper:
             if isinstance(outcome, Committed):
                 self._version, self._told = 0 if self._version is None else self._version + 1, (used, told)
             else:
-                self._told = None  # its version is read before the next look
+                self._told = None  # the version is read before the next look
 
     def _is_placed(self, key: BlockKey) -> bool:
         followed = self._followed.get(key.submission)
@@ -139,7 +140,7 @@ class CapKeeper:
     def _count(
         self, blocks: Iterable[tuple[str, BlockKey]], data: Mapping[tuple[str, BlockKey], Stamped | None]
     ) -> tuple[dict[str, dict[str, int]], CappedUse]:
-        """Cores by node and user, and what is to be told."""
+        """Returns cores by node and user, and the record for `/usage`."""
         settings = self._context.settings
         counted = usage(self._followed.values())
         tags = {paths.user_tag(user): user for user in (*settings.limits.cores_of, *counted)}
@@ -153,18 +154,18 @@ class CapKeeper:
         return used, admitted.capped(settings.limits, used, jobs, free or len(up))
 
     def _up(self) -> list[str]:
-        """Nodes whose Starters could claim."""
+        """Returns the nodes whose Starters could claim."""
         return [node for node, record in self._nodes.records.items() if record.guid in self._nodes.alive and node not in self._nodes.drains]
 
     def _user_of(self, tags: Mapping[str, str], block: BlockOnNode) -> str | None:
         followed = self._followed.get(block.key.submission)
         if followed is not None and followed.submission is not None:
             return followed.submission.user
-        return tags.get(block.key.user)  # its record was not read yet: what its name says does for a moment
+        return tags.get(block.key.user)  # the record was not read yet; the tag in the block's name does for a moment
 
 
 def _block(node: str, key: BlockKey, data: Mapping[tuple[str, BlockKey], Stamped | None]) -> BlockOnNode | None:
-    """None: it has gone meanwhile. What cannot be read counts as it was claimed."""
+    """Returns the block, None if it has gone meanwhile. A block that cannot be read counts as it was claimed."""
     if (node, key) not in data:
         return BlockOnNode(node=node, key=key)
     found = data[node, key]
@@ -178,9 +179,9 @@ def _block(node: str, key: BlockKey, data: Mapping[tuple[str, BlockKey], Stamped
 
 
 def wanted(users: Sequence[str], caller: Caller, operators: Sequence[str], known: Callable[[], Sequence[str]]) -> Sequence[str]:
-    """Of whom is told: those that were named, none = the caller himself. Raises PermissionDenied.
+    """Returns the users to report on: those named, or the caller if none is. Raises PermissionDenied.
 
-    known: everybody, for a gateway that asks for itself and for an operator of whom nobody is asked.
+    known: returns all users, for a gateway that asks for itself and for an operator who names nobody.
     """
     if not caller.is_open and caller.who is not None and caller.who.role is Role.SUBMITTER:
         return users or known()
@@ -191,11 +192,11 @@ def wanted(users: Sequence[str], caller: Caller, operators: Sequence[str], known
 
 
 class LeaderUse:
-    """`UseAnswers` of a WatchDog. Thread-safe.
+    """Implements `UseAnswers` in a WatchDog. Thread-safe.
 
     Args:
-        followed: submissions by number, None while it does not lead. call: runs a function in its loop.
-        cores: in use by user, while somebody has a cap.
+        followed: submissions by number, None while this WatchDog does not lead. call: runs a function in its loop.
+        cores: cores in use by user, while some user has a cap.
     """
 
     def __init__(
@@ -233,7 +234,7 @@ class LeaderUse:
         return UseAnswer(users=told, age_s=machine.monotonic() - read_s, limits=self._bounds.limits)
 
     def _read(self, age_s: float) -> tuple[dict[str, UserTotals], float]:
-        """Counts again where the last count is older. One counts, the others wait for it. Raises Unavailable."""
+        """Counts again if the last count is older than `age_s`. One thread counts, the others wait for it. Raises Unavailable."""
         followed = self._followed()
         if followed is None:
             raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")

@@ -1,7 +1,7 @@
-"""The WatchDog: a process that stands for election, leads when its turn comes, and hands over when it is asked to end.
+"""The WatchDog: a process that stands for election, leads when elected, and hands over when asked to end.
 
-One thread owns all state and takes messages (thunks) out of one mailbox; ZooKeeper's and the store's callbacks only put
-messages in. Losing the session, or the lease, ends a leadership at once; only the fence decides what was still committed.
+One thread owns all state and takes messages (thunks) from one mailbox; callbacks of ZooKeeper and the store only put messages there.
+Loss of the session or of the lease ends a leadership at once; only the fence decides which commits still succeeded.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ from rmgr.runtime.supervision import Lease, Notifier, StallGuard
 
 Thunk = Callable[[], object]
 
-#: A loop that takes longer than this for one message is dead: the process ends, its successor takes over.
+#: A loop that takes longer than this for one message counts as dead: the process ends and its successor takes over.
 STALL_S = 12.0
-#: The loop comes round at least this often.
+#: The loop wakes up at least this often.
 _ROUND_S = 2.5
 _IO_THREADS = 2
 _RPC_THREADS = 64
-#: How long the loop may take to say which nodes there are.
+#: Longest time for the loop to list the nodes.
 _ANSWER_S = 4.0
 
 
 class Watchdog:
-    """One WatchDog: candidate or leader. `serve` is its loop.
+    """One WatchDog, candidate or leader. `serve` is its loop.
 
     Args:
-        meta: the cluster that it belongs to.
+        meta: the cluster that this WatchDog belongs to.
         endpoint: where it answers gRPC.
-        resync_s: mean time between two comparisons of memory and znodes while it leads.
+        resync_s: mean time between two comparisons of memory with znodes while it leads.
         credentials: see `LeaderContext`.
     """
 
@@ -104,11 +104,11 @@ class Watchdog:
         self._io = machine.steady_pool(_IO_THREADS, "store")
         self._lease = Lease(coordinator)
         self._session = 0
-        self._stories = Stories(self.mailbox)  # of this session
+        self._stories = Stories(self.mailbox)  # of the current session
         self._stopping = False
         self._guard: StallGuard | None = None
         self._notifier: Notifier | None = None
-        self._aside = Aside(log, metrics.loop_errors.inc)  # messages that raised: each place in the code is told once
+        self._aside = Aside(log, metrics.loop_errors.inc)  # messages that raised; each place in the code is reported once
         mine = release()
         record = EpochRecord(
             leader=self.guid,
@@ -130,7 +130,7 @@ class Watchdog:
     # -- from any thread
 
     def stop(self) -> None:
-        """Ends the loop at its next message: hands over."""
+        """Ends the loop at its next message, and hands over."""
         self._stopping = True
         self.mailbox.put(lambda: None)
 
@@ -148,27 +148,27 @@ class Watchdog:
         return future
 
     def followed(self) -> Mapping[int, Followed] | None:
-        """Submissions by number, None while it does not lead. From any thread; to be looked into in the loop."""
+        """Returns submissions by number, None while this WatchDog does not lead. From any thread; read the mapping only in the loop."""
         return None if (leader := self.leader) is None else leader.submissions.followed
 
     def living(self) -> Sequence[NodeRecord]:
-        """Nodes whose Starters are there, none while it does not lead. From any other thread. Raises: TimeoutError."""
+        """Returns nodes with live Starters, none while this WatchDog does not lead. From any thread but the loop. Raises: TimeoutError."""
         leader = self.leader
         found: Sequence[NodeRecord] = () if leader is None else self.call(leader.living).result(_ANSWER_S)
         return found
 
     def cores(self) -> Mapping[str, int]:
-        """Cores in use by user, while it leads and somebody has a cap. From any thread."""
+        """Returns cores in use by user, while this WatchDog leads and some user has a cap. From any thread."""
         return {} if (leader := self.leader) is None else leader.caps.cores
 
     def unable(self) -> str:
-        """Why it neither leads nor could take over, "" while it does one of both. From any thread."""
+        """Returns why this WatchDog neither leads nor could take over, "" if it does either. From any thread."""
         return "" if self.leader is not None or self._candidacy.is_standing else "not standing for election"
 
     # -- the loop
 
     def serve(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
-        """Until `stop`, or until the ensemble turns out to be another cluster's (`failure`)."""
+        """Runs until `stop`, or until the ensemble turns out to be another cluster's (`failure`)."""
         self.begin(guard, notifier)
         run_loop(self)
         if notifier is not None:
@@ -176,7 +176,7 @@ class Watchdog:
         self._end_leadership("this process was asked to end")
 
     def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
-        """Listens to its session; from now on `turn` may be called (see `LoopOwner`)."""
+        """Starts listening to the session; from now on `turn` may be called (see `LoopOwner`)."""
         self._guard, self._notifier = guard, notifier
         self._coordinator.listen(lambda state: self.mailbox.put(lambda: self._on_session(state)))
 
@@ -193,13 +193,13 @@ class Watchdog:
         failpoint("watchdog.round")
         if message is not None:
             started_s = machine.perf_counter()
-            # Loop boundary: one bad record must not take the cluster's leader away.
+            # Loop boundary: one bad record must not cost the cluster its leader.
             (self._aside if self.leader is None else self.leader.aside).attempt(message)
             self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
         return not self._stopping
 
     def _tell(self, notifier: Notifier) -> None:
-        """Ready once it stands for election; the status says as what."""
+        """Reports readiness once this WatchDog stands for election, and its present role."""
         if self._candidacy.is_standing:
             notifier.ready()
         if self.leader is not None:
@@ -210,7 +210,7 @@ class Watchdog:
             notifier.tell("degraded: not standing for election" if self._session else "degraded: no session with ZooKeeper")
 
     def close(self) -> None:
-        """Ends the session at once (the successor is told by its watch), then the threads. After `serve`."""
+        """Ends the session at once (the successor's watch fires), then the threads. Call it after `serve`."""
         self._coordinator.close(timeout_s=2.0)
         self._io.shutdown(wait=False, cancel_futures=True)
 
@@ -240,7 +240,7 @@ class Watchdog:
                 self._session = 0
 
     def _recognise(self) -> Story[None]:
-        """A new session may be with other servers, or with wiped ones: is it still our cluster?"""
+        """Checks that a new session is with the same cluster: it may be with other servers, or with wiped ones."""
         while True:
             try:
                 found = yield self._coordinator.get(paths.META)
@@ -249,7 +249,7 @@ class Watchdog:
                 yield Pause(0.5)
         meta = None if found is None else decode_record(found.data, Meta, paths.META)
         try:
-            check_release(check_same(meta, self.meta.cluster_id))  # the cluster may have gone on without us
+            check_release(check_same(meta, self.meta.cluster_id))  # the cluster may have been upgraded meanwhile
         except (WrongCluster, VersionMismatch) as error:
             self.failure, self._stopping = error, True
             return
@@ -294,9 +294,10 @@ class Watchdog:
         self._log.warning("leadership_ended", epoch=leader.record.epoch, why=why)
 
     def _watch_lease(self, leader: Leader) -> Story[None]:
-        """No answer for longer than the lease: whatever the session says, somebody else may lead by now."""
+        """Ends the leadership when no answer came for longer than the lease: whatever the session says, another WatchDog may lead by now.
+        """
         while self.leader is leader and self._lease.is_valid():
-            # At its end, and not much later should the host be suspended until then, while the clock of timers stands still.
+            # Wakes at the end of the lease, and soon after it even if the host was suspended, which stops the timers' clock.
             yield Pause(max(0.1, min(self._lease.remaining_s(), self._lease.length_s / 2)))
         if self.leader is leader:
             self._on_deposed("the lease is over")
@@ -310,7 +311,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
 
     Args: insecure: see `runtime.secured.check_exposure`.
     Raises: ConfigError, NotConnected, CoordinationUnavailable, Unavailable, WrongCluster at the start. A data store that does
-        not answer is no reason to end: it is waited for in the background.
+        not answer is no error: the WatchDog waits for it in the background.
     """
     credentials = credentials_of(config, Role.WATCHDOG)
     check_exposure(credentials, listen=config.watchdog.listen, metrics=config.watchdog.metrics, insecure=insecure)
@@ -321,7 +322,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
         if credentials is not None and (mended := secure_tree(coordinator).mended):
             log.warning("tree_secured", count=mended)
         if credentials is not None:
-            publish(coordinator, credentials, timeout_s=config.cluster.connect_timeout_s)  # for those who read what it signs
+            publish(coordinator, credentials, timeout_s=config.cluster.connect_timeout_s)  # for readers who verify its signatures
         store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
         log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
         return _serve(config, coordinator, store, meta, log, metrics, credentials)
@@ -392,7 +393,7 @@ def _serve(
     try:
         watchdog.serve(guard, notifier if notifier.is_on else None)
     finally:
-        watchdog.close()  # first of all: the successor waits for it
+        watchdog.close()  # first of all, because the successor waits for it
         guard.stop()
         voice.stop()
         reach.stop()
