@@ -1,7 +1,7 @@
-"""Answers questions on ZooKeeper and the data store: in the process of whoever is trusted with these, and in gateways for everybody else.
+"""Answers questions on ZooKeeper and the data store: in processes that are trusted with both, and in gateways for all others.
 
-One function a question, in a table; orders stand in `orders.py`. Who asks is known to whoever makes the `Answers`, and is written where
-something is changed.
+One function per question, in a table; orders are in `orders.py`. The maker of the `Answers` knows the asker, whose name is recorded with
+every change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rmgr.submitter.records import read_nodes, read_stored
 
 A = TypeVar("A")
 
-#: Fragments that one answer holds: 3 MiB at most.
+#: Fragments in one answer: 3 MiB at most.
 _FRAGMENTS = 250
 
 
@@ -49,14 +49,14 @@ class Answers:
     """A `questions.Asks`. Thread-safe as far as its parts are.
 
     Args:
-        store: opens the data store; None where it cannot be had. who: asks.
-        owner_of: whose a submission is; None = it is read each time.
-        is_direct: who asks reaches ZooKeeper himself, too: he is kept from no reading, and the settings say who is an operator beside
-            certificates.
-        own_key: of the connection of who asks, "" = whoever asks has the cluster's credentials. certify: key id and canonical form of a
-            certificate; None in an open cluster. most_tasks: in one answer, 0 = all.
-        ordered: is told of each order that was carried out, and whose work beside his own it concerned.
-        fates: shared by several; None: its own.
+        store: opens the data store; returns None if it cannot. who: the asker.
+        owner_of: returns a submission's owner; None = read it each time.
+        is_direct: the asker reaches ZooKeeper directly, too: no reading is refused, and operators named in the settings count beside
+            those with a certificate.
+        own_key: key of the asker's connection, "" = the asker has the cluster's credentials. certify: returns key id and canonical form of
+            a certificate; None in an open cluster. most_tasks: in one answer, 0 = all.
+        ordered: called with each order that was carried out, and the other users whose work it concerned.
+        fates: shared by several `Answers`; None: its own.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class Answers:
         return answer
 
     def operators(self, timeout_s: float) -> tuple[str, ...]:
-        """Names that count as operators beside what is proven."""
+        """Returns names that count as operators without a certificate."""
         return _read_settings(self, q.ReadSettings(), timeout_s).settings.operators if self.is_direct else ()
 
     @property
     def fates(self) -> Fates:
-        """What became of tasks, remembered."""
+        """Knows and remembers what became of tasks."""
         if self._fates is None:
             store = self.store()
             if store is None:
@@ -118,18 +118,18 @@ class Answers:
         return self._fates
 
     def may_read(self, number: int, timeout_s: float) -> bool:
-        """He may know of a submission: it is his, or not there, or he may know of all."""
+        """Returns whether the asker may know of a submission: it is the asker's own, does not exist, or the asker may read all."""
         if self.is_direct or self.who.is_free:
             return True
         owner = self._owner_of(number) if self._owner_of is not None else self._owner(number, timeout_s)
         return owner is None or self.who.owns(owner)
 
     def get(self, path: str, timeout_s: float) -> Stamped | None:
-        """One znode."""
+        """Reads one znode."""
         return self.coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1.0)
 
     def children(self, path: str, timeout_s: float) -> list[str]:
-        """Names below a znode, none where it is not there."""
+        """Returns the names below a znode, [] if it does not exist."""
         return self.coordinator.children(path, timeout_s=timeout_s).result(timeout_s + 1.0) or []
 
     def _owner(self, number: int, timeout_s: float) -> str | None:
@@ -141,7 +141,7 @@ class Answers:
         return past.user if past is not None else None
 
 
-# -- what stands there --------------------------------------------------------------------------------------------------------
+# -- reading what is recorded --------------------------------------------------------------------------------------------------
 
 
 def _read_meta(on: Answers, _: q.ReadMeta, timeout_s: float) -> Meta | None:
@@ -241,7 +241,7 @@ def _read_fragments(on: Answers, question: q.ReadFragments, timeout_s: float) ->
             where = [paths.fragment(number, at) for at in range(first, stop)]
             found = fetch(where, on.coordinator.get, timeout_s=timeout_s)
             if None in found and done.version != version:
-                version = done.version  # a page was written meanwhile; else they are gone for good: what is there is told
+                version = done.version  # a page was written meanwhile; if not, they are gone: tell what is there
                 continue
             fragments = [read_fragment(item.data) for item in found if item is not None]
         is_last = stop >= done.stat.creates
@@ -272,7 +272,7 @@ def _read_gangs(on: Answers, _: q.ReadGangs, timeout_s: float) -> tuple[q.GangRe
 
 
 def _turns(on: Answers, record: GangRecord, timeout_s: float) -> bool:
-    """Some attempt that it names has its nodes: the record of one whose jobs have all ended stays until others come."""
+    """Returns whether some attempt in the record still has its nodes. A gang's record stays after its jobs have ended."""
     named = {(job, attempt) for job, attempt, _ in record.attempts}
     lists = fetch([paths.running_node(node) for node, _ in record.leaves], on.coordinator.children, timeout_s=timeout_s) if named else []
     keys = (key for names in lists for _, key in paths.blocks_in(names))
@@ -316,7 +316,7 @@ def _read_revoked(on: Answers, _: q.ReadRevoked, timeout_s: float) -> tuple[q.Re
 
 
 def _snapshot(on: Answers, timeout_s: float) -> ClusterSnapshot:
-    """All submissions that he may see."""
+    """Returns a snapshot of all submissions that the asker may see."""
 
     def shown(record: Submission) -> bool:
         return on.is_direct or may(on.who, record.user)
@@ -350,7 +350,7 @@ def _derive_explain(on: Answers, question: q.DeriveExplain, timeout_s: float) ->
     return views.explain(facts, question.number, question.position)
 
 
-#: Every question, and what answers it.
+#: Every question, and the function that answers it.
 ANSWERS: dict[type[Question[Any]], Callable[[Answers, Any, float], Any]] = {
     q.ReadMeta: _read_meta,
     q.ReadSettings: _read_settings,

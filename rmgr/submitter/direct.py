@@ -1,4 +1,4 @@
-"""`WorkPort` on ZooKeeper and the data store: in the process of whoever is trusted with both, and in gateways for everybody else."""
+"""`WorkPort` on ZooKeeper and the data store: in processes that are trusted with both, and in gateways for all others."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class Submitter:
-    """What a process has of a Submitter once, however many owners of submissions it serves.
+    """The shared parts of a Submitter in one process, however many owners of submissions it serves.
 
     Args:
         loop: the Submitter's thread. coordinator, store: connected.
         cap_blocks: overrides the queues' `max_pending_blocks` (tests).
-        lines: makes the direct lines to Starters; None: there are none. believes: fragments that are told of on them; None = all.
+        lines: makes the direct lines to Starters; None: no direct lines. believes: whether to accept a fragment heard on one; None = all.
         decode: as of `Follower`.
     """
 
@@ -66,22 +66,22 @@ class Submitter:
         coordinator.listen(lambda state: loop.post(lambda: self._on_session(state)))
 
     def work(self, entry: SubmitterEntry, listener: Callable[[SessionState], None] = lambda _: None) -> DirectWork:
-        """Work for one owner of submissions; `entry` says who. listener: told of the session on the Submitter's thread."""
+        """Makes the `WorkPort` of the owner that `entry` describes. listener: hears of the session on the Submitter's thread."""
         made = DirectWork(self, entry, listener)
         self.post(lambda: self._works.append(made))
         return made
 
     def upkeeps(self) -> Iterator[Upkeep]:
-        """All that is looked after, or followed. On the Submitter's thread."""
+        """Yields all submissions that are looked after or followed. On the Submitter's thread."""
         for upkeeps in list(self._upkeeps.values()):
             yield from list(upkeeps)
 
     def add(self, upkeep: Upkeep) -> None:
-        """It begins."""
+        """Adds an upkeep that begins."""
         self._upkeeps.setdefault(upkeep.number, []).append(upkeep)
 
     def forget(self, upkeep: Upkeep) -> None:
-        """It is over."""
+        """Removes an upkeep that is over."""
         upkeeps = self._upkeeps.get(upkeep.number)
         if upkeeps is not None and upkeep in upkeeps:
             upkeeps.remove(upkeep)
@@ -89,12 +89,12 @@ class Submitter:
                 del self._upkeeps[upkeep.number]
 
     def drop(self, work: DirectWork) -> None:
-        """Its owner has gone."""
+        """Removes the work of an owner that has gone."""
         if work in self._works:
             self._works.remove(work)
 
     def _hear(self, message: Ahead | Told) -> None:
-        """A Starter says on a direct line what it commits."""
+        """Takes what a Starter reports on a direct line about its commits."""
         for upkeep in list(self._upkeeps.get(message.submission, ())):
             upkeep.heard(message)
 
@@ -130,7 +130,7 @@ class DirectWork:
         return self.submitter.coordinator.session_timeout_s
 
     def wait_ready(self, timeout_s: float) -> None:
-        """See `port.WorkPort`: whoever made the coordinator has waited."""
+        """See `port.WorkPort`. Does nothing: the maker of the coordinator has waited."""
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
         """See `port.WorkPort`."""
@@ -141,7 +141,7 @@ class DirectWork:
         return self.submitter.records.nodes(timeout_s=timeout_s)
 
     def submit(self, order: Order, *, timeout_s: float, is_repeat: bool = False) -> Submitted:
-        """See `port.WorkPort`. is_repeat: it may have been carried out elsewhere."""
+        """See `port.WorkPort`. is_repeat: the order may have been carried out elsewhere."""
         submitter, deadline_s = self.submitter, machine.monotonic() + timeout_s
         is_connected = submitter.session_state is SessionState.CONNECTED
         if not order.is_owned:
@@ -155,7 +155,7 @@ class DirectWork:
         self.settings(timeout_s=timeout_s)
         if order.blocks and not self._has_room(order, timeout_s):
             order = replace(order, blocks=(), tasks=0, complete=False)
-        # Where nobody answers, a reading finds that out first.
+        # Without a connection, reading first finds that out.
         return submitting.submit(
             submitter.coordinator,
             order,
@@ -171,7 +171,7 @@ class DirectWork:
 
     def read(self, number: int, *, timeout_s: float) -> Stored:
         """See `port.WorkPort`."""
-        self.settings(timeout_s=timeout_s)  # the caps of queues, for what it may grow by
+        self.settings(timeout_s=timeout_s)  # reads the caps of queues, for later growths
         return read_stored(self.submitter.coordinator, number, timeout_s=timeout_s)
 
     def keep(
@@ -184,7 +184,7 @@ class DirectWork:
         is_fresh: bool = False,
         fragment: int = 0,
     ) -> Upkeep:
-        """See `port.WorkPort`. fragment: the first that is told."""
+        """See `port.WorkPort`. fragment: the first one to deliver."""
         made = Upkeep(self, stored, listener, is_owned=is_owned, wants_ownership=wants_ownership)
         self.submitter.add(made)
         if is_owned or wants_ownership:
@@ -195,12 +195,12 @@ class DirectWork:
         return made
 
     def close(self, *, timeout_s: float) -> None:
-        """See `port.WorkPort`. On the Submitter's thread, or once that has ended."""
-        del timeout_s  # nothing is waited for
+        """See `port.WorkPort`. On the Submitter's thread, or after it has ended."""
+        del timeout_s  # it waits for nothing
         self.end(0.0)
 
     def end(self, lingers_s: float) -> None:
-        """Lets go of everything; its owner is taken to live for so long still."""
+        """Stops all upkeeps; the owner counts as alive for another `lingers_s`."""
         for upkeep in self.submitter.upkeeps():
             if upkeep.work is self:
                 upkeep.leave()
@@ -211,19 +211,19 @@ class DirectWork:
             self.disown()
 
     def disown(self) -> None:
-        """Its owner lives no longer, although it was to be taken for alive for a while. Idempotent."""
+        """Ends the owner's life at once, even during `lingers_s`. Idempotent."""
         self._entry.drop()
 
     # -- from the Submitter
 
     def on_session(self, state: SessionState) -> None:
-        """ZooKeeper answers, or does not."""
+        """Hears whether ZooKeeper answers."""
         if state is SessionState.CONNECTED:
             self._entry.keep()
         self._listener(state)
 
     def _has_room(self, order: Order, timeout_s: float) -> bool:
-        """For the first blocks of a submission that is open: what does not fit is sent afterwards, as all else."""
+        """Returns whether an open submission's first blocks have room; else they are sent later, like all others."""
         draft = order.draft
         if draft.max_running or draft.phase is not Phase.OPEN:
             return False

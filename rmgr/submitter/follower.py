@@ -1,9 +1,9 @@
-"""Reads the outcome fragments of one submission in their order, by number, and watches the first missing one.
+"""Reads the outcome fragments of one submission in order, by number, and watches the first missing one.
 
 Level-triggered: a watch is a hint, and a slow resync makes up for lost ones. It lives on its owner's thread: every method
 is called there, and answers come back through `post`. Only the read that follows a watch is sent from the thread that
-brings the watch; that saves a switch of threads. A Starter with a direct line says which fragment it has committed as
-which number. That one is not read, and while such news keeps coming the next one is not watched.
+brings the watch, which saves a switch of threads. A Starter with a direct line reports which fragment it has committed under
+which number. That fragment is not read, and as long as such news keep coming, the next one is not watched.
 In a dense stream several fragments are read together (`Pace`).
 """
 
@@ -32,27 +32,27 @@ from rmgr.submitter.port import PAGED, Read
 if TYPE_CHECKING:
     from rmgr.submitter.direct import Submitter
 
-#: Whether a fragment would be believed that is not committed yet: (submission, fragment, what it was read from).
+#: Whether to accept a fragment that is not committed yet: (submission, fragment, its bytes).
 Believes = Callable[[int, Fragment, bytes], bool]
 
-#: Fragments asked for at once while they come faster than they are read.
+#: Fragments requested at once while they come faster than they are read.
 MAX_WINDOW = 64
-#: When so many in a row were there already, their number is asked for, and they are read together.
+#: Fragments in a row that were there already, after which their number is read, and they are read together.
 _STREAK = 3
-#: When at least so many have gathered, others are expected.
+#: Gathered fragments from which more are expected.
 _DENSE = 2
-#: How long after the watch of a fragment its news on a direct line are waited for (s). Without any news for the second time the
-#: next fragment is watched again.
+#: How long news on a direct line may follow the watch of a fragment (s); and the silence on direct lines after which the next fragment
+#: is watched again (s).
 _NEWS_S, _REST_S = 0.005, 0.03
-#: The first and the longest pause after which is asked again what nobody has answered (s).
+#: The first and the longest pause before an unanswered request is repeated (s).
 _RETRY_S, _LONGEST_S = 0.1, 2.0
-#: Waited for each task that has not ended, to let fragments gather; in all at most, and at least: less is not worth a timer (s).
+#: Time per unfinished task to let fragments gather, the most, and the least: less is not worth a timer (s).
 _TASK_S, _MOST_S, _LEAST_S = 50e-6, 0.02, 0.002
-#: The same of tasks so quick that fragments are full of them.
+#: The same for tasks so quick that they fill fragments.
 _QUICK_TASK_S, _QUICK_MOST_S = 5e-6, 0.01
-#: Outcomes of a small fragment, at most; of a full one, at least.
+#: Most outcomes of a small fragment, and least of a full one.
 _SMALL, _FULL = 8, MAX_TASKS // 2
-#: Fragments asked for together: so many more than came the last time.
+#: Fragments requested together: this many more than came last, and the most.
 _MORE, _MOST = 3, 64
 
 
@@ -61,12 +61,12 @@ class Follower:
 
     Args:
         deliver: called with the next fragments, in order, on the owner's thread.
-        gone: called once when the submission is no longer there, or cannot be read.
-        resync_s: how often to look without a hint.
+        gone: called once if the submission no longer exists, or cannot be read.
+        resync_s: interval of looks without a hint (s).
         believes: None = all (an open cluster).
-        decode: a fragment; `glance_fragment` where nobody looks at outcomes.
-        unfinished: how many tasks that were submitted have not ended; 0: fragments are read as they come.
-        may_end: whether the next fragment may be the last: then what is behind it is asked for only when it was not.
+        decode: decodes a fragment; `glance_fragment` where outcomes are not needed.
+        unfinished: number of submitted tasks that have not ended; 0: fragments are read as they come.
+        may_end: whether the next fragment may be the last; then the one after it is requested only if it was not.
     """
 
     def __init__(
@@ -88,57 +88,57 @@ class Follower:
         self._deliver = deliver
         self._believes = believes
         self._decode = decode
-        self._taken: list[Read] = []  # read, and not delivered yet
+        self._taken: list[Read] = []  # read but not delivered yet
         self._gone = gone
         self._resync_s = resync_s
         self._next = 0  # the first fragment not read yet
-        self._page_at = 0  # a page begins here, at or below `_next`
+        self._page_at = 0  # number of the first fragment of a page, at or below `_next`
         self._streak = 0
         self._stopped = False
         self._stories = Stories(host)
         self._bell = Bell(host)
-        self._hint: tuple[int, Future[Stamped | None] | None] | None = None  # a fragment that was announced
+        self._hint: tuple[int, Future[Stamped | None] | None] | None = None  # an announced fragment
         self._due: Look | None = None
         self._is_looking = False
         self._pace = Pace(unfinished)
         self._is_paced = False  # the watched fragment will not be read at once
-        self._watched = -1  # this fragment's watch stands
-        self._ahead: tuple[Ahead, Fragment] | None = None  # what a Starter is committing, and would be believed
+        self._watched = -1  # number of the fragment with a watch
+        self._ahead: tuple[Ahead, Fragment] | None = None  # announced by a Starter that is committing it, and accepted
         self._heard_s = -math.inf
         self._awaits_silence = False
-        self._is_resting = False  # nothing is read for the moment
+        self._is_resting = False  # reading pauses
 
     # -- the owner's side
 
     def start(self, *, fresh: bool, first: int = 0) -> None:
-        """Begins with fragment `first`. fresh: the submission has just been made, there is nothing to catch up with."""
+        """Begins with fragment `first`. fresh: the submission was made just now, so there is nothing to catch up with."""
         self._next = first
         self._stories.begin(self._follow(Look(check=not fresh)))
         self._stories.begin(self._resync())
 
     def stop(self) -> None:
-        """Delivers nothing more."""
+        """Stops all deliveries."""
         self._stopped = True
         self._stories.stop()
 
     def rest(self, *, is_resting: bool) -> None:
-        """Reads nothing more until it is told to go on: who hears of it has enough for now."""
+        """Pauses or resumes reading, as the listener has room."""
         was, self._is_resting = self._is_resting, is_resting
         if was and not is_resting:
             self._is_due(Look(check=True))
 
     def nudge(self) -> None:
-        """Looks now, because of a hint from elsewhere (a new session, a caller that waits)."""
+        """Looks now, because of a hint from elsewhere (a new session, a waiting caller)."""
         self._announced(-1, None)
 
     def heard(self, message: Ahead | Told) -> None:
-        """Takes what a Starter says of this submission on a direct line. Cost: that of believing a fragment."""
+        """Takes a Starter's message about this submission from a direct line. Cost: that of verifying a fragment."""
         if self._stopped:
             return
         if isinstance(message, Ahead):
             fragment = read_fragment(message.fragment)
             believed = not fragment.row and (self._believes is None or self._believes(self.number, fragment, message.fragment))
-            self._ahead = (message, fragment) if believed else None  # else it is read as ever
+            self._ahead = (message, fragment) if believed else None  # else it is read as usual
             return
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead[0].serial != message.serial or message.number != self._next:
@@ -153,14 +153,14 @@ class Follower:
     # -- hints
 
     def _on_watch(self, number: int) -> None:
-        """Runs on the thread that brings the watch. The fragment is asked for at once, unless others are being read."""
+        """Runs on the thread that brings the watch. Requests the fragment at once, unless others are being read."""
         # A guess: the owner's thread decides.
         may_ask = number == self._next and self._ahead is None and not (self._is_looking or self._stopped or self._is_paced)
         asked = self._host.coordinator.get(paths.fragment(self.number, number)) if may_ask else None
         self._host.post(lambda: self._announced(number, asked))
 
     def _announced(self, number: int, asked: Future[Stamped | None] | None) -> None:
-        """A fragment is there; -1: perhaps. asked: it is under way."""
+        """Notes that a fragment is there; -1: perhaps. asked: a request under way."""
         if number == self._watched:
             self._watched = -1
         if number >= 0 or self._hint is None:
@@ -173,13 +173,13 @@ class Follower:
         self._bell.ring_here()
 
     def _resync(self) -> Story[None]:
-        """Makes up for hints that were lost."""
+        """Looks regularly, to make up for lost hints."""
         while True:
             yield Pause(self._host.jitter(self._resync_s))
             self._is_due(Look(check=True))
 
     def _rest(self) -> None:
-        """The last fragment was not read. The next one is watched when no more news come this way."""
+        """Puts off watching the next fragment until direct lines bring no more news: the last fragment did not need a read."""
         self._heard_s = machine.monotonic()
         if not self._awaits_silence:
             self._awaits_silence = True
@@ -210,7 +210,7 @@ class Follower:
                 self._gone(error)
 
     def _due_look(self) -> Story[Look | None]:
-        """Waits for a hint; the look that it asks for, None: it has been followed."""
+        """Waits for a hint and returns the look that it asks for, None if the hint is used up."""
         due, self._due = self._due, None
         hint, self._hint = self._hint, None
         if self._is_resting:
@@ -223,7 +223,7 @@ class Follower:
             self._rest()
         elif self._ahead is not None and number == self._next:
             yield Pause(_NEWS_S)
-            if number == self._next:  # its Starter has not said which it is
+            if number == self._next:  # its Starter has not reported the number
                 self._ahead, self._hint = None, (number, None)
         elif self._pace.wait_s():
             return (yield from self._read_gathered())
@@ -232,14 +232,14 @@ class Follower:
         return None
 
     def _answered(self, look: Look) -> Story[Look | None]:
-        """Asks for the next fragments, and watches the one behind them. Returns what is to be looked at next, None: nothing by now."""
+        """Requests the next fragments and watches the one after them. Returns the next look, None if nothing is due."""
         if self._is_resting:
             return None
         self._hint = None
         coordinator, first = self._host.coordinator, self._next
         probe = done = None
         if look.window != 1 or look.check or not self._may_end():
-            # Before what it stands behind is read: when that is still there afterwards, this one was not paged out, it is yet to come.
+            # Requested before the fragments in front of it: if those are still there, this one was not paged out but is yet to come.
             self._watched = watched = first + look.window
             self._is_paced = self._pace.wait_s() > 0
             probe = coordinator.stat(paths.fragment(self.number, watched), watch=lambda: self._on_watch(watched))
@@ -249,7 +249,7 @@ class Follower:
             gets = [look.asked]
         if look.check:
             done = coordinator.get(paths.done(self.number))
-        if look.asked is not None and probe is not None:  # somebody may wait for just this one
+        if look.asked is not None and probe is not None:  # a caller may wait for just this one
             self._take_run(first, [(yield look.asked)])
         asked: list[Future[Any]] = [one for one in (probe, *gets, done) if one is not None]
         yield from each(asked)
@@ -259,23 +259,23 @@ class Follower:
             return told
         if present < len(found):  # paged out meanwhile
             return Look(check=True)
-        if probe is None:  # it was not the last, or is still being judged
+        if probe is None:  # it was not the last, or is still being verified
             return Look()
         is_more = probe.result(0) is not None
         if is_more and self._pace.wait_s():
             self._streak = 0
             return (yield from self._read_gathered())
         if is_more and first + len(found) >= self._next:
-            # What is not there yet is not asked for: each question costs ZooKeeper as much as an answer.
+            # Fragments that may not exist yet are not requested: each request costs ZooKeeper as much as an answer.
             self._streak += 1
             return Look(1, check=self._streak >= _STREAK)
         self._streak = 0
         if is_more and self._hint is None:
-            self._rest()  # the watched fragment came over a direct line meanwhile
+            self._rest()  # a direct line brought the watched fragment meanwhile
         return None
 
     def _counted(self, look: Look, counted: Stamped | None) -> Story[Look | None]:
-        """What is to be read by what `/done` says: pages first, then so many fragments at once. None: nothing."""
+        """Returns the look that `/done` calls for, None if none, after taking the fragments that are in pages."""
         if counted is None:
             raise NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}")
         base = validity.decode(counted.data, Paged, paths.done(self.number)).base if counted.data else 0
@@ -293,8 +293,8 @@ class Follower:
         return None
 
     def _read_gathered(self) -> Story[Look | None]:
-        """A dense stream: lets fragments gather, and reads them together, for as long as that is worth it. Nothing is watched meanwhile."""
-        is_more, wait_s = False, self._pace.wait_s()  # is_more: all that were asked for were there
+        """Lets fragments of a dense stream gather and reads them together, as long as that pays. Nothing is watched meanwhile."""
+        is_more, wait_s = False, self._pace.wait_s()  # is_more: all requested ones were there
         while True:
             if wait_s:
                 yield Pause(wait_s)
@@ -312,11 +312,11 @@ class Follower:
                 continue
             wait_s = self._pace.wait_s()
             if not wait_s or (present < _DENSE and not is_more):
-                return Look(check=is_more or present != 1)  # the rest is not there yet, or was paged out meanwhile
+                return Look(check=is_more or present != 1)  # the rest is yet to come, or was paged out
             is_more = False
 
     def _take_run(self, first: int, found: Sequence[Stamped | None]) -> int:
-        """Takes and hands over what was read from fragment `first` on, up to the first that is missing; returns how many there are."""
+        """Takes and delivers fragments read from `first` on, up to the first missing one; returns how many there are."""
         present = next((at for at, item in enumerate(found) if item is None), len(found))
         for item in found[self._next - first : present]:
             assert item is not None
@@ -337,9 +337,9 @@ class Follower:
 
 
 class Look(NamedTuple):
-    """What is asked for at once: the next `window` fragments.
+    """One request: the next `window` fragments.
 
-    check: also how many there are, and whether the next one was paged out. asked: the next one, which is under way.
+    check: also reads how many there are, and whether the next one was paged out. asked: the next one, requested already.
     """
 
     window: int = 0
@@ -348,9 +348,9 @@ class Look(NamedTuple):
 
 
 def read_pages(store: Store, submission: int, at: int, base: int) -> list[tuple[int, list[bytes]]]:
-    """Pages of fragments that are no longer in ZooKeeper: those that begin at `at` and below `base`. Waits for the store.
+    """Reads pages of fragments that have left ZooKeeper: those that begin at `at` or later, below `base`. Waits for the store.
 
-    Returns: (number of the first, fragments) a page. Raises: DataLost, StoreUnavailable.
+    Returns: (number of the first fragment, fragments) per page. Raises: DataLost, StoreUnavailable.
     """
     pages: list[tuple[int, list[bytes]]] = []
     while at < base:
@@ -361,16 +361,16 @@ def read_pages(store: Store, submission: int, at: int, base: int) -> list[tuple[
 
 
 class Pace:
-    """Lets fragments gather before they are read: several are then read by one request, and none of them is watched.
+    """Lets fragments gather before they are read: one request then reads several, and none of them is watched.
 
-    Jobs that end one by one make a fragment for every two or three of them. To watch and read each alone costs two requests,
-    a watch and three switches of threads, here and again at ZooKeeper. Gathering delays results by a fiftieth of the time that the
-    unfinished tasks take (at 400 tasks a second), and by at most 20 ms. Where few tasks are unfinished nothing is delayed.
+    Jobs that end one by one make a fragment for every two or three of them. Watching and reading each alone costs two requests,
+    a watch and three switches of threads, here and again at ZooKeeper. Gathering delays results by 1/50 of the time that the
+    unfinished tasks take (at 400 tasks a second), by at most 20 ms; with few unfinished tasks there is no delay.
 
-    Tasks that take no time fill a fragment every few milliseconds. Of these the delay is a quarter of the time that the unfinished ones
-    take (at 50,000 a second), and at most 10 ms. What lies between is read as it comes: somebody may look at it, and it is cheap.
+    Tasks that take no time fill a fragment every few milliseconds. Their delay is a quarter of the time that the unfinished ones
+    take (at 50,000 a second), at most 10 ms. Fragments of sizes in between are read as they come: a caller may wait, and it is cheap.
 
-    Args: unfinished: how many tasks that were submitted have not ended.
+    Args: unfinished: number of submitted tasks that have not ended.
     """
 
     def __init__(self, unfinished: Callable[[], int]) -> None:
@@ -387,12 +387,12 @@ class Pace:
             self._task_s, self._most_s = (_TASK_S, _MOST_S) if count <= _SMALL else (_QUICK_TASK_S, _QUICK_MOST_S)
 
     def wait_s(self) -> float:
-        """How long to let fragments gather before the next are read (s); 0: each is read as it comes."""
+        """Returns how long to let fragments gather before the next read (s); 0: read each as it comes."""
         if not self._most_s:
             return 0.0
         wait_s = min(self._most_s, self._unfinished() * self._task_s)
         return wait_s if wait_s >= _LEAST_S else 0.0
 
     def came(self, count: int) -> None:
-        """Notes that so many of `window` were there."""
+        """Notes that `count` of `window` were there."""
         self.window = min(_MOST, max(count + _MORE, self.window - 1) if count < self.window else 2 * self.window)

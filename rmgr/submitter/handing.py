@@ -1,10 +1,10 @@
-"""Whether a block goes straight to an idle node instead of into the queue (HAND, protocol.md 5): a commit less before it runs.
+"""Direct dispatch: whether a block goes straight to an idle node instead of the queue (HAND, protocol.md 5), saving one commit.
 
-Tried only when everything sent before is final, and with the node that ran the last of it. The block fits that node, which
-shows its idle marker with the commit of the last outcome. Whether the node is still idle the multi itself finds out.
-When it is refused, the block is queued, and the next tries wait longer. When several in a row were taken, a direct line to
-the Starter pays (`Lines`). It announces the block while the HAND is on its way: the Starter reads its inputs and claims its
-output keys meanwhile. Where the Submitter claims these itself, the block is announced when that begins. Lives on the Submitter's thread.
+It is tried only if all earlier tasks are final, and only with the node that ran the last one. The block must fit that node, which
+shows its idle marker with the commit of the last outcome; the multi itself checks that the node is still idle.
+After a refusal the block is queued, and the next try waits longer. After several in a row were taken, a direct line to
+the Starter pays (`Lines`). It announces the block while the HAND is under way, so that the Starter reads inputs and claims
+output keys meanwhile. If the Submitter claims the keys, it announces the block when it begins. Lives on the Submitter's thread.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from rmgr.submitter.direct import Submitter
 
 _LOG = logging.getLogger("rmgr.submitter")
-#: After a refusal it is not tried for about so long (s), and longer after each in a row, up to the second.
+#: Pause after a refusal (s), which grows with each further one in a row, and its maximum.
 _PAUSE_S, _LONGEST_S = 0.1, 5.0
-#: A direct line pays after so many in a row.
+#: Hands in a row after which a direct line pays.
 _PAYS = 3
-#: So many lines of one process: nobody alternates between more nodes with one task at a time. After a failure none is dialled for so long.
+#: Most lines of one process (one task at a time never alternates between more nodes), and the pause after a failed dialling (s).
 _MOST_LINES, _DIAL_PAUSE_S = 8, 30.0
 
 
 class Handing:
     """Direct dispatch of one submission.
 
-    Args: lines: to Starters; None: there are none. ran_on: the node that the last fragment came from, "" = none.
+    Args: ran_on: the node that the last fragment came from, "" = none.
     """
 
     def __init__(self, submitter: Submitter, submission: Submission) -> None:
@@ -56,7 +56,7 @@ class Handing:
         self.ran_on = ""
         self._submission = submission
         self._node = ""
-        self._known: tuple[int, NodeRecord] | None = None  #: version and record of `_node`
+        self._known: tuple[int, NodeRecord] | None = None  #: version of the record of `_node`, and the record
         self._asked: Future[Stamped | None] | None = None  #: the record is being read
         self._stories = Stories(submitter.loop)
         self._taken = 0
@@ -64,7 +64,7 @@ class Handing:
         self._not_before_s = -math.inf
 
     def target(self, growth: Growth) -> tuple[str, int] | None:
-        """(node, version of its record) to hand its block to, None: queue what it has."""
+        """Returns (node, version of its record) for handing the growth's block over, None if it must be queued."""
         if not growth.is_alone or len(growth.blocks) != 1 or growth.ended:
             return None
         key, data = growth.blocks[0]
@@ -97,7 +97,7 @@ class Handing:
     def _is_ready(self) -> bool:
         """Returns whether the record of the node that ran the last fragment is known; otherwise begins to read it."""
         if not self.ran_on or self._submission.rigid is not None or self._submission.request.resources:
-            return False  # only the leader places; and a hungry node may have lent what it has of other resources
+            return False  # only the leader places; and the node may have lent other resources
         if machine.monotonic() < self._not_before_s:
             return False
         if self._node != self.ran_on:
@@ -107,7 +107,7 @@ class Handing:
         return self._known is not None
 
     def announce(self, multi: Multi, *, is_early: bool = False) -> None:
-        """Announces a HAND to its Starter: it is on its way, or is_early: will be soon."""
+        """Announces a HAND to its Starter: it is under way, or (is_early) will be soon."""
         lines = self._lines
         line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
         made = multi.ops[-1]
@@ -115,14 +115,14 @@ class Handing:
             line.send(Hint(self._node, made.path.rpartition("/")[2], made.data, is_early))
 
     def say_claimed(self, multi: Multi, stage: ClaimStage) -> None:
-        """Says how far the output keys of the block of a HAND are claimed."""
+        """Tells the Starter how far the output keys of a HAND's block are claimed."""
         lines, made = self._lines, multi.ops[-1]
         line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
         if line is not None and isinstance(made, Create):
             line.send(Claimed(self._node, made.path.rpartition("/")[2], stage))
 
     def taken(self) -> None:
-        """It was committed."""
+        """Notes that a HAND was committed."""
         self._pauses.reset()
         self._taken += 1
         lines = self._lines
@@ -130,7 +130,7 @@ class Handing:
             lines.want(self._known[1])
 
     def refused(self, path: str) -> None:
-        """The HAND met something else than expected at `path`."""
+        """Notes that a HAND was refused because of `path`."""
         if path == paths.node(self._node):
             self._known = None
         self._taken = 0
@@ -150,15 +150,15 @@ class Handing:
 
 # -- direct lines ----------------------------------------------------------------------------------------------------------------
 
-#: Hears what a Starter has committed, or is about to.
+#: Hears what a Starter has committed, or is about to commit.
 Hearing = Callable[[Ahead | Told], None]
 
 
 class Lines:
-    """Direct lines of one Submitter, by the address at which a Starter listens: made when they pay, given up when they break.
+    """Direct lines of one Submitter, by the Starter's address: opened when they pay, dropped when they break.
 
-    What is said on them is in `adapters/rpc/line.py`. Without a line everything works, later. Threads beside the Submitter's only dial, and
-    post what is heard.
+    `adapters/rpc/line.py` defines the messages. Everything works without a line, only slower. Threads other than the Submitter's
+    only dial, and post what they hear.
 
     Args: hear: called on the Submitter's thread. credentials: of a secured cluster.
     """
@@ -169,16 +169,16 @@ class Lines:
         self._hear = hear
         self._credentials = credentials
         self._lines: dict[str, DirectLine] = {}
-        self._not_before_s: dict[str, float] = {}  #: also of those that are being dialled
-        self._links: Loop | None = None  #: the thread of all of them
+        self._not_before_s: dict[str, float] = {}  #: by address, also of lines being dialled
+        self._links: Loop | None = None  #: the thread of all lines
         self._closed = False
 
     def of(self, record: NodeRecord) -> DirectLine | None:
-        """The line to the node's Starter, if there is one now."""
+        """Returns the line to the node's Starter, if there is one now."""
         return self._lines.get(record.line)
 
     def want(self, record: NodeRecord) -> None:
-        """A line to it would pay. Never waits."""
+        """Opens a line to the node's Starter, if possible. Never waits."""
         address = record.line
         if not address or address in self._lines or len(self._lines) >= _MOST_LINES:
             return
@@ -190,13 +190,13 @@ class Lines:
 
             try:
                 self._links = Loop("rmgr-lines", on_crash=lambda error: _LOG.error("lines_ended: %r", error))
-            except (OSError, RuntimeError) as error:  # no descriptor, memory or thread is left for what is only faster
+            except (OSError, RuntimeError) as error:  # no descriptor, memory or thread is left, and lines are optional
                 _LOG.info("no_line: %s: %s", address, error)
                 return
         self._stories.begin(self._open(self._links, address, record.key_id))
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Ends all lines."""
         self._closed = True
         for line in self._lines.values():
             line.close()
@@ -206,14 +206,14 @@ class Lines:
     # -- inside
 
     def _dial(self, links: Loop, address: str, key_id: str) -> DirectLine:
-        """On a thread that may wait."""
+        """Dials, on a thread that may wait."""
         from rmgr.adapters.rpc.line import dial
 
         def ended(_line: DirectLine) -> None:
             self._loop.post(lambda: self._ended(address))
 
         line = dial(address, credentials=self._credentials, key_id=key_id, loop=links, on_message=self._heard, on_end=ended)
-        if self._closed:  # nobody will look at what was dialled
+        if self._closed:  # nothing will use the line
             line.close()
         return line
 
@@ -234,7 +234,7 @@ class Lines:
             self._not_before_s[address] = machine.monotonic() + 1.0
 
     def _heard(self, line: DirectLine, message: Message) -> None:
-        """On the line's thread."""
+        """Takes a message on the line's thread."""
         if isinstance(message, Ahead | Told):
             self._loop.post(lambda: self._hear(message))
         else:

@@ -1,8 +1,8 @@
-"""What a client and a gateway say to each other on the stream `rmgr.v1.Work/Talk` (MessagePack structs).
+"""Messages of a client and a gateway on the stream `rmgr.v1.Work/Talk` (MessagePack structs).
 
-A client asks (`questions.py`), or says hello, orders submissions, has some of them kept, and lets them grow; it hears of each what a
-`port.KeptListener` hears. Everything may be said again on another stream, to the same gateway or another one: an order is known by its
-nonce, a growth by the stamp in its tail, and whoever is kept anew says which fragment is the next. Records travel as they lie in ZooKeeper,
+A client asks (`questions.py`), or says hello, orders submissions, has some of them kept, and grows them; of each it hears what a
+`port.KeptListener` hears. Everything may be repeated on another stream, to the same gateway or another one: an order is known by its
+nonce, a growth by the stamp in its tail, and a `Keep` names its next fragment. Records travel as they are in ZooKeeper,
 and are checked by the same rules (`coord/validity`); blocks are the names and data of their znodes.
 """
 
@@ -26,14 +26,14 @@ from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.model.wire.line import ClaimStage
 from rmgr.submitter.port import Growth, Order, Read, Stored, Submitted
 
-#: Of these messages; a gateway serves clients of its own.
+#: Version of these messages; a gateway serves only clients of its own version.
 VERSION = 1
-#: Bytes of one message: of the largest growth (`MAX_MULTI_BYTES`) and what is around it; of a question, which `questions.py` bounds.
+#: Most bytes of a message (the largest growth, `MAX_MULTI_BYTES`, and its frame), and of a question, which `questions.py` bounds.
 MAX_BYTES, _ASK_BYTES = 512 * 1024, 1024 * 1024 + 64
 #: Bytes of fragments, or of an answer, in one message.
 FRAGMENT_BYTES = 256 * 1024
 
-#: Stands in the record and the blocks of an order where its number will stand.
+#: Stands for the number in the record and the blocks of an order before it has one.
 UNNUMBERED = 1
 
 _Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -44,7 +44,7 @@ _Ended: TypeAlias = Annotated[list[bytes], msgspec.Meta(max_length=MAX_OPS)]
 
 
 class _Message(msgspec.Struct, array_like=True, gc=False):
-    """id: of an order, or of a submission that is kept: the client numbers both, once a process."""
+    """id: of an order, or of a kept submission; the client numbers both in one sequence per process."""
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -56,11 +56,11 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, error: RmgrError) -> Fault:
-        """As it travels."""
+        """Returns the error in the form that travels."""
         return cls(type(error).__name__, error.message, error.hint)
 
     def error(self) -> RmgrError:
-        """As it was."""
+        """Returns the error that was sent."""
         return named_error(self.name, self.message, self.hint)
 
 
@@ -68,7 +68,7 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Hello(_Message, tag="hello"):
-    """The first message of a stream. guid: under which it owns submissions. user: believed in an open cluster alone."""
+    """The first message of a stream. guid: the owner's name. user: accepted only in an open cluster."""
 
     version: int
     guid: _Guid
@@ -79,7 +79,7 @@ class Hello(_Message, tag="hello"):
 
 
 class Place(_Message, tag="submit"):
-    """An order. timeout_ms: how long the client waits. is_repeat: it was said on another stream. Answered by `Placed` or `Refused`."""
+    """An order. timeout_ms: how long the client waits. is_repeat: it was sent on another stream. Answered by `Placed` or `Refused`."""
 
     id: _Id
     record: bytes
@@ -93,7 +93,7 @@ class Place(_Message, tag="submit"):
 
 
 class Keep(_Message, tag="keep"):
-    """A submission is followed from `fragment` on, and looked after if it is owned. is_fresh: it was made just now, by this stream."""
+    """Follows a submission from `fragment` on, and looks after it if it is owned. is_fresh: made just now, on this stream."""
 
     id: _Id
     number: _Id
@@ -104,7 +104,7 @@ class Keep(_Message, tag="keep"):
 
 
 class Grow(_Message, tag="grow"):
-    """A growth of a submission that is kept, see `port.Growth`. is_announced: it will come; a hint. Answered by `DidGrow`."""
+    """A growth of a kept submission, see `port.Growth`. is_announced: a hint that it will come. Answered by `DidGrow`."""
 
     id: _Id
     tail: bytes
@@ -116,31 +116,31 @@ class Grow(_Message, tag="grow"):
 
 
 class Claiming(_Message, tag="claiming"):
-    """How far the output keys are claimed that the last growth has left. A hint."""
+    """Tells how far the output keys left by the last growth are claimed. A hint."""
 
     id: _Id
     stage: ClaimStage
 
 
 class AskTail(_Message, tag="tail?"):
-    """Answered by `TailIs`, with the same serial."""
+    """Asks for the tail. Answered by `TailIs` with the same serial."""
 
     id: _Id
     serial: _Id
 
 
 class Leave(_Message, tag="leave"):
-    """It is kept no more."""
+    """Ends the keeping of a submission."""
 
     id: _Id
 
 
 class Bye(_Message, tag="bye"):
-    """The client is done with submissions: those it owned are the leader's, or whoever's wants them, at once."""
+    """The client is done with submissions: the leader, or a Submitter that wants them, may have those it owned at once."""
 
 
 class Ask(_Message, tag="ask"):
-    """A question (`questions.py`); needs no hello. timeout_ms: how long the client waits. Answered by `Answer`, under the same id."""
+    """A question (`questions.py`); needs no hello. timeout_ms: how long the client waits. Answered by `Answer` with the same id."""
 
     id: _Id
     question: bytes
@@ -179,14 +179,14 @@ class Placed(_Message, tag="placed"):
 
 
 class Refused(_Message, tag="refused"):
-    """An order failed."""
+    """The refusal of an order."""
 
     id: _Id
     fault: Fault
 
 
 class Fragments(_Message, tag="fragments"):
-    """The next ones, from `first` on: zxid of the commit, data."""
+    """The next fragments, from `first` on: zxid of the commit, data."""
 
     id: _Id
     first: _Id
@@ -194,7 +194,7 @@ class Fragments(_Message, tag="fragments"):
 
 
 class DidGrow(_Message, tag="grown"):
-    """A growth is durable; taken: False: no node took what leaves its keys, and nothing was committed."""
+    """A growth is durable; taken=False: no node took a block that leaves its keys, and nothing was committed."""
 
     id: _Id
     stamp: str
@@ -203,7 +203,7 @@ class DidGrow(_Message, tag="grown"):
 
 
 class TailIs(_Message, tag="tail"):
-    """serial: of the question, 0 = its owner has changed it. fault: it cannot be read."""
+    """The tail. serial: of the question, 0 = the owner has changed the tail. fault: it cannot be read."""
 
     id: _Id
     tail: bytes
@@ -212,7 +212,7 @@ class TailIs(_Message, tag="tail"):
 
 
 class RecordIs(_Message, tag="record"):
-    """b"" = it is gone."""
+    """The record has changed; b"" = the submission is gone."""
 
     id: _Id
     record: bytes
@@ -220,7 +220,7 @@ class RecordIs(_Message, tag="record"):
 
 
 class Owned(_Message, tag="owned"):
-    """It is the client's own from here."""
+    """The client owns the submission from now on."""
 
     id: _Id
     record: bytes
@@ -244,21 +244,21 @@ class Trouble(_Message, tag="trouble"):
 
 
 class Leaves(_Message, tag="leaves"):
-    """`port.Kept.most_left` is this from now on."""
+    """The value of `port.Kept.most_left` from now on."""
 
     id: _Id
     most: int
 
 
 class Dead(_Message, tag="dead"):
-    """Nothing more comes of it."""
+    """Nothing more comes of this submission."""
 
     id: _Id
     fault: Fault
 
 
 class Answer(_Message, tag="answer"):
-    """A piece of the answer to a question. fault: there is none."""
+    """A piece of the answer to a question. fault: there is no answer."""
 
     id: _Id
     piece: bytes
@@ -277,17 +277,17 @@ _from_gateway: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(Fr
 
 
 def encode(message: FromClient | FromGateway) -> bytes:
-    """A message as it travels."""
+    """Returns a message as bytes."""
     return _encode(message)
 
 
 def read_client(data: bytes) -> FromClient:
-    """What a client said. Raises InvalidRecord."""
+    """Reads a client's message. Raises InvalidRecord."""
     return _read(_from_client, data)
 
 
 def read_gateway(data: bytes) -> FromGateway:
-    """What a gateway said. Raises InvalidRecord."""
+    """Reads a gateway's message. Raises InvalidRecord."""
     return _read(_from_gateway, data)
 
 
@@ -311,7 +311,7 @@ def _too_long(data: bytes) -> InvalidRecord:
 
 
 def place_of(order_id: int, order: Order, timeout_s: float) -> Place:
-    """An order as it travels; signed."""
+    """Returns the message of a signed order."""
     return Place(
         order_id,
         encode_record(replace(order.draft, id=UNNUMBERED)),
@@ -325,7 +325,7 @@ def place_of(order_id: int, order: Order, timeout_s: float) -> Place:
 
 
 def order_of(place: Place) -> Order:
-    """What a client orders. Raises InvalidRecord."""
+    """Returns a client's order. Raises InvalidRecord."""
     record = validity.submission(place.record, UNNUMBERED)
     return Order(
         draft=record,
@@ -338,7 +338,7 @@ def order_of(place: Place) -> Order:
 
 
 def grow_of(kept_id: int, growth: Growth, *, is_announced: bool = False) -> Grow:
-    """A growth as it travels."""
+    """Returns the message of a growth."""
     return Grow(
         kept_id,
         encode_record(growth.tail),
@@ -351,7 +351,7 @@ def grow_of(kept_id: int, growth: Growth, *, is_announced: bool = False) -> Grow
 
 
 def growth_of(grow: Grow) -> Growth:
-    """What a client adds. Raises InvalidRecord."""
+    """Returns a client's growth. Raises InvalidRecord."""
     return Growth(
         tail=validity.decode(grow.tail, Tail, "the tail"),
         blocks=blocks_from(grow.blocks),
@@ -362,14 +362,14 @@ def growth_of(grow: Grow) -> Growth:
 
 
 def placed_of(order_id: int, made: Submitted) -> Placed:
-    """The answer to an order."""
+    """Returns the answer to an order."""
     record, tail = encode_record(made.submission), encode_record(made.tail)
     return Placed(order_id, made.submission.id, record, made.version, tail, made.tail_version, made.created)
 
 
 def submitted_of(placed: Placed) -> Submitted:
-    """What has become of an order. Raises InvalidRecord."""
-    if placed.version < 0:  # collected since: its number is all that is left
+    """Returns the result of an order. Raises InvalidRecord."""
+    if placed.version < 0:  # collected meanwhile: only the number is left
         gone = Submission(id=placed.number, name="", user="", queue="", work="command")  # type: ignore[arg-type]
         return Submitted(submission=gone, version=-1, tail=Tail(complete=True), tail_version=-1, created=False)
     return Submitted(
@@ -382,12 +382,12 @@ def submitted_of(placed: Placed) -> Submitted:
 
 
 def owned_of(kept_id: int, stored: Stored) -> Owned:
-    """A submission that was taken over."""
+    """Returns the message about a submission that was taken over."""
     return Owned(kept_id, encode_record(stored.submission), stored.version, encode_record(stored.tail), stored.tail_version)
 
 
 def stored_of(owned: Owned, number: int) -> Stored:
-    """The same at the client. Raises InvalidRecord."""
+    """Reads that message in the client. Raises InvalidRecord."""
     return Stored(
         submission=validity.submission(owned.record, number),
         version=owned.version,
@@ -397,7 +397,7 @@ def stored_of(owned: Owned, number: int) -> Stored:
 
 
 def fragments_of(kept_id: int, fragments: Sequence[Read]) -> list[Fragments]:
-    """Fragments in messages of a bounded size."""
+    """Returns fragments in messages of bounded size."""
     made: list[Fragments] = []
     size = FRAGMENT_BYTES
     for one in fragments:
@@ -410,19 +410,19 @@ def fragments_of(kept_id: int, fragments: Sequence[Read]) -> list[Fragments]:
 
 
 def answers_of(ask_id: int, answer: bytes) -> Iterator[Answer]:
-    """An answer in messages of a bounded size."""
+    """Yields an answer in messages of bounded size."""
     last = max(0, len(answer) - 1) // FRAGMENT_BYTES * FRAGMENT_BYTES
     for at in range(0, last + 1, FRAGMENT_BYTES):
         yield Answer(ask_id, answer[at : at + FRAGMENT_BYTES], at == last)
 
 
 def blocks_to(blocks: Sequence[Block]) -> list[tuple[str, bytes]]:
-    """Blocks as they travel: without a place in a queue."""
+    """Returns blocks in the form that travels, without a place in a queue."""
     return [(paths.block_prefix(key), encode_block(data)) for key, data in blocks]
 
 
 def blocks_from(blocks: Sequence[tuple[str, bytes]]) -> list[Block]:
-    """Blocks that a client has packed. Raises InvalidRecord."""
+    """Reads blocks that a client has packed. Raises InvalidRecord."""
     found: list[Block] = []
     for name, data in blocks:
         try:
@@ -434,10 +434,10 @@ def blocks_from(blocks: Sequence[tuple[str, bytes]]) -> list[Block]:
 
 
 def with_id(place: Place, order_id: int) -> Place:
-    """The same order under another id."""
+    """Returns the same order under another id."""
     return msgspec.structs.replace(place, id=order_id)
 
 
 def repeated(place: Place) -> Place:
-    """The same order, said on another stream."""
+    """Returns the same order marked as sent before on another stream."""
     return msgspec.structs.replace(place, is_repeat=True)

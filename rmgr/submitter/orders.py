@@ -1,4 +1,4 @@
-"""Carries out what users order: each as one procedure of the protocol, in the name of who asks."""
+"""Carries out users' orders, each as one procedure of the protocol, in the name of the asker."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from rmgr.submitter.records import no_submission
 if TYPE_CHECKING:
     from rmgr.submitter.answers import Answers
 
-#: Somebody else may change the same thing meanwhile; so often it is read and tried again.
+#: Attempts at a change: others may change the same thing meanwhile.
 _TRIES = 5
-#: An amendment bears the time of who signs it, if it is about ours.
+#: An amendment has its signer's time if that differs from ours by less than this (us).
 _CLOCKS_US = 600_000_000
 
 
 def _doer(on: Answers, timeout_s: float, *, decides: bool = True) -> Doer:
-    """Who asks. decides: it matters whether he is an operator."""
+    """Returns the asker as a Doer. decides: it matters whether the asker is an operator."""
     who = on.who
     proven = who.name == "root" if who.is_open else who.is_operator
     is_operator = decides and (proven or who.name in on.operators(timeout_s))
@@ -111,7 +111,7 @@ def _update(on: Answers, question: q.UpdateSubmission, timeout_s: float) -> q.Up
 
 
 class _Unsigned(StateConflict):
-    """The amendment is to be signed by who makes it."""
+    """Raised if the asker must sign the amendment."""
 
 
 # -- tasks ----------------------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def _cancel_tasks(on: Answers, question: q.CancelTasks, timeout_s: float) -> q.T
 
 
 def _by_state(wanted: TaskRanges, progress: Progress) -> Iterator[tuple[int, int, State | None]]:
-    """(first, count, final state) of neighbours that have the same."""
+    """Yields (first, count, final state) for runs of tasks in the same state."""
     for first, count in wanted.ranges():
         since, state = first, progress.state_of(first)
         for at in range(first + 1, first + count):
@@ -202,7 +202,7 @@ def _answered(on: Answers, guid: str, timeout_s: float, is_meant: Callable[[Stop
 
 
 def read_drain(on: Answers, node: str, timeout_s: float) -> tuple[Drain, int] | None:
-    """The drain of a node, one that is over too, and its version."""
+    """Returns the drain of a node, even one that is over, and its version."""
     found = on.get(paths.drain(node), timeout_s)
     return None if found is None else (validity.decode(found.data, Drain, paths.drain(node)), found.version)
 
@@ -302,7 +302,7 @@ def _apply(on: Answers, question: q.ApplySettings, timeout_s: float) -> None:
 
 
 def publish(on: Answers, question: q.PublishCertificate, timeout_s: float) -> None:
-    """IDENTIFY: of the key that the connection of who asks has shown, and of no other."""
+    """Publishes (IDENTIFY) the certificate of the key that the asker's connection has shown, and no other."""
     if on.certify is None:
         raise PermissionDenied("IDENTIFY: nobody signs in an open cluster", hint="without [security] dir (RMGR_SECURITY_DIR)")
     key_id, pem = on.certify(question.pem)
@@ -311,7 +311,7 @@ def publish(on: Answers, question: q.PublishCertificate, timeout_s: float) -> No
     publish_certificate(on.coordinator, key_id, pem, timeout_s=timeout_s)
 
 
-#: Every order, and what carries it out.
+#: Every order, and the function that carries it out.
 ORDERED: dict[type[Question[Any]], Callable[[Answers, Any, float], Any]] = {
     q.CancelSubmission: _cancel,
     q.HoldSubmission: _hold,

@@ -1,7 +1,7 @@
-"""Whose a submission is: the entry that says that its owner lives, and what becomes of one whose owner has gone.
+"""Ownership of submissions: the entry that shows that an owner is alive, and taking over a submission whose owner is gone.
 
-An owner lives as long as its entry in /submitters exists; while it is there, the leader leaves its submissions to it. Who wants a
-submission waits for that to go, and takes it over: record and tail change in one multi, so the old owner is fenced.
+An owner is alive as long as its entry in /submitters exists; the leader leaves its submissions alone until then. A Submitter that
+wants a submission waits until that entry is gone, then takes over: record and tail change in one multi, which fences the old owner.
 Lives on the Submitter's thread.
 """
 
@@ -36,23 +36,23 @@ _AGAIN_S = 1.0
 
 
 def entry_of(guid: str) -> SubmitterEntry:
-    """Says that an owner lives in this process."""
+    """Returns the entry of an owner in this process."""
     return SubmitterEntry(guid=guid, host=socket.gethostname(), pid=os.getpid(), since_us=machine.wall_us())
 
 
 class OwnerEntry:
-    """The ephemeral of one owner, made with its first submission and again in each new session; two of one guid do no harm."""
+    """The ephemeral znode of one owner, made with its first submission and again in each new session; two with one guid do no harm."""
 
     def __init__(self, submitter: Submitter, entry: SubmitterEntry) -> None:
         self._submitter = submitter
         self._entry = entry
         self._stories = Stories(submitter.loop)
         self._wanted = False
-        self._session = 0  #: in which it was made
+        self._session = 0  #: session in which the entry was made
         self._path = ""
 
     def want(self) -> None:
-        """From now on there is an entry."""
+        """Keeps an entry from now on."""
         self._wanted = True
         self.keep()
 
@@ -62,7 +62,7 @@ class OwnerEntry:
             self._stories.begin(self._make(), key="make")
 
     def drop(self) -> None:
-        """The owner has gone, while the session goes on: the leader, or who wants them, may have its submissions."""
+        """Removes the entry while the session goes on: the leader, or a Submitter that wants them, may have the submissions."""
         self._wanted = False
         if self._path and self._session == self._submitter.coordinator.session_id:
             self._submitter.coordinator.commit(membership.leave(self._path))
@@ -80,14 +80,14 @@ class OwnerEntry:
                 outcome = None
             if isinstance(outcome, Committed):
                 self._session, self._path = session, outcome.paths[0]
-                if not self._wanted:  # it was let go meanwhile
+                if not self._wanted:  # dropped meanwhile
                     self.drop()
                 return
             yield Pause(self._submitter.jitter(0.5))
 
 
 class OwnerWatch:
-    """Watches which Submitters live, once somebody waits for the end of one."""
+    """Watches which Submitters are alive, once some submission waits for the end of one."""
 
     def __init__(self, submitter: Submitter) -> None:
         self._submitter = submitter
@@ -95,12 +95,12 @@ class OwnerWatch:
         self._stories = Stories(submitter.loop)
 
     def begin(self) -> None:
-        """Watches from now on, and looks."""
+        """Begins to watch, or looks again."""
         if not self._stories.begin(self._watch(), key="watch"):
             self._bell.ring()
 
     def look(self) -> None:
-        """Reads them again, if anybody waits."""
+        """Reads the entries again, if some submission waits."""
         self._bell.ring()
 
     def _watch(self) -> Story[None]:
@@ -115,17 +115,17 @@ class OwnerWatch:
             except RmgrError:
                 yield Pause(submitter.jitter(_AGAIN_S))
                 continue
-            # The entries say whose submissions each Submitter looks after: a guid alone proves nothing, for everybody can read it.
+            # Entries prove which submissions a Submitter owns; a guid alone proves nothing, because everybody can read it.
             living: list[SubmitterEntry] = []
             for path, item in zip(there, found, strict=True):
-                with contextlib.suppress(RmgrError):  # what stands there is no entry
+                with contextlib.suppress(RmgrError):  # not a valid entry
                     living += [validity.decode(item.data, SubmitterEntry, path)] if item is not None else []
             for one in waiting:
                 self._decide(one, living)
             yield self._bell.heard()
 
     def _decide(self, upkeep: Upkeep, living: Sequence[SubmitterEntry]) -> None:
-        """A complete submission is left to the leader."""
+        """Takes a submission over if its owner is gone and it is not complete: the leader ends complete ones."""
         if upkeep.is_over or upkeep.is_owned or any(is_owner(entry, upkeep.submission) for entry in living):
             return
         if upkeep.tail.complete or upkeep.submission.phase in {Phase.CANCELLED, Phase.CLOSED}:

@@ -3,9 +3,9 @@
     client (futures, pickles) ──> WorkPort ──> DirectWork ──────────────────> ZooKeeper, data store
                                      └───────> RemoteWork ── gRPC ──> gateway ──> DirectWork
 
-Blocks are packed and signed above the port, and fragments are verified above it: who carries the work out on the way can neither run
-code in a user's name nor forge a result. Below it are znodes. Blocking calls may be made from any thread but the Submitter's own; a
-`Kept` and its listener live on that one.
+Blocks are packed and signed above the port, and fragments are verified above it, so a process below the port can neither run code in a
+user's name nor forge a result. Znodes are known only below it. Blocking calls may come from any thread but the Submitter's own, on which
+a `Kept` and its listener live.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.model.wire.line import ClaimStage
 from rmgr.runtime import machine
 
-#: `Read.zxid` of a fragment that lay in a page: it left ZooKeeper before whatever was revoked since.
+#: `Read.zxid` of a fragment from a page, which left ZooKeeper before any later revocation.
 PAGED = 1
 
 
@@ -42,7 +42,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted(Stored):
-    """A durable submission. created: by this call; else its token, or its nonce, was known already."""
+    """A durable submission. created: made by this call; False: its token or nonce was known already."""
 
     created: bool
 
@@ -52,17 +52,17 @@ Sign = Callable[[Submission, Sequence[Block]], tuple[Submission, Sequence[Block]
 
 
 def unsigned(record: Submission, blocks: Sequence[Block]) -> tuple[Submission, Sequence[Block]]:
-    """What an open cluster does."""
+    """Returns both unsigned, as in an open cluster."""
     return record, blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A submission to be made: its record, its first blocks, both without a number (`prepared`), and how many tasks they are.
+    """A submission to be made: its record, its first blocks, both without a number (`prepared`), and the number of its tasks.
 
-    complete: no more will follow. held: the blocks are set aside although the submission is open (a cap on those that run).
-    is_owned: the Submitter looks after it, else the leader does. Of one that is owned, blocks for which its queue has no room are left
-        out: its `tail.next` is 0 then.
+    complete: no more tasks follow. held: sets the blocks aside although the submission is open (a cap on running tasks).
+    is_owned: the Submitter looks after it, else the leader does. If it is owned, blocks for which its queue has no room are left
+        out; then its `tail.next` is 0.
     """
 
     draft: Submission
@@ -74,9 +74,9 @@ class Order:
 
 
 def prepared(order: Order, sign: Sign = unsigned) -> Order:
-    """The order with a nonce, and signed: it may be sent again and again, whatever number it gets.
+    """Returns the order with a nonce, and signed: it may then be sent again and again, whatever number it gets.
 
-    Raises: UsageError for what no Starter would believe. Cost: 0.3 ms where it is signed.
+    Raises: UsageError for an order that no Starter would accept. Cost: 0.3 ms if it is signed.
     """
     record = replace(order.draft, id=0, owner="", nonce=machine.guid(), signed_s=int(machine.wall_s()))
     try:
@@ -89,11 +89,11 @@ def prepared(order: Order, sign: Sign = unsigned) -> Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What an owner adds to a submission in one commit. One is under way at a time; sent again, it is committed once.
+    """What an owner adds to a submission in one commit. One is under way at a time; a growth sent twice is committed once.
 
-    tail: as it leaves it; `enqueued` is new for each. ended: outcomes of tasks that end before they ever waited.
-    is_alone: all that was sent before has ended, so a single block may go straight to a node. leaves_keys: the node is to claim its
-    output keys; if it cannot go there it is not committed.
+    tail: the tail after the commit; `enqueued` is new for each growth. ended: outcomes of tasks that end before they were queued.
+    is_alone: all earlier tasks have ended, so a single block may go straight to a node. leaves_keys: the node is to claim the output
+    keys; if no node takes the block, nothing is committed.
     """
 
     tail: Tail
@@ -104,20 +104,20 @@ class Growth:
 
 
 class Grown(NamedTuple):
-    """It is durable. tail: as it is now; another one than was sent if the leader has completed the submission meanwhile."""
+    """The growth is durable. tail: as it is now; differs from the sent one if the leader has completed the submission meanwhile."""
 
     tail: Tail
 
 
 class NotTaken(NamedTuple):
-    """No node takes a block that leaves its keys: nothing was committed."""
+    """No node takes a block whose output keys are left to the node: nothing was committed."""
 
 
 Growing: TypeAlias = "Future[Grown | NotTaken]"
 
 
 class Read(NamedTuple):
-    """A fragment that was read. zxid: of its commit. data: as it was written. is_believed: its seal was verified in this process."""
+    """A fragment that was read. zxid: of its commit. data: as written. is_believed: this process has verified its seal."""
 
     number: int
     fragment: Fragment
@@ -130,55 +130,55 @@ class KeptListener(Protocol):
     """Hears of one submission, on the Submitter's thread."""
 
     def on_fragments(self, fragments: Sequence[Read]) -> None:
-        """The next ones, in their order, each once."""
+        """Takes the next fragments, in order, each once."""
 
     def on_tail(self, tail: Tail) -> None:
-        """Its owner has extended it, or completed it."""
+        """The owner has extended or completed the submission."""
 
     def on_record(self, record: Submission | None, version: int) -> None:
         """The record has changed, or is gone (None): the submission was collected."""
 
     def on_owned(self, stored: Stored) -> None:
-        """It is this Submitter's own from here: its owner was gone."""
+        """This Submitter owns the submission from now on, because the former owner was gone."""
 
     def on_full(self, most: int) -> None:
-        """Its growth waits: its queue holds its maximum of so many blocks. 0: no more."""
+        """The growth waits because the queue holds its maximum of `most` blocks; 0: it waits no more."""
 
     def on_trouble(self, error: RmgrError) -> None:
-        """Its growth is tried again and again because of this."""
+        """The growth is retried because of this error."""
 
     def on_dead(self, error: RmgrError) -> None:
         """Nothing more will come."""
 
 
 class Kept(Protocol):
-    """One submission that a Submitter looks after (its owner's) or only follows."""
+    """One submission that a Submitter looks after (for its owner) or only follows."""
 
     @property
     def most_left(self) -> int:
-        """Tasks of the next single block whose output keys may be left to the node that runs it; 0: none, they are claimed before."""
+        """Tasks of the next single block whose output keys may be left to its node; 0: keys must be claimed before."""
 
     def grow(self, growth: Growth) -> Growing:
-        """Commits it, however long that takes; unresolved when the submission is dead. Raises nothing."""
+        """Commits the growth, however long that takes; never resolved if the submission is dead. Raises nothing."""
 
     def announce(self, growth: Growth) -> None:
-        """It will be given to `grow` as soon as its keys are claimed: its node may read its inputs meanwhile. A hint."""
+        """Announces a growth that `grow` gets once its keys are claimed, so that its node can read inputs meanwhile. A hint."""
 
     def claimed(self, stage: ClaimStage) -> None:
-        """How far the keys are claimed that the last growth has left. A hint."""
+        """Tells how far the keys left by the last growth are claimed. A hint."""
 
     def read_tail(self) -> Future[Tail]:
-        """The tail as it is now. Raises (in the future): NotFound, Unavailable."""
+        """Reads the present tail. Raises (in the future): NotFound, Unavailable."""
 
     def nudge(self) -> None:
         """Looks now, because of a hint from elsewhere."""
 
     def leave(self) -> None:
-        """Nothing is left to do for it. Idempotent."""
+        """Stops looking after the submission. Idempotent."""
 
 
 class WorkPort(Protocol):
-    """A Submitter, for one owner of submissions. guid: its name as one: part of the pointers to outputs."""
+    """A Submitter, for one owner of submissions. guid: the owner's name, which is part of pointers to outputs."""
 
     @property
     def guid(self) -> str: ...
@@ -189,40 +189,40 @@ class WorkPort(Protocol):
 
     @property
     def session_timeout_s(self) -> float:
-        """How long a Submitter that is silent is taken to live."""
+        """How long a silent Submitter counts as alive (s)."""
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until it can work. Raises: NotConnected, CoordinationUnavailable; PermissionDenied, by a gateway."""
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
-        """Queues and limits, at most 5 s old."""
+        """Returns queues and limits, at most 5 s old."""
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
-        """Records of the nodes, at most 5 s old."""
+        """Returns the records of the nodes, at most 5 s old."""
 
     def submit(self, order: Order, *, timeout_s: float) -> Submitted:
-        """SUBMIT. The same token, or nonce, again gives the same number.
+        """Makes a submission by SUBMIT. The same token, or nonce, gives the same number again.
 
-        Raises: UsageError for what no Starter would believe; PermissionDenied; WrongCluster; CoordinationUnavailable when it was surely not
-            committed; SubmitUnknown when that is not known (the same token is safe).
+        Raises: UsageError for an order that no Starter would accept; PermissionDenied; WrongCluster; CoordinationUnavailable if it was not
+            committed for certain; SubmitUnknown if that is not known (repeating it with the same token is safe).
         """
 
     def submit_many(self, orders: Sequence[Order], *, timeout_s: float) -> list[Submitted]:
-        """Each a complete submission without owner, with a token; in this order, unless somebody else submits meanwhile.
+        """Makes complete submissions without owner, each with a token; in this order, unless others submit meanwhile.
 
-        Raises: as `submit`; what was made before stays.
+        Raises: as `submit`; submissions made before stay.
         """
 
     def read(self, number: int, *, timeout_s: float) -> Stored:
-        """Record and tail. Raises: NotFound, CoordinationUnavailable."""
+        """Reads record and tail. Raises: NotFound, CoordinationUnavailable."""
 
     def keep(
         self, stored: Stored, listener: KeptListener, *, is_owned: bool, wants_ownership: bool = False, is_fresh: bool = False
     ) -> Kept:
-        """Looks after it, or follows it from its beginning. On the Submitter's thread.
+        """Looks after a submission, or follows it from its beginning. On the Submitter's thread.
 
         wants_ownership: takes it over once its owner is gone. is_fresh: it was made just now.
         """
 
     def close(self, *, timeout_s: float) -> None:
-        """Lets go of everything; what is durable goes on without it."""
+        """Closes everything; durable work goes on."""

@@ -1,8 +1,8 @@
-"""What users read and order of a cluster: one struct a question, generic over its answer; who may ask it; and both as bytes (MessagePack).
+"""What users read and order of a cluster: one struct per question, generic over its answer; who may ask; both as bytes (MessagePack).
 
-`answers.py` answers on ZooKeeper and the data store, `remote.py` asks a gateway. Who asks is never part of a question.
-A question may be asked again when its answer was lost, unless it says otherwise: what was ordered already is answered so.
-All raise CoordinationUnavailable, and PermissionDenied for who may not ask; what else they raise stands with each.
+`answers.py` answers on ZooKeeper and the data store, `remote.py` asks a gateway. The asker is never part of a question.
+A question may be repeated after a lost answer, unless it says otherwise: an order already carried out is answered as such.
+Each may raise CoordinationUnavailable, and PermissionDenied if the asker lacks the right; each names its other errors.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from rmgr.model.wire.stream import msgpack_decoder
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 
-#: What a field may hold, as the decoder checks it: names become parts of paths.
+#: Fields as the decoder checks them: names become parts of paths.
 Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Position = Annotated[int, msgspec.Meta(ge=0, le=MOST_TASKS)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TASKS)]
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?\Z")]
 Guid = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9]{8,64}\Z")]
 User = Annotated[str, msgspec.Meta(max_length=255)]
-#: Characters of what somebody says; what is kept of it is cut, or refused, where it is carried out.
+#: Most characters of a text; the code that carries out the order cuts or refuses more than is kept.
 MOST_WORDS = 200_000
 Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 Span = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-#: Pointers of one question.
+#: Pointers in one question.
 MOST_POINTERS = 1000
 Pem = Annotated[bytes, msgspec.Meta(max_length=16 * 1024)]
 Numbers = Annotated[tuple[Number, ...], msgspec.Meta(max_length=100_000)]
-#: Ranges of one question.
+#: Ranges in one question.
 MOST_RANGES = 100_000
 Ranges = Annotated[tuple[tuple[Position, Count], ...], msgspec.Meta(max_length=MOST_RANGES)]
 
@@ -58,18 +58,18 @@ class Question(msgspec.Struct, Generic[A], tag=True, tag_field="ask"):
 
 
 class Asks(Protocol):
-    """Whoever answers: this process, or a gateway."""
+    """Answers questions: on ZooKeeper, or through a gateway."""
 
     @property
     def hosts(self) -> str:
-        """Whom it asks, for people."""
+        """Whom it asks, as text for people."""
 
     @property
     def session_timeout_s(self) -> float:
-        """How long whom it asks may be silent."""
+        """How long the service that it asks may be silent (s)."""
 
     def ask(self, question: Question[A], *, timeout_s: float) -> A:
-        """The answer. Raises what the question says; Throttled, by a gateway that has too many."""
+        """Returns the answer. Raises the question's errors; Throttled, by a gateway with too many questions."""
 
 
 # -- answers ------------------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Versioned(msgspec.Struct, frozen=True):
 
 
 class Leadership(msgspec.Struct, frozen=True, kw_only=True):
-    """Who led last. leads: it does still, as far as ZooKeeper knows. watchdogs: how many could lead."""
+    """The latest leader. leads: it still does, as far as ZooKeeper knows. watchdogs: number of candidates."""
 
     epoch: EpochRecord | None = None
     leads: bool = False
@@ -91,19 +91,19 @@ class Leadership(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def leader(self) -> EpochRecord | None:
-        """Who leads and can be asked, None = nobody."""
+        """The leader that can be asked, None = there is none."""
         return self.epoch if self.leads and self.epoch is not None and self.epoch.endpoint else None
 
 
 class RecordRead(msgspec.Struct, frozen=True):
-    """The record of a submission, and how far it has grown."""
+    """The record of a submission, and its tail."""
 
     record: Submission
     tail: Tail
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user who has a cap has of it: cores in use, open jobs; as the leader counted last."""
+    """What a user with a cap uses: cores in use, open jobs; as the leader counted last."""
 
     cores: int = 0
     jobs: int = 0
@@ -118,14 +118,14 @@ class NodeClaims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskPage(msgspec.Struct, frozen=True):
-    """Some tasks by position. is_last: no more follow, or as many as were asked for are here."""
+    """Some tasks by position. is_last: no more tasks follow, or the page has as many as were asked for."""
 
     tasks: tuple[TaskView, ...]
     is_last: bool
 
 
 class FragmentPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcomes in the order of their commits. total: tasks submitted so far. next: where to ask for more, unless `is_last`."""
+    """Outcomes in the order of their commits. total: tasks submitted so far. next: where to continue, unless `is_last`."""
 
     record: Submission
     total: int
@@ -135,14 +135,14 @@ class FragmentPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FateRead(msgspec.Struct, frozen=True):
-    """What became of a task: a final state, "open", "never" (it was not submitted), "gone" (collected), "denied"; the committed attempt."""
+    """Fate of a task: a final state, "open", "never" (not submitted), "gone" (collected), or "denied"; and the committed attempt."""
 
     fate: str
     attempt: int = 1
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """A revoked key. record: of its revocation. zxid: wrote that last; since_zxid: the key counts no more since."""
+    """A revoked key. record: of the revocation. zxid: of its last write; since_zxid: from then on the key does not count."""
 
     key_id: str
     record: bytes
@@ -151,7 +151,7 @@ class Revoked(msgspec.Struct, frozen=True):
 
 
 class GangRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A gang of which a job runs. generation: version of its record. clock_endpoint: of the node whose clock counts, "" = not known."""
+    """A gang with a running job. generation: version of its record. clock_endpoint: of the node with the gang's clock, "" = unknown."""
 
     partition: str
     generation: int
@@ -160,7 +160,7 @@ class GangRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A submission before an order and after it. unchanged: why it did nothing, "" when it did something."""
+    """A submission before and after an order. unchanged: why the order did nothing, "" if it did something."""
 
     before: Submission
     after: Submission
@@ -168,14 +168,14 @@ class RecordChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TasksCancelled(msgspec.Struct, frozen=True, kw_only=True):
-    """ended: ranges (first, count) that were cancelled or ordered to end. before: (first, count, state) of those that had ended."""
+    """ended: ranges (first, count) cancelled or ordered to end. before: (first, count, state) of tasks that had ended already."""
 
     ended: tuple[tuple[int, int], ...]
     before: tuple[tuple[int, int, State], ...]
 
 
 class Updated(msgspec.Struct, frozen=True, kw_only=True):
-    """As `RecordChange`. to_sign: nothing was changed yet: its user is to sign this, and to send it again."""
+    """As `RecordChange`. to_sign: nothing was changed yet; the user must sign this amendment and send it."""
 
     before: Submission | None = None
     after: Submission | None = None
@@ -183,29 +183,29 @@ class Updated(msgspec.Struct, frozen=True, kw_only=True):
     to_sign: Amendment | None = None
 
 
-# -- what stands there --------------------------------------------------------------------------------------------------------
+# -- reading what is recorded --------------------------------------------------------------------------------------------------
 
 
 class ReadMeta(Question[Meta | None]):
-    """Which cluster this is; None: there is none yet."""
+    """The cluster's record; None if there is no cluster yet."""
 
 
 class ReadSettings(Question[Versioned]):
-    """The settings of the cluster. Raises StateConflict where there are none."""
+    """The settings of the cluster. Raises StateConflict if there are none."""
 
 
 class ReadNodes(Question[tuple[NodeRecord, ...]]):
-    """What nodes have registered."""
+    """The records of all nodes."""
 
 
 class ReadDrain(Question[Drain | None]):
-    """Why a node is drained; None when it is not."""
+    """Why a node is drained; None if it is not."""
 
     node: Name
 
 
 class WhoLeads(Question[Leadership]):
-    """Who leads."""
+    """The leader, and the candidates."""
 
 
 class ReadRecord(Question[RecordRead]):
@@ -215,37 +215,37 @@ class ReadRecord(Question[RecordRead]):
 
 
 class ReadNonce(Question[int]):
-    """The number to which the nonce of a submission's record has led when it was submitted, 0: to none. Raises NotFound."""
+    """The number that the nonce in a submission's record was assigned when it was submitted, 0 if none. Raises NotFound."""
 
     number: Number
 
 
 class WhichExist(Question[tuple[int, ...]]):
-    """Those of these submissions that ZooKeeper holds."""
+    """Which of these submissions ZooKeeper holds."""
 
     numbers: Numbers
 
 
 class CountWaiting(Question[int]):
-    """Blocks that wait in a queue."""
+    """Number of blocks that wait in a queue."""
 
     queue: Name
 
 
 class ReadUse(Question[Use]):
-    """What a user has of the caps."""
+    """How much of the caps a user uses."""
 
     user: User
 
 
 class ReadClaims(Question[tuple[NodeClaims, ...]]):
-    """Where blocks of a submission are claimed."""
+    """Nodes that have claimed blocks of a submission."""
 
     number: Number
 
 
 class ReadTasks(Question[TaskPage]):
-    """Tasks of a submission from a position on, at most `limit` (0 = as many as one answer bears). Raises NotFound, DataLost."""
+    """Tasks of a submission from a position on, at most `limit` (0 = as many as fit one answer). Raises NotFound, DataLost."""
 
     number: Number
     first: Position = 0
@@ -253,36 +253,36 @@ class ReadTasks(Question[TaskPage]):
 
 
 class ReadFragments(Question[FragmentPage]):
-    """How tasks ended. first: 0, or the `next` of an answer. Raises NotFound, DataLost."""
+    """Outcomes of tasks. first: 0, or the `next` of an answer. Raises NotFound, DataLost."""
 
     number: Number
     first: Number = 0
 
 
 class CountFragments(Question[int]):
-    """How many fragments of outcomes were committed, 0 for a submission that is not there."""
+    """Number of committed fragments, 0 for a submission that does not exist."""
 
     number: Number
 
 
 class ReadGangs(Question[tuple[GangRead, ...]]):
-    """Who shares nodes in time. Raises InvalidRecord."""
+    """Gangs of jobs that share nodes in time. Raises InvalidRecord."""
 
 
 class ReadFates(Question[tuple[FateRead, ...]]):
-    """What became of the tasks behind pointers, in their order. Raises DataLost, StoreUnavailable."""
+    """What became of the tasks behind pointers, in the order of `pointers`. Raises DataLost, StoreUnavailable."""
 
     pointers: Annotated[tuple[Pointer, ...], msgspec.Meta(max_length=MOST_POINTERS)]
 
 
 class LocateValue(Question[str]):
-    """The row with the value of an output. user_key: under which it was found, for errors. Raises NotFound, DataLost."""
+    """The row that holds the value of an output. user_key: the user's key, for errors. Raises NotFound, DataLost."""
 
     user_key: Words
     pointer: Pointer
 
 
-# -- views, made of znodes where no leader answers -----------------------------------------------------------------------------
+# -- views, derived from znodes where no leader answers ------------------------------------------------------------------------
 
 
 class DeriveJobs(Question[tuple[JobView, ...]]):
@@ -302,14 +302,14 @@ class DeriveQueues(Question[tuple[QueueView, ...]]):
 
 
 class DeriveStatus(Question[StatusView]):
-    """Health and counts. zookeeper, store: what who asks knows of these."""
+    """Health and counts. zookeeper, store: the asker's own knowledge of these."""
 
     zookeeper: dict[str, Any]
     store: dict[str, Any]
 
 
 class DeriveExplain(Question[ExplainView]):
-    """Why a submission or a task is in its state. store_problem: as who asks knows it. Raises NotFound."""
+    """Why a submission or a task is in its state. store_problem: as the asker knows it. Raises NotFound."""
 
     number: Number
     position: Position | None = None
@@ -320,29 +320,29 @@ class DeriveExplain(Question[ExplainView]):
 
 
 class CancelSubmission(Question[RecordChange]):
-    """From now on nothing of it starts; what waits ends CANCELLED, what runs is killed. Raises NotFound."""
+    """Cancels a submission: no more tasks start, waiting ones end CANCELLED, running ones are killed. Raises NotFound."""
 
     number: Number
     detail: Words = ""
 
 
 class HoldSubmission(Question[RecordChange]):
-    """Nothing more of it starts until it is released; what runs goes on. Raises NotFound."""
+    """Holds a submission: no more tasks start until it is released, running ones go on. Raises NotFound."""
 
     number: Number
     detail: Words = ""
 
 
 class ReleaseSubmission(Question[RecordChange]):
-    """After a hold. Raises NotFound."""
+    """Releases a submission after a hold. Raises NotFound."""
 
     number: Number
 
 
 class CancelTasks(Question[TasksCancelled]):
-    """Tasks that wait end CANCELLED, those that run are ordered to. ranges: (first, count). Raises NotFound, DeadlineExceeded.
+    """Ends waiting tasks CANCELLED, and orders running ones to end. ranges: (first, count). Raises NotFound, DeadlineExceeded.
 
-    waits_only: those that run go on.
+    waits_only: running tasks go on.
     """
 
     number: Number
@@ -352,13 +352,16 @@ class CancelTasks(Question[TasksCancelled]):
 
 
 class KillRunning(Question[int]):
-    """Orders what runs of a cancelled submission to end, as a leader would; how many nodes were told. Raises NotFound, StateConflict."""
+    """Orders running tasks of a cancelled submission to end, as a leader would; returns the number of nodes told.
+
+    Raises NotFound, StateConflict.
+    """
 
     number: Number
 
 
 class UpdateSubmission(Question[Updated]):
-    """Other terms. amendment: what was to be signed, signed. Raises NotFound, UsageError, Infeasible."""
+    """Changes terms. amendment: the signed `to_sign` of an earlier answer. Raises NotFound, UsageError, Infeasible."""
 
     number: Number
     terms: Terms
@@ -366,7 +369,7 @@ class UpdateSubmission(Question[Updated]):
 
 
 class MoveTask(Question[None]):
-    """A placed job that runs is asked to save its state, and to go on elsewhere or (`stays`) where it is. guid: drawn by who asks, anew."""
+    """Asks a running placed job to save its state, and to go on elsewhere or (`stays`) on its nodes. guid: a new one from the asker."""
 
     number: Number
     guid: Guid
@@ -385,7 +388,7 @@ class ReadMoved(Question[StopRequest]):
 
 
 class VacateNode(Question[None]):
-    """All placed jobs with a part on a drained node are asked to go on elsewhere. guid: drawn by who asks, anew."""
+    """Asks all placed jobs with a part on a drained node to go on elsewhere. guid: a new one from the asker."""
 
     node: Name
     guid: Guid
@@ -399,26 +402,26 @@ class ReadVacated(Question[StopRequest]):
 
 
 class DrainNode(Question[None]):
-    """A node takes nothing new; drained again, the reason is replaced. Raises StateConflict."""
+    """Drains a node, so that it takes no new work; draining it again replaces the reason. Raises StateConflict."""
 
     node: Name
     reason: Words = ""
 
 
 class ResumeNode(Question[bool]):
-    """A drained node takes work again; False when it was not drained. Raises StateConflict."""
+    """Lets a drained node take work again; False if it was not drained. Raises StateConflict."""
 
     node: Name
 
 
 class ForgetNode(Question[None]):
-    """Nothing shows a stopped node any more; for the admin, at ZooKeeper itself. Raises NotFound, StateConflict."""
+    """Removes a stopped node's record; only for the admin, on ZooKeeper itself. Raises NotFound, StateConflict."""
 
     node: Name
 
 
 class ApplySettings(Question[None]):
-    """Replaces settings that were read at `version`; a lost answer is not asked for again. Raises StateConflict, InvalidRecord."""
+    """Replaces settings that were read at `version`; not repeated after a lost answer. Raises StateConflict, InvalidRecord."""
 
     repeats: ClassVar[bool] = False
     settings: ClusterSettings
@@ -426,17 +429,17 @@ class ApplySettings(Question[None]):
 
 
 class ReadCertificate(Question[bytes | None]):
-    """The certificate of a signing key, as it was published; None: nobody has it."""
+    """The published certificate of a signing key; None if none was published."""
 
     key_id: Guid
 
 
 class ReadRevoked(Question[tuple[Revoked, ...]]):
-    """All keys that were revoked."""
+    """All revoked keys."""
 
 
 class PublishCertificate(Question[None]):
-    """The certificate of one's own signing key is there for all who verify."""
+    """Publishes the certificate of the asker's own signing key for all verifiers."""
 
     pem: Pem
 
@@ -445,16 +448,16 @@ class PublishCertificate(Question[None]):
 
 
 class Right(Enum):
-    """Whom a question is for."""
+    """Who may ask a question."""
 
-    ANYBODY = auto()  #: whom the cluster lets in; the answer leaves out what is not his to see
+    ANYBODY = auto()  #: everyone whom the cluster admits; the answer leaves out what the asker may not see
     READER = auto()  #: the owner of the submissions that it names, and operators
-    OWNER = auto()  #: the same, for orders: users of an open cluster are kept from others' work, too, as a courtesy
+    OWNER = auto()  #: as READER, for orders: as a courtesy, also protects work of others in an open cluster
     HIMSELF = auto()  #: the user that it names, and operators
     OPERATOR = auto()
 
 
-#: Every question, and whom it is for.
+#: Every question, and who may ask it.
 RIGHTS: dict[type[Question[Any]], Right] = {
     **dict.fromkeys((ReadMeta, ReadSettings, ReadNodes, ReadDrain, WhoLeads, CountWaiting, ReadClaims), Right.ANYBODY),
     **dict.fromkeys((ReadFates, ReadCertificate, ReadRevoked), Right.ANYBODY),
@@ -465,10 +468,10 @@ RIGHTS: dict[type[Question[Any]], Right] = {
     **dict.fromkeys((UpdateSubmission, MoveTask), Right.OWNER),
     ReadUse: Right.HIMSELF,
     **dict.fromkeys((VacateNode, ReadVacated, DrainNode, ResumeNode, ForgetNode, ApplySettings), Right.OPERATOR),
-    PublishCertificate: Right.ANYBODY,  # his own alone: `orders.publish` compares it with the key of his connection
+    PublishCertificate: Right.ANYBODY,  # only one's own: `orders.publish` compares it with the key of the connection
 }
 
-#: Questions that change something, and what an audit calls them.
+#: Questions that change something, and their names in an audit.
 ORDERS: dict[type[Question[Any]], str] = {
     CancelSubmission: "CANCEL",
     HoldSubmission: "HOLD",
@@ -485,7 +488,7 @@ ORDERS: dict[type[Question[Any]], str] = {
     PublishCertificate: "IDENTIFY",
 }
 
-#: What concerns all, in words.
+#: Names of the questions for operators, for error messages.
 _OF_OPERATORS: dict[type[Question[Any]], str] = {
     VacateNode: "emptying a node",
     ReadVacated: "emptying a node",
@@ -497,7 +500,7 @@ _OF_OPERATORS: dict[type[Question[Any]], str] = {
 
 
 def submissions_of(question: Question[Any]) -> tuple[int, ...]:
-    """The submissions that a question names."""
+    """Returns the submissions that a question names."""
     if isinstance(question, WhichExist):
         return tuple(dict.fromkeys(question.numbers))
     if isinstance(question, LocateValue):
@@ -507,7 +510,7 @@ def submissions_of(question: Question[Any]) -> tuple[int, ...]:
 
 
 def target_of(question: Question[Any]) -> str:
-    """What a question is about, for an audit."""
+    """Returns what a question is about, for an audit."""
     numbers = submissions_of(question)
     return str(numbers[0]) if numbers else str(getattr(question, "node", "") or getattr(question, "user", ""))
 
@@ -520,12 +523,12 @@ def check_asker(
     *,
     reads_all: bool = False,
 ) -> Collection[str]:
-    """Raises PermissionDenied unless `who` may ask this; NotFound for a submission that is not there.
+    """Raises PermissionDenied unless `who` may ask this; NotFound for a submission that does not exist.
 
     Args:
-        owner_of: whose a submission is, None: there is none. operators: other names that count as operators, asked when it matters.
-        reads_all: whoever reaches ZooKeeper himself is kept from no reading.
-    Returns: whose work it concerns beside his own, as far as that was asked.
+        owner_of: returns a submission's owner, None if it does not exist. operators: returns other names that count as operators.
+        reads_all: the asker reaches ZooKeeper directly, so no reading is refused.
+    Returns: the other users whose work the question concerns, as far as that was checked.
     """
     right = RIGHTS[type(question)]
     if right is Right.OPERATOR:
@@ -545,7 +548,7 @@ def check_asker(
         owner = owner_of(number)
         if owner is None:
             if isinstance(question, WhichExist | LocateValue):
-                continue  # what is not there is nobody's, and may be looked for
+                continue  # a submission that does not exist may be looked for
             raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
         if who.owns(owner) or (who.is_open and not who.name):
             continue
@@ -558,7 +561,7 @@ def check_asker(
 
 # -- as bytes ------------------------------------------------------------------------------------------------------------------
 
-#: Bytes of a question, values in it; bytes and values of an answer.
+#: Most bytes of a question, and values in it; the same of an answer.
 MAX_QUESTION_BYTES, _QUESTION_VALUES = 1024 * 1024, 300_000
 MAX_ANSWER_BYTES, _ANSWER_VALUES = 256 * 1024 * 1024, 30_000_000
 
@@ -567,7 +570,7 @@ _plain = msgspec.msgpack.Decoder()
 
 
 def encode_question(question: Question[Any]) -> bytes:
-    """Raises RequestTooLarge."""
+    """Returns a question as bytes. Raises RequestTooLarge."""
     data = _encoder.encode(question)
     if len(data) > MAX_QUESTION_BYTES:
         told = f"{type(question).__name__}: {len(data)} bytes are asked at once, at most {MAX_QUESTION_BYTES} may be"
@@ -576,7 +579,7 @@ def encode_question(question: Question[Any]) -> bytes:
 
 
 def decode_question(data: bytes) -> Question[Any]:
-    """Whatever somebody has sent. Raises UsageError, RequestTooLarge; nothing else."""
+    """Reads a question from untrusted bytes. Raises UsageError, RequestTooLarge; nothing else."""
     if len(data) > MAX_QUESTION_BYTES:
         told = f"a question has {len(data)} bytes, at most {MAX_QUESTION_BYTES} may be asked at once"
         raise RequestTooLarge(told, hint="name fewer at once")
@@ -594,7 +597,7 @@ def _any_question() -> Any:
 
 
 def encode_answer(answer: object) -> bytes:
-    """Raises RequestTooLarge."""
+    """Returns an answer as bytes. Raises RequestTooLarge."""
     data = _encoder.encode(answer)
     if len(data) > MAX_ANSWER_BYTES:
         raise RequestTooLarge(f"the answer has {len(data)} bytes, at most {MAX_ANSWER_BYTES} are sent", hint="ask for less at once")
@@ -602,7 +605,7 @@ def encode_answer(answer: object) -> bytes:
 
 
 def decode_answer(question: Question[A], data: bytes) -> A:
-    """Raises Unavailable: it is not what answers that question."""
+    """Reads the answer to `question`. Raises Unavailable if the bytes are not an answer to it."""
     try:
         return cast(A, unpack(msgpack_decoder(answer_type(type(question))).decode, data, _ANSWER_VALUES))
     except msgspec.DecodeError as error:
@@ -612,5 +615,5 @@ def decode_answer(question: Question[A], data: bytes) -> A:
 
 @cache
 def answer_type(kind: type[Question[Any]]) -> Any:
-    """What answers questions of a kind: the parameter of its base."""
+    """Returns the type of the answers to questions of a kind: the parameter of its base."""
     return get_args(kind.__orig_bases__[0])[0]  # type: ignore[attr-defined]

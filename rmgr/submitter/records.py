@@ -1,4 +1,4 @@
-"""What the Submitter knows of the cluster: settings and node records, records of submissions, and about how full the queues are."""
+"""What the Submitter knows of the cluster: settings, node records, records of submissions, and roughly how full the queues are."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rmgr.submitter.port import Stored
 
 T = TypeVar("T")
 
-#: How old what is known may be.
+#: Age at which cached answers are read again (s).
 FRESH_S = 5.0
 
 
 class Lately(Generic[T]):
-    """What `read` has answered within 5 s, given a timeout (s). Thread-safe: two may read at once."""
+    """Caches the answer of `read`, which takes a timeout (s), for 5 s. Thread-safe, though two threads may read at once."""
 
     def __init__(self, read: Callable[[float], T]) -> None:
         self._read = read
@@ -56,7 +56,7 @@ class ClusterRecords:
         self._cap_blocks = cap_blocks
 
     def most_pending(self, queue: str) -> int:
-        """Blocks that may wait in a queue, 0 = no limit, by the settings as they were read last. Never waits."""
+        """Returns how many blocks may wait in a queue, 0 = no limit, by the settings last read. Never waits."""
         if self._cap_blocks is not None:
             return self._cap_blocks
         spec = self.known_settings.queue(queue)
@@ -70,7 +70,7 @@ class ClusterRecords:
 
 
 def read_nodes(coordinator: Coordinator, *, timeout_s: float) -> list[NodeRecord]:
-    """Records of all nodes, in the order of their names. One that cannot be read, of a newer release, is left out: it says nothing here."""
+    """Returns the records of all nodes, by name. Leaves out records that cannot be read, as those of a newer release."""
     names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1) or []
     found = fetch([paths.node(name) for name in sorted(names)], coordinator.get, timeout_s=timeout_s)
     records = []
@@ -82,7 +82,7 @@ def read_nodes(coordinator: Coordinator, *, timeout_s: float) -> list[NodeRecord
 
 
 def read_stored(coordinator: Coordinator, number: int, *, timeout_s: float) -> Stored:
-    """Record and tail of a submission. Raises NotFound, CoordinationUnavailable."""
+    """Reads record and tail of a submission. Raises NotFound, CoordinationUnavailable."""
     where = [paths.sub(number), paths.tail(number)]
     record, tail = fetch(where, lambda path: coordinator.get(path, timeout_s=timeout_s), timeout_s=timeout_s + 1)
     if record is None or tail is None:
@@ -96,13 +96,13 @@ def read_stored(coordinator: Coordinator, number: int, *, timeout_s: float) -> S
 
 
 def no_submission(number: int) -> NotFound:
-    """ZooKeeper does not hold it."""
+    """Returns the error for a submission that ZooKeeper does not hold."""
     return NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
 
 
 # -- how full the queues are ------------------------------------------------------------------------------------------------------
 
-#: A measurement older than this is renewed; a full queue is looked at this often.
+#: Age at which a measurement is renewed, and pause between two looks at a full queue (s).
 _GAUGE_FRESH_S = 1.0
 FULL_LOOK_S = 0.2
 
@@ -115,9 +115,9 @@ class _Level:
 
 
 class Gauge:
-    """Estimates how full the queues are that this Submitter feeds: their waiting blocks, measured beside the commits and never before them.
+    """Estimates how full the queues of this Submitter are: counts waiting blocks beside the commits, rarely before them.
 
-    Lives on the Submitter's thread. Full means: the next block would go above `max_pending_blocks` of the queue.
+    Lives on the Submitter's thread. A queue is full if the next block would exceed its `max_pending_blocks`.
     """
 
     def __init__(self, loop: StoryLoop, coordinator: Coordinator) -> None:
@@ -127,7 +127,7 @@ class Gauge:
         self._levels: dict[str, _Level] = {}
 
     def admit(self, queue: str, blocks: int, cap: int) -> Story[bool]:
-        """Whether `blocks` more may enter; then they are counted in. False: ask again after `FULL_LOOK_S`. cap: 0 = no limit."""
+        """Returns whether `blocks` more may enter, and counts them if so. False: ask again after `FULL_LOOK_S`. cap: 0 = no limit."""
         if cap <= 0 or not blocks:
             return True
         level = self._levels.setdefault(queue, _Level())
@@ -137,7 +137,7 @@ class Gauge:
                 measuring = level.measuring = self._coordinator.stat(paths.pending(queue))
                 self._stories.begin(self._measure(level, measuring))
             if known_s is None or level.blocks >= cap // 2:
-                with suppress(RmgrError):  # the commit that waits for this finds out what is wrong
+                with suppress(RmgrError):  # the commit that waits here meets the same error
                     yield measuring
         if level.blocks + blocks > cap:
             return False
@@ -145,7 +145,7 @@ class Gauge:
         return True
 
     def admit_now(self, queue: str, blocks: int, cap: int, timeout_s: float) -> bool:
-        """As `admit`, from any other thread: waits for the measurement. False also: not within the timeout."""
+        """Admits as `admit` does, from any other thread, waiting for the measurement. Also False if that takes longer than `timeout_s`."""
         if cap <= 0 or not blocks:
             return True
         answer: Future[bool] = Future()

@@ -1,7 +1,7 @@
 """Asks a gateway what `answers.py` would answer here: for clients that reach neither ZooKeeper nor the data store.
 
-Questions are words of the one stream that a process has to one of its gateways at a time (`messages.py`); its submissions, if it has any,
-share it (`talking.py`). When the gateway dies, or is silent, the next one is asked what has no answer yet.
+Questions are messages on the one stream that a process has, to one gateway at a time (`messages.py`); its submissions, if it has any,
+share the stream (`talking.py`). If the gateway dies or is silent, the next one is asked all unanswered questions.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("rmgr.submitter")
 A = TypeVar("A")
 
-#: Pauses between two tries, the first and the longest.
+#: Pauses between two tries, the first and the longest (s).
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
-#: The shortest time in which a question may be answered, and how long the end of a stream may take on which submissions were spoken of.
+#: Shortest time limit of a question, and time limit of closing a stream that carried submissions (s).
 _SHORTEST_S, _END_S = 0.1, 2.0
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A question without an answer. was_said: on some stream, so what it orders may have been carried out."""
+    """A question without an answer. was_said: sent on some stream, so its order may have been carried out."""
 
     question: Question[Any]
     data: bytes
@@ -52,7 +52,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Who speaks on the same stream: told, on its thread, when one begins, what is no answer to a question, and when it is over."""
+    """The other user of the stream. On the stream's thread, hears of its begin, of messages that answer no question, and of its end."""
 
     up: Callable[[Outbox], None]
     heard: Callable[[list[messages.FromGateway]], None]
@@ -60,26 +60,26 @@ class Beside:
 
 
 class RemoteAnswers:
-    """A `questions.Asks` behind `gateways` ("HOST:PORT,..."). Opens nothing until it asks; goes on to the next gateway when one fails.
+    """A `questions.Asks` behind `gateways` ("HOST:PORT,..."). Connects at the first question; changes the gateway if one fails.
 
-    Args: credentials: who we are, None in an open cluster. user: the same there.
+    Args: credentials: of the user, None in an open cluster. user: the user's name in an open cluster.
     """
 
     def __init__(self, gateways: str, *, credentials: Credentials | None, user: str = "", session_timeout_s: float = 10.0) -> None:
         self.user = user
         self._gateways = Gateways(gateways, credentials)
         self._session_timeout_s = session_timeout_s
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards the following
         self._last_id = 0
         self._asked: dict[int, _Asked] = {}
         self._beside: Beside | None = None
-        self._outbox: Outbox | None = None  #: of the stream that there is
+        self._outbox: Outbox | None = None  #: of the present stream
         self._is_begun = self._is_closed = False
         self.link = TalkLink(self._gateways, user=user, up=self._up, heard=self._heard, down=self._down)
 
     @property
     def hosts(self) -> str:
-        """The gateways, as they were named."""
+        """The gateways, as configured."""
         return str(self._gateways)
 
     @property
@@ -93,9 +93,9 @@ class RemoteAnswers:
         return self._session_timeout_s
 
     def ask(self, question: Question[A], *, timeout_s: float) -> A:
-        """See `Asks`. Tried again, on other gateways too, until `timeout_s` is over.
+        """See `Asks`. Repeats the question, also to other gateways, until `timeout_s` is over.
 
-        Raises: Unavailable when none answers; NotConnected at once when this was closed, or is used after a fork.
+        Raises: Unavailable if none answers; NotConnected at once if this was closed, or is used after a fork.
         """
         data = encode_question(question)
         end_s, pauses = machine.monotonic() + timeout_s, Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
@@ -103,10 +103,10 @@ class RemoteAnswers:
             asked = _Asked(question, data, max(end_s, machine.monotonic() + _SHORTEST_S))
             try:
                 answer = self._answer(asked)
-            except NotConnected:  # closed, or of the parent process
+            except NotConnected:  # closed, or made by the parent process
                 raise
             except (Unavailable, Throttled) as error:
-                if isinstance(error, CoordinationUnavailable):  # of the gateway: it does not reach ZooKeeper
+                if isinstance(error, CoordinationUnavailable):  # the gateway does not reach ZooKeeper
                     self.link.leave(error.message)
                 elif not isinstance(error, Throttled) and asked.was_said and not question.repeats:
                     told = f"it is not known whether {type(question).__name__} was carried out: {error.message}"
@@ -119,7 +119,7 @@ class RemoteAnswers:
                 return decode_answer(question, answer)
 
     def join(self, beside: Beside) -> None:
-        """Somebody else speaks on the stream from now on; it is opened, if there is none."""
+        """Adds the other user of the stream; opens a stream if there is none."""
         with self._lock:
             self._beside = beside
             if self._outbox is not None:
@@ -127,7 +127,7 @@ class RemoteAnswers:
             self._begin()
 
     def close(self) -> None:
-        """Ends the stream, after what was said on it if others speak there. Idempotent."""
+        """Ends the stream, after sending waiting messages if the stream has another user. Idempotent."""
         with self._lock:
             self._is_closed = True
             for asked in self._asked.values():
@@ -139,7 +139,7 @@ class RemoteAnswers:
     # -- one question
 
     def _answer(self, asked: _Asked) -> bytes:
-        """Its answer, whole. Raises also what a gateway said when it turned us away."""
+        """Returns the whole answer. Also raises the error with which a gateway refused this client."""
         check_not_forked()
         with self._lock:
             if self._is_closed:

@@ -1,7 +1,7 @@
-"""The resubmit rule, carried out by the owner: attempts that ended FAILED wait again, or end, as `coord/ops/leader.py` says.
+"""The resubmit rule, carried out by the owner: FAILED attempts wait again, or end, as `coord/ops/leader.py` decides.
 
-Watches `failed/` of one submission. Names are deterministic, so the leader may act on the same record: the one that
-comes second finds it gone. Back-off is counted from when the record was seen; a successor starts it again.
+Watches `failed/` of one submission. Names are deterministic, so the leader may act on the same record: whichever comes second
+finds it gone. Back-off counts from when this owner saw the record; a successor starts it again.
 Lives on the Submitter's thread.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("rmgr.submitter")
 _RESYNC_S = 20.0
 _FRESH_S = 0.25
-#: After an error, and after somebody else was quicker, the list is read again so much later (s).
+#: Pause before the list is read again after an error, and after another process was faster (s).
 _AGAIN_S, _BEHIND_S = 1.0, 0.2
 
 
@@ -43,7 +43,7 @@ class Repair:
         self._bell = Bell(self._submitter.loop)
 
     def start(self, *, is_fresh: bool = False) -> None:
-        """Begins; with a submission that has just been made, a little later: many are over by then."""
+        """Begins; slightly later for a new submission, which is often over by then."""
         self._upkeep.stories.begin(self._watch(is_fresh), key="repair")
 
     def look(self) -> None:
@@ -58,13 +58,13 @@ class Repair:
             try:
                 names = yield submitter.coordinator.children(paths.failed(number), watch=self._bell.ring)
             except RmgrError:
-                names = None  # it is read again
+                names = None  # read again later
             for name in names or ():
                 self._upkeep.stories.begin(self._settle(name), key=("failed", name))
             yield self._bell.heard(submitter.jitter(_RESYNC_S))
 
     def _settle(self, name: str) -> Story[None]:
-        """One failed range, until it is gone."""
+        """Handles one failed range until it is gone."""
         try:
             is_mine = yield from self._tried(name)
         except RmgrError as error:
@@ -72,11 +72,11 @@ class Repair:
                 _LOG.warning("resubmit_failed", extra={"path": name, "error": str(error)})
             self._submitter.loop.after(self._submitter.jitter(_AGAIN_S), self.look)
         else:
-            if not is_mine:  # somebody else was faster, or nobody knows: the list says so
+            if not is_mine:  # another process was faster, or the answer is unknown: the list shows which
                 self._submitter.loop.after(self._submitter.jitter(_BEHIND_S), self.look)
 
     def _tried(self, name: str) -> Story[bool]:
-        """False: another look is due."""
+        """Tries to commit what the rule says. Returns False if another look is due."""
         submitter, upkeep = self._submitter, self._upkeep
         path = f"{paths.failed(upkeep.number)}/{name}"
         found = yield submitter.coordinator.get(path)
@@ -88,7 +88,7 @@ class Repair:
         gate = yield submitter.coordinator.stat(paths.gate(upkeep.number))
         submission = upkeep.submission
         if submission.phase is Phase.CANCELLED:
-            return True  # the leader ends it
+            return True  # the leader ends the task
         failed = decode_failed(found.data)
         first, count, attempt = paths.parse_failed_range(name)
         multi, final = resubmit(
@@ -98,7 +98,7 @@ class Repair:
             attempt,
             failed,
             found.version,
-            # A cap on what runs: it waits aside like the rest, and the leader brings it back.
+            # With a cap on running tasks, the range is set aside like the others, and the leader brings it back.
             gate=gate is not None and not submission.max_running,
             max_losses=submitter.records.known_settings.max_losses,
         )

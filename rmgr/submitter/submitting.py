@@ -1,7 +1,7 @@
-"""SUBMIT, from a signed record to a durable one with a number: the one operation that a caller waits for.
+"""SUBMIT, from a signed record to a durable submission with a number: the one operation that callers wait for.
 
-The nonce makes it idempotent, whatever is lost on the way; a token of the user's own makes it so for another call of the user's.
-What is signed is signed once, before there is a number: another number changes nothing of it.
+The nonce makes it idempotent, whatever is lost on the way; a user's token does so across calls of the user.
+The record is signed once, before it has a number; the signature does not cover the number.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rmgr.runtime.machine import Backoff
 from rmgr.submitter.port import Order, Submitted
 from rmgr.submitter.records import read_stored
 
-#: Longest that one request of it may take.
+#: Longest time of one request (s).
 _STEP_S = 10.0
-#: How long numbers are read after another Submitter was quicker: about so long, and longer each time in a row, up to (s).
+#: How long numbers are read after another Submitter was faster (s); longer each time in a row, up to the maximum (s).
 _MISSED_S, _MISSED_MOST_S = 0.02, 1.0
 
 
 class Numbers:
-    """The next number as the SUBMITs of this process leave it: while nobody else submits, nothing is read, and many are on the way at once.
+    """Predicts the next number from this process's own SUBMITs: while no other process submits, nothing is read, and many run at once.
 
-    lock: held from `take` until that SUBMIT is on its way, so that they go in the order of their numbers.
+    lock: held from `take` until that SUBMIT is sent, so that SUBMITs leave in the order of their numbers.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Numbers:
         self._not_before_s = -math.inf
 
     def take(self) -> tuple[int, int] | None:
-        """(number, version of /ids) to try; None: read them."""
+        """Returns (number, version of /ids) to try; None: read them."""
         known = self._next
         if known is None or machine.monotonic() < self._not_before_s:
             return None
@@ -53,21 +53,21 @@ class Numbers:
         return known
 
     def left(self, number: int, version: int) -> None:
-        """A SUBMIT of ours has made them so."""
+        """Notes the next number and version after a SUBMIT of this process."""
         with self.lock:
             self._pauses.reset()
             if self._next is None:
                 self._next = number, version
 
     def missed(self) -> None:
-        """Somebody else submits, too: numbers are read for a while."""
+        """Has numbers read for a while, because another process submits, too."""
         with self.lock:
             self._next = None
             self._not_before_s = machine.monotonic() + self._pauses.next_s()
 
 
 def _multi(order: Order, owner: str, number: int, ids_version: int, *, make_bucket: bool | None) -> tuple[Multi, Submitted]:
-    """SUBMIT under a number, and what it leads to. make_bucket: None = where the number is the first of its directory."""
+    """Builds a SUBMIT under a number, and its result. make_bucket: None = if the number is the first of its directory."""
     record = replace(order.draft, id=number, owner=owner)
     tail = Tail(next=order.tasks, complete=order.complete, reigns=((0, owner),) if owner else ())
     multi = ops.submit(
@@ -82,7 +82,7 @@ def _multi(order: Order, owner: str, number: int, ids_version: int, *, make_buck
 
 
 def _names(record: Submission) -> list[str]:
-    """Znodes that lead to its number once it has one: of its nonce, and of its user's token."""
+    """Returns the znodes that lead to its number once it has one: of its nonce, and of its user's token."""
     tokens = [paths.token(token_digest(record.user, record.token))] if record.token else []
     return [nonces.place_of(record), *tokens]
 
@@ -97,21 +97,21 @@ def submit(
     is_repeat: bool = False,
     doubtful: bool = False,
 ) -> Submitted:
-    """Makes an order (`port.prepared`) a submission.
+    """Makes a submission of an order (`port.prepared`).
 
     Args:
         owner: guid of the Submitter that looks after it, "" = the leader.
         deadline_s: monotonic.
-        numbers: what this process remembers, for who submits again and again.
-        is_repeat: it may have been sent before, elsewhere. doubtful: and committed.
-    Raises: UsageError for what was signed too long ago, or by a wrong clock; WrongCluster;
-        CoordinationUnavailable when it was surely not committed;
-        SubmitUnknown when that is not known (with a token the same again is safe).
+        numbers: this process's predictions, for callers that submit repeatedly.
+        is_repeat: it may have been sent before, elsewhere. doubtful: and may have been committed.
+    Raises: UsageError if it was signed too long ago, or by a wrong clock; WrongCluster;
+        CoordinationUnavailable if it was not committed for certain;
+        SubmitUnknown if that is not known (repeating it with a token is safe).
     """
     token, names = order.draft.token, _names(order.draft)
     make_bucket: bool | None = None
-    known_by = names if doubtful or is_repeat else names[1:]  # nobody else can have a nonce drawn here
-    is_timely = not nonces.untimely(order.draft, machine.wall_s(), "")  # if this clock is right; else ZooKeeper's is asked
+    known_by = names if doubtful or is_repeat else names[1:]  # no other process can have a nonce drawn here
+    is_timely = not nonces.untimely(order.draft, machine.wall_s(), "")  # by this clock; if not, ZooKeeper's clock decides
     guesses = numbers if is_timely and not known_by else None
     while True:
         asked: Future[Outcome] | None = None
@@ -156,16 +156,16 @@ def submit(
                 doubtful = True
 
 
-#: SUBMITs on the way at once.
+#: SUBMITs under way at once.
 _WINDOW = 100
 
 
 def submit_many(coordinator: Coordinator, orders: Sequence[Order], *, deadline_s: float) -> list[Submitted]:
-    """Makes each a submission without owner; in this order, unless somebody else submits meanwhile.
+    """Makes submissions without owner; in this order, unless others submit meanwhile.
 
-    Numbers are guessed, so that many SUBMITs are on the way at once; what a guess did not make is made alone.
+    Predicts the numbers, so that many SUBMITs run at once; makes those alone whose prediction failed.
 
-    Raises: as `submit`; what was made before stays. Cost: one round trip for `_WINDOW` of them.
+    Raises: as `submit`; submissions made before stay. Cost: one round trip per `_WINDOW` of them.
     """
     made: list[Submitted] = []
     for start in range(0, len(orders), _WINDOW):
@@ -179,7 +179,7 @@ def submit_many(coordinator: Coordinator, orders: Sequence[Order], *, deadline_s
 
 
 def _guess(coordinator: Coordinator, window: Sequence[Order], deadline_s: float) -> list[Submitted | Conflict | Unknown]:
-    """What was committed under the number that was guessed for it, else what came instead."""
+    """Returns for each order the submission committed under the predicted number, else the other outcome."""
     step_s = _left(deadline_s, False, "")
     ids = coordinator.get(paths.IDS, timeout_s=step_s).result(step_s + 1)
     first, version = _next(ids, window[0].draft)
@@ -194,7 +194,7 @@ def _guess(coordinator: Coordinator, window: Sequence[Order], deadline_s: float)
 def _known(
     coordinator: Coordinator, record: Submission, known_by: Sequence[str], deadline_s: float, doubtful: bool
 ) -> Submitted | tuple[int, int]:
-    """The submission that a znode of `known_by` stands for, else (next number, version of /ids)."""
+    """Returns the submission that a znode of `known_by` names, else (next number, version of /ids)."""
     step_s = _left(deadline_s, doubtful, record.token)
     if doubtful:
         coordinator.sync(timeout_s=step_s)
@@ -212,10 +212,10 @@ def _known(
 
 
 def _next(ids: Stamped | None, record: Submission) -> tuple[int, int]:
-    """(next number, version of /ids). Raises: NotConnected; UsageError when `record` was signed too long before what came before it."""
+    """Returns (next number, version of /ids). Raises: NotConnected; UsageError if `record` was signed too long ago."""
     if ids is None:
         raise NotConnected("ZooKeeper answers, but there is no rmgr cluster in it", hint="start one: rmgr dev")
-    made_s = max(record.signed_s, ids.stat.mtime_ms // 1000)  # of the submission before: it is no earlier now
+    made_s = max(record.signed_s, ids.stat.mtime_ms // 1000)  # when the last submission was made: it is no earlier now
     if record.signature and (why := nonces.untimely(record, made_s, "ZooKeeper's clock")):
         raise UsageError(f"this would not run: {why}", hint="set the clock of the machine that signs, then submit it again")
     return validity.decode(ids.data, int, paths.IDS), ids.version
@@ -224,7 +224,7 @@ def _next(ids: Stamped | None, record: Submission) -> tuple[int, int]:
 def _read(coordinator: Coordinator, number: int, step_s: float) -> Submitted:
     try:
         found = read_stored(coordinator, number, timeout_s=step_s)
-    except NotFound:  # collected since: its number is all that is left, and all that is needed
+    except NotFound:  # collected meanwhile: only the number is left, and it is enough
         gone = Submission(id=number, name="", user="", queue="", work="command")  # type: ignore[arg-type]
         return Submitted(submission=gone, version=-1, tail=Tail(complete=True), tail_version=-1, created=False)
     return Submitted(
@@ -246,7 +246,7 @@ def _unknown(token: str) -> SubmitUnknown:
 
 
 def submit_unknown(why: str, token: str) -> SubmitUnknown:
-    """Nobody here knows what became of a SUBMIT."""
+    """Returns the error for a SUBMIT whose outcome is not known."""
     again = f"send it again with the same token, it will not run twice: --token {token}"
     return SubmitUnknown(
         f"it is not known whether the submission was committed: {why}",

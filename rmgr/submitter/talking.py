@@ -1,7 +1,7 @@
-"""`WorkPort` through a gateway: words (`messages.py`) on the stream on which questions are asked (`remote.py`).
+"""`WorkPort` through a gateway: messages (`messages.py`) on the stream that also has the questions (`remote.py`).
 
-A stream begins with a hello, then everything that is under way is said again: orders, what is kept and from which fragment on, growths. So
-nothing is lost with a gateway, and nothing is done twice (see `messages.py`). Lives on the Submitter's thread, but for calls that wait.
+A stream begins with a hello. Then everything under way is repeated: orders, kept submissions with their next fragment, growths. So
+nothing is lost with a gateway, and nothing is done twice (see `messages.py`). Lives on the Submitter's thread, except calls that wait.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rmgr.submitter.submitting import submit_unknown
 from rmgr.submitter.thread import SubmitterThread
 
 _LOG = logging.getLogger("rmgr.submitter")
-#: Orders on the way at once.
+#: Orders under way at once.
 _WINDOW = 100
 _POLL_S = 0.05
 
 
 @dataclass(slots=True)
 class _Placing:
-    """An order without an answer. was_said: on some stream, so it may have been carried out."""
+    """An order without an answer. was_said: sent on some stream, so it may have been carried out."""
 
     place: messages.Place
     done: Future[Submitted]
@@ -46,9 +46,9 @@ class _Placing:
 
 
 class RemoteWork:
-    """`port.WorkPort` on the stream of `asks`. Connects in the background; `wait_ready` waits.
+    """`port.WorkPort` on the stream of `asks`. Connects in the background; `wait_ready` waits for that.
 
-    Args: entry: who owns submissions. asks: what is read is asked there; ends the stream.
+    Args: entry: of the owner of submissions. asks: answers questions, and closes the stream.
     """
 
     def __init__(self, loop: SubmitterThread, asks: RemoteAnswers, entry: SubmitterEntry) -> None:
@@ -61,7 +61,7 @@ class RemoteWork:
         self._link = asks.link
         self._settings = Lately(lambda timeout_s: asks.ask(ReadSettings(), timeout_s=timeout_s).settings)
         self._nodes = Lately(lambda timeout_s: [*asks.ask(ReadNodes(), timeout_s=timeout_s)])
-        self._outbox: Outbox | None = None  #: of the stream that there is
+        self._outbox: Outbox | None = None  #: of the present stream
         self._last_id = 0
         self._placing: dict[int, _Placing] = {}
         self._kept: dict[int, RemoteKept] = {}
@@ -76,10 +76,10 @@ class RemoteWork:
         loop.post(self._look)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until a gateway has said that ZooKeeper answers.
+        """Waits until a gateway reports that ZooKeeper answers.
 
-        Raises: NotConnected when no gateway answers; CoordinationUnavailable when one does, and ZooKeeper does not; what a gateway said
-            when it turned this client away (PermissionDenied, ...).
+        Raises: NotConnected if no gateway answers; CoordinationUnavailable if one answers but ZooKeeper does not; the error with which a
+            gateway refused this client (PermissionDenied, ...).
         """
         end_s = machine.monotonic() + timeout_s
         while self.session_state is not SessionState.CONNECTED:
@@ -104,7 +104,7 @@ class RemoteWork:
 
     @property
     def endpoint(self) -> str:
-        """The gateway that has the stream; one to try while there is none."""
+        """The gateway that has the stream; without a stream, one to try."""
         return self._asks.endpoint
 
     # -- port.WorkPort
@@ -118,7 +118,7 @@ class RemoteWork:
         return self._nodes(timeout_s=timeout_s)
 
     def read(self, number: int, *, timeout_s: float) -> Stored:
-        """See `port.WorkPort`. Versions are the gateway's to know."""
+        """See `port.WorkPort`. Only the gateway knows versions."""
         found = self._asks.ask(ReadRecord(number=number), timeout_s=timeout_s)
         return Stored(submission=found.record, version=0, tail=found.tail, tail_version=0)
 
@@ -148,7 +148,7 @@ class RemoteWork:
         return made
 
     def close(self, *, timeout_s: float) -> None:  # noqa: ARG002 - the stream is not its own
-        """See `port.WorkPort`. On the Submitter's thread, or once that has ended."""
+        """See `port.WorkPort`. On the Submitter's thread, or after it has ended."""
         for kept in list(self._kept.values()):
             kept.leave()
         self._is_closed = True
@@ -157,12 +157,12 @@ class RemoteWork:
     # -- for what is kept
 
     def say(self, message: messages.FromClient) -> None:
-        """Says it, if there is a stream; else it is said again with all that is under way."""
+        """Sends a message if there is a stream; a later stream repeats all that is under way."""
         if self._outbox is not None:
             self._outbox.say(messages.encode(message))
 
     def forget(self, kept: RemoteKept) -> None:
-        """It is over."""
+        """Forgets a submission that is over."""
         self._kept.pop(kept.id, None)
 
     # -- orders
@@ -237,7 +237,7 @@ class RemoteWork:
     def _tell(self, kept: RemoteKept, message: messages.FromGateway) -> None:
         try:
             kept.heard(message)
-        except (InvalidRecord, ValueError) as error:  # this submission alone cannot be followed
+        except (InvalidRecord, ValueError) as error:  # only this submission cannot be followed
             kept.die(InvalidRecord(f"what the gateway at {self.endpoint} says cannot be read: {error}", hint="rmgr version"))
 
     def _answer(self, number: int, answer: Submitted | RmgrError) -> None:
@@ -296,7 +296,7 @@ class RemoteKept:
         return asked
 
     def nudge(self) -> None:
-        """See `port.Kept`: the gateway looks by itself."""
+        """See `port.Kept`: does nothing, the gateway looks by itself."""
 
     def leave(self) -> None:
         """See `port.Kept`."""
@@ -308,7 +308,7 @@ class RemoteKept:
     # -- from the stream
 
     def begin(self) -> None:
-        """On a new stream: it is kept from the next fragment on, and what is under way is said again."""
+        """Has it kept on a new stream from the next fragment on, and repeats what is under way."""
         if self._is_over:
             return
         self._work.say(messages.Keep(self.id, self.number, self._next, self._is_owned, self._wants_ownership, self._is_fresh))
@@ -319,7 +319,7 @@ class RemoteKept:
             self._work.say(messages.AskTail(self.id, serial))
 
     def heard(self, message: messages.FromGateway) -> None:
-        """What the gateway says of it."""
+        """Takes a message of the gateway about this submission."""
         listener = self._listener
         match message:
             case messages.Fragments(first=first, fragments=found):
@@ -354,7 +354,7 @@ class RemoteKept:
                 self.die(fault.error())
 
     def die(self, error: RmgrError) -> None:
-        """Nothing more will come."""
+        """Ends it with `error`: nothing more will come."""
         if not self._is_over:
             self.leave()
             self._listener.on_dead(error)

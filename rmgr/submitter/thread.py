@@ -1,4 +1,4 @@
-"""The Submitter's thread: it alone changes the state of submissions. What may wait runs on threads beside it."""
+"""The Submitter's thread, which alone changes the state of submissions. Jobs that may wait run on threads beside it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SubmitterThread:
 
     @property
     def is_current(self) -> bool:
-        """The caller runs on it."""
+        """Whether the caller runs on this thread."""
         return threading.current_thread() is self._thread
 
     def post(self, job: Job) -> None:
@@ -47,45 +47,45 @@ class SubmitterThread:
         return self.mailbox.after(delay_s, job)
 
     def io(self, job: Callable[[], Any]) -> Future[Any]:
-        """Runs `job` where waiting for the store holds nothing else up."""
+        """Runs `job` on another thread, where it may wait for the store."""
         with self._pools_lock:
             if self._io is None:
                 self._io = machine.pool(2, "rmgr-store")
             pool = self._io
         try:
             return pool.submit(job)
-        except RuntimeError as error:  # the interpreter is going down
+        except RuntimeError as error:  # the interpreter is shutting down
             failed: Future[Any] = Future()
             failed.set_exception(NotConnected(str(error)))
             return failed
 
     def jitter(self, seconds: float) -> float:
-        """0.75 to 1.25 of it."""
+        """Returns 0.75 to 1.25 times `seconds`."""
         return seconds * machine.uniform(0.75, 1.25)
 
     def wake(self, job: Job, key: object) -> None:
-        """As `post`, unless a job of the same key is already waiting."""
+        """Posts `job` unless a job with the same key is already waiting."""
         self.mailbox.wake(job, key)
 
     def call_soon(self, callback: Job) -> None:
-        """Runs code of the user on a thread of its own, where it may block without harm."""
+        """Runs code of the user on a separate thread, where it may block without harm."""
         with self._pools_lock:
             if self._callbacks is None:
                 self._callbacks = machine.pool(1, "rmgr-callbacks")
             pool = self._callbacks
         try:
             pool.submit(callback)
-        except RuntimeError:  # the interpreter is going down: nobody else will call it
+        except RuntimeError:  # the interpreter is shutting down: no other thread will call it
             callback()
 
     def stop(self, timeout_s: float) -> None:
-        """Runs what was posted before, and ends."""
+        """Runs jobs that were posted before, then ends the thread."""
         self.mailbox.close()
         if not self.is_current:
             self._thread.join(timeout_s)
 
     def release(self) -> None:
-        """Lets the threads beside it end when they have done what they do."""
+        """Lets the other threads end once they have finished their jobs."""
         for pool in (self._io, self._callbacks):
             if pool is not None:
                 pool.shutdown(wait=False)
@@ -93,7 +93,7 @@ class SubmitterThread:
     # -- turns (`LoopOwner`)
 
     def wait_s(self) -> None:
-        """See `LoopOwner`: it waits for jobs alone."""
+        """See `LoopOwner`: waits only for jobs."""
 
     def turn(self, job: Job | None) -> bool:
         """See `LoopOwner`. Closing the mailbox ends the loop."""
@@ -113,9 +113,9 @@ def sure(
     silence: tuple[type[Exception], ...] = (Unavailable,),
     troubled: Callable[[Exception], None] = lambda _: None,
 ) -> Story[T]:
-    """The answer, however often nobody gives one. It is asked again after longer and longer pauses.
+    """Returns the answer, asking again after longer and longer pauses as long as there is none.
 
-    asked: it was asked before. pauses_s: the first and the longest. silence: errors that are no answer. troubled: hears why there is none.
+    asked: a question already under way. pauses_s: the first and the longest. silence: errors that count as no answer. troubled: gets them.
     """
     pauses = Backoff(*pauses_s)
     while True:

@@ -1,4 +1,4 @@
-"""Looks after one submission: commits what its owner adds, reads its fragments, repairs what failed, watches its record.
+"""Looks after one submission: commits what its owner adds, reads its fragments, repairs failed attempts, watches its record.
 
     owner ──grow──> ENQUEUE or HAND ──> ZooKeeper ──fragments──> Follower ──> the listener
                                                   ──failed/────> Repair (the resubmit rule)
@@ -34,11 +34,11 @@ from rmgr.submitter.repair import Repair
 if TYPE_CHECKING:
     from rmgr.submitter.direct import DirectWork
 
-#: The record is watched only of a submission that is not over after this (s): what was just read, or made, is known.
+#: The record is watched only if the submission is not over after this time (s): until then the record just read, or made, is known.
 _RECORD_S = 0.5
-#: What cannot be read is read again after so long (s).
+#: Pause before a failed read is repeated (s).
 _AGAIN_S = 1.0
-#: How long the answer to one commit is waited for (s), and the first and the longest pause before it is sent again.
+#: Time limit of the answer to one commit, and the first and the longest pause before it is sent again (s).
 _COMMIT_S, _RETRY_S, _LONGEST_S = 10.0, 0.05, 1.0
 
 
@@ -46,7 +46,7 @@ class Upkeep:
     """`port.Kept` of one submission.
 
     Args:
-        is_owned: its record names `work`'s guid as its owner. wants_ownership: it is taken over once its owner is gone.
+        is_owned: its record names `work`'s guid as owner. wants_ownership: taken over once its owner is gone.
     """
 
     def __init__(self, work: DirectWork, stored: Stored, listener: KeptListener, *, is_owned: bool, wants_ownership: bool) -> None:
@@ -61,11 +61,11 @@ class Upkeep:
         self.is_over = False
         self.stories = Stories(submitter.loop)
         self._listener = listener
-        self._ended = 0  #: tasks of which a fragment tells the end
-        # Blocks are set aside instead of queued: the leader brings back what a held submission, or one with a cap, may have waiting.
+        self._ended = 0  #: tasks whose end is in a fragment
+        # Blocks are set aside, not queued; the leader brings back those that a held submission, or one with a cap, may have waiting.
         self._is_held = bool(stored.submission.max_running) or stored.submission.phase is Phase.HELD
         self._handing = Handing(submitter, stored.submission)
-        self._last: Multi | None = None  #: the last HAND, for what is said of its keys
+        self._last: Multi | None = None  #: the last HAND, for messages about its keys
         self._follower = Follower(
             self.number,
             submitter,
@@ -133,11 +133,11 @@ class Upkeep:
     # -- from the Submitter
 
     def rest(self, *, is_resting: bool) -> None:
-        """Reads no fragments until it is told to go on."""
+        """Pauses or resumes reading fragments."""
         self._follower.rest(is_resting=is_resting)
 
     def start(self, *, is_fresh: bool, fragment: int = 0) -> None:
-        """Begins to follow from that fragment on, and to look after it if it is owned."""
+        """Begins to follow from `fragment` on, and to look after the submission if it is owned."""
         self._follower.start(fresh=is_fresh, first=fragment)
         self.stories.begin(self._watch_record())
         if self.is_owned:
@@ -146,27 +146,27 @@ class Upkeep:
             self.stories.begin(self._watch_tail())
 
     def heard(self, message: Ahead | Told) -> None:
-        """Takes what a Starter says that it commits of this submission."""
+        """Takes a Starter's report about its commits of this submission."""
         self._follower.heard(message)
 
     def die(self, error: RmgrError) -> None:
-        """Nothing more will come."""
+        """Ends with `error`: nothing more will come."""
         if not self.is_over:
             self.leave()
             self._listener.on_dead(error)
 
     def taken_over(self, stored: Stored) -> None:
-        """It is this owner's from here."""
+        """Takes the submission over: this owner owns it from now on."""
         self.is_owned = True
         self.submission, self.version = stored.submission, stored.version
         self.tail, self.tail_version = stored.tail, stored.tail_version
         self._repair.start()
         self._listener.on_owned(stored)
 
-    # -- growing: ENQUEUE or HAND, until the tail says that it is there
+    # -- growing: ENQUEUE or HAND, until the tail shows it -------------------------------------------------------------------------
 
     def _grow(self, growth: Growth, done: Growing) -> Story[None]:
-        if growth.tail == self.tail:  # it was committed before, through a session or a gateway that is gone
+        if growth.tail == self.tail:  # it was committed before, through a lost session or gateway
             done.set_result(Grown(self.tail))
             return
         queue = self.submission.queue
@@ -200,7 +200,7 @@ class Upkeep:
         )  # fmt: skip
 
     def _is_handed(self, growth: Growth, multi: Multi) -> Story[bool]:
-        """False: the node is not as it was thought to be, and nothing was committed."""
+        """Returns False, having committed nothing, if the node is not in the expected state."""
         self._last = multi
         fate = yield from self._committed(growth, multi, announces=True)
         if isinstance(fate, Conflict):
@@ -225,7 +225,7 @@ class Upkeep:
             yield from self._end(StateConflict(what, hint="rmgr doctor"))
 
     def _committed(self, growth: Growth, multi: Multi, *, announces: bool = False) -> Story[Conflict | None]:
-        """Commits it, however often the answer is lost. A conflict: it was not committed, and the tail is not why."""
+        """Commits, however often the answer is lost. Returns a conflict if it was not committed and the tail is not the cause."""
         coordinator, pauses = self.submitter.coordinator, Backoff(_RETRY_S, _LONGEST_S)
         while True:
             failpoint("submitter.before_enqueue")
@@ -235,7 +235,7 @@ class Upkeep:
                     self._handing.announce(multi)
                 answer = yield asked
                 if not isinstance(answer, Committed):
-                    # An earlier sending may have been committed late, by a session that is gone: the tail's bytes say so.
+                    # An earlier try may have been committed late, by a session that is gone: the tail's bytes show that.
                     now, version = yield from self._read_tail()
             except Unavailable as error:
                 self._listener.on_trouble(error)
@@ -274,7 +274,7 @@ class Upkeep:
         return validity.tail(found, self.number), found.version
 
     def _end(self, error: RmgrError) -> Story[None]:
-        """Ends the submission here, and with it this story."""
+        """Ends the submission here, and with it the calling story."""
         self.die(error)
         yield Future()
 
@@ -302,7 +302,7 @@ class Upkeep:
 
     def _on_record(self, record: Submission | None, version: int) -> None:
         if record is None:
-            self._follower.nudge()  # collected: whatever is left to read is in pages
+            self._follower.nudge()  # collected: the rest is in pages
         elif version < self.version:
             return
         else:
@@ -313,7 +313,7 @@ class Upkeep:
         self._listener.on_record(record, version)
 
     def _watch_tail(self) -> Story[None]:
-        """Of one that somebody else extends, until it is complete or this owner's."""
+        """Watches the tail of a submission of another owner, until it is complete or this owner's."""
         while not (self.is_owned or self.tail.complete):
             found = yield from self._patiently(paths.tail(self.number), self._tail_bell.ring)
             if found is None or self.is_owned:
@@ -328,7 +328,7 @@ class Upkeep:
                 yield self._tail_bell.heard()
 
     def _patiently(self, path: str, watch: Callable[[], None]) -> Story[Stamped | None]:
-        """What stands there, however often nobody answers. What else goes wrong ends the submission here."""
+        """Reads a znode, repeating the read as long as there is no answer. Any other error ends the submission here."""
         while True:
             try:
                 found: Stamped | None = yield self.submitter.coordinator.get(path, watch=watch)
@@ -341,17 +341,17 @@ class Upkeep:
 
 
 class Fate(Enum):
-    """Says what became of a growth whose commit was refused, or not answered."""
+    """What became of a growth whose commit was refused or not answered."""
 
-    COMMITTED = auto()  #: by an earlier sending, whose answer was lost
-    COMPLETED = auto()  #: the leader took the owner for dead, and completed the submission without it
+    COMMITTED = auto()  #: by an earlier try, whose answer was lost
+    COMPLETED = auto()  #: the leader considered the owner dead and completed the submission without the growth
     TAKEN_OVER = auto()  #: another Submitter extends the submission
     REFUSED = auto()  #: the tail does not explain it
-    OPEN = auto()  #: not committed so far: it is sent again
+    OPEN = auto()  #: not committed so far: send it again
 
 
 def fate_of(sent: Tail, *, before: tuple[Tail, int], now: tuple[Tail, int], answer: Conflict | Unknown) -> Fate:
-    """Reads the fate of what would leave the tail `sent` from the tail and its version: `before` it, and `now`."""
+    """Reads the fate of a growth, which would leave the tail `sent`, from the tail and its version: `before` it, and `now`."""
     (old, old_version), (tail, version) = before, now
     if tail == sent:
         return Fate.COMMITTED
@@ -363,7 +363,7 @@ def fate_of(sent: Tail, *, before: tuple[Tail, int], now: tuple[Tail, int], answ
 
 
 def _ended_meanwhile(number: int, count: int) -> StateConflict:
-    """Its owner was taken for dead, and the submission declared complete: what was sent before runs, or has run."""
+    """Returns the error if the leader considered the owner dead and completed the submission; what was sent before runs, or has run."""
     return StateConflict(
         f"submission {number} was ended while this program was cut off or stood still: its last {counted(count, 'task')}"
         f" {'were' if count != 1 else 'was'} not submitted",
