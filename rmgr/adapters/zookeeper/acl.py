@@ -1,6 +1,6 @@
-"""Access lists as ZooKeeper wants them: the roles' rights of `coord/protocol/acl.py`, said in digest ids, encoded once a place.
+"""Access lists in ZooKeeper's form: the rights of `coord/protocol/acl.py` expressed in digest ids, encoded once per place.
 
-While secrets are being rotated `/acl` says what the new credentials are, and the lists of new znodes name them, too (`PublishedLists`).
+While secrets are being rotated, `/acl` publishes the new digest ids, and the lists of new znodes include them (`PublishedLists`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rmgr.model.cluster.identity import AclRecord, Role
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.session import SessionCoordinator
 
-#: What lies above a cluster's chroot is shared with other clusters: anybody may make a sibling, nobody else may spoil it.
+#: The znodes above a cluster's chroot are shared with other clusters: anybody may create siblings there, and do nothing else.
 _ABOVE = Acl(perms=int(Right.READ | Right.CREATE))
 
 
 class OneList:
-    """The same list everywhere: an open cluster, or a test."""
+    """The same list for every znode: an open cluster, or a test."""
 
     def __init__(self, entries: tuple[Acl, ...]) -> None:
         self._entries = entries
@@ -35,16 +35,16 @@ class OneList:
         self.above = entries if entries == OPEN_ACL else (_ABOVE, *entries)
 
     def entries(self, _path: str) -> tuple[Acl, ...]:
-        """The list."""
+        """Returns the list, whatever the path."""
         return self._entries
 
     def encoded(self, _path: str) -> bytes:
-        """The list as it travels."""
+        """Returns the list encoded for the wire."""
         return self._bytes
 
 
 class RoleLists:
-    """A list by place, as the table of `coord/protocol/acl.py` says.
+    """Lists that depend on the place of a znode, after the table of `coord/protocol/acl.py`.
 
     Args:
         ids: role -> its digest ids (`role:base64(sha1(role:secret))`); two while a secret is being rotated.
@@ -60,15 +60,15 @@ class RoleLists:
 
     @property
     def above(self) -> tuple[Acl, ...]:
-        """The list of what lies over the chroot."""
+        """Returns the list of the znodes above the chroot."""
         return self._above
 
     def entries(self, path: str) -> tuple[Acl, ...]:
-        """The list of the znode at `path`."""
+        """Returns the list of the znode at `path`."""
         return self._known.get(place_of(path), self._else)
 
     def encoded(self, path: str) -> bytes:
-        """The list as it travels. Cost: 1 us."""
+        """Returns the list of the znode at `path`, encoded for the wire. Cost: 1 us."""
         return self._bytes.get(place_of(path), self._else_bytes)
 
     def _entries(self, place: str) -> tuple[Acl, ...]:
@@ -87,17 +87,17 @@ class RoleLists:
         return hash(tuple(self.ids.items()))
 
 
-#: Access lists of new znodes. Paths are relative to the chroot; `above` is for what lies over it.
+#: Access lists of new znodes. Paths are relative to the chroot; `above` is the list of the znodes above it.
 AccessLists: TypeAlias = OneList | RoleLists
 
 
 def lists_of(acl: tuple[Acl, ...] | AccessLists) -> AccessLists:
-    """One list for everything, or the lists that were given."""
+    """Returns `acl` as access lists: a tuple becomes one list for every znode."""
     return OneList(acl) if isinstance(acl, tuple) else acl
 
 
 def role_of(acl: Acl, ids: Mapping[Role, Sequence[str]]) -> str:
-    """Whom an entry means, for people: a role, `anybody`, or `scheme:id`."""
+    """Returns whom an entry admits, for people: a role, `anybody`, or `scheme:id`."""
     if acl.scheme == "world":
         return "anybody"
     return next((role.value for role, known in ids.items() if acl.id in known), f"{acl.scheme}:{acl.id.partition(':')[0]}")
@@ -110,7 +110,7 @@ _LOG = logging.getLogger("rmgr.zookeeper")
 
 
 class PublishedLists:
-    """Keeps `coordinator.lists` at what was published last; `own` is what the bundle says, for roles that nobody has rotated."""
+    """Keeps `coordinator.lists` equal to the lists published last; `own` (the bundle's) applies to roles that were never rotated."""
 
     def __init__(self, coordinator: SessionCoordinator, own: RoleLists) -> None:
         self._coordinator = coordinator

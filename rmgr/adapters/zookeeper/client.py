@@ -1,22 +1,22 @@
-"""ZooKeeper through kazoo: the connection, made to fail early, to come back early and to say when it was last answered.
+"""ZooKeeper through kazoo: a connection that fails early, recovers early, and knows when it was last answered.
 
-The only file that imports kazoo. What is changed in it, and why (numbers: the facts and rules of reliability.md):
-- reconnection within about a second, for ever (fact 1); a dead server is noticed after T/3, not 2/3 T (rule 4), also
-  while requests keep flowing: kazoo counts each request as a ping and then never looks for the answer;
-- requests are never queued in kazoo while it is disconnected (fact 3): `coord.readback.Pipeline` holds them, with deadlines;
-- one wake-up byte for many requests, never blocking: the socket pair fills up in an outage (kazoo#577);
-- many requests a write and many answers a read; answers, watches and states arrive on the connection's own thread
-  instead of two more threads and two queues; while little is on the way a request is sent by the thread that has it;
-- the time at which the last answered request or ping was sent: the lease is counted from it (rule 5).
+The only file that imports kazoo. What it changes in kazoo, and why (numbers refer to the facts and rules of reliability.md):
+- It reconnects within about a second and never gives up (fact 1). It notices a dead server after T/3 instead of 2/3 T (rule 4), even
+  while requests keep flowing: kazoo counts each request as a ping and then never checks for the answer.
+- It queues no requests in kazoo while disconnected (fact 3): `coord.readback.Pipeline` holds them, with deadlines.
+- It sends one wake-up byte for many requests and never blocks on it: the socket pair fills up in an outage (kazoo#577).
+- It writes many requests and reads many answers at once. Answers, watches and states arrive on the connection's own thread
+  instead of two more threads and two queues.
+- It records when the last answered request or ping was sent: the lease counts from that moment (rule 5).
 
-Whoever has a request sends it on his own thread while little is on the way (`Outbox`): to wake the connection's thread costs two switches
-of threads before it leaves (0.05 to 0.15 ms, more where the interpreter is busy). In bulk the queue is used, and many requests share a
-write. A ping costs server and client 0.6 ms of processor together, and nothing else happens in an idle cluster: so it goes out after a
-sixth of the session timeout to the millisecond (kazoo: up to 0.4 s earlier), and as long is waited for its answer (`Pings`).
+The caller's thread sends a request itself while few answers are awaited (`Outbox`): waking the connection's thread costs two thread
+switches before the request leaves (0.05 to 0.15 ms, more in a busy interpreter). In bulk, requests go through the queue and share
+writes. A ping costs server and client 0.6 ms of processor together, and an idle cluster does nothing else. So a ping goes out exactly
+a sixth of the session timeout after the last request (kazoo: up to 0.4 s earlier), and its answer may take as long again (`Pings`).
 
-A client shows the number of the last change it has seen, and a server that knows less closes the connection, for ever (kazoo#42). Right
-for a follower that lags; after ZooKeeper's data were wiped or restored nobody would ever connect again. Only who leads can tell the
-difference (`SeenHistory`).
+A client shows the server the number of the last change it has seen, and a server that knows less closes the connection, for ever
+(kazoo#42). That is right for a follower that lags; but after ZooKeeper's data were wiped or restored, no client could ever connect
+again. Only the answer of a leading server tells the two cases apart (`SeenHistory`).
 """
 # ruff: noqa: SLF001 - kazoo has no public way to any of this; tests/unit/house/test_source.py lists it and fails when its insides move
 
@@ -64,15 +64,15 @@ from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.base.units import format_duration
 
 _LOG = logging.getLogger("rmgr.zookeeper")
-_LOG.addHandler(logging.NullHandler())  # kazoo warns at each reconnection: not on a terminal nobody configured
+_LOG.addHandler(logging.NullHandler())  # kazoo warns at each reconnection: an application that configured no logging should not see that
 _LOG.addFilter(lambda record: record.levelno >= logging.WARNING or _LOG.level > 0)  # INFO: setLevel of this logger
 
 _INT = struct.Struct("!i")
 _READ_BYTES = 1 << 18
-_TLS_RECORD_BYTES = 1 << 14  # one recv gives one record, and pays for the buffer it asked for
+_TLS_RECORD_BYTES = 1 << 14  # one recv returns one record, and pays for the whole buffer it asked for
 _TLS_RECORDS = 64
 
-#: QUOTAEXCEEDED of KeeperException.java. kazoo does not know the code, and would end the connection over it.
+#: QUOTAEXCEEDED of KeeperException.java. kazoo does not know the code and would close the connection over it.
 _QuotaExceeded = EXCEPTIONS[-125] = type("QuotaExceededError", (ZookeeperError,), {"code": -125})
 _TROUBLES = {
     NoNodeError: LinkTrouble.ABSENT,
@@ -89,14 +89,14 @@ _STATES = {
 
 
 class _Handler(SequentialThreadingHandler):
-    """kazoo's threading handler without its worker threads: callbacks run where they arise, they only enqueue."""
+    """kazoo's threading handler without its worker threads: callbacks run on the thread where they arise, since they only enqueue."""
 
     def __init__(self, connect_timeout_s: float, security: ZkSecurity) -> None:
         super().__init__()
         self._connect_timeout_s = connect_timeout_s
         self.security = security
         self.last_error = ""
-        self.slow_servers = 0  # in a row; each is given twice the time of the one before
+        self.slow_servers = 0  # in a row; each server gets twice the time of the one before
         self.pings = Pings()
 
     def start(self) -> None:
@@ -112,7 +112,7 @@ class _Handler(SequentialThreadingHandler):
             _LOG.exception("watch_raised")
 
     def create_connection(self, *_args: Any, **kwargs: Any) -> Any:
-        """A connection to `address`. kazoo's own would trust the operating system's authorities beside the cluster's."""
+        """Connects to `address`. kazoo's own method would trust the operating system's authorities beside the cluster's."""
         timeout_s = self._connect_timeout_s * 2 ** min(self.slow_servers, 3)
         address = kwargs["address"]
         try:
@@ -138,7 +138,7 @@ class _Handler(SequentialThreadingHandler):
 
 
 class _Connection(ConnectionHandler):
-    """kazoo's connection with batched reads and writes, short timeouts and the lease clock."""
+    """kazoo's connection with batched reads and writes, short timeouts, and the time from which the lease counts."""
 
     last_answer_s = -math.inf
 
@@ -158,7 +158,7 @@ class _Connection(ConnectionHandler):
         self._woken = False
 
     def wake(self) -> None:
-        """Makes the connection look at its queue; one byte for any number of requests."""
+        """Makes the connection's thread look at its queue; one byte serves any number of requests."""
         if not self._woken:
             self._woken = True
             try:
@@ -195,13 +195,13 @@ class _Connection(ConnectionHandler):
         self.handler.slow_servers = 0
         self.handler.pings.begin(self._silence_s / 2)
         self.client.introduced()
-        # The loop pings when it has slept for half of this minus up to 0.4 s (`Pings.select` sleeps longer), and drops the link when the
-        # ping is unanswered the next time.
+        # kazoo's loop sleeps for half of this minus up to 0.4 s (`Pings.select` sleeps longer) and pings; it drops the link if the ping is
+        # unanswered the next time.
         return self._silence_s * 1000, self._silence_s * 1000
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        # A server that accepts and then says nothing is left for the next one, soon where there is one; a slow disk is given more
-        # each time.
+        # A server that accepts and then stays silent is abandoned for the next one: soon if there are several servers, later each time
+        # (its disk may be slow).
         first_s = self._silence_s if len(self.client.hosts) == 1 else max(0.3, self._silence_s * 0.3)
         timeout = min(self._silence_s * 3, first_s * 2**self.handler.slow_servers)
         try:
@@ -218,15 +218,15 @@ class _Connection(ConnectionHandler):
             super()._send_ping(connect_timeout)
 
     def send_now(self, request: Any, reply: Any) -> bool:
-        """Sends a request on the caller's thread, see `Outbox.send`. False: it has to be queued."""
-        sent = False if self._is_tls else self._outbox.send(self._socket, request, reply)  # an SSL object is not for two threads
+        """Sends a request on the caller's thread, see `Outbox.send`. Returns False if the request has to be queued."""
+        sent = False if self._is_tls else self._outbox.send(self._socket, request, reply)  # two threads must not share an SSL object
         if sent is None:
             self.wake()
         return sent is not False
 
     def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
         self._read_sock.recv(4096)
-        self._woken = False  # before the queue is looked at: who appends after this line wakes us again
+        self._woken = False  # cleared before the queue is read: a thread that appends after this line wakes us again
         self.handler.pings.postpone()
         now, sent_s = time.monotonic(), self._outbox.sent_s
         if sent_s and now - max(self._last_read_s, sent_s[0]) > self._silence_s:
@@ -251,7 +251,7 @@ class _Connection(ConnectionHandler):
                         raise self.handler.timeout_exception(msg_) from None
 
     def _read_socket(self, _read_timeout: float) -> Any:
-        for _ in range(_TLS_RECORDS if self._is_tls else 1):  # each answer comes in a record of its own
+        for _ in range(_TLS_RECORDS if self._is_tls else 1):  # each answer comes in its own record
             with self._socket_error_handling():
                 try:
                     chunk = self._socket.recv(_TLS_RECORD_BYTES if self._is_tls else _READ_BYTES)
@@ -263,7 +263,7 @@ class _Connection(ConnectionHandler):
             self._last_read_s = time.monotonic()
             if self._read_frames(self._rest + chunk if self._rest else chunk) is CLOSE_RESPONSE:
                 return CLOSE_RESPONSE
-        while self._is_tls and self._socket.pending() > 0:  # decrypted already: select() would not tell
+        while self._is_tls and self._socket.pending() > 0:  # decrypted already, so select() would not report it
             if self._read_frames(self._rest + self._socket.recv(_TLS_RECORD_BYTES)) is CLOSE_RESPONSE:
                 return CLOSE_RESPONSE
         return None
@@ -293,7 +293,7 @@ class _Connection(ConnectionHandler):
 
 
 class _Client(KazooClient):
-    """One kazoo client for one session, or for the continuation of one; a `ZookeeperLink`."""
+    """One kazoo client for one session, new or continued; implements `ZookeeperLink`."""
 
     def __init__(
         self, hosts: str, *, owner: ZkCoordinator, session_timeout_s: float, security: ZkSecurity, session: tuple[int, bytes] | None
@@ -325,19 +325,19 @@ class _Client(KazooClient):
             self._owner.identity_refused = True
         link_state = _STATES.get(state, LinkState.DEAD)
         if link_state is LinkState.CONNECTED and self.is_introducing:
-            super()._session_callback(state)  # told to nobody until the server knows who we are: it may refuse that
+            super()._session_callback(state)  # no listener hears of it until the server has accepted our identity: it may refuse
             return
         self._owner.link_changing(self, link_state)  # before kazoo fails what is pending
         super()._session_callback(state)
         self._owner.link_changed(self, link_state)
 
     def introduced(self) -> None:
-        """The session is there and the server has taken the identity: now it is connected."""
+        """Notes that the session exists and the server has accepted the identity: only now is the link connected."""
         self._owner.identity_refused = False
         self._owner.link_changed(self, LinkState.CONNECTED)
 
     def adopt(self, security: ZkSecurity) -> None:
-        """What the next connection uses."""
+        """Sets the security that the next connection uses."""
         self.security = self.handler.security = security
         self.auth_data = _auth_data(security)
 
@@ -396,7 +396,7 @@ class _Client(KazooClient):
 
 
 class _Access(GetACL):
-    """The list alone, as ours."""
+    """kazoo's GetACL request with the bare list as its answer, as `Acl` entries."""
 
     @classmethod
     def deserialize(cls, buffer: bytes, offset: int) -> tuple[Acl, ...]:
@@ -418,9 +418,9 @@ class ZkCoordinator(SessionCoordinator):
     Args:
         hosts: "host:port,host:port"; a "/chroot" at its end goes before `chroot`.
         chroot: path of the cluster, created by `ensure`.
-        session_timeout_s: asked for; the server clamps it to 2 to 20 ticks (`session_timeout_s` says what it became).
+        session_timeout_s: the requested timeout; the server clamps it to 2 to 20 ticks (the property `session_timeout_s` has the result).
         security: TLS and identity.
-        acl: access list of every znode created, or the lists by place.
+        acl: access list of every created znode, or one list for each place.
     """
 
     def __init__(
@@ -436,19 +436,19 @@ class ZkCoordinator(SessionCoordinator):
         self.hosts, _, prefix = hosts.partition("/")
         self._wanted_timeout_s = session_timeout_s
         self._security = security or ZkSecurity()
-        self.identity_refused = False  #: the server has turned down who we say we are; the link tries again, with pauses
+        self.identity_refused = False  #: whether the server has rejected our identity; the link retries, with pauses
         super().__init__(f"{prefix}/{chroot.strip('/')}", acl=acl, window=window)
         if isinstance(acl, RoleLists):
             PublishedLists(self, acl)
 
     @property
     def credential(self) -> str:
-        """Whose digest this connection shows (`starter`, ...), "" for none."""
+        """Returns the role whose digest this connection presents (`starter`, ...), or "" for none."""
         return self._security.auth_credential.partition(":")[0]
 
     @classmethod
     def connect(cls, hosts: str, chroot: str = "", *, connect_timeout_s: float = 5.0, **options: Any) -> ZkCoordinator:
-        """A connected coordinator; `options` as the constructor.
+        """Returns a connected coordinator; `options` as for the constructor.
 
         Raises: as `require_connected`.
         """
@@ -463,12 +463,12 @@ class ZkCoordinator(SessionCoordinator):
     def require_connected(self, timeout_s: float) -> None:
         """Waits for the session.
 
-        Raises: NotConnected when no server answers; CoordinationUnavailable when some do and give no session (no quorum);
-            PermissionDenied when the identity is refused. Each names every server and what it does.
+        Raises: NotConnected if no server answers; CoordinationUnavailable if some answer but give no session (no quorum);
+            PermissionDenied if the identity is refused. Each error names every server and its state.
         """
         end = time.monotonic() + timeout_s
         while not self.wait_connected(max(0.0, min(0.2, end - time.monotonic()))):
-            if self.identity_refused:  # it will not change its mind
+            if self.identity_refused:  # a retry would be refused as well
                 msg = f"ZooKeeper at {self.hosts} refuses the identity of this process (authentication failed)"
                 raise PermissionDenied(msg, hint="do [security] dir and zookeeper_tls fit this cluster? rmgr doctor looks closer")
             if time.monotonic() >= end:
@@ -478,17 +478,17 @@ class ZkCoordinator(SessionCoordinator):
         raise explain(self.hosts, look_at_all(self.hosts, self._security), timeout_s)
 
     def access(self, path: str, *, timeout_s: float = 10.0) -> Future[tuple[Acl, ...] | None]:
-        """The access list of a znode, None when it is absent. Its reader needs a right there."""
+        """Returns the access list of a znode, or None if the znode is absent. Reading it needs some right on the znode."""
         full = self._absolute(path)
         return self._read(_Access(full), lambda entries: entries, timeout_s, full)
 
     def set_access(self, path: str, entries: tuple[Acl, ...], *, timeout_s: float = 10.0) -> Future[None]:
-        """Replaces the access list of a znode; nothing happens when it is absent. Not in a multi: ZooKeeper has no such operation."""
+        """Replaces the access list of a znode, if the znode exists. Never part of a multi: ZooKeeper has no such operation."""
         full = self._absolute(path)
         return self._read(SetACL(full, _to_kazoo(entries), -1), lambda _stat: None, timeout_s, full)
 
     def renew(self, security: ZkSecurity) -> None:
-        """Another identity or other certificates from now on: the session goes on over a new connection that says so."""
+        """Switches to another identity or other certificates: the session goes on over a new connection that presents them."""
         self._security = security
         link = self._link
         assert isinstance(link, _Client)
@@ -505,37 +505,38 @@ class ZkCoordinator(SessionCoordinator):
 # -- parts of a connection -----------------------------------------------------------------------------------------------------
 
 
-#: As many awaited answers and the queue is used.
+#: Number of awaited answers from which on requests go through the queue.
 _DIRECT = 4
 _FRAME = struct.Struct("!iii")  # length, xid, type
 
 
 class Outbox:
-    """Numbers, frames and direct sending for one link; `lock` is held by whoever writes to the socket."""
+    """Numbers, frames and sends the requests of one link; any thread that writes to the socket holds `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.sent_s: deque[float] = deque()  #: when the requests that are awaited went out
+        self.sent_s: deque[float] = deque()  #: when each of the awaited requests went out
         self._queue: deque[tuple[Any, Any]] = deque()
         self._pending: deque[tuple[Any, Any, int]] = deque()
-        self._unsent = b""  # what the socket did not take of a caller's request: goes before anything else
+        self._unsent = b""  # the part of a caller's request that the socket did not take: goes out before anything else
         self._xid = 0
 
     def reset(self, queue: deque[tuple[Any, Any]], pending: deque[tuple[Any, Any, int]]) -> None:
-        """Another connection, on which nothing was sent.
+        """Starts over for a new connection, on which nothing was sent yet.
 
         Args:
-            queue: requests with their replies that wait for the link's thread.
-            pending: those that were sent, with their numbers.
+            queue: requests, with their replies, that wait for the link's thread.
+            pending: requests that were sent, with their replies and numbers.
         """
         self.sent_s.clear()
         self._queue, self._pending = queue, pending
         self._unsent = b""
 
     def send(self, sock: socket.socket | None, request: Any, reply: Any) -> bool | None:
-        """Sends a request on the caller's thread, never waiting. False: the queue is its place; None: the link's thread must send its rest.
+        """Sends a request on the caller's thread without waiting. Returns True if sent, False if it must be queued, None if the link's
+        thread must send the rest.
 
-        Called only while the session is connected, by one caller at a time. An error of the socket is the link's to find.
+        Called only while the session is connected, by one caller at a time. Errors of the socket are left for the link's thread to find.
         """
         if sock is None or not self.lock.acquire(blocking=False):
             return False
@@ -555,7 +556,7 @@ class Outbox:
             self.lock.release()
 
     def frame(self, request: Any, reply: Any, now_s: float) -> bytes:
-        """The bytes of a request that goes out now; its answer is awaited from here. Under `lock`."""
+        """Returns the bytes of a request that goes out at `now_s` and registers it as awaited. Called under `lock`."""
         self._xid = self._xid % 0x7FFFFFFF + 1
         body: bytes = request.serialize()
         self._pending.append((request, reply, self._xid))
@@ -563,12 +564,12 @@ class Outbox:
         return _FRAME.pack(len(body) + 8, self._xid, request.type) + body
 
     def take_unsent(self) -> bytes:
-        """What must be written first. Under `lock`."""
+        """Returns the bytes that must be written before anything else. Called under `lock`."""
         unsent, self._unsent = self._unsent, b""
         return unsent
 
     def take_queued(self, most_bytes: int, now_s: float) -> bytearray:
-        """Frames of what is queued, about `most_bytes` of them. Under `lock`."""
+        """Returns frames of queued requests, about `most_bytes` in all. Called under `lock`."""
         out = bytearray()
         while self._queue and len(out) < most_bytes:
             out += self.frame(*self._queue.popleft(), now_s)
@@ -576,32 +577,32 @@ class Outbox:
 
 
 class Pings:
-    """Keeps one link alive; used by the link's thread alone."""
+    """Pings that keep one link alive; used by the link's thread alone."""
 
     def __init__(self) -> None:
-        self.awaited_s: deque[float] = deque()  #: when the pings went out whose answers are still to come
+        self.awaited_s: deque[float] = deque()  #: when each of the unanswered pings went out
         self._every_s = 0.0
         self._due_s = -math.inf
 
     def begin(self, every_s: float) -> None:
-        """Another connection. every_s: between what was sent last and a ping, and from there to the look whether it was answered."""
+        """Starts over for a new connection. every_s: time from the last request to a ping, and from the ping to the check for its answer."""
         self.awaited_s.clear()
         self._every_s = every_s
         self.postpone()
 
     def postpone(self) -> None:
-        """Something else has been sent."""
+        """Notes that a request went out, so no ping is due for a while."""
         self._due_s = time.monotonic() + self._every_s
 
     def sent(self) -> None:
-        """One goes out now."""
+        """Notes that a ping goes out now."""
         self.awaited_s.append(time.monotonic())
         self.postpone()
 
     def select(self, reads: list[Any], writes: list[Any], timeout_s: float | None) -> tuple[list[Any], list[Any], list[Any]]:
-        """As select(2) with poll(2): kazoo builds an epoll object for each call.
+        """Works as select(2), by means of poll(2): kazoo would build an epoll object for each call.
 
-        reads: two of them (the socket and the wake-up pipe) are what kazoo's loop sleeps on, until a ping is due and no shorter.
+        With two `reads` (the socket and the wake-up pipe) this is the sleep of kazoo's loop, which lasts exactly until a ping is due.
         """
         if len(reads) == 2:
             timeout_s = max(0.0, self._due_s - time.monotonic())
@@ -618,8 +619,8 @@ _LOOK_S = 0.5
 
 
 class SeenHistory:
-    """Watches one client's history. When two looks at a leading server agree, what the client has seen is forgotten: then it connects, its
-    session turns out to be gone, and its daemon finds another cluster, or none, in the tree.
+    """Watches one client's history of changes. When two looks at a leading server agree that the server is behind, it forgets what the client
+    has seen: then the client connects, learns that its session is gone, and its daemon finds another cluster, or none, in the tree.
     """
 
     def __init__(self, client: _Client) -> None:
@@ -628,8 +629,8 @@ class SeenHistory:
         self._looked_s = -math.inf
 
     def refused(self, host: str, port: int) -> None:
-        """A server has ended the handshake: looks at it, at most once a second. Cost: up to 0.5 s of the link's thread."""
-        now, seen = time.monotonic(), self._client.last_zxid  # the number of the last change: shown when it connects
+        """Looks at a server that has ended the handshake, at most once a second. Cost: up to 0.5 s of the link's thread."""
+        now, seen = time.monotonic(), self._client.last_zxid  # the number of the last change: the client shows it when it connects
         if not seen or now - self._looked_s < _PAUSE_S:
             return
         self._looked_s = now
@@ -643,5 +644,5 @@ class SeenHistory:
         self._suspected = is_behind
 
     def taken(self) -> None:
-        """A server has let us in."""
+        """Notes that a server has accepted the client."""
         self._suspected = False

@@ -1,11 +1,11 @@
-"""One server of an ensemble: the connection to it, what it says of itself in four-letter words, and why it gives no session.
+"""One server of an ensemble: a connection to it, its answers to four-letter words, and the reasons why it gives no session.
 
-Needs no session and no rights: TCP (TLS where the cluster uses it). `explain` makes one sentence of a look at all servers at once.
+Needs no session and no rights: TCP (TLS where the cluster uses it). `explain` turns a look at all servers into one error.
 
-`glance` reads a few znodes in a session of two round trips: kazoo with its threads costs a command that only asks who leads more time than
-everything else that it does. Whatever is not as usual (no server answers at once, no right to read, an unknown reply) raises
-`GlanceFailed`, and the caller takes the long way, which waits and explains. The session is closed in the same write as the reads: nothing
-is waited for but the answers. No watches, no writes but the session's own.
+`glance` reads a few znodes in a session of two round trips. A command that only asks for the leader would spend more time on kazoo and its
+threads than on everything else. Anything unusual (no server answers at once, no right to read, an unknown reply) raises `GlanceFailed`, and
+the caller takes the long way, which waits and explains. The request to close the session travels in the same write as the reads, so
+`glance` waits for the answers alone. It sets no watches and writes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STANDARD_PORT = 2181
 class ZkSecurity:
     """Protection of a connection; the default is plain TCP without identity.
 
-    Args: `tls` and the three files (PEM) with the key's password; `verify` the server's certificate and its host name;
+    Args: `tls` with the three files (PEM) and the key's password; `verify` checks the server's certificate, `check_hostname` its host name;
     `auth_scheme`/`auth_credential` as ZooKeeper's addauth ("digest", "user:password"; inside TLS only).
     """
 
@@ -47,9 +47,9 @@ class ZkSecurity:
     auth_credential: str = field(default="", repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """How a connection is protected. The files are read each time: certificates are renewed while daemons run.
+        """Returns the TLS context. Reads the files each time: certificates are renewed while daemons run.
 
-        With a `ca_file` nobody else's word counts, the authorities of the operating system included.
+        With a `ca_file` no other authority is trusted, not even those of the operating system.
         Raises: ConfigError naming the file that is missing or unusable.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -65,13 +65,13 @@ class ZkSecurity:
             at = f"{self.cert_file}, {self.key_file}"
             if self.cert_file and self.key_file:
                 context.load_cert_chain(self.cert_file, self.key_file, self.key_password or None)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # ssl.SSLError is an OSError
             raise ConfigError(f"{at}: {error.strerror or error}", hint="[security] dir must name a complete bundle: rmgr doctor") from error
         return context
 
 
 def open_socket(address: tuple[str, int], hostname: str, timeout_s: float, security: ZkSecurity) -> socket.socket:
-    """A connection to `address`, whose certificate names `hostname`. Raises: OSError (ssl.SSLError, TimeoutError), ConfigError."""
+    """Returns a connection to `address`, whose certificate names `hostname`. Raises: OSError (ssl.SSLError, TimeoutError), ConfigError."""
     made = socket.create_connection(address, timeout_s)
     try:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -82,9 +82,9 @@ def open_socket(address: tuple[str, int], hostname: str, timeout_s: float, secur
 
 
 def four_letter(host: str, port: int, word: str, *, timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> str:
-    """The server's answer to a four-letter word (`ruok`, `srvr`, `mntr`): TCP, or TLS with `tls`; whitelist permitting.
+    """Returns the server's answer to a four-letter word (`ruok`, `srvr`, `mntr`) that its whitelist permits, over TCP, or over `tls`.
 
-    Raises: Unavailable when there is no answer within `timeout_s`.
+    Raises: Unavailable if no answer comes within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     parts: list[bytes] = []
@@ -109,7 +109,7 @@ def four_letter(host: str, port: int, word: str, *, timeout_s: float = 2.0, tls:
 
 
 class ServerFinding(StrEnum):
-    """Role of one server."""
+    """State of one server, as a look at it showed."""
 
     SERVES = "serves"
     ANSWERS = "answers and does not tell its state (srvr is not in its 4lw.commands.whitelist)"
@@ -124,7 +124,7 @@ class ServerFinding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedServer:
-    """Answers of one server. report: the answer to `srvr`."""
+    """Findings about one server. report: its answer to `srvr`."""
 
     server: str
     finding: ServerFinding
@@ -133,39 +133,39 @@ class ProbedServer:
 
     @property
     def sentence(self) -> str:
-        """`zk1:2181 refuses connections`."""
+        """Returns the finding as a sentence: `zk1:2181 refuses connections`."""
         return f"{self.server} {self.what}"
 
     @property
     def mode(self) -> str:
-        """`leader`, `follower`, `standalone`; "" when it does not serve."""
+        """Returns `leader`, `follower` or `standalone`, or "" if the server does not serve."""
         return self.fact("Mode:")
 
     @property
     def zxid(self) -> int:
-        """The number of the last change that it knows, 0 when it does not say."""
+        """Returns the number of the last change that the server knows, or 0 if the report does not name it."""
         with contextlib.suppress(ValueError):
             return int(self.fact("Zxid:"), 16)
         return 0
 
     def fact(self, name: str) -> str:
-        """What stands behind `name` in its report, "" when it does not say."""
+        """Returns the text after `name` in the report, or "" if absent."""
         return next((line.removeprefix(name).strip() for line in self.report.splitlines() if line.startswith(name)), "")
 
     @property
     def what(self) -> str:
-        """`refuses connections`."""
+        """Returns the finding without the server's name: `refuses connections`."""
         return f"{self.finding}" + (f" ({self.detail})" if self.detail else "")
 
 
 def split_hosts(hosts: str) -> list[str]:
-    """`zk1:2181, zk2` -> ["zk1:2181", "zk2:2181"]."""
+    """Splits a list of servers: `zk1:2181, zk2` -> ["zk1:2181", "zk2:2181"]."""
     servers = [server.strip() for server in hosts.partition("/")[0].split(",") if server.strip()]
     return [server if server.rpartition(":")[2].isdigit() and ":" in server else f"{server}:{_STANDARD_PORT}" for server in servers]
 
 
 def look(server: str, security: ZkSecurity | None = None, *, timeout_s: float = 1.0) -> ProbedServer:
-    """Looks at one server. Never raises for what the server does. Cost: up to `timeout_s`, a name's resolution comes on top."""
+    """Looks at one server. Never raises for a server's behaviour. Cost: up to `timeout_s`, plus the resolution of its name."""
     host, _, port = server.rpartition(":")
     security = security or ZkSecurity()
     try:
@@ -184,7 +184,7 @@ def look(server: str, security: ZkSecurity | None = None, *, timeout_s: float = 
 
 
 def look_at_all(hosts: str, security: ZkSecurity | None = None, *, timeout_s: float = 1.0) -> list[ProbedServer]:
-    """Looks at every server at the same time; one whose name takes longer to resolve is SILENT."""
+    """Looks at every server at the same time; a server whose name takes longer to resolve counts as SILENT."""
     servers = split_hosts(hosts)
     silent = format_duration(timeout_s)
     seen: list[ProbedServer] = [ProbedServer(server=server, finding=ServerFinding.SILENT, detail=silent) for server in servers]
@@ -202,7 +202,7 @@ def look_at_all(hosts: str, security: ZkSecurity | None = None, *, timeout_s: fl
 
 
 def explain(hosts: str, looks: Sequence[ProbedServer], waited_s: float) -> RmgrError:
-    """The error for "no session within `waited_s`": names every server, what it does, and what to do about it."""
+    """Returns the error for "no session within `waited_s`": it names every server, its state, and the remedy."""
     found = {look.finding for look in looks}
     sentences = "; ".join(look.sentence for look in looks) if len(looks) > 1 else "".join(f"it {look.what}" for look in looks)
     if ServerFinding.SERVES in found:
@@ -243,7 +243,7 @@ def _why(server: str, cause: BaseException | None, timeout_s: float) -> ProbedSe
 
 
 def tls_sentence(error: ssl.SSLError) -> str:
-    """What went wrong in a handshake, without OpenSSL's numbers."""
+    """Returns what went wrong in a handshake, without OpenSSL's numbers."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error.verify_message)
     reason = (error.reason or str(error)).replace("_", " ").lower()
@@ -262,16 +262,16 @@ _AUTH_XID = -4
 _NO_NODE = -101
 _READ_BYTES = 1 << 16
 _MOST_BYTES = 1 << 22
-#: A server that has not answered by then (s) is left for the next one.
+#: Seconds after which a server that has not answered is abandoned for the next one.
 _SERVER_S = 0.5
 
 
 class GlanceFailed(Exception):
-    """The look needs the full client: this one knows only the simplest answers."""
+    """The look needs the full client: `glance` understands only the simplest answers."""
 
 
 class Glance(NamedTuple):
-    """Result of a look. data: path -> content, None = absent. children: path -> names. schemes: path -> schemes of its access list."""
+    """Result of a look. data: path -> content, None if absent. children: path -> names. schemes: path -> schemes of its access list."""
 
     server: str
     data: dict[str, bytes | None]
@@ -289,7 +289,7 @@ def glance(
     security: ZkSecurity | None = None,
     timeout_s: float = 1.0,
 ) -> Glance:
-    """Reads what no other client has written later than now (it begins with a sync).
+    """Reads a few znodes, at least as new as the moment of the call (it begins with a sync).
 
     Args: hosts: "h1:2181,h2:2181". root: chroot, "" or "/a/b". data, children, access: paths below it. timeout_s: for all servers together.
     Raises: GlanceFailed.
@@ -345,7 +345,7 @@ def _look(
 
 
 class _Frames:
-    """Frames of one connection, until `end` (monotonic)."""
+    """Frames sent and received on one connection, until `end` (monotonic)."""
 
     def __init__(self, link: socket.socket, end: float) -> None:
         self._link = link
@@ -372,7 +372,7 @@ class _Frames:
             self._buffer += chunk
 
     def answer(self, xid: int) -> bytes | None:
-        """The body of the reply to `xid`; None: there is no such znode."""
+        """Returns the body of the reply to `xid`, or None if the znode is absent."""
         frame = self.next()
         found, _, code = _REPLY.unpack_from(frame)
         if found != xid or code not in {0, _NO_NODE}:
@@ -386,7 +386,7 @@ def _text(text: str) -> bytes:
 
 
 def _texts(body: bytes, each: int, *, skip: int = 0) -> list[str]:
-    """Strings of a vector whose elements have `skip` bytes and then `each` strings."""
+    """Returns the strings of a vector whose elements have `skip` bytes and then `each` strings."""
     (count,) = _INT.unpack_from(body)
     at, found = 4, []
     for _ in range(max(0, count)):

@@ -1,11 +1,11 @@
-"""The Coordinator port on top of one link to ZooKeeper: futures, deadlines, order, read-back, watches, session states.
+"""The Coordinator port on one link to ZooKeeper: futures, deadlines, order, read-back, watches, session states.
 
 Knows nothing of kazoo: `adapters/zookeeper/client.py` supplies the link. Three kinds of threads meet here under one lock: callers,
-the link's thread (answers, states), and a guard's (`Guard`) that ends what is past its deadline and revives a dead link.
+the link's thread (answers, states), and the guard's (`Guard`), which ends operations past their deadline and revives a dead link.
 Futures are resolved and listeners called outside the lock.
 
-The guard sleeps until something may be past its deadline, and no shorter: it looked ten times a second once, and five daemons with
-nothing to do paid a quarter of what an idle cluster costs for that.
+The guard sleeps exactly until an operation may be past its deadline. It used to look ten times a second: in five idle daemons that was a
+quarter of the cost of an idle cluster.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LinkTrouble(Enum):
 
 
 class LinkState(Enum):
-    """States of a link. DEAD: it will never come back by itself."""
+    """States of a link. DEAD: the link never recovers by itself."""
 
     CONNECTED = "connected"
     CONNECTING = "connecting"
@@ -64,7 +64,7 @@ class LinkState(Enum):
 
 
 class ZookeeperLink(Protocol):
-    """Calls that `adapters/zookeeper/client.py` supplies. Requests are opaque; replies have `set(value)` and `set_exception(error)`."""
+    """Link that `adapters/zookeeper/client.py` implements. Requests are opaque; replies have `set(value)` and `set_exception(error)`."""
 
     session_timeout_s: float
 
@@ -90,10 +90,10 @@ class SessionCoordinator(abc.ABC):
 
     Args:
         chroot: absolute path of the cluster in the ensemble, "" or "/a/b".
-        acl: access list of every znode created, or the lists by place.
-        window: most operations on the way at once; more than the server's 1,000 outstanding would only wait there.
+        acl: access list of every created znode, or one list for each place.
+        window: most operations under way at once; beyond the server's 1,000 outstanding requests they would only wait there.
         clock: monotonic seconds.
-        guarded: starts the guard thread; False: the owner calls `guard` (single-threaded tests).
+        guarded: whether to start the guard thread; if not, the owner calls `guard` (single-threaded tests).
     """
 
     def __init__(
@@ -120,14 +120,14 @@ class SessionCoordinator(abc.ABC):
         self._revivals = 0
         self._answered_before_s = -math.inf
         self._guard = Guard(self._lock, self.guard, clock)
-        self._link_lock = threading.Lock()  # who replaces the link, or ends the last one; never taken while another lock is held
+        self._link_lock = threading.Lock()  # held to replace the link, or to end the last one; never taken while another lock is held
         self._link = self._open(None)
         if guarded:
             self._guard.start()
 
     @abc.abstractmethod
     def _open(self, session: tuple[int, bytes] | None) -> ZookeeperLink:
-        """A new link that connects in the background, continuing `session` if given."""
+        """Returns a new link that connects in the background, and continues `session` if given."""
 
     # -- the port
 
@@ -141,7 +141,7 @@ class SessionCoordinator(abc.ABC):
 
     @property
     def state(self) -> SessionState:
-        """What the listeners were told last."""
+        """Returns the state that the listeners were told last."""
         return self._state
 
     def last_answer_s(self) -> float:
@@ -182,7 +182,7 @@ class SessionCoordinator(abc.ABC):
         return self._read(self._link.sync_request(self.root or "/"), lambda _path: None, timeout_s, self.root)
 
     def ensure(self, paths: Sequence[str], *, timeout_s: float = 10.0) -> None:
-        # Blocks: never from a callback, which runs on the thread that would bring the answers.
+        # Blocks: never call it from a callback, which runs on the thread that would bring the answers.
         wanted: dict[str, None] = {}
         for path in paths:
             parts = self._absolute(path).strip("/").split("/")
@@ -194,7 +194,7 @@ class SessionCoordinator(abc.ABC):
         for path, future in zip(ordered, futures, strict=True):
             try:
                 future.result(timeout_s + 5)  # its own deadline is earlier
-            except PermissionDenied as denied:  # the server looks at the rights first, and then whether it is there already
+            except PermissionDenied as denied:  # the server checks the rights before it checks whether the znode exists
                 refused[path] = denied
         for path, denial in refused.items():
             found = self._read(self._link.stat_request(path, None), lambda raw: raw, timeout_s, path).result(timeout_s + 5)
@@ -214,7 +214,7 @@ class SessionCoordinator(abc.ABC):
             self._guard.stop()
             told = self._carry_out(self._pipe.close("this client was closed"))
         _tell(told)
-        with self._link_lock:  # the guard is not halfway through opening another, which nobody would end
+        with self._link_lock:  # wait for the guard, which may be opening another link that nobody would end
             link = self._link
         link.end(timeout_s)
 
@@ -227,11 +227,11 @@ class SessionCoordinator(abc.ABC):
     # -- for tests and daemons beyond the port
 
     def drop_link(self) -> None:
-        """Breaks the connection, not the session."""
+        """Breaks the connection, but not the session."""
         self._link.drop_link()
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """Whether the session was usable within `timeout_s`."""
+        """Waits until the session is usable; returns whether it was within `timeout_s`."""
         return self._usable.wait(timeout_s)
 
     # -- operations
@@ -261,7 +261,7 @@ class SessionCoordinator(abc.ABC):
             op.refuse("this client was closed")
 
     def _carry_out(self, orders: list[Order]) -> list[Answer | Refuse]:
-        """Under the lock: sends what is to be sent; returns what is to be told outside it."""
+        """Sends what the orders say and returns the answers to deliver outside the lock. Called under the lock."""
         told: list[Answer | Refuse] = []
         for order in orders:
             match order:
@@ -280,27 +280,27 @@ class SessionCoordinator(abc.ABC):
     # -- the link's thread
 
     def trouble(self, error: Exception) -> LinkTrouble:
-        """What an error of the link means."""
+        """Classifies an error of the link."""
         return self._link.trouble(error)
 
     def on_answer(self, op: Commit | Read, value: object) -> None:
-        """The server answered `op`."""
+        """Delivers the server's answer to `op`."""
         with self._lock:
             told = self._carry_out(self._pipe.answered(op, value))
         _tell(told)
 
     def on_next_step(self, op: Read, request: Any) -> None:
-        """`op` was answered and needs another request."""
+        """Sends another request for `op`, whose first one was answered."""
         with self._lock:
             op.request = request
             if self._pipe.again(op):
                 self._link.push(request, op)
 
     def on_error(self, op: Commit | Read, error: Exception) -> None:
-        """The server refused `op`, or the link fell under it."""
+        """Handles an error for `op`: the server refused it, or the link went down under it."""
         trouble = self._link.trouble(error)
         if trouble is LinkTrouble.LOST:
-            # With the link down this is no news. With the link up (SessionMoved) only a new connection helps.
+            # With the link down this is expected. With the link up (SessionMoved) only a new connection helps.
             if self._usable.is_set():
                 self._link.drop_link()
         elif trouble is LinkTrouble.ABSENT and isinstance(op, Read) and op.watch is not None:
@@ -309,21 +309,21 @@ class SessionCoordinator(abc.ABC):
             self.on_answer(op, op.on_trouble(trouble, error))
 
     def on_proof(self, proof: Proof) -> None:
-        """All reads of a proof are there."""
+        """Decides `op` once all reads of its proof have come."""
         with self._lock:
             orders = self._pipe.unprovable(proof.op, proof.cause) if proof.cause else self._pipe.proved(proof.op, proof.seen)
             told = self._carry_out(orders)
         _tell(told)
 
     def link_changing(self, link: ZookeeperLink, state: LinkState) -> None:
-        """The link is about to change to `state`; nothing is sent from here on until CONNECTED."""
+        """Prepares for a change of the link to `state`; unless that is CONNECTED, nothing is sent from here on."""
         if state is not LinkState.CONNECTED and link is self._current():
             with self._lock:
                 self._usable.clear()
                 self._pipe.down()
 
     def link_changed(self, link: ZookeeperLink, state: LinkState) -> None:
-        """The link has changed to `state`."""
+        """Acts on a link that has changed to `state`."""
         if link is not self._current():
             return
         match state:
@@ -375,9 +375,9 @@ class SessionCoordinator(abc.ABC):
     # -- the guard's thread
 
     def guard(self) -> float | None:
-        """Ends what is past its deadline; replaces a link that is dead for good.
+        """Ends operations past their deadline; replaces a dead link.
 
-        Returns: when there may be more to do (s on the clock); None: not before something is given. Called by `Guard`.
+        Returns: when to call again (s on the clock), or None if only a new operation can make that necessary. Called by `Guard`.
         """
         now = self._clock()
         with self._lock:
@@ -395,7 +395,7 @@ class SessionCoordinator(abc.ABC):
         return min(times_s, default=None)
 
     def _revive_s(self, dead_s: float) -> float:
-        """When a link that died at `dead_s` is replaced."""
+        """Returns when to replace a link that died at `dead_s`."""
         return dead_s + min(5.0, float(0.2 * 2**self._revivals))
 
     def _why(self) -> str:
@@ -404,7 +404,7 @@ class SessionCoordinator(abc.ABC):
         return f"not connected: {self._link.last_error or 'no server answers'}"
 
     def _revive(self) -> None:
-        """The link's thread has ended (authentication refused, an error in kazoo): another link, the same session."""
+        """Opens another link for the same session: the link's thread has ended (authentication refused, an error in kazoo)."""
         with self._link_lock:
             if self._closing.is_set():
                 return
@@ -417,7 +417,7 @@ class SessionCoordinator(abc.ABC):
             try:
                 self._link = self._open(session if session[0] else None)
             except Exception:
-                self._dead_since_s = self._clock()  # tried again, later each time
+                self._dead_since_s = self._clock()  # retried, later each time
                 raise
         old.end(1.0)
 
@@ -432,7 +432,7 @@ def _tell(told: list[Answer | Refuse]) -> None:
             op.refuse(order.cause)
 
 
-# -- operations under way: each is the destination of its request and the future of its caller ---------------------------------
+# -- operations under way: each receives the answer to its request and holds the future of its caller --------------------------
 
 
 _NO_AUTH = -102
@@ -445,7 +445,7 @@ _NO_RIGHT = "what each role may do is in SECURITY.md; are the credentials in [se
 
 
 class Watch:
-    """Fires once, whichever of its registrations is first."""
+    """Calls its callback once, at the first event of any of its registrations."""
 
     __slots__ = ("_callback",)
 
@@ -459,7 +459,7 @@ class Watch:
 
 
 class Commit(Pending):
-    """A multi under way: the request on the wire, the place its answer goes to, and the caller's future, in one object."""
+    """A multi under way: the request on the wire, the receiver of its answer, and the caller's future, in one object."""
 
     __slots__ = ("body", "deadline_s", "future", "owner")
     type = OP_MULTI
@@ -489,7 +489,7 @@ class Commit(Pending):
         self.owner.on_error(self, error)
 
     def on_trouble(self, trouble: LinkTrouble, error: Exception) -> object:
-        """The outcome for an error that concerns the request as a whole."""
+        """Returns the outcome for an error that concerns the whole request."""
         assert self.multi is not None
         if trouble is LinkTrouble.DENIED:
             return PermissionDenied(f"{self.multi.name}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
@@ -543,7 +543,7 @@ class Read(Pending):
         self.future: Future[Any] = Future()
 
     def set(self, value: Any) -> None:
-        if self.request is not self.first:  # the second step: absent still?
+        if self.request is not self.first:  # the second step: is the znode still absent?
             if value is None:
                 self.owner.on_answer(self, None)
             else:
@@ -576,12 +576,12 @@ class Read(Pending):
 
 
 def over_quota(name: str, path: str) -> QuotaReached:
-    """What is said when ZooKeeper takes no more below the root of `path`."""
+    """Returns the error for a write that ZooKeeper refuses because the quota of the subtree of `path` is used up."""
     return QuotaReached(f"{name}: ZooKeeper's quota of /{path.split('/')[1]} is used up; nothing was changed", hint=_FULL)
 
 
 def allowed(paths: Sequence[str], found: list[Stamped | None] | Refused) -> list[Stamped | None] | RmgrError:
-    """What a bulk read has found, or why none of it is told."""
+    """Returns the result of a bulk read, or the error that replaces it."""
     if not isinstance(found, Refused):
         return found
     at = paths[found.place]
@@ -625,14 +625,14 @@ class ProofPart:
 
 
 class Nobody:
-    """Takes the answer to a sync that nobody waits for."""
+    """Receiver of the answer to a sync that nobody waits for."""
 
     def set(self, value: object) -> None: ...
     def set_exception(self, error: Exception) -> None: ...
 
 
 def to_stat(raw: Any) -> Stat:
-    """A raw stat as ours. The server reports changes of children, creates * 2 - children; sequences count creates."""
+    """Converts kazoo's stat. The server reports changes of children, creates * 2 - children; sequence numbers count creates."""
     return Stat(
         version=raw.version,
         mzxid=raw.mzxid,
@@ -646,12 +646,12 @@ def to_stat(raw: Any) -> Stat:
 
 
 def to_stamped(raw: tuple[bytes | None, Any]) -> Stamped:
-    """Data and raw stat as ours."""
+    """Converts kazoo's data and stat."""
     return Stamped(raw[0] or b"", to_stat(raw[1]))
 
 
 def gather(parts: Sequence[Future[Any]]) -> Future[list[Stamped | None]]:
-    """One list of all that they read, once the last has come; the first error of any. No parts: done at once."""
+    """Joins several reads into one list, done when the last is done; fails with the first error. Without parts, it is done at once."""
     whole: Future[list[Stamped | None]] = Future()
     arrived = itertools.count(1)  # callbacks come on several threads
 
@@ -673,20 +673,20 @@ def gather(parts: Sequence[Future[Any]]) -> Future[list[Stamped | None]]:
 # -- the guard -----------------------------------------------------------------------------------------------------------------
 
 
-#: Between two looks at least: so late may a deadline be noticed, and that is the pace when many come one after the other.
+#: Least time between two looks: a deadline may be noticed that much late, and a busy client looks at this pace.
 PACE_S = 0.1
 
 
 class Guard:
-    """Calls `look` when a time that was named by `at` has come, or the one that `look` itself has returned.
+    """Calls `look` at the earliest time named through `at` or returned by `look` itself.
 
     Args:
-        lock: under which `at` is called. look: called without it; returns when it wants to be called again (None: not by itself).
-        clock: of all these times, monotonic seconds.
+        lock: held by callers of `at`. look: called without the lock; returns when to call it again, or None if only `at` decides.
+        clock: monotonic seconds, the base of all these times.
     """
 
     def __init__(self, lock: threading.Lock, look: Callable[[], float | None], clock: Callable[[], float]) -> None:
-        self.until_s = math.inf  #: the next look; whoever adds something that is due earlier calls `at`
+        self.until_s = math.inf  #: the next look; a caller that adds something due earlier calls `at`
         self._look = look
         self._clock = clock
         self._turn = threading.Condition(lock)
@@ -694,20 +694,20 @@ class Guard:
         self._stopped = False
 
     def start(self) -> None:
-        """Starts the thread; it looks once by itself."""
+        """Starts the thread, whose first look comes by itself."""
         with self._turn:
             self.at(self._clock() + PACE_S)
         threading.Thread(target=self._run, name="zookeeper-guard", daemon=True).start()
 
     def at(self, due_s: float) -> None:
-        """Something may be due at `due_s`. Under the lock. Cost: a switch of threads when nothing was due before that."""
+        """Notes that something may be due at `due_s`. Called under the lock. Cost: a switch of threads if nothing was due earlier."""
         due_s = max(due_s, self._earliest_s)
         if due_s < self.until_s:
             self.until_s = due_s
             self._turn.notify()
 
     def stop(self) -> None:
-        """Ends the thread. Under the lock. Idempotent."""
+        """Ends the thread. Called under the lock. Idempotent."""
         self._stopped = True
         self._turn.notify()
 
@@ -723,12 +723,12 @@ class Guard:
                     self.at(again_s)
 
     def _sleep(self) -> bool:
-        """Until the next look, before which everything that is given has been seen. False: it is over."""
+        """Sleeps until the next look, which covers everything given before it. Returns False when the guard has stopped."""
         with self._turn:
             while not self._stopped:
                 left_s = self.until_s - self._clock()
                 if left_s <= 0:
-                    self.until_s = math.inf  # what is given from here on says so itself
+                    self.until_s = math.inf  # operations given from here on call `at` themselves
                     self._earliest_s = self._clock() + PACE_S
                     return True
                 self._turn.wait(None if left_s == math.inf else left_s)

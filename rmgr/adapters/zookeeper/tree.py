@@ -1,13 +1,13 @@
-"""Access lists of a whole cluster, and of what lies over it: looked at, told, and mended.
+"""Access lists of a whole cluster, and of the znodes above it: checked, reported, and mended.
 
-Does every znode have the list that `coord/protocol/acl.py` says? Asked when a WatchDog sets a cluster up (a tree made before it was
-secured is taken over), after a rotation of secrets, by `rmgr doctor` and by tests. Cost: two requests a znode, some 5,000 znodes a
+Does every znode have the list that `coord/protocol/acl.py` prescribes? A WatchDog asks when it sets a cluster up (and takes over a tree made
+before the cluster was secured); so do a rotation of secrets, `rmgr doctor` and tests. Cost: two requests per znode, some 5,000 znodes a
 second.
 
 ZooKeeper's own `/` is closed to everybody but a cluster's admin and WatchDogs, with quotas below the cluster's path. A fresh server lets
 anybody create znodes below `/` and `/zookeeper`, without credentials, until its memory is full. Here everything above the cluster's path
-becomes readable only; ZooKeeper refuses the rest to whoever does not know the admin's or the WatchDogs' secret. Nobody can undo it
-without one of them, or the server's own superuser (`zookeeper.DigestAuthenticationProvider.superDigest`).
+becomes read-only for clients without the admin's or the WatchDogs' secret. Undoing it takes one of these secrets, or the server's
+own superuser (`zookeeper.DigestAuthenticationProvider.superDigest`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, StateConflict
 
 _BATCH = 200
-#: What a server shows of a digest to those who may not change the list.
+#: What a server shows instead of a digest to clients that may not change the list.
 _MASK = "x"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """A znode whose access list is not what the table says."""
+    """A znode whose access list differs from the table."""
 
     path: str
     found: tuple[Acl, ...]
     expected: tuple[Acl, ...]
 
     def sentence(self, lists: RoleLists) -> str:
-        """`/queues: anybody has rights 31` and the like, for people."""
+        """Describes the deviation for people, as in `/queues: anybody has rights 31`."""
         strange = [entry for entry in self.found if entry not in self.expected]
         who = ", ".join(f"{role_of(entry, lists.ids)} has rights {entry.perms}" for entry in strange)
         return f"{self.path}: {who or 'entries are missing'}"
@@ -48,9 +48,9 @@ class Deviation:
 
 @dataclass(slots=True)
 class TreeReport:
-    """Result of a look at the tree.
+    """Result of a check of the tree.
 
-    hidden: znodes that the looker may not see. mended: how many lists were set. places: lines of the table that were seen.
+    hidden: znodes that the checker may not see. mended: number of lists that were set. places: lines of the table that were seen.
     """
 
     checked: int = 0
@@ -61,13 +61,13 @@ class TreeReport:
 
 
 def check_tree(coordinator: ZkCoordinator, *, mend: bool = False, limit: int = 0, timeout_s: float = 10.0) -> TreeReport:
-    """Looks at every znode below the chroot, parents first.
+    """Checks every znode below the chroot, parents first.
 
     Args:
-        mend: sets the right list where another is; takes a role that may (admin, WatchDog).
-        limit: stops after about so many znodes, 0 = looks at all.
-        timeout_s: of each request.
-    Raises: StateConflict in an open cluster; PermissionDenied when `mend` is not allowed; CoordinationUnavailable.
+        mend: sets the right list where another is found; needs a role that may (admin, WatchDog).
+        limit: stops after about this many znodes; 0 checks all.
+        timeout_s: for each request.
+    Raises: StateConflict in an open cluster; PermissionDenied if `mend` is not allowed; CoordinationUnavailable.
     """
     report = TreeReport()
     level = ["/"]
@@ -83,7 +83,7 @@ def check_tree(coordinator: ZkCoordinator, *, mend: bool = False, limit: int = 0
 
 
 def secure_tree(coordinator: ZkCoordinator) -> TreeReport:
-    """What a WatchDog does before it serves: one look at the first level, and the whole tree is mended if that deviates.
+    """Checks the first level before a WatchDog serves, and mends the whole tree if that level deviates.
 
     Raises: as `check_tree`.
     """
@@ -171,24 +171,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootReport:
-    """closed: paths whose access list was changed now. quotas: subtrees whose quota was set or changed now."""
+    """Changes made above the cluster. closed: paths whose access list was changed. quotas: subtrees whose quota was set or changed."""
 
     closed: tuple[str, ...] = ()
     quotas: tuple[str, ...] = ()
 
 
 def above(chroot: str) -> list[str]:
-    """Everything that lies over a cluster's path, `/` first, and what ZooKeeper keeps for itself."""
+    """Returns every path above a cluster's path, `/` first, and ZooKeeper's own paths."""
     parts = [part for part in chroot.split("/") if part]
     return ["/", *("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts) - 1)), _OWN, _QUOTA]
 
 
 def close_root(hosts: str, chroot: str, security: ZkSecurity, lists: RoleLists, *, heap_mib: int = acl.HEAP_MIB) -> RootReport:
-    """Closes what lies above `chroot`, and sets the quotas of the cluster there. Idempotent. Cost: 50 requests in one session.
+    """Closes the znodes above `chroot` and sets the cluster's quotas there. Idempotent. Cost: 50 requests in one session.
 
     Args:
         security, lists: the admin's, or a WatchDog's. heap_mib: of ZooKeeper's servers.
-    Raises: PermissionDenied when `/` belongs to others already; CoordinationUnavailable, NotConnected;
+    Raises: PermissionDenied if `/` already belongs to others; CoordinationUnavailable, NotConnected;
         StateConflict for a cluster at `/` itself.
     """
     if not chroot.strip("/"):
@@ -201,14 +201,14 @@ def close_root(hosts: str, chroot: str, security: ZkSecurity, lists: RoleLists, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootLook:
-    """is_open: anybody may create below `/`. used: subtree -> (what is there, what may be), for those that have a quota."""
+    """State of `/`. is_open: anybody may create znodes below `/`. used: subtree -> (usage, limit), for subtrees that have a quota."""
 
     is_open: bool
     used: Mapping[str, tuple[acl.Quota, acl.Quota]]
 
 
 def look_at_root(hosts: str, chroot: str, security: ZkSecurity | None) -> RootLook:
-    """How it stands with `/` and the quotas. Cost: one session. Raises: CoordinationUnavailable, NotConnected."""
+    """Returns the state of `/` and the quotas. Cost: one session. Raises: CoordinationUnavailable, NotConnected."""
     with ZkCoordinator.connect(hosts, "", security=security) as root:
         entries = _allowed(root.access("/", timeout_s=_TIMEOUT_S))
         used = _used(root, chroot, acl.SHARES)
@@ -262,7 +262,7 @@ def _set_quotas(root: ZkCoordinator, chroot: str, heap_mib: int) -> list[str]:
         found = asked[path].result(_TIMEOUT_S + 1.0)
         if found is not None and found.data == data:
             continue
-        # ZooKeeper counts what is there when the second of the two appears, and then by itself.
+        # ZooKeeper counts the existing znodes when the second of the two appears, and keeps count from then on.
         stats = Create(f"{at}/{_STATS}", b"count=0,bytes=0")
         ops = (Create(f"{at}/{_LIMITS}", data), stats) if found is None else (Set(f"{at}/{_LIMITS}", data, found.version),)
         under_way[path] = root.commit(Multi(name="QUOTA", ops=ops, proof=Exists(f"{at}/{_LIMITS}", data)), timeout_s=_TIMEOUT_S)

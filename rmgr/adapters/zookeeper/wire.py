@@ -1,11 +1,11 @@
-"""Multis and reads of many znodes on ZooKeeper's wire (jute): encoded in the caller's thread, answers decoded without objects between.
+"""Multis and bulk reads on ZooKeeper's wire (jute): encoded in the caller's thread, decoded without intermediate objects.
 
 Why not kazoo's own `Transaction`: it costs three times the processor time (110 us a commit against 35 to 50), hides
 exceptions in a list, and drops empty results.
 
-Many znodes, or lists of names, are read by one request, ZooKeeper's multiRead. Of a request in the pipeline one znode costs ZooKeeper
-17-28 us of processor and the client 30, of a request of 64 it is 5 and 5; a request that is waited for costs 140 and 100, with 8 znodes
-195 and 155. No watches: multiRead has none. Servers know it since 3.6.
+One request, ZooKeeper's multiRead, reads many znodes or lists of names. Among pipelined requests, a znode read by itself costs ZooKeeper
+17-28 us of processor and the client 30; as one of 64 in a request, 5 and 5. When each request is awaited, a single read costs 140 and 100,
+and one of 8 znodes 195 and 155. multiRead cannot set watches. Servers know it since 3.6.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from rmgr.errors import RequestTooLarge
 OP_MULTI = 14
 _CREATE, _DELETE, _SET, _CHECK, _ERROR = 1, 2, 5, 13, -1
 _HEADER = struct.Struct("!iBi")  # type, done, error: before each operation and each result
-_OP_START = struct.Struct("!iBii")  # the same, and the length of the path
+_OP_START = struct.Struct("!iBii")  # as _HEADER, then the length of the path
 _INT = struct.Struct("!i")
 _END = _HEADER.pack(-1, 1, -1)
 _STAT_BYTES = 68
 _STAT_VERSION_AT = 32
 
-#: Error codes of KeeperException.java that mean "the tree is otherwise than expected".
+#: Error codes of KeeperException.java that mean "the tree differs from what the multi expects".
 CONFLICTS = {-101: ConflictKind.NO_NODE, -110: ConflictKind.NODE_EXISTS, -103: ConflictKind.BAD_VERSION, -111: ConflictKind.NOT_EMPTY}
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A multi that failed for another reason than a conflict: operation `index`, error code of KeeperException.java."""
+    """A multi that failed for a reason other than a conflict: operation `index`, error code of KeeperException.java."""
 
     index: int
     code: int
@@ -66,7 +66,7 @@ OPEN_ACL = (Acl(),)
 
 
 def encode_acl(entries: tuple[Acl, ...]) -> bytes:
-    """The access list as every create carries it."""
+    """Encodes an access list as every create carries it."""
     out = bytearray(_INT.pack(len(entries)))
     for entry in entries:
         out += _INT.pack(entry.perms)
@@ -76,12 +76,12 @@ def encode_acl(entries: tuple[Acl, ...]) -> bytes:
 
 
 def encode_multi(multi: Multi, root: str, acl: Callable[[str], bytes]) -> bytes:
-    """The request's body, paths below `root`. Cost: O(operations), about 1 us each.
+    """Returns the request's body, with paths below `root`. Cost: O(operations), about 1 us each.
 
     Args:
-        acl: encoded access list of a znode to be created. Lists do not count against the caps: up to 0.4 KiB an
-            operation, and the server takes four times what the caps allow.
-    Raises: RequestTooLarge over the caps of coord/protocol/multi.py; UsageError never: paths are checked by the server.
+        acl: returns the encoded access list for a znode to create. Lists do not count against the caps: they take up to 0.4 KiB per
+            operation, and the server accepts four times what the caps allow.
+    Raises: RequestTooLarge over the caps of coord/protocol/multi.py; never UsageError, since the server checks the paths.
     """
     if len(multi.ops) > multi.most_ops:
         msg = f"{multi.name}: {len(multi.ops)} operations in one multi, at most {multi.most_ops} are sent"
@@ -115,7 +115,7 @@ def encode_multi(multi: Multi, root: str, acl: Callable[[str], bytes]) -> bytes:
 
 
 def decode_multi(multi: Multi, root: str, buffer: bytes | bytearray, offset: int) -> Committed | Conflict | Failure:
-    """The answer to `multi`; every element is looked at. Cost: O(operations)."""
+    """Decodes the answer to `multi`, element by element. Cost: O(operations)."""
     paths: list[str] = []
     versions: list[int] = []
     ops = multi.ops
@@ -150,7 +150,7 @@ def decode_multi(multi: Multi, root: str, buffer: bytes | bytearray, offset: int
 # -- many znodes ---------------------------------------------------------------------------------------------------------------
 
 
-#: Znodes of one request: with the largest that are allowed its answer has 1 MiB.
+#: Most znodes per request: with the largest znodes allowed, the answer has 1 MiB.
 MOST = 64
 
 _GET, _CHILDREN = 4, 8
@@ -160,17 +160,17 @@ _STAT = struct.Struct("!qqqqiiiqiiq")
 
 
 class Refused(NamedTuple):
-    """One of the znodes could not be read, for another reason than that it is absent: its place in the request, ZooKeeper's error code."""
+    """A znode that could not be read for a reason other than absence: its place in the request, ZooKeeper's error code."""
 
     place: int
     code: int
 
 
 class BulkRead:
-    """The request, as kazoo takes it: data at `paths`, then names below `lists`, all as they stood at one moment.
+    """The request in kazoo's form: reads the data at `paths`, then the names below `lists`, all at one moment.
 
     A server answers a multiRead while it applies no write: a stand-alone one has one thread for both, and the CommitProcessor of
-    an ensemble's member "allows no read requests to be processed in parallel with write requests". So writes wait meanwhile: about
+    an ensemble's member "allows no read requests to be processed in parallel with write requests". So writes wait in the meantime: about
     5 us for each item and 1 ms for 10,000 names.
     """
 
@@ -182,7 +182,7 @@ class BulkRead:
         self.lists = lists
 
     def serialize(self) -> bytes:
-        """The request's body."""
+        """Returns the request's body."""
         out = bytearray()
         for kind, paths in ((_GET, self.paths), (_CHILDREN, self.lists)):
             for path in paths:
@@ -191,7 +191,7 @@ class BulkRead:
         return bytes(out + _END)
 
     def deserialize(self, buffer: bytes, offset: int) -> list[Stamped | list[str] | None] | Refused:
-        """What stands at each path and below each list, None where nothing does. Cost: O(paths), 2 us each."""
+        """Returns the data at each path and the names below each list, None where the znode is absent. Cost: O(paths), 2 us each."""
         found: list[Stamped | list[str] | None] = []
         unpack, at = _HEADER.unpack_from, offset
         while True:
