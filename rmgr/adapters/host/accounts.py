@@ -1,9 +1,9 @@
-"""Local accounts, and doing something with files as one of them does it.
+"""Local accounts, and using files with the rights of one of them.
 
-A Starter that is root must not be led astray by the work of its users: a path that their processes name, or that lies in
-a directory of theirs, is opened and removed with their own rights, never with root's.
+The work of users must not lead a Starter that is root astray: a path that their processes name, or that lies in
+a directory of theirs, is opened and removed with the user's rights, never with root's.
 
-What keeps an account from a file (`obstacle`) is looked at with its rights, too: groups and access lists count as they do for the kernel.
+`obstacle` checks with the account's rights, too, what keeps the account from a file: groups and access lists count as they do for the kernel.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from pathlib import Path
 
 from rmgr.runner.host.outputs import read_live
 
-#: System call of setgroups, which the C library would carry out for all threads of the process.
+#: Number of the system call setgroups: the C library's function would change all threads of the process.
 _SETGROUPS = {"x86_64": 116, "aarch64": 159}
-#: File systems in which the kernel tells of itself, by the numbers that it gives them: proc, sys, control groups, debug, trace,
-#: security, config, terminals, bpf. A name in /proc says something else to a daemon than to the user who wrote it down.
+#: File systems that show the kernel's own data, by their magic numbers: proc, sys, control groups, debug, trace,
+#: security, config, terminals, bpf. A name in /proc means something else to a daemon than to the user who wrote it down.
 _KERNELS = frozenset(
     {0x9FA0, 0x62656572, 0x27E0EB, 0x63677270, 0x64626720, 0x74726163, 0x73636673, 0x62656570, 0x1CD1, 0xCAFE4A11, 0x6E736673}
 )
 _MAX_LINKS = 40
-#: On the way to a file: directories that may be passed and not read, links as such.
+#: Flags for the steps on the way to a file: directories may be passed but not read, links are opened as links.
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-#: What everybody's work takes over from the Starter; the rest of its environment is nobody else's business.
+#: Variables that work inherits from the Starter's environment; work sees none of the others.
 _INHERITED = ("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A local user. groups: all of the user's groups, the first one too."""
+    """A local user. groups: all groups of the user, including the primary one."""
 
     name: str
     uid: int
@@ -51,13 +51,13 @@ class Account:
     shell: str = "/bin/sh"
 
     def environment(self, base: dict[str, str]) -> dict[str, str]:
-        """What a program of his starts with, from the environment of the Starter."""
+        """Returns the environment for the user's programs, derived from the Starter's."""
         kept = {name: value for name, value in base.items() if name in _INHERITED or name.startswith("LC_")}
         return kept | {"HOME": self.home, "USER": self.name, "LOGNAME": self.name, "SHELL": self.shell}
 
 
 def find_account(name: str) -> Account | None:
-    """The local account of this name, None when there is none. Asks the system (files, LDAP, ...): may take its time."""
+    """Returns the local account of this name, or None if absent. Asks the system (files, LDAP, ...), which may take time."""
     try:
         entry = pwd.getpwnam(name)
     except (KeyError, ValueError):
@@ -70,9 +70,9 @@ def find_account(name: str) -> Account | None:
 
 @contextlib.contextmanager
 def acting(account: Account | None) -> Iterator[None]:
-    """Within it this thread (and no other) has the rights of `account` where files are concerned; None: its own.
+    """Gives this thread (and no other) the file access rights of `account` within the block; None keeps its own.
 
-    Cost: six system calls. Raises: OSError when the system refuses (it never goes on with more rights than asked for).
+    Cost: six system calls. Raises: OSError if the system refuses (the block never runs with more rights than asked for).
     """
     if account is None:
         yield
@@ -83,7 +83,7 @@ def acting(account: Account | None) -> Iterator[None]:
         _set_groups(libc, list(account.groups))
         libc.setfsgid(ctypes.c_uint(account.gid))
         libc.setfsuid(ctypes.c_uint(account.uid))
-        # An impossible id changes nothing, and answers with the present one.
+        # An impossible id changes nothing; the call returns the present one.
         if (libc.setfsuid(ctypes.c_int(-1)), libc.setfsgid(ctypes.c_int(-1))) != (account.uid, account.gid):
             raise PermissionError(errno.EPERM, f"files cannot be used as {account.name}: that takes root")
         yield
@@ -107,12 +107,12 @@ def _set_groups(libc: ctypes.CDLL, groups: list[int]) -> None:
 
 
 def open_regular(path: str, account: Account | None, *, below: str = "", follow: bool = True) -> int:
-    """Descriptor of a plain file, opened for reading with the rights of `account`; never waits for a pipe.
+    """Returns the descriptor of a plain file, opened for reading with the rights of `account`; never waits for a pipe.
 
-    below: a directory that nothing on the way may leave, for a `path` that is not absolute. follow: the last name may be a link; never
+    below: for a relative `path`, the directory that no step may leave. follow: the last name may be a link; never
     with an account.
-    Raises: OSError, also for what is no plain file, and for what lies in /proc or is reached through it: the file that was opened is
-        looked at, not its name. ValueError for what no name can be. Cost: with an account or `below` five system calls a step.
+    Raises: OSError, also for anything but a plain file, and for a file in /proc or reached through it: the opened file is
+        checked, not its name. ValueError for an impossible name. Cost: with an account or `below`, five system calls a step.
     """
     with acting(account):
         if account is not None or below:
@@ -130,7 +130,7 @@ def open_regular(path: str, account: Account | None, *, below: str = "", follow:
 
 
 def live_output(path: str, account: Account | None, offset: int, limit: int, cap: int) -> tuple[bytes, int] | None:
-    """What a growing output file holds, see `read_live`; None: it cannot be opened so. Never follows a link."""
+    """Returns the content of a growing output file, see `read_live`; None if it cannot be opened. Never follows a link."""
     try:
         fd = open_regular(path, account, follow=False)
     except (OSError, ValueError):
@@ -142,7 +142,7 @@ def live_output(path: str, account: Account | None, offset: int, limit: int, cap
 
 
 def _walk(path: str, below: str, *, follow: bool) -> int:
-    """Opens a file step by step, so that no link leads out of `below`, and none into what the kernel tells of this process."""
+    """Opens a file step by step, so that no link leads out of `below` or into the kernel's view of this process."""
     base = below if below and not os.path.isabs(path) else "/"
     way: list[int] = []
     links = 0
@@ -187,14 +187,14 @@ def _walk(path: str, below: str, *, follow: bool) -> int:
 
 
 def _refuse_kernels(fd: int, path: str) -> None:
-    """Raises: PermissionError for a file or directory of /proc, /sys and their like. Cost: a system call."""
+    """Raises PermissionError for a file or directory of /proc, /sys and the like. Cost: a system call."""
     if sys.platform.startswith("linux") and _kind_of(fd) in _KERNELS:
         raise PermissionError(errno.EPERM, "lies where the kernel tells of itself (/proc, /sys)", path)
 
 
 def _kind_of(fd: int) -> int:
-    """The number of the file system of an open file, as Linux gives it."""
-    found = (ctypes.c_long * 32)()  # struct statfs: its first word, and room for the rest
+    """Returns the magic number of the file system of an open file (Linux)."""
+    found = (ctypes.c_long * 32)()  # struct statfs: its first word, and space for the rest
     if _libc().fstatfs(ctypes.c_int(fd), ctypes.byref(found)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -202,7 +202,7 @@ def _kind_of(fd: int) -> int:
 
 
 def uid_of(pid: int) -> int:
-    """Whose process it is, -1 when there is none (any more)."""
+    """Returns the user id of a process, or -1 if the process is gone or its ids differ."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             words = next((line.split() for line in file if line.startswith(b"Uid:")), [])
@@ -216,12 +216,12 @@ def uid_of(pid: int) -> int:
 
 
 def obstacle(account: Account, *, directories: Iterable[Path] = (), programs: Iterable[Path] = (), modules: Iterable[Path] = ()) -> str:
-    """What is in the way of `account`, and what to type; "" if nothing is.
+    """Returns what keeps `account` from the given files, with the command that helps; "" if nothing does.
 
     Args:
-        directories: must be passable. programs: so must all directories on the way to them, links followed.
-        modules: must be readable as well, and the directories that they lie in: Python imports nothing from others.
-    Cost: about 30 us a directory. Raises: OSError when the rights of the account cannot be taken.
+        directories: must be passable. programs: all directories on the way to them must be passable, links followed.
+        modules: must be readable as well, and so must their directories: otherwise Python imports nothing from them.
+    Cost: about 30 us a directory. Raises: OSError if the rights of the account cannot be taken.
     """
     for path in directories:
         if found := _closed(account, path, path):
@@ -239,11 +239,11 @@ def obstacle(account: Account, *, directories: Iterable[Path] = (), programs: It
 
 
 def _closed(account: Account, directory: Path, wanted: Path) -> str:
-    """The first directory on the way to `directory` that the account cannot pass."""
+    """Names the first directory on the way to `directory` that the account cannot pass."""
     for place in _way(directory):
         try:
             with acting(account):
-                os.stat(f"{place}/.")  # takes the right to pass it
+                os.stat(f"{place}/.")  # needs the right to pass the directory
         except PermissionError:
             below = f", and {wanted} is below it" if wanted != place else ""
             return f"{place} is closed to that account{below}: chmod {_class(account, place)}+x {shlex.quote(str(place))}"
@@ -273,7 +273,7 @@ def _unreadable(account: Account, path: Path) -> str:
 
 
 def _way(directory: Path) -> list[Path]:
-    """All directories that have to be passed, from the root; for a link those on the way to what it stands for."""
+    """Returns all directories that have to be passed, from the root; for a link, those on the way to its target."""
     found: dict[Path, None] = {}
     for place in (*reversed(directory.parents), directory):
         real = Path(os.path.realpath(place))
@@ -282,7 +282,7 @@ def _way(directory: Path) -> list[Path]:
 
 
 def _class(account: Account, place: Path) -> str:
-    """Whose permission bits count for the account there, as chmod names them."""
+    """Returns the class of permission bits that apply to the account there, as chmod names it: u, g or o."""
     try:
         found = os.stat(place)
     except OSError:

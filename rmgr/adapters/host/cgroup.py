@@ -1,13 +1,13 @@
-"""Control groups of a node's slots: found where they may be made, one directory a slot, killed whole, tidied.
+"""Control groups of a node's slots: where they can be made, one directory per slot, killed as a whole, removed.
 
 Version 2 is used at the Starter's own place in the tree (a delegated unit, a container, or root); its `cgroup.kill` and
 `cgroup.freeze` need no controller, memory and pids limits do. Version 1 hierarchies (freezer, pids, memory) are used
-only where the Starter's own group is the root of the hierarchy: below that they are somebody else's, v1 knows no delegation.
+only where the Starter's own group is the root of the hierarchy: groups below the root belong to others, v1 knows no delegation.
 
     <base>/rmgr-<node>-<guid>/<slot>/main          the spawner and its commands
-                                          work     of all that follows: w<n> of a Python worker, c<seq> of an isolated command
+                                          work     all that follow: w<n> of a Python worker, c<seq> of an isolated command
 
-`work/cgroup.freeze` stays the Starter's, and nothing can leave `work`: `main` takes in nobody of a user's.
+`work/cgroup.freeze` stays the Starter's, and no process can leave `work`: a user cannot move processes into `main`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TIDY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupConfig:
-    """root: a delegated cgroup v2 directory; "" = found by itself."""
+    """Where control groups are made. root: a delegated cgroup v2 directory; "" = detected."""
 
     root: str = ""
 
 
 class SlotCgroup:
-    """The groups of one slot."""
+    """Control groups of one slot."""
 
     def __init__(self, name: str, unified: Path | None, v1: dict[str, Path], *, has_memory: bool, pids_limit: int) -> None:
         self._unified = unified / name if unified is not None else None
@@ -44,7 +44,7 @@ class SlotCgroup:
                 (self._unified / below).mkdir(exist_ok=True)
             for above in (self._unified, self._unified / WORK) if has_memory else ():
                 _write(above / "cgroup.subtree_control", "+memory")
-        self.limits_pids = False  #: the kernel counts the processes of the slot
+        self.limits_pids = False  #: whether the kernel counts the processes of the slot
         for limited in (self._unified, self._v1.get("pids")):
             if limited is not None and pids_limit and (limited / "pids.max").exists():
                 self.limits_pids |= _write(limited / "pids.max", str(pids_limit))
@@ -53,17 +53,17 @@ class SlotCgroup:
         return ([self._unified] if self._unified is not None else []) + list(self._v1.values())
 
     def add(self, pid: int) -> None:
-        """Puts a spawner in before it has started anything. Raises: OSError."""
+        """Moves a spawner into the groups, before it has started anything. Raises: OSError."""
         for door in self.doors:
             _write(Path(door), str(pid))
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """The files that take the pid of a spawner."""
+        """Files to which a spawner's pid is written, to move it into the groups."""
         return tuple(str((path / "main" if path is self._unified else path) / "cgroup.procs") for path in self._all())
 
     def give(self, uid: int, gid: int) -> None:
-        """A user may make groups of his own below these, and move his processes among them; the limits here stay root's."""
+        """Lets a user make groups below these and move processes among them; the limits here stay root's."""
         for path in self._all():
             own = path if path is not self._unified else path / WORK
             for entry in (path / "cgroup.procs", path / "cgroup.kill", own, own / "cgroup.procs", own / "cgroup.subtree_control"):
@@ -72,47 +72,47 @@ class SlotCgroup:
 
     @property
     def unified(self) -> str:
-        """The slot's version 2 directory, "" = none."""
+        """The slot's version 2 directory, or "" if none."""
         return str(self._unified or "")
 
     @property
     def freeze_file(self) -> str:
-        """Stops all its workers and isolated commands, and not its spawner; "" = there is none."""
+        """File that stops all workers and isolated commands of the slot, but not its spawner; "" if none."""
         found = self._unified / WORK / "cgroup.freeze" if self._unified is not None else None
         return str(found) if found is not None and found.exists() else ""
 
     @property
     def has_memory(self) -> bool:
-        """Its version 2 children can limit memory."""
+        """Whether the slot's version 2 children can limit memory."""
         return self._has_memory
 
     def processor_s(self, group: str) -> float:
-        """Processor time of all that has ever been in one of its groups (`w<n>`); 0 where the kernel does not count it."""
+        """Returns the processor time (s) of all processes that were ever in one of its groups (`w<n>`); 0 where the kernel does not count."""
         found = _read(self._unified / WORK / group / "cpu.stat") if self._unified is not None else ""
         return int(found.split()[1]) / 1e6 if found.startswith("usage_usec ") else 0.0
 
     def members(self, group: str) -> list[int]:
-        """Processes in one of its groups, and in those that a user has made below it."""
+        """Returns the processes in one of its groups, including groups that a user has made below it."""
         found = os.walk(self._unified / WORK / group) if self._unified is not None else ()
         return [int(pid) for directory, _, _ in found for pid in _read(Path(directory) / "cgroup.procs").split()]
 
     def v1(self, controller: str) -> str:
-        """The slot's directory in a version 1 hierarchy, "" = none."""
+        """Returns the slot's directory in a version 1 hierarchy, or "" if none."""
         return str(self._v1.get(controller, ""))
 
     def kill(self) -> None:
-        """Kills everything in it; waits until it is empty, at most a second."""
+        """Kills every process in the groups and waits until they are empty, at most a second each."""
         for path in self._all():
             kill_group(path)
 
     def close(self) -> None:
-        """Removes the directories; what is still busy is left for `Cgroups.close`."""
+        """Removes the directories; busy ones are left for `Cgroups.close`."""
         for path in self._all():
             remove_group(path, wait_s=0.0)
 
 
 class Cgroups:
-    """The groups of one NodeRunner; `Cgroups.open` answers None where none can be made."""
+    """Control groups of one NodeRunner; `Cgroups.open` returns None where none can be made."""
 
     def __init__(self, unified: Path | None, v1: dict[str, Path], *, has_memory: bool) -> None:
         self._unified = unified
@@ -146,26 +146,26 @@ class Cgroups:
 
     @property
     def directories(self) -> list[str]:
-        """What was made, to be recorded for the next incarnation."""
+        """Directories that were made; they are recorded for the next incarnation."""
         return [str(path) for path in ([self._unified] if self._unified is not None else []) + list(self._v1.values())]
 
     @property
     def can_freeze(self) -> bool:
-        """Slots have a `freeze_file`."""
+        """Whether slots have a `freeze_file`."""
         return self._unified is not None and (self._unified / "cgroup.freeze").exists()
 
     def slot(self, name: str, *, pids_limit: int) -> SlotCgroup:
-        """Groups for one slot."""
+        """Makes the groups of one slot."""
         return SlotCgroup(name, self._unified, self._v1, has_memory=self._has_memory, pids_limit=pids_limit)
 
     def close(self) -> None:
-        """Removes everything made, waiting for the dying."""
+        """Removes everything made, waiting for dying processes."""
         for path in self.directories:
             remove_group(Path(path), wait_s=_TIDY_S)
 
 
 def kill_group(path: Path, *, wait_s: float = _TIDY_S) -> int:
-    """Kills every process below `path`, whole where the system can; returns how many were seen. Absent: 0."""
+    """Kills every process below `path`, all at once where the system can; returns how many it saw, 0 if `path` is absent."""
     seen = len(members(path))
     if not seen:
         return 0
@@ -188,7 +188,7 @@ def kill_group(path: Path, *, wait_s: float = _TIDY_S) -> int:
 
 
 def remove_group(path: Path, *, wait_s: float) -> bool:
-    """Removes `path` and the groups below it; False: something is still in it after `wait_s`."""
+    """Removes `path` and the groups below it; returns False if a process is still in them after `wait_s`."""
     deadline = time.monotonic() + wait_s
     while True:
         for group in reversed(_below(path)):
@@ -205,12 +205,12 @@ def remove_group(path: Path, *, wait_s: float) -> bool:
 
 
 def members(path: Path) -> list[int]:
-    """Pids below `path`."""
+    """Returns the pids below `path`."""
     return [int(pid) for group in _below(path) for pid in _read(group / "cgroup.procs").split()]
 
 
 def _below(path: Path) -> list[Path]:
-    """`path` and all groups below it, parents first."""
+    """Returns `path` and all groups below it, parents first."""
     return [Path(root) for root, _, _ in os.walk(path)]
 
 
@@ -223,11 +223,11 @@ def _signal(pids: list[int]) -> None:
 
 
 def _enable(base: Path, made: Path, controllers: list[str]) -> bool:
-    """Makes `controllers` usable below `made`; a group with processes cannot, so this process moves into a leaf."""
+    """Enables `controllers` below `made`. A group with processes cannot do that, so this process moves into a leaf."""
     wanted = " ".join(f"+{controller}" for controller in controllers)
     if not _write(base / "cgroup.subtree_control", wanted):
         if _read(base / "cgroup.procs").split() != [str(os.getpid())]:
-            return False  # others live here: the group is not ours alone
+            return False  # other processes live here: the group is not ours alone
         leaf = _make(base / "rmgr-daemon")
         if leaf is None or not _write(leaf / "cgroup.procs", str(os.getpid())) or not _write(base / "cgroup.subtree_control", wanted):
             return False
@@ -243,7 +243,7 @@ def _make(path: Path) -> Path | None:
 
 
 def _mounts() -> list[tuple[str, str, str]]:
-    """(mount point, type, super options) of the cgroup hierarchies."""
+    """Returns (mount point, type, super options) of each cgroup hierarchy."""
     found = []
     for line in _read(Path("/proc/self/mountinfo")).split("\n"):
         left, _, right = line.partition(" - ")
@@ -254,7 +254,7 @@ def _mounts() -> list[tuple[str, str, str]]:
 
 
 def _own_places() -> dict[str, str]:
-    """Own group by controller, "" = version 2."""
+    """Returns this process's group by controller; "" stands for version 2."""
     places = {}
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)

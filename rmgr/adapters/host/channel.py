@@ -1,7 +1,7 @@
-"""One selector thread for all sockets of a node's programs and workers, the framed, non-blocking ends of them, and how programs start.
+"""Sockets to a node's programs and workers: one selector thread for all of them, framed non-blocking channels, and the start of programs.
 
-Receiving, decoding and calling back happen on the selector thread. Sending happens on the caller's thread as far as the
-socket takes it; the rest is kept and sent by the selector thread, and `backlog` tells how much that is.
+Receiving, decoding and callbacks happen on the selector thread. Sending happens on the caller's thread as far as the
+socket takes the data; the selector thread sends the rest, and `backlog` tells how much that is.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _RECEIVE = (1024 + 64) * 1024  # the longest result that is not a file, in one p
 _FDS = array.array("i")
 #: The most descriptors that one frame carries (`WorkerForked`: a socket and a board).
 _MAX_FDS = 2
-#: Reads of `drain`: a socket's buffer holds far less, and somebody else may go on writing.
+#: Most reads of one `drain`: a socket's buffer holds far less, and another process may keep writing.
 _DRAIN_READS = 64
 
 
 def fail_stop(error: BaseException) -> None:
-    """Ends this process: without the thread that hears of work a Starter is worse than a dead one (whose work is ended)."""
+    """Ends this process: a Starter that no longer hears of its work is worse than a dead one (whose work is ended)."""
     traceback.print_exception(error)
     os._exit(70)
 
@@ -40,9 +40,9 @@ def fail_stop(error: BaseException) -> None:
 def start_program(
     argv: Callable[[int], list[str]], *, cwd: str, environ: Mapping[str, str], root: str
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Starts one of rmgr's programs, in a session of its own. Returns: (it, our end of the socket to it). Raises: OSError.
+    """Starts one of rmgr's programs, in a session of its own. Returns: (the process, our end of its socket). Raises: OSError.
 
-    argv: by the descriptor of its end. root: the directory in which it finds the package, "" = among those of its interpreter.
+    argv: makes the arguments from the descriptor of the program's end. root: directory that holds the package, "" = its interpreter's own.
     """
     ours, theirs = socket.socketpair()
     path = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH", ""))))
@@ -64,7 +64,7 @@ def start_program(
 
 
 def end_program(process: subprocess.Popen[bytes], wait_s: float) -> None:
-    """Waits for its end, or brings it about."""
+    """Waits `wait_s` for the program to end, then kills it."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(wait_s)
     if process.poll() is None:
@@ -74,7 +74,7 @@ def end_program(process: subprocess.Popen[bytes], wait_s: float) -> None:
 
 
 class Loop:
-    """The selector thread: sockets, timers. Everything it calls must be quick and must not raise (`on_crash`)."""
+    """The selector thread: sockets, timers. The functions it calls must be quick and must not raise (`on_crash`)."""
 
     def __init__(self, name: str, *, on_crash: Callable[[BaseException], None] = fail_stop) -> None:
         self._on_crash = on_crash
@@ -82,7 +82,7 @@ class Loop:
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
-        # Not before nobody can call any more: who is late would write to what has its number by then.
+        # Closed only when no caller can exist any more: a late caller would write to a descriptor that has been reused.
         weakref.finalize(self, os.close, self._wake_w).atexit = False
         self._selector.register(self._wake_r, selectors.EVENT_READ, None)
         self._lock = threading.Lock()
@@ -90,18 +90,18 @@ class Loop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._closed = self._ended = False
-        #: for receiving; on the selector thread only. Its pages exist as far as a message has ever been long.
+        #: for receiving, on the selector thread only; memory is used up to the longest message so far
         self.buffer = memoryview(mmap.mmap(-1, _RECEIVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def is_inside(self) -> bool:
-        """The caller is the selector thread."""
+        """Whether the caller is the selector thread."""
         return threading.current_thread() is self._thread
 
     def call(self, function: Callable[[], None]) -> bool:
-        """Runs `function` on the selector thread soon; from any thread. False: that thread has ended, nobody will run it."""
+        """Runs `function` on the selector thread soon; from any thread. Returns False if that thread has ended and will not run it."""
         with self._lock:
             if self._ended:
                 return False
@@ -120,7 +120,7 @@ class Loop:
         self._selector.register(fd, events, handler)
 
     def modify(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
-        """Changes what is waited for. Selector thread only."""
+        """Changes the events to wait for. Selector thread only."""
         self._selector.modify(fd, events, handler)
 
     def unregister(self, fd: int) -> None:
@@ -128,9 +128,9 @@ class Loop:
         self._selector.unregister(fd)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Ends the thread, after what was `call`ed; sockets are their owners' to close.
+        """Ends the thread after all functions given to `call`; the owners close their sockets.
 
-        Idempotent: the descriptors may be somebody else's by the second time. Who calls afterwards is told so.
+        Idempotent: by the second call the descriptors may be in other use. Later calls of `call` return False.
         """
         if self._closed:
             return
@@ -150,7 +150,7 @@ class Loop:
                 return  # the pipe is full (it will wake) or the loop is closed
 
     def _called(self, *, at_end: bool = False) -> list[Callable[[], None]]:
-        """at_end: when there is none, none is taken any more."""
+        """Takes the functions given to `call`. at_end: if there are none, refuses any further ones."""
         with self._lock:
             calls, self._calls = self._calls, []
             self._ended = at_end and not calls
@@ -187,7 +187,7 @@ class Loop:
                     except BlockingIOError:
                         continue
                 elif (now := self._selector.get_map().get(key.fd)) is not None and now.data == key.data:
-                    key.data(events)  # it was not removed or replaced by an earlier handler of this round
+                    key.data(events)  # not removed or replaced by an earlier handler of this round
         while calls := self._called(at_end=True):
             for function in calls:
                 function()
@@ -198,8 +198,8 @@ class Channel:
 
     Args:
         on_frames: called with the frames of one read, in order, and the descriptors that came with them.
-        on_end: called once, when the peer is gone or the stream is broken (its argument says what).
-        passes_fds: descriptors may arrive, with frames whose handler takes them out of the list. Any other ends the channel.
+        on_end: called once, with the reason, when the peer is gone or the stream is broken.
+        passes_fds: whether frames may bring descriptors, which their handler takes out of the list. Any other descriptor ends the channel.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class Channel:
         return len(self._out)
 
     def send(self, data: bytes) -> bool:
-        """Sends encoded frames; False when the peer is known to be gone. Never blocks. From any thread."""
+        """Sends encoded frames; returns False if the peer is known to be gone. Never blocks. From any thread."""
         with self._lock:
             if self._ended:
                 return False
@@ -244,7 +244,7 @@ class Channel:
                 except BlockingIOError:
                     sent = 0
                 except OSError:
-                    return False  # the end is seen by the selector thread
+                    return False  # the selector thread will see the end
                 if sent == len(data):
                     return True
                 data = data[sent:]
@@ -253,13 +253,13 @@ class Channel:
         return True
 
     def drain(self) -> None:
-        """Reads what has arrived, now. Selector thread only."""
+        """Reads all data that has arrived. Selector thread only."""
         for _ in range(_DRAIN_READS):
             if self._ended or not self._receive():
                 return
 
     def end(self, why: str) -> None:
-        """Ends it as if its peer had: `on_end(why)` is called, once. Selector thread only."""
+        """Ends the channel as if the peer had: `on_end(why)` is called, once. Selector thread only."""
         if not self._ended:
             self._end(why)
 
@@ -306,7 +306,7 @@ class Channel:
         self._loop.modify(self._fd, selectors.EVENT_READ, self._ready)
 
     def _receive(self) -> bool:
-        """One read; False when there is nothing more at present."""
+        """Reads once; returns False if there is nothing more at present."""
         try:
             if self._passes_fds:
                 size, ancillary, flags, _ = self._socket.recvmsg_into(
@@ -317,7 +317,7 @@ class Channel:
                         fds = array.array("i")
                         fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
                         self._fds.extend(fds)
-                if flags & socket.MSG_CTRUNC:  # they are gone for good, and what they belong to with them
+                if flags & socket.MSG_CTRUNC:  # the descriptors are lost, and so is the meaning of their frames
                     self._end("it passed more file descriptors than it may, or there is none left for them")
                     return False
             else:

@@ -1,8 +1,8 @@
 """Checks each message of a spawner that runs as a user before a Starter that is root believes it.
 
-The user's own work shares his uid with it, so it can speak in the spawner's place. Nothing it says may lead root to a
-process, a page of memory or an amount of bytes that is not the user's to give. (Paths are another matter: they are used
-with his rights only, `accounts.acting`.)
+The user's own work runs under the same uid and can speak in the spawner's place. No message may lead root to a
+process, a page of memory or an amount of bytes that does not belong to the user. (Paths are another matter: they are used
+with the user's rights only, `accounts.acting`.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, Output
 from rmgr.model.wire.stream import UNREADABLE
 from rmgr.runner.host.board import SIZE
 
-#: What checks and what believes raise of words that make no sense.
+#: Exceptions that checks and later code raise for messages that make no sense.
 NONSENSE = (*UNREADABLE, KeyError, IndexError, AttributeError, OSError)
 
 
@@ -31,7 +31,7 @@ class Imposture(ValueError):
     """The spawner sent a message that no honest spawner sends."""
 
 
-#: What a spawner says of itself and is surprised by: both become labels and lines of the Starter's log.
+#: Features and surprises that a spawner may report: both become labels and lines of the Starter's log.
 FEATURES = frozenset({"subreaper", "cgroup", "freezer", "pids", "memory"})
 SURPRISES = frozenset(
     {
@@ -39,21 +39,21 @@ SURPRISES = frozenset(
         *("leftovers", "output_capped", "spawner_failed", "unknown_order"),
     }
 )
-#: Why work may have ended, as those see it who run it. All others are the system's to say: of a submission, of a node, of what it ordered.
+#: Reasons for an end that a process of the user can observe. Only the system may state the others: about a submission, a node, its own orders.
 _SEEN = (OWN_FAILURES - {Reason.DISK_LIMIT}) | {
     *(Reason.NONE, Reason.BAD_OUTPUT, Reason.START_FAILED, Reason.USER_CANCEL),
     *(Reason.DATA_LOST, Reason.LEASE_LOST, Reason.WORKER_LOST),
 }
-#: Characters of what is logged or told, and the largest count of bytes, microseconds, processes.
+#: Most characters of a logged or reported text; largest count of bytes, microseconds, processes.
 _MAX_TEXT, _MAX_COUNT = 16 * 1024, 2**53
-#: Frames that account for nothing: so many at once, and a second. Each piece of work accounted for pays for some more.
+#: Allowance of frames that account for no work: at once, per second, and per piece of work accounted for.
 _BURST, _RATE, _EARNED = 500, 50, 4
 #: Bytes of such frames that count as one of them.
 _FRAME_BYTES = 16 * 1024
 
 
 class Talk:
-    """Limits what a user's processes may send unasked on one socket. On one thread."""
+    """Limit on unsolicited messages of a user's processes on one socket. For one thread."""
 
     def __init__(self) -> None:
         self._left: float = _BURST
@@ -61,9 +61,9 @@ class Talk:
         self._read = 0
 
     def heard(self, read_bytes: int, frames: int, awaited: int) -> None:
-        """So many frames came, which account for `awaited` pieces of work. Raises: Imposture when it is a flood. Cost: 0.5 us.
+        """Counts `frames` frames that account for `awaited` pieces of work. Raises: Imposture if they are a flood. Cost: 0.5 us.
 
-        read_bytes: by the socket so far.
+        read_bytes: bytes that the socket has received so far.
         """
         now_s = time.monotonic()
         earned = (now_s - self._seen_s) * _RATE + awaited * _EARNED
@@ -75,44 +75,44 @@ class Talk:
 
 
 class OrderedEnds:
-    """Remembers which work its Starter has ordered to end and why: that reason alone comes back as it was given. Calls are not locked."""
+    """The ends that the Starter has ordered, with their reasons: only those system reasons are believed. Calls are not locked."""
 
     def __init__(self) -> None:
         self._ordered: dict[int, set[Reason]] = {}
 
     def order(self, seq: int, reason: Reason) -> None:
-        """It is told to end."""
+        """Notes that the work was ordered to end, for `reason`."""
         self._ordered.setdefault(seq, set()).add(reason)
 
     def over(self, seqs: Iterable[int]) -> None:
-        """These have ended, or will not begin."""
+        """Forgets work that has ended or will not begin."""
         if self._ordered:
             for seq in seqs:
                 self._ordered.pop(seq, None)
 
     def believed(self, seq: int, told: Reason) -> Reason:
-        """Why it ended, when its user's processes have told `told`.
+        """Returns the reason to believe for an end that the user's processes explain with `told`.
 
-        No process of a user's speaks for the node or the system: whatever else it says is the loss of a worker, which waits before it comes
-        again. (Honest ones say NODE_LOST where memory, room or files were missing; that counts as much.)
+        No process of a user speaks for the node or the system: any other reason counts as the loss of a worker, after which the work waits
+        before it runs again. (Honest spawners say NODE_LOST if memory, space or files were missing; that counts the same.)
         """
         return told if told in _SEEN or told in self._ordered.get(seq, ()) else Reason.WORKER_LOST
 
     def task(self, end: frames.TaskEnd) -> frames.TaskEnd:
-        """The end of a call with the reason that is believed."""
+        """Returns the end of a call with the reason to believe."""
         if end.extra is None or (reason := self.believed(end.seq, end.extra.reason)) is end.extra.reason:
             return end
         return msgspec.structs.replace(end, extra=msgspec.structs.replace(end.extra, reason=reason))
 
     def command(self, end: frames.CommandEnd) -> frames.CommandEnd:
-        """The end of a command with the reason that is believed."""
+        """Returns the end of a command with the reason to believe."""
         reason = self.believed(end.seq, end.reason)
         return end if reason is end.reason else msgspec.structs.replace(end, reason=reason)
 
 
 @contextlib.contextmanager
 def taken(fds: list[int], count: int) -> Iterator[list[int]]:
-    """The first `count` of `fds`, which are closed at the end unless they were taken out of the list (set to -1)."""
+    """Yields the first `count` of `fds`, and at the end closes those that were not taken out of the list (set to -1)."""
     mine = [fds.pop(0) for _ in range(count)]
     try:
         yield mine
@@ -123,7 +123,7 @@ def taken(fds: list[int], count: int) -> Iterator[list[int]]:
 
 
 def stream_socket(given: list[int]) -> socket.socket:
-    """The socket whose descriptor is first in the list, and is taken out of it (-1). Raises: Imposture, OSError."""
+    """Makes a socket of the first descriptor in the list, which it takes out of the list (-1). Raises: Imposture, OSError."""
     made = socket.socket(fileno=given[0])
     if (made.family, made.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
         made.detach()
@@ -133,19 +133,19 @@ def stream_socket(given: list[int]) -> socket.socket:
 
 
 def check_up(up: frames.SpawnerUp, account: Account | None, *, again: bool) -> None:
-    """A spawner says once that it is up. Raises: Imposture."""
+    """Checks that a spawner reports once that it is up, with known features. Raises: Imposture."""
     if account is not None and (again or not FEATURES.issuperset(up.features) or len(up.features) > len(FEATURES)):
         raise Imposture("it is up more than once, or has features that there are not")
 
 
 def check_surprise(surprise: frames.Surprise, account: Account | None) -> None:
-    """It is one of those that there are. Raises: Imposture."""
+    """Checks that a surprise is one of the known ones. Raises: Imposture."""
     if account is not None and (surprise.what not in SURPRISES or len(surprise.detail) > _MAX_TEXT):
         raise Imposture("it is surprised by what there is not")
 
 
 def check_gone(gone: frames.WorkerGone, account: Account | None) -> None:
-    """The death of a worker is one that a spawner tells. Raises: Imposture."""
+    """Checks that a worker's death is possible. Raises: Imposture."""
     check_output(gone.out, gone.err)
     if account is not None:
         _check_counts(gone.cpu_us, gone.max_rss_kib)
@@ -163,13 +163,13 @@ def _check_exit(exit_code: int | None, signum: int, detail: str) -> None:
 
 
 def check_process(pid: int, account: Account | None) -> None:
-    """It is a process of the user. Raises: Imposture."""
+    """Checks that the process is one of the user's. Raises: Imposture."""
     if account is not None and uid_of(pid) not in (account.uid, -1):
         raise Imposture(f"it names process {pid}, which is not of {account.name}")
 
 
 def check_board(fd: int, account: Account | None) -> None:
-    """The page cannot be cut short under the Starter's feet. Raises: Imposture, OSError."""
+    """Checks that the page cannot be truncated while the Starter uses it. Raises: Imposture, OSError."""
     if account is None:
         return
     seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -178,14 +178,14 @@ def check_board(fd: int, account: Account | None) -> None:
 
 
 def check_output(*outputs: Output) -> None:
-    """Output that travels in a message is small. Raises: Imposture."""
+    """Checks that output inside a message is small. Raises: Imposture."""
     for output in outputs:
         if len(output.data) > MAX_INLINE_OUTPUT or output.size < 0:
             raise Imposture("more output in one message than there may be")
 
 
 def check_end(end: frames.CommandEnd | frames.TaskEnd, account: Account | None) -> None:
-    """The end of a task is one that a runner tells. Raises: Imposture."""
+    """Checks that the end of a task is possible. Raises: Imposture."""
     if account is None:
         return
     _check_counts(end.started_us, end.elapsed_us, end.cpu_us)

@@ -1,6 +1,6 @@
-"""Ends processes that a dead Starter left behind: found by recorded pid and start time, by cgroup, by a mark in the environment.
+"""Ends processes that a dead Starter left behind, found by recorded pid and start time, by cgroup, or by a mark in the environment.
 
-Never by name. Every spawner and worker is recorded in the node's directory before it works; everything it starts carries
+Never by name. Every spawner and worker is recorded in the node's directory before it works; every process it starts carries
 `RMGR_SLOT=<mark>`, unique to one slot of one incarnation.
 """
 
@@ -22,7 +22,7 @@ from rmgr.model.base.units import counted
 from rmgr.runner.host.files import remove_tree
 
 _RECORDS = "records"
-#: A spawner whose Starter died ends its work itself: it gets this long.
+#: Seconds that a spawner gets to end its own work after its Starter has died.
 _OWN_ACCORD_S = 2.0
 _ROUNDS = 50
 
@@ -34,19 +34,19 @@ class _Guard:
         self._fd = fd
 
     def is_of(self, directory: Path) -> bool:
-        """It is that directory which is held, not one that stood there before."""
+        """Returns whether `directory` is the held directory, not another one now under its name."""
         found = os.fstat(self._fd) if self._fd >= 0 else None
         return found is not None and (found.st_dev, found.st_ino) == identity(directory)
 
     def close(self) -> None:
-        """Lets go. Idempotent."""
+        """Releases the directory. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def hold(directory: Path) -> _Guard:
-    """Takes `directory` for this process. Raises: StateConflict while another live process has it."""
+    """Locks `directory` for this process. Raises: StateConflict while another live process has it."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,28 +60,28 @@ def hold(directory: Path) -> _Guard:
 
 
 def record_spawner(directory: Path, name: str, *, pid: int, marker: str) -> None:
-    """Writes down a process that must not outlive this incarnation (replaced as a whole, never half written)."""
+    """Records a process that must not outlive this incarnation (the file is replaced as a whole, never half written)."""
     started = born(pid)
     if started is not None:
-        with contextlib.suppress(FileNotFoundError):  # `directory` was removed: written down again when it has been made again
+        with contextlib.suppress(FileNotFoundError):  # `directory` was removed: recorded again after it has been made again
             _record(directory, name, {"pid": pid, "born": started, "marker": marker})
 
 
 def record_cgroups(directory: Path, paths: list[str]) -> None:
-    """Writes down the cgroups of this incarnation."""
+    """Records the cgroups of this incarnation."""
     _record(directory, "cgroups", {"cgroups": paths})
 
 
 def forget(directory: Path, name: str) -> None:
-    """The process is dead."""
+    """Removes the record of a dead process."""
     with contextlib.suppress(OSError):
         (directory / _RECORDS / f"{name}.json").unlink()
 
 
 def reap(directory: Path) -> list[str]:
-    """Ends everything that older incarnations recorded in `directory`, then empties it. Returns one line for each thing done.
+    """Ends everything that older incarnations recorded in `directory`, then empties it. Returns one line for each action.
 
-    Cost: nothing to do: a listdir. Else at most a few seconds (spawners get 2 s to end their work themselves).
+    Cost: a listdir if there is nothing to do, otherwise at most a few seconds (spawners get 2 s to end their own work).
     """
     done: list[str] = []
     records = [_load(path) for path in sorted((directory / _RECORDS).glob("*.json"))]
@@ -111,7 +111,7 @@ def reap(directory: Path) -> list[str]:
 
 
 def identity(directory: Path) -> tuple[int, int] | None:
-    """Which directory it is, links not followed; None if there is none."""
+    """Returns the device and inode of a directory, links not followed; None if absent."""
     with contextlib.suppress(OSError):
         found = os.lstat(directory)
         return found.st_dev, found.st_ino
@@ -119,9 +119,9 @@ def identity(directory: Path) -> tuple[int, int] | None:
 
 
 def kill_marked(marker: str) -> int:
-    """Kills every process whose environment says RMGR_SLOT=<marker>, until there is none; returns how many were seen.
+    """Kills every process with RMGR_SLOT=<marker> in its environment, until there is none; returns how many it saw.
 
-    Cost: about 15 us a process of the machine.
+    Cost: about 15 us per process of the machine.
     """
     seen: set[int] = set()
     for _ in range(_ROUNDS):
@@ -161,7 +161,7 @@ def _psutil_marked(process: psutil.Process, marker: str) -> bool:
 
 
 def _alive(record: dict[str, object]) -> psutil.Process | None:
-    """The recorded process, if it is still that one (a reused pid has another start time)."""
+    """Returns the recorded process if it still lives (a reused pid has another start time)."""
     pid = record.get("pid")
     if not isinstance(pid, int) or born(pid) != record.get("born"):
         return None
@@ -173,7 +173,7 @@ def _alive(record: dict[str, object]) -> psutil.Process | None:
 
 
 def born(pid: int) -> str | None:
-    """Names the start of a process in a way that neither a clock jump nor a reboot can confuse."""
+    """Identifies the start of a process; neither a clock jump nor a reboot can confuse it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             ticks = file.read().rpartition(b")")[2].split()[19].decode()

@@ -1,4 +1,4 @@
-"""The hands of a Starter: slots that run commands and Python workers, each slot a spawner process of its own; and the turner of gangs.
+"""Execution on a node: slots that run commands and Python workers, each slot a spawner process of its own; and the turner of gangs.
 
 Every method returns at once and may be called from the Starter's one thread; facts arrive as `workevents` on the
 selector thread, in lists, through `on_events`, which must only enqueue. A slot is one place to run work in; how many
@@ -62,17 +62,17 @@ class NodeRunner:
     """All slots of one node.
 
     Args:
-        directory: this node's own, created if absent; what an older incarnation left in it (processes, cgroups,
-            files) is ended and removed first. One NodeRunner at a time uses it (`errors.StateConflict` otherwise).
+        directory: this node's own, created if absent; leftovers of an older incarnation in it (processes, cgroups,
+            files) are ended and removed first. One NodeRunner at a time uses it (`errors.StateConflict` otherwise).
         node: name of the node (RMGR_NODELIST of its work).
-        on_events: gets lists of events on the selector thread; only enqueues.
+        on_events: gets lists of events on the selector thread; must only enqueue.
         cgroups: where to make cgroups; None = none.
-        pids_limit: processes and threads of one slot, where a cgroup can limit them; 0 = no limit. Elsewhere each account has
-            as many as that for each processor, at most a quarter of the machine's.
+        pids_limit: most processes and threads of one slot, where a cgroup can limit them; 0 = no limit. Elsewhere each account may
+            have that many per processor, at most a quarter of the machine's.
         environ: environment of work; default: this process's without RMGR_* and the service manager's variables.
-        no_new_privs: setuid programs gain nothing in work (of accounts they never do).
-        freezer: `AUTO`, or the one method by which parts of gangs are stopped. Raises: ConfigError where it cannot be.
-    Cost: a thread; a spawner of about 12 MiB a slot.
+        no_new_privs: setuid programs gain no rights in work (for accounts they never do).
+        freezer: `AUTO`, or the one method of stopping parts of gangs. Raises: ConfigError where it is not possible.
+    Cost: a thread; a spawner of about 12 MiB per slot.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class NodeRunner:
         self.reaped = leftovers.reap(self.directory)  #: what the older incarnation left, one line each
         self.guid = uuid.uuid4().hex[:12]
         self.pids_limit = pids_limit
-        self.pids_limit_of_user = _pids_of_user(pids_limit)  #: on this machine, where no cgroup counts processes
+        self.pids_limit_of_user = _pids_of_user(pids_limit)  #: the limit on this machine where no cgroup counts processes
         self.no_new_privs = no_new_privs
         self.cache = self.directory / "cache"
         self.cache.mkdir(exist_ok=True)
         self.environ = dict(environ) if environ is not None else {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
         self.lease_end_ns = 0
-        self.inline_bytes = frames.MAX_INLINE_VALUE  #: of results of calls with this process's own rights: larger ones come as files
-        self.hash_seed = 0  #: of the interpreters of workers: `hash("word")` is the same in all of them
-        self.check: Callable[[], None] = lambda: None  #: raises OSError when `directory` is not to be used now
-        self.slots: dict[str, Slot] = {}  #: by name: a place may have a spawner for each of several users
+        self.inline_bytes = frames.MAX_INLINE_VALUE  #: largest inline result of calls with this process's own rights; larger ones come as files
+        self.hash_seed = 0  #: hash seed of the workers' interpreters: `hash("word")` is the same in all of them
+        self.check: Callable[[], None] = lambda: None  #: raises OSError while `directory` must not be used
+        self.slots: dict[str, Slot] = {}  #: by name: one place may have spawners for several users
         self.on_events = on_events
         self._seq = itertools.count(1)
         self._opened = itertools.count(1)
@@ -115,14 +115,14 @@ class NodeRunner:
         self.turner = Turner(self)
 
     def next_seq(self) -> int:
-        """The number of one attempt of one task on this node; numbers grow, send them in that order."""
+        """Returns the number of one attempt of one task on this node; numbers grow, and tasks must be sent in their order."""
         return next(self._seq)
 
     def open_slot(self, number: int, *, python: str = "", account: Account | None = None) -> Slot:
         """Starts a spawner; `SlotUp` follows (about 0.1 s), work may be given at once.
 
-        python: interpreter of its workers (rmgr must be importable there), "" = this one. account: who it and its work
-        run as (this process must be root then), None = as this process. Raises: OSError when it cannot be started (no
+        python: interpreter of its workers (rmgr must be importable there), "" = this one. account: the user as which it and its work
+        run (this process must then be root), None = as this process. Raises: OSError if it cannot be started (no
         memory, no descriptors, full disk).
         """
         self.check()
@@ -131,7 +131,7 @@ class NodeRunner:
         return slot
 
     def renew_lease(self, end_ns: int) -> None:
-        """Exclusive work may run until `end_ns` (CLOCK_BOOTTIME); 0: kill it now."""
+        """Lets exclusive work run until `end_ns` (CLOCK_BOOTTIME); 0 kills it now."""
         self.lease_end_ns = end_ns
         for slot in list(self.slots.values()):
             slot.order(frames.LeaseEnd(end_ns=end_ns))
@@ -139,7 +139,7 @@ class NodeRunner:
     def close(self, *, timeout_s: float = 5.0, grace_us: int = 0) -> None:
         """Ends all work (SIGTERM, `grace_us`, SIGKILL), all spawners, the thread; removes directories and cgroups.
 
-        At the end of `timeout_s` what is left is killed from here. Idempotent.
+        After `timeout_s` it kills what is left itself. Idempotent.
         """
         deadline = time.monotonic() + timeout_s
         self.turner.close()
@@ -157,8 +157,8 @@ class NodeRunner:
     # -- for slots and workers -----------------------------------------------------------------------------------------
 
     def mended(self) -> None:
-        """Its directory, or what was in it, was removed and made again: writes down anew what must not outlive this incarnation."""
-        with contextlib.suppress(FileNotFoundError):  # it was removed again: this is called again when it has been made again
+        """Records anew what must not outlive this incarnation, after its directory, or the content, was removed and made again."""
+        with contextlib.suppress(FileNotFoundError):  # removed once more: this is called again after the next repair
             if not self._guard.is_of(self.directory):
                 guard = leftovers.hold(self.directory)
                 self._guard.close()
@@ -172,12 +172,12 @@ class NodeRunner:
                         leftovers.record_spawner(self.directory, f"{slot.name}.w{number}", pid=worker.pid, marker=slot.marker)
 
     def slot_cgroup(self, name: str) -> SlotCgroup | None:
-        """Cgroups for one spawner."""
+        """Makes the cgroups of one spawner."""
         return self._cgroups.slot(name, pids_limit=self.pids_limit) if self._cgroups is not None else None
 
 
 def freezer_of(cgroups: Cgroups | None, wanted: str) -> str:
-    """How parts of gangs are stopped on this machine (`Freezer`), "" = they cannot be. Raises: ConfigError for a way it does not have."""
+    """Returns how this machine stops parts of gangs (`Freezer`), "" if it cannot. Raises: ConfigError for a method it does not have."""
     if wanted not in (AUTO, *Freezer):
         raise ConfigError(f"[starter] freezer = {wanted!r} is not known", hint="auto, v2 or signals")
     has_v2 = cgroups is not None and cgroups.can_freeze
@@ -197,7 +197,7 @@ def freezer_of(cgroups: Cgroups | None, wanted: str) -> str:
 
 
 def _pids_of_user(pids_limit: int) -> int:
-    """As many as the slots of a machine might have, but a user leaves processes for others; 0 = no limit."""
+    """Returns the limit for one account: the slots of a machine might need that many, yet other users keep theirs; 0 = no limit."""
     try:
         most = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii")) // 4
     except (OSError, ValueError):
@@ -209,17 +209,17 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def gpus_here(directory: str = "/dev") -> int:
-    """Device files nvidia0, nvidia1, ... in `directory`; 0 where it cannot be read. Their indices are CUDA's: 0 to that number less one."""
+    """Counts the device files nvidia0, nvidia1, ... in `directory`; 0 if unreadable. CUDA numbers them from 0 to one less than the count."""
     try:
         return sum(_DEVICE.fullmatch(name) is not None for name in os.listdir(directory))
     except OSError:
         return 0
 
 
-# -- the turner as its Starter sees it: its parts, the rows that it was given, and another one when it dies --------------------
+# -- the turner as its Starter sees it: its parts, their rows, and its replacement when it dies ---------------------------------
 
 
-#: Turners are started so far apart at least.
+#: Least time between two starts of a turner.
 _APART_S = 1.0
 _NONE = (0, 0)
 
@@ -227,12 +227,12 @@ _NONE = (0, 0)
 class Turner:
     """Stops and continues parts of gangs. Every method returns at once, from any thread; events come on the selector thread.
 
-    What it counts goes on over the death of a program, but for the half second that this one had not told.
+    Its counts survive the death of the program, except for the last half second, which the program had not reported.
     """
 
     def __init__(self, node: NodeRunner) -> None:
         self._node = node
-        self._lock = threading.Lock()  #: of all below: the Starter's thread and that of the loop
+        self._lock = threading.Lock()  #: guards everything below: the Starter's thread and the loop's use it
         self._parts: dict[str, turns.AddPart] = {}
         self._held: set[str] = set()
         self._let_go: dict[str, int] = {}
@@ -241,24 +241,24 @@ class Turner:
         self._channel: Channel | None = None
         self._started_s = -_APART_S
         self._closed = False
-        self._served: dict[str, tuple[int, int]] = {}  #: of each part, as last told to the Starter (ns, turns)
-        self._served_before: dict[str, tuple[int, int]] = {}  #: of it under the turners before
+        self._served: dict[str, tuple[int, int]] = {}  #: by part, as last reported to the Starter (ns, turns)
+        self._served_before: dict[str, tuple[int, int]] = {}  #: by part, under earlier turners
         self._counts = self._counts_before = (0, 0, 0)
         self.restarts = 0
 
     @property
     def pid(self) -> int:
-        """Of the program, 0 = there is none."""
+        """Process id of the program, 0 if there is none."""
         return self._process.pid if self._process is not None else 0
 
     def add(self, part: str, slot: Slot) -> None:
-        """The part's work runs in this slot, and stands still until its first turn. Raises: OSError when no turner can be started."""
+        """Adds a part whose work runs in this slot and is stopped until its first turn. Raises: OSError if no turner can be started."""
         with self._lock:
             added = turns.AddPart(part, slot.pid, slot.freeze_file if self._node.freezer == Freezer.V2 else "")
             self._parts[part] = added
             self._served_before.pop(part, None)
             if self._process is not None:
-                self._order(added)  # where the program has just died the next one is told
+                self._order(added)  # if the program has just died, its successor gets the order
                 return
             try:
                 self._start()
@@ -267,7 +267,7 @@ class Turner:
                 raise
 
     def drop(self, part: str) -> None:
-        """It is over."""
+        """Removes a part that is over."""
         with self._lock:
             if self._parts.pop(part, None) is not None:
                 self._held.discard(part)
@@ -275,27 +275,27 @@ class Turner:
                 self._order(turns.DropPart(part))
 
     def rows(self, rows: tuple[tuple[int, tuple[str, ...]], ...]) -> None:
-        """Whose turn is when (CLOCK_BOOTTIME, ns), in place of what was told before."""
+        """Sets whose turn is when (CLOCK_BOOTTIME, ns), replacing all earlier rows."""
         with self._lock:
             self._rows = turns.Rows(rows)
             self._order(self._rows)
 
     def let_go(self, part: str, until_ns: int) -> None:
-        """It runs until then, whosever turn it is; 0: it returns to its turns."""
+        """Lets the part run until then, whosever turn it is; 0 returns it to its turns."""
         with self._lock:
             if part in self._parts:
                 self._let_go[part] = until_ns
                 self._order(turns.LetGo(part, until_ns))
 
     def hold(self, part: str, on: bool) -> None:
-        """It is suspended (on): its turns pass idle."""
+        """Suspends the part (on), so that its turns pass idle, or resumes it."""
         with self._lock:
             if part in self._parts:
                 (self._held.add if on else self._held.discard)(part)
                 self._order(turns.HoldPart(part, on))
 
     def close(self) -> None:
-        """Ends the program; what its parts still run is killed. Idempotent."""
+        """Ends the program; anything its parts still run is killed. Idempotent."""
         with self._lock:
             self._closed = True
             channel, self._channel = self._channel, None
@@ -317,7 +317,7 @@ class Turner:
         process, ours = start_program(lambda fd: [*argv, str(fd)], cwd="/", environ=self._node.environ, root=str(home.ROOT))
         try:
             leftovers.record_spawner(self._node.directory, "turner", pid=process.pid, marker="")
-        except OSError:  # one that is not written down would outlive a Starter that is killed
+        except OSError:  # an unrecorded turner would outlive a Starter that is killed
             ours.close()
             end_program(process, 0.0)
             raise
@@ -346,7 +346,7 @@ class Turner:
         self._node.on_events(events)
 
     def _in_all(self, told: turns.Served) -> PartsServed:
-        """With what turners before have counted."""
+        """Returns the totals: this turner's counts plus those of earlier ones."""
         with self._lock:
             parts = []
             for part, ns, count, runs in told.parts:
@@ -363,7 +363,7 @@ class Turner:
     def _on_end(self, _why: str) -> None:
         process = self._process
         if process is not None:
-            end_program(process, 0.5)  # before another one turns what it may still turn
+            end_program(process, 0.5)  # before its successor turns the same parts
         with self._lock:
             self._channel = None
             if not self._closed:

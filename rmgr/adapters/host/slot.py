@@ -1,6 +1,6 @@
-"""One place to run work in, as its Starter sees it: a spawner process, the orders it is given, the facts that it tells.
+"""One place to run work in, as its Starter sees it: a spawner process, the orders to it, and the facts it reports.
 
-Of a user's spawner nothing is believed that is not his to give (`host/distrust.py`): what makes no sense ends the slot.
+Messages of a user's spawner are checked before they are believed (`host/distrust.py`): one that makes no sense ends the slot.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from rmgr.runner.host.kernel import OF_SPAWNERS
 if TYPE_CHECKING:
     from rmgr.adapters.host.process import NodeRunner
 
-#: How long a killed spawner's socket may take to close.
+#: Seconds that a killed spawner's socket may take to close.
 _BURIED_S = 0.5
-#: How long a user's spawner may take to end beside the grace of its work.
+#: Seconds, beyond the grace of its work, that a user's spawner may take to end.
 _DEAF_S = 15.0
-#: Characters of a surprise that are told.
+#: Most characters of a surprise that are reported.
 _SHOWN = 300
 
 
 class Slot:
     """One place to run work in: a spawner, at most one command at a time, and its Python workers. Made by `NodeRunner.open_slot`.
 
-    serial: how many slots the node has had.
+    serial: number of slots that the node has opened, this one included.
     """
 
     def __init__(self, node: NodeRunner, number: int, serial: int, *, python: str, account: Account | None) -> None:
@@ -62,7 +62,7 @@ class Slot:
         self.features: tuple[str, ...] = ()
         self.is_up = False
         self.is_lost = False
-        self.uses = 0  #: how often it was given work, counted by its owner
+        self.uses = 0  #: how often its owner has given it work
         self.workers: dict[int, Worker] = {}
         self.marker = f"{node.guid}-{self.name}"
         self._numbers = itertools.count(1)
@@ -92,7 +92,7 @@ class Slot:
         )
 
     def _started(self, python: str) -> socket.socket:
-        """Makes its directory and groups, and starts its spawner; our end of the socket to it. Raises: OSError, and leaves nothing."""
+        """Makes its directory and groups, and starts its spawner; returns our end of the socket. Raises: OSError, and leaves nothing behind."""
         with contextlib.ExitStack() as undone:
             account = self.account
             self.directory.mkdir(mode=0o755 if account is None else 0o700)
@@ -105,7 +105,7 @@ class Slot:
                 undone.callback(group.close)
                 if account is not None:
                     group.give(account.uid, account.gid)
-            # An installed rmgr stands among packages built for this interpreter: another one has its own.
+            # The packages around an installed rmgr were built for this interpreter: another interpreter uses its own rmgr.
             root = "" if python != home.PYTHON and home.ROOT.name.endswith("-packages") else str(home.ROOT)
             cwd = str(self.directory) if account is None else "/"
             self._process, ours = start_program(partial(self._command, python), cwd=cwd, environ=self._environ(), root=root)
@@ -119,7 +119,7 @@ class Slot:
         return ours
 
     def _command(self, python: str, fd: int) -> list[str]:
-        """The spawner; for an account, what first becomes that account (in this interpreter, which is trusted: `python` may be his)."""
+        """Returns the spawner's command; for an account, a program of this interpreter first becomes that account (`python` may be the user's)."""
         argv = [python, "-P", "-m", "rmgr.runner.spawner", str(fd)]
         account = self.account
         if account is None:
@@ -149,18 +149,18 @@ class Slot:
 
     @property
     def has_home(self) -> bool:
-        """Its directory is the one that was made for it."""
+        """Whether its directory is still the one that was made for it."""
         return leftovers.identity(self.directory) == self._home
 
     @property
     def freeze_file(self) -> str:
-        """Stops its workers and isolated commands, "" = there is none."""
+        """File that stops its workers and isolated commands, "" if none."""
         return self._cgroup.freeze_file if self._cgroup is not None else ""
 
     def processor_seconds(self, worker: Worker) -> tuple[float, float, bool]:
-        """(processor time, time for which a processor was waited for, one is waited for or had now) of a worker and of what it has started.
+        """Returns (processor time, time waiting for a processor, whether it uses or awaits one now) for a worker and its children.
 
-        A control group counts also what is its child no more, and nobody's. Cost: as of the function of this name.
+        A control group also counts processes that the worker has orphaned. Cost: as the function of the same name.
         """
         if self._cgroup is None:
             return processor_seconds(worker.pid)
@@ -169,7 +169,7 @@ class Slot:
         return max(used_s, self._cgroup.processor_s(group)), waited_s, is_ready
 
     def start_worker(self, spec: WorkerSpec) -> Worker:
-        """Forks a Python worker; tasks may be sent at once. If it cannot be made, `WorkerFailed` and `WorkerEnded` follow."""
+        """Forks a Python worker; tasks may be sent at once. If the worker cannot be made, `WorkerFailed` and `WorkerEnded` follow."""
         worker = Worker(self, next(self._numbers), spec)
         with self._lock:
             self.workers[worker.number] = worker
@@ -193,7 +193,7 @@ class Slot:
         return worker
 
     def run(self, batch: CommandBatch) -> bool:
-        """Queues commands, run one after another; ends arrive as `CommandsEnded`. False: the slot is lost, nothing was sent."""
+        """Queues commands, run one after another; ends arrive as `CommandsEnded`. Returns False if the slot is lost; then nothing was sent."""
         with self._lock:
             if self.is_lost:
                 return False
@@ -203,11 +203,11 @@ class Slot:
         return True
 
     def recall(self, *, keep: int = 0) -> None:
-        """Takes back queued commands beyond the next `keep`; answered by `TasksReturned`, empty when there were none."""
+        """Takes back queued commands beyond the next `keep`; `TasksReturned` follows, empty if there were none."""
         self.order(frames.RecallCommands(keep=keep))
 
     def stop(self, seq: int, *, reason: Reason = Reason.USER_CANCEL, grace_us: int = 5_000_000) -> None:
-        """Ends command `seq`, running or queued; it is reported in `CommandsEnded` with `reason`."""
+        """Ends command `seq`, running or queued; `CommandsEnded` reports it with `reason`."""
         with self._lock:
             if seq in self._commands and self.account is not None:
                 self._ordered_ends.order(seq, reason)
@@ -218,7 +218,7 @@ class Slot:
         self.order(frames.Signal(seq=seq, signum=signum))
 
     def limit(self, seq: int, limit_us: int) -> None:
-        """The running command has another time limit (us, 0 = none)."""
+        """Changes the time limit of the running command (us, 0 = none)."""
         self.order(frames.LimitWork(seq=seq, limit_us=limit_us))
 
     def suspend(self, seq: int) -> None:
@@ -230,9 +230,9 @@ class Slot:
         self.order(frames.SuspendWork(seq=seq, resume=True))
 
     def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> tuple[bytes, int] | None:
-        """(what the running command `seq` has written to "stdout" or "stderr" from `offset`, the next offset).
+        """Returns (output of the running command `seq` on "stdout" or "stderr" from `offset`, next offset).
 
-        None: it is not running. Where its middle was dropped a line says so, and the next offset is beyond it.
+        None if the command does not run. If the middle of the output was dropped, a line says so, and the next offset is beyond the gap.
         """
         with self._lock:
             started = self._commands.get(seq)
@@ -246,7 +246,7 @@ class Slot:
         """Ends its work and its spawner; `SlotLost(expected=True)` follows."""
         self._closing = True
         self.order(frames.Shutdown(grace_us=grace_us))
-        if self.account is not None:  # his processes may have made it deaf
+        if self.account is not None:  # the user's processes may have made it deaf
             self.loop.later(grace_us / 1e6 + _DEAF_S, self._insist)
 
     def _insist(self) -> None:
@@ -254,7 +254,7 @@ class Slot:
             self.kill()
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until it is gone; at the end of `timeout_s` it is killed."""
+        """Waits until it is gone; after `timeout_s` kills it."""
         if not self._gone.wait(timeout_s):
             self.kill()
             self._gone.wait(2.0)
@@ -266,14 +266,14 @@ class Slot:
         self.loop.later(_BURIED_S, self._bury)
 
     def wake(self) -> None:
-        """Continues the spawner, should its work have stopped it; sees that it is dead, should somebody keep its socket open."""
+        """Continues the spawner if its work has stopped it, and notices its death even if another process keeps its socket open."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGCONT)
         if self._process.returncode is not None:
             self.loop.call(self._bury)
 
     def _bury(self) -> None:
-        """A dead spawner's slot ends, though the other end of its socket may live on in a process that got hold of it."""
+        """Ends the slot of a dead spawner, even if a process that got hold of the other end of its socket lives on."""
         if self._process.poll() is not None and not self._gone.is_set():
             self._channel.drain()
             self._channel.end("closed")
@@ -285,7 +285,7 @@ class Slot:
     # -- the selector thread's side ------------------------------------------------------------------------------------
 
     def tell(self, event: WorkEvent) -> None:
-        """What has become of it, of its commands, or of one of its workers."""
+        """Reports an event of the slot, its commands, or one of its workers."""
         self._node.on_events([event])
 
     def _on_frames(self, received: list[object], fds: list[int]) -> None:
@@ -296,7 +296,7 @@ class Slot:
                 self._on_frame(frame, fds)
 
     def _awaited(self, received: list[object]) -> int:
-        """How much of what it was given these frames account for."""
+        """Counts the pieces of its work that these frames account for."""
         seqs: set[int] = set()
         workers: set[int] = set()
         for frame in received:
@@ -326,7 +326,7 @@ class Slot:
                 with distrust.taken(fds, 2) as given:
                     worker = self.workers[frame.worker]
                     name = f"{self.name}.w{frame.worker}"
-                    with contextlib.suppress(OSError):  # a full disk: it is found by the mark, too, which its spawner's record names
+                    with contextlib.suppress(OSError):  # a full disk: the worker is also found by the mark in its spawner's record
                         leftovers.record_spawner(self._node.directory, name, pid=frame.pid, marker=self.marker)
                     worker.attach(frame.pid, frame.directory, given)
             case frames.WorkerGone():
@@ -360,7 +360,7 @@ class Slot:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """What a user's processes tell may make no sense: his slot ends then, the Starter goes on."""
+        """Ends the slot, not the Starter, when the messages of a user's processes make no sense."""
         try:
             yield
         except distrust.NONSENSE as error:
@@ -378,7 +378,7 @@ class Slot:
             worker.end(gone)
 
     def _on_end(self, why: str) -> None:
-        """The spawner is gone, or its stream is broken: make sure that all it started is dead, then account for it."""
+        """Kills everything that the spawner started, which is gone or whose stream is broken, then accounts for it."""
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(2.0)
@@ -410,7 +410,7 @@ class Slot:
 
 
 def death_words(code: int | None) -> str:
-    """How a process ended, by its return code as `subprocess` has it (None: it still lives)."""
+    """Describes how a process ended, by its return code as in `subprocess` (None: it still lives)."""
     if code is None or code >= 0:
         return "does not answer" if code is None else f"ended with exit code {code}"
     try:
@@ -420,10 +420,10 @@ def death_words(code: int | None) -> str:
 
 
 def lost_words(how: str) -> str:
-    """What is said of work whose slot has died."""
+    """Explains the end of work whose slot has died."""
     return f"rmgr's process that ran it {how}; work that kills that itself (kill $PPID, pkill -u) ends so"
 
 
 def lost_worker(worker: int, detail: str) -> WorkerGone:
-    """What its spawner would have said of it."""
+    """Returns the report that the spawner would have sent about this worker."""
     return WorkerGone(worker=worker, reason=Reason.WORKER_LOST, seq=0, detail=detail)

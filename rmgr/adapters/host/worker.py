@@ -1,6 +1,6 @@
-"""A Python worker as its Starter sees it: tasks out, facts back, each task accounted for once whatever dies.
+"""A Python worker as its Starter sees it: tasks out, facts back, each task accounted for exactly once, whatever dies.
 
-Tasks are run in the order sent. What has not begun can be taken back at any moment (`recall`), even while a task holds
+A worker runs tasks in the order sent. Tasks that have not begun can be taken back at any moment (`recall`), even while another holds
 the interpreter, because the worker looks at the shared board before each task.
 """
 
@@ -34,7 +34,7 @@ from rmgr.runner.host.board import SETTLE_S, Board
 if TYPE_CHECKING:
     from rmgr.adapters.host.slot import Slot
 
-#: A worker that is silent this long while it has tasks may hold finished results: they are read from its board.
+#: Seconds of silence after which the results of a worker that has tasks are read from its board.
 _RESCUE_S = 0.05
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS})
 _PART = 4 * 1024 * 1024
@@ -44,13 +44,13 @@ _ends = msgspec.msgpack.Decoder(tuple[TaskEnd, ...])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """Specification of a worker: one is reused only for the same specification.
+    """Specification of a worker; work with the same specification may share a worker.
 
-    environ: set in it from its first instruction (OMP_NUM_THREADS must be there before numpy is loaded).
+    environ: set in the worker from its first instruction (OMP_NUM_THREADS must be there before numpy is loaded).
     sys_path: appended where they exist. archives: zip files on this node. initializer: pickle of (function, args).
     python_version, cloudpickle: the client's "3.11" and "3.1.1". memory_bytes: limit of the worker's own cgroup, 0 = none.
     group: workers of different groups are never shared (an Executor with an initializer, another user's work). program: nor are
-        those of different programs, which have another `__main__`.
+        workers of different programs, which differ in `__main__`.
     """
 
     environ: dict[str, str] = field(default_factory=dict, hash=False)
@@ -65,7 +65,7 @@ class WorkerSpec:
 
 
 class Worker:
-    """Handle of one worker; made by `Slot.start_worker`. Methods may be called from any thread and never block."""
+    """Handle of one worker; made by `Slot.start_worker`. Its methods may be called from any thread and never block."""
 
     def __init__(self, slot: Slot, number: int, spec: WorkerSpec) -> None:
         self.slot = slot
@@ -74,7 +74,7 @@ class Worker:
         self.pid = 0
         self.directory = ""
         self.is_ready = False
-        self.is_refused = False  #: its environment cannot be made
+        self.is_refused = False  #: its environment could not be set up
         self.is_leaving = False  #: takes no more tasks (it ends itself, or is dead)
         self.blocked_seq = 0
         self._lock = threading.Lock()
@@ -89,31 +89,31 @@ class Worker:
         self._heard = False
         self._talk = distrust.Talk() if slot.account is not None else None
         self._ordered_ends = distrust.OrderedEnds()
-        self._is_asking = False  #: for its cores
+        self._is_asking = False  #: whether it asks for the cores of its blocked task
 
     # -- the Starter's side ----------------------------------------------------------------------------------------
 
     @property
     def load(self) -> int:
-        """How many tasks are outstanding."""
+        """Number of outstanding tasks."""
         return len(self._outstanding)
 
     @property
     def backlog(self) -> int:
-        """Bytes sent and not yet taken by it."""
+        """Bytes sent but not yet taken by the worker."""
         channel = self._channel
         return channel.backlog if channel is not None else sum(map(len, self._early))
 
     def running(self) -> tuple[int, int]:
-        """(seq, started_ns CLOCK_BOOTTIME) of the task that runs, (0, 0) when none does."""
+        """Returns (seq, started_ns CLOCK_BOOTTIME) of the running task, or (0, 0) if none runs."""
         board = self._board
         try:
             return board.running() if board is not None and self._outstanding else (0, 0)
-        except ValueError:  # it has just ended: the board is closed
+        except ValueError:  # the worker has just ended: the board is closed
             return 0, 0
 
     def send(self, batch: TaskBatch) -> bool:
-        """Sends tasks (seqs from `NodeRunner.next_seq`, ascending). False: the worker is gone, nothing was sent.
+        """Sends tasks (seqs from `NodeRunner.next_seq`, ascending). Returns False if the worker is gone; then nothing was sent.
 
         Raises: FrameError when one task alone is longer than a frame may be (large payloads go in files).
         """
@@ -127,7 +127,7 @@ class Worker:
             if self._channel is None:
                 self._early.append(data)
                 return True
-            watch = not self._watching and len(self._outstanding) > 1  # one alone comes after no other: it is told at its end
+            watch = not self._watching and len(self._outstanding) > 1  # a single task has no slow successor to wait for: its end is reported at once
             self._watching = self._watching or watch
         self._channel.send(data)
         if watch:
@@ -135,17 +135,17 @@ class Worker:
         return True
 
     def recall(self, *, keep: int = 0) -> None:
-        """Takes back what has not begun, beyond the next `keep` tasks (all, while the worker is being forked).
+        """Takes back the tasks that have not begun, beyond the next `keep` (all of them while the worker is being forked).
 
-        Answered by `TasksReturned` after a few ms, which is empty when there was nothing to take back.
+        `TasksReturned` follows after a few ms; it is empty if there was nothing to take back.
         """
         self.slot.loop.call(lambda: self._recall(keep))
 
     def stop(self, seq: int = 0, *, reason: Reason = Reason.USER_CANCEL, grace_us: int = 5_000_000) -> None:
         """Ends task `seq`; 0 ends the worker.
 
-        The task runs: SIGTERM, `grace_us`, SIGKILL; it ends in `TasksEnded` (it gave way, the worker lives on) or in
-        `WorkerEnded`, with `reason`. It has not begun: it comes back in `TasksReturned`, together with those behind it.
+        A running task gets SIGTERM, then SIGKILL after `grace_us`; it is reported in `TasksEnded` (it gave way, the worker lives on) or in
+        `WorkerEnded`, with `reason`. A task that has not begun comes back in `TasksReturned`, together with the tasks behind it.
         """
         order = frames.Stop(worker=self.number, seq=seq, reason=reason, grace_us=grace_us)
         if seq:
@@ -161,7 +161,7 @@ class Worker:
         self.slot.order(frames.Signal(worker=self.number, seq=seq, signum=signum))
 
     def suspend(self) -> None:
-        """Stops the worker and what it started in place."""
+        """Stops the worker and its child processes in place."""
         self.slot.order(frames.SuspendWork(worker=self.number))
 
     def resume(self) -> None:
@@ -169,24 +169,24 @@ class Worker:
         self.slot.order(frames.SuspendWork(worker=self.number, resume=True))
 
     def limit(self, seq: int, limit_us: int) -> None:
-        """The running task has another time limit (us, 0 = none)."""
+        """Changes the time limit of the running task (us, 0 = none)."""
         self.slot.order(frames.LimitWork(worker=self.number, seq=seq, limit_us=limit_us))
 
     def grant(self, seq: int) -> None:
-        """Answers `WorkerUnblocking`: the task has its cores back."""
+        """Answers `WorkerUnblocking`: the task gets its cores back."""
         self.blocked_seq = 0
         self._is_asking = False
         if self._channel is not None:
             self._channel.send(stream.encode(frames.Granted(seq)))
 
     def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> tuple[bytes, int] | None:
-        """(what the running task `seq` has written to "stdout" or "stderr" from `offset`, the next offset); as of a `Slot`."""
+        """Returns (output of the running task `seq` on "stdout" or "stderr" from `offset`, next offset), as `Slot.live_output` does."""
         board = self._board
         if board is None or self.running()[0] != seq:
             return None
         try:
             cap = board.output_cap
-        except ValueError:  # it has just ended: the board is closed
+        except ValueError:  # the worker has just ended: the board is closed
             return None
         read = live_output(os.path.join(self.directory, stream), self.slot.account, offset, limit, cap)
         return read if self.running()[0] == seq else None
@@ -194,7 +194,7 @@ class Worker:
     # -- the selector thread's side ----------------------------------------------------------------------------------
 
     def attach(self, pid: int, directory: str, given: list[int]) -> None:
-        """The spawner has forked it. given: descriptors of its socket, which is taken out of the list, and of its board."""
+        """Connects to the worker that the spawner has forked. given: descriptors of its socket (taken out of the list) and its board."""
         if self._channel is not None:
             raise distrust.Imposture("it forks a worker twice")
         self.pid, self.directory = pid, directory
@@ -204,7 +204,7 @@ class Worker:
             distrust.stream_socket(given),
             frames.FromWorker,
             on_frames=self._on_frames,
-            on_end=_nothing,  # its death is reported by the spawner
+            on_end=_nothing,  # the spawner reports its death
         )
         with self._lock:  # nothing overtakes what was sent early
             early, self._early = self._early, []
@@ -216,7 +216,7 @@ class Worker:
             self.slot.loop.later(_RESCUE_S, self._rescue)
 
     def end(self, gone: WorkerGone) -> None:
-        """It is dead: read what is left, account for every task."""
+        """Accounts for every task of the dead worker, after reading the results that it left."""
         with self._lock:
             self.is_leaving = True
         started = current = 0
@@ -266,7 +266,7 @@ class Worker:
             self._take(received)
 
     def _awaited(self, received: list[object]) -> int:
-        """How much of what it was given these frames account for."""
+        """Counts the pieces of its work that these frames account for."""
         seqs: set[int] = set()
         asks = False
         for frame in received:
@@ -277,7 +277,7 @@ class Worker:
                     seqs.update(frame.seqs)
                 case frames.Blocked():
                     asks = asks or not self.blocked_seq
-                case frames.Unblocking():  # and then it waits for an answer
+                case frames.Unblocking():  # after which it waits for an answer
                     asks = asks or not self._is_asking
         return sum(seq in self._outstanding for seq in seqs) + asks
 
@@ -304,7 +304,7 @@ class Worker:
                     if frame.seq in self._outstanding:
                         self._is_asking = True
                         slot.tell(WorkerUnblocking(slot, self, frame.seq))
-                    else:  # a thread that outlived its task: there is nothing to give cores to
+                    else:  # a thread that outlived its task: no task needs cores
                         self.grant(frame.seq)
                 case frames.WorkerUp():
                     if self.is_ready:
@@ -321,7 +321,7 @@ class Worker:
         self.slot.tell(WorkerFailed(self.slot, self, error, summary, initializer, out, err))
 
     def _account(self, ends: tuple[TaskEnd, ...]) -> tuple[TaskEnd, ...]:
-        """Those not accounted for before (a result may arrive by the socket and from the board)."""
+        """Removes the tasks from the outstanding ones; returns those not yet accounted for (the socket and the board may both bring an end)."""
         if self.slot.account is not None:
             for end in ends:
                 distrust.check_end(end, self.slot.account)
@@ -350,7 +350,7 @@ class Worker:
             ahead = [seq for seq in self._outstanding if seq > current]
             if len(ahead) > keep:
                 after = ahead[keep - 1] if keep else current
-                if max(self._highest, current) < self._revoked[1]:  # what was revoked before and not yet skipped stays so
+                if max(self._highest, current) < self._revoked[1]:  # tasks revoked before and not yet skipped stay revoked
                     after = min(after, self._revoked[0])
                 self._revoked = (after, self._last_seq)
                 board.revoke(*self._revoked)
@@ -359,20 +359,20 @@ class Worker:
 
     def _stop(self, order: frames.Stop) -> None:
         board = self._board
-        begun = board.begun if board is not None else 0  # read once, and first: what begins after this is ahead, and looked at again
+        begun = board.begun if board is not None else 0  # read once, and first: a task that begins later counts as ahead and is checked again
         with self._lock:
             ahead = [seq for seq in self._outstanding if seq > begun]
         if order.seq in ahead:
             self._recall(ahead.index(order.seq), answer=False)
-            # it may have begun meanwhile: then it is outstanding still, and stopped
+            # if it has begun in the meantime, it is still outstanding, and this stops it
             self.slot.loop.later(2 * SETTLE_S, lambda: self._stop(order))
         elif board is not None and board.seq == order.seq:
             self.slot.order(order)
 
     def _settle(self, after: int, until: int, *, answer: bool) -> None:
-        """What was revoked a moment ago and is still ahead of the worker will not start any more: it is returned."""
+        """Returns the tasks revoked a moment ago that are still ahead of the worker: they cannot start any more."""
         board = self._board
-        if board is None:  # it has died meanwhile: everything is accounted for
+        if board is None:  # the worker has died in the meantime: everything is accounted for
             if answer:
                 self.slot.tell(TasksReturned(self.slot, self, (), Reason.NONE))
             return
@@ -386,7 +386,7 @@ class Worker:
             self.slot.tell(TasksReturned(self.slot, self, seqs, Reason.NONE))
 
     def _rescue(self) -> None:
-        """A quick task's result must not wait for the slow one that came after it in its batch."""
+        """Reads results from the board, so that a quick task's result does not wait for a slow task later in its batch."""
         with self._lock:
             if len(self._outstanding) < 2 or self._board is None:
                 self._watching = False
@@ -408,7 +408,7 @@ class Worker:
 
 
 def ends_on_board(data: bytes, count: int) -> tuple[TaskEnd, ...]:
-    """What a worker has left on its board: `count` ends. Raises FrameError, as for a frame of it."""
+    """Decodes the `count` ends that a worker has left on its board. Raises FrameError, as for a frame of the worker."""
     try:
         return _ends.decode(b"\xdd" + count.to_bytes(4, "big") + data)
     except stream.UNREADABLE as error:
@@ -416,7 +416,7 @@ def ends_on_board(data: bytes, count: int) -> tuple[TaskEnd, ...]:
 
 
 def _parts(batch: TaskBatch) -> list[TaskBatch]:
-    """The batch, cut where its payloads would make too long a frame."""
+    """Splits the batch where its payloads would make a frame too long."""
     parts, start, size = [], 0, 0
     for number, item in enumerate(batch.items):
         size += len(item.payload)
@@ -430,10 +430,10 @@ def _parts(batch: TaskBatch) -> list[TaskBatch]:
 
 
 def _wall_times(started_ns: int) -> tuple[int, int]:
-    """(started_us since the epoch, elapsed_us) of something that started at CLOCK_BOOTTIME `started_ns` and ends now."""
+    """Returns (started_us since the epoch, elapsed_us) of work that started at CLOCK_BOOTTIME `started_ns` and ends now."""
     elapsed_us = max(0, (time.clock_gettime_ns(_CLOCK) - started_ns) // 1000)
     return time.time_ns() // 1000 - elapsed_us, elapsed_us
 
 
 def _nothing(_why: str) -> None:
-    """The end of a data socket says nothing that the spawner does not say better."""
+    """Ignores the end of a data socket: the spawner reports it better."""

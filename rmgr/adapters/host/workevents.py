@@ -1,4 +1,4 @@
-"""Events of a node's slots for the Starter: facts, past tense, told on the thread of slots and workers."""
+"""Events of a node's slots for the Starter: facts in the past tense, emitted on the thread of slots and workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SlotUp(msgspec.Struct, frozen=True):
-    """The slot's spawner obeys. features: what contains its work ("subreaper", "cgroup", "pids", "memory")."""
+    """The slot's spawner takes orders. features: what contains its work ("subreaper", "cgroup", "pids", "memory")."""
 
     slot: Slot
     pid: int
@@ -23,10 +23,10 @@ class SlotUp(msgspec.Struct, frozen=True):
 
 
 class SlotLost(msgspec.Struct, frozen=True):
-    """The slot's spawner is gone and all it ran is dead; open another slot. After an orderly `close` too (expected=True).
+    """The slot's spawner is gone and everything it ran is dead; open another slot. Follows an orderly `close`, too (expected=True).
 
     running: seqs of commands that may have started (lost). unstarted: seqs of commands that had not. Its workers have
-    been reported by `WorkerEnded` before.
+    been reported in `WorkerEnded` before.
     """
 
     slot: Slot
@@ -37,9 +37,9 @@ class SlotLost(msgspec.Struct, frozen=True):
 
 
 class WorkerFailed(msgspec.Struct, frozen=True):
-    """The worker's environment cannot be made; `WorkerEnded` follows with all its tasks as unstarted.
+    """The worker's environment cannot be set up; `WorkerEnded` follows, with all its tasks as unstarted.
 
-    error: pickled exception, b"" when the process crashed in it. initializer: it was the initializer that failed.
+    error: pickled exception, b"" if the process crashed. initializer: whether the initializer failed.
     """
 
     slot: Slot
@@ -52,10 +52,10 @@ class WorkerFailed(msgspec.Struct, frozen=True):
 
 
 class WorkerEnded(msgspec.Struct, frozen=True):
-    """A worker is dead and what it had started too.
+    """A worker is dead, and so are its child processes.
 
-    seq: the task that it ran, 0 = none; `reason`, exit_code, signal, detail are what its death means for that task.
-    unstarted: tasks it had been sent and never began; they may run elsewhere as the same attempt.
+    seq: the task that it ran, 0 = none; `reason`, exit_code, signal, detail say what its death means for that task.
+    unstarted: tasks sent to it that never began; they may run elsewhere as the same attempt.
     """
 
     slot: Slot
@@ -83,9 +83,9 @@ class TasksEnded(msgspec.Struct, frozen=True):
 
 
 class TasksReturned(msgspec.Struct, frozen=True):
-    """Tasks or commands taken back before they began; answers each recall, with none at worst. reason: NONE, or LEASE_LOST.
+    """Tasks or commands were taken back before they began; answers each recall, if need be with an empty list. reason: NONE, or LEASE_LOST.
 
-    The tasks of one recall may come in two of these (what the worker was just about to begin comes later).
+    The tasks of one recall may come in two of these events (a task that the worker was about to begin comes later).
     """
 
     slot: Slot
@@ -118,7 +118,7 @@ class CommandsEnded(msgspec.Struct, frozen=True):
 
 
 class Surprised(msgspec.Struct, frozen=True):
-    """Something to count and log (lease_kill, escaped, leftovers, output_capped, broken_frame, ...)."""
+    """An incident to count and log (lease_kill, escaped, leftovers, output_capped, broken_frame, ...)."""
 
     slot: Slot
     what: str
@@ -126,15 +126,15 @@ class Surprised(msgspec.Struct, frozen=True):
 
 
 class PartBegan(msgspec.Struct, frozen=True):
-    """The first slot of a part of a gang has begun: its work may start."""
+    """The first turn of a part of a gang has begun: its work may start."""
 
     part: str
 
 
 class PartsServed(msgspec.Struct, frozen=True):
-    """parts: (name, for how long it has had its cores in all (ns), in how many turns, whether it has them now).
+    """parts: (name, total time with cores (ns), number of turns, whether it has cores now).
 
-    The rest as `model/wire/turns.py` has it, since the `NodeRunner` began: a turner that dies takes half a second of this along at most.
+    The other counts as in `model/wire/turns.py`, since the `NodeRunner` began; a turner that dies loses at most half a second of them.
     """
 
     parts: tuple[tuple[str, int, int, bool], ...]
@@ -144,14 +144,14 @@ class PartsServed(msgspec.Struct, frozen=True):
 
 
 class PartStubborn(msgspec.Struct, frozen=True):
-    """The part did not stand still at the end of its turn. killed: it computed on; else it sleeps where no signal reaches it."""
+    """The part did not stop at the end of its turn. killed: it kept computing; otherwise it sleeps where no signal reaches it."""
 
     part: str
     killed: bool
 
 
 class TurnerRestarted(msgspec.Struct, frozen=True):
-    """The turner was dead, and another one goes on."""
+    """The turner was dead and has been replaced."""
 
 
 TurnEvent = PartBegan | PartsServed | PartStubborn | TurnerRestarted
