@@ -10,16 +10,16 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds, Shares
 from rmgr.errors import Throttled
 
-#: How long a stream that makes room for another user's may take for it.
+#: Seconds that a stream may take to make room for another user's.
 _ROOM_S = 3.0
-#: How long a stream stands still whose user asks for more than he may have, before it ends.
+#: Seconds that the stream of a user who asks for more than allowed stands still before it ends.
 _REFUSED_S = 0.5
-#: Messages that are smaller are bounded by their number alone.
+#: Smaller messages are bounded by their number alone.
 SMALL_BYTES = 256
 
 
 class Guest(Protocol):
-    """A stream, as far as it makes room for others."""
+    """A stream that can make room for others."""
 
     user: str
 
@@ -27,7 +27,7 @@ class Guest(Protocol):
 
 
 def take_place(bounds: Bounds, places: Shares, caller: Caller, live: Callable[[], list[Guest]]) -> None:
-    """Where all are taken, whoever has the most gives one up, if he has more than the caller then.
+    """Takes a place for the caller. If all are taken, the user with the most gives one up, provided that is more than the caller would then have.
 
     live: streams, in any order. Raises: QueueFull, LimitReached. May wait.
     """
@@ -54,11 +54,11 @@ class Booking:
         self._closed = False
 
     def has_room(self) -> bool:
-        """His user holds fewer bytes than he may."""
+        """Returns whether the user holds fewer bytes than allowed."""
         return self._bounds.has_room("held_bytes", self.user)
 
     def book(self, size: int) -> None:
-        """So many bytes are held for him."""
+        """Counts `size` bytes as held for the user."""
         if size >= SMALL_BYTES:
             with self._lock:
                 if not self._closed:
@@ -66,7 +66,7 @@ class Booking:
                     self._bounds.hold("held_bytes", self.user, size)
 
     def release(self, size: int) -> None:
-        """What was booked with one call, or the sum of several that were not small."""
+        """Releases bytes booked by one call, or by several calls that were each at least `SMALL_BYTES`."""
         if size >= SMALL_BYTES:
             with self._lock:
                 if not self._closed:
@@ -82,7 +82,7 @@ class Booking:
             self._bytes = 0
 
     def wait_turn(self, size: int, count: int, over: threading.Event) -> None:
-        """Waits until the user may say so many words more, or `over`. Raises Throttled where that is too long."""
+        """Waits until the user may say `count` more words, or `over`. Raises Throttled if that would take too long."""
         try:
             wait_s = self._bounds.wait_s(self.user, size, cost=count)
         except Throttled:

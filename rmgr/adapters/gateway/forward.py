@@ -1,4 +1,4 @@
-"""Calls that a gateway passes on as they are: questions to the leader, and live logs of the Starter that has them.
+"""Calls that a gateway forwards unchanged: questions to the leader, and live logs from the Starter that has them.
 
 Messages pass as bytes. Only the methods listed here exist, and only daemons that the cluster itself names are called.
 """
@@ -26,37 +26,37 @@ NODE_METHODS = ("Running", "Stats")
 NODE_STREAMS = ("Logs",)
 #: Logs followed at once through one gateway: each holds a thread.
 MAX_STREAMS = 100
-#: Questions passed on, those that wait for their turn too; and at once: the leader answers by one interpreter.
+#: Questions under way, including those that wait for their turn; questions at once: a single interpreter answers for the leader.
 MAX_QUESTIONS, _AT_ONCE = 128, 8
-#: What a question costs: the leader gathers all that it knows for it.
+#: Cost of a question: the leader gathers everything it knows for it.
 QUESTION_COST = 5.0
-#: Whoever reads nothing of a followed log for so long (a pager waits for a key) has forgotten it.
+#: Seconds after which a followed log that nobody reads (a pager waits for a key) counts as forgotten.
 FORGOTTEN_S = 900.0
 _DEFAULT_S, _LONGEST_S = 5.0, 60.0
 _NEVER_S = 1e8
 
 
 class Routes(Protocol):
-    """Destinations that calls may have. Called on threads of the server."""
+    """Permitted destinations of calls. Called on threads of the server."""
 
     def leader(self, wanted: str) -> str:
-        """Endpoint of the leader; `wanted` ("" = whoever leads) must be it. Raises Unavailable, PermissionDenied."""
+        """Returns the leader's endpoint; `wanted` ("" = any leader) must be that endpoint. Raises Unavailable, PermissionDenied."""
 
     def node(self, wanted: str) -> str:
-        """`wanted`, if it is the endpoint of a node of this cluster. Raises PermissionDenied, NotFound."""
+        """Returns `wanted` if it is the endpoint of a node of this cluster. Raises PermissionDenied, NotFound."""
 
     def lost(self, endpoint: str) -> None:
-        """`endpoint` did not answer: look again whether it is still the one."""
+        """Notes that `endpoint` did not answer: it may no longer be the right one."""
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """As `GatewayPort.count`."""
+        """Counts as `GatewayPort.count` does."""
 
 
 class Forwarder:
     """The servicers of `rmgr.v1.Leader` and `rmgr.v1.Node` in a gateway.
 
-    credentials: the gateway's own, None in an open cluster. Daemons are told for whom it speaks.
-    bounds: what each user may have of this gateway.
+    credentials: the gateway's own, None in an open cluster. The gateway tells daemons for whom it speaks.
+    bounds: each user's limits at this gateway.
     """
 
     def __init__(self, routes: Routes, *, credentials: Credentials | None = None, bounds: Bounds | None = None) -> None:
@@ -71,7 +71,7 @@ class Forwarder:
 
     @property
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """For `RpcServer.add_generic`."""
+        """Handlers for `RpcServer.add_generic`."""
         leader = {name: grpc.unary_unary_rpc_method_handler(self._unary("Leader", name, self._routes.leader)) for name in LEADER_METHODS}
         node = {name: grpc.unary_unary_rpc_method_handler(self._unary("Node", name, self._routes.node)) for name in NODE_METHODS}
         node |= {name: grpc.unary_stream_rpc_method_handler(self._stream("Node", name, self._routes.node)) for name in NODE_STREAMS}
@@ -122,7 +122,7 @@ class Forwarder:
         return pass_on
 
     def _counted(self, context: grpc.ServicerContext) -> Caller:
-        """Who calls, if he may just now; else the call ends, by an exception."""
+        """Returns the caller, whose question is charged; ends the call by an exception if the caller is over the limit."""
         caller = caller_of(context)
         try:
             self._bounds.spend(caller.user, QUESTION_COST)
@@ -141,7 +141,7 @@ class Forwarder:
             yield
 
     def _enter(self, context: grpc.ServicerContext) -> Caller:
-        """Who calls, with a place for a stream that is to be given back; else the call ends, by an exception."""
+        """Returns the caller and takes a place for a stream, to be given back; ends the call by an exception if there is none."""
         caller = self._counted(context)
         if not self._streams.take(caller.user, is_operator=caller.is_certified_operator):
             self._refused(context, self._bounds.no_place("streams", caller.user, self._streams))
@@ -152,7 +152,7 @@ class Forwarder:
         fail(context, error)
 
     def starter(self, context: grpc.ServicerContext) -> str:
-        """The endpoint that a call names, once a Starter of the cluster has answered there; else the call ends, by an exception."""
+        """Returns the endpoint that a call names, once a Starter of the cluster has answered there; else ends the call by an exception."""
         endpoint = self._target(context, self._routes.node)
         try:
             health = health_pb2_grpc.HealthStub(self._channel(endpoint, "Node"))
@@ -174,7 +174,7 @@ class Forwarder:
         return (self._leaders if service == "Leader" else self._nodes).get(endpoint)
 
     def _failed(self, context: grpc.ServicerContext, endpoint: str, error: Any) -> None:
-        """The daemon's own error as it is; that it did not answer, as Unavailable."""
+        """Passes on the daemon's own error unchanged; reports a missing answer as Unavailable."""
         trailing = tuple((key, value) for key, value in error.trailing_metadata() or () if key == ERROR_KEY)
         if trailing:
             context.set_trailing_metadata(trailing)
@@ -189,6 +189,6 @@ class Forwarder:
 
 
 def _left_s(context: grpc.ServicerContext) -> float | None:
-    """Until the caller's deadline, None when he has none: gRPC then tells of hundreds of years, and does not take them back."""
+    """Returns the time until the caller's deadline, or None if absent: gRPC then reports hundreds of years, and rejects that as a timeout."""
     left_s = context.time_remaining()
     return None if left_s is None or left_s > _NEVER_S else left_s

@@ -22,15 +22,15 @@ from rmgr.coord.protocol.ports import About, Encoding, Store
 from rmgr.errors import PermissionDenied, RmgrError, StoreUnavailable, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 
-#: Rows that `PutRows` gathers before they are written (bytes): the store makes one commit of so many itself.
+#: Bytes of rows that `PutRows` gathers before it writes them: the store commits about that much at once.
 GATHER_BYTES = 8 * 1024 * 1024
-#: Calls to the store at once; how many more wait for their turn, and how long: then they are turned away, and their clients try again.
+#: Calls to the store at once; calls that may wait for their turn, and for how long (then they are refused, and their clients retry).
 MAX_CALLS, _MOST_IN_LINE, _LINE_S = 32, 64, 5.0
-#: Of these so many may wait for the next part of what is written: as many as one user may have, and the rest is left to others.
+#: Most of these calls that wait for the next part of a value: as many as one user may have; the rest is left to others.
 MAX_WAITING = MAX_CALLS - MAX_CALLS // 4
-#: Values of so many bytes are read however many are read together.
+#: Values up to this size (bytes) are read, however many are read together.
 _LEAST_BYTES = 8 * 1024
-#: A call whose client takes no answer for so long is ended.
+#: Seconds after which a call is ended whose client takes no answer.
 STALLED_S = 20.0
 #: Rows of one answer to About: below 1 MiB with their keys.
 ABOUT_ROWS = 500
@@ -39,37 +39,37 @@ _LONGEST_S = 3600.0
 
 
 class StoreGate(Protocol):
-    """Decides for the daemon, and counts. Called on threads of the server. caller: who the client is, as its certificate says."""
+    """Decides for the daemon, and counts. Called on threads of the server. caller: the client, as its certificate says."""
 
     def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
-        """verb: GET, PUT, DELETE, SWEEP, BIND. May read itself, and so block. Raises PermissionDenied."""
+        """Checks a verb: GET, PUT, DELETE, SWEEP, BIND. May read, and so block. Raises PermissionDenied."""
 
     def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
-        """A row that is put holds bytes of this hash. Raises PermissionDenied."""
+        """Checks a row to be put whose bytes have this hash. Raises PermissionDenied."""
 
     def store_of(self, caller: Caller) -> Store:
-        """The store as he may use it. Its calls raise PermissionDenied, beside what `permit_store` refuses."""
+        """Returns the store as this caller may use it. Its calls may raise PermissionDenied, too, in addition to `permit_store`."""
 
     def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
-        """Those of `keys` that he may know of."""
+        """Returns those of `keys` that the caller may know of."""
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """Something happened: `refused`, `cut`, `stored_bytes` of one kind."""
+        """Counts an event: `refused`, `cut`, `stored_bytes` of one kind."""
 
 
 class Rows:
-    """The servicer of `rmgr.v1.Store`. bounds: what each user may have of this gateway."""
+    """The servicer of `rmgr.v1.Store`. bounds: each user's limits at this gateway."""
 
     def __init__(self, gate: StoreGate, *, bounds: Bounds | None = None) -> None:
         self._gate = gate
         self._bounds = bounds or Bounds()
         self._turns = self._bounds.turns("calls", at_once=MAX_CALLS, of_one=MAX_WAITING, most=_MOST_IN_LINE, what="calls to the store")
-        self._uploads = WaitingRoom(MAX_WAITING, _LONGEST_S)  # a pipe may say nothing for long
+        self._uploads = WaitingRoom(MAX_WAITING, _LONGEST_S)  # a pipe may stay silent for long
         self._stalls = Stalls(STALLED_S, lambda: gate.count("cut", "stalled"))
 
     @property
     def handler(self) -> grpc.GenericRpcHandler:
-        """For `RpcServer.add_generic`: a method that is not listed here does not exist."""
+        """Handler for `RpcServer.add_generic`: a method that is not listed here does not exist."""
         unary, up = grpc.unary_unary_rpc_method_handler, grpc.stream_unary_rpc_method_handler
         down = grpc.unary_stream_rpc_method_handler
         methods = {
@@ -178,7 +178,7 @@ class Rows:
             encoding=_encoding(first.encoding),
             ttl_s=first.ttl_s if first.HasField("ttl_s") else None,
             overwrite=first.overwrite,
-            note=lambda _digest: note,  # it comes last
+            note=lambda _digest: note,  # known only after the last part
             timeout_s=call.left_s(),
         )
         return pb.PutReply()
@@ -205,11 +205,11 @@ class Rows:
 
     def _get(self, request: Any, call: _Call) -> Any:
         call.permit("GET", [request.key])
-        head = call.store.head(request.key, timeout_s=call.left_s())  # first: gigabytes would be in memory before we knew
+        head = call.store.head(request.key, timeout_s=call.left_s())  # first: otherwise gigabytes could be in memory before we knew
         if head is None or head[0] > MESSAGE_BYTES:
             return _value(head, large=head is not None)
         found = call.store.get_noted(request.key, timeout_s=call.left_s())
-        if found is None or len(found[0]) > MESSAGE_BYTES:  # changed meanwhile
+        if found is None or len(found[0]) > MESSAGE_BYTES:  # changed in the meantime
             return _value(None if found is None else found[1][:2], large=found is not None)
         data, about = found
         call.count("stored_bytes", "get", len(data))
@@ -230,13 +230,13 @@ class Rows:
     def _get_many(self, request: Any, call: _Call) -> Iterator[Any]:
         keys = list(request.keys)
         call.permit("GET", keys)
-        # What does not fit a message he reads in parts.
+        # The client reads in parts what does not fit a message.
         largest = min(request.largest, MESSAGE_BYTES) if request.HasField("largest") else MESSAGE_BYTES
         waiting = deque(keys)
-        some = 8  # how many at once: as many as about one message bears, by the size of those before
+        some = 8  # how many at once: about as many as one message holds, judged by the size of the previous ones
         while waiting:
             asked = [waiting.popleft() for _ in range(min(some, len(waiting)))]
-            # Small ones may lie before large ones: whatever comes, so many rows hold little more than a message.
+            # Small values may precede large ones: with this cap, so many rows never hold much more than a message.
             cap = min(largest, max(MESSAGE_BYTES // some, _LEAST_BYTES))
             found = call.store.get_noted_many(asked, largest=cap, timeout_s=call.left_s())
             again = [key for key, (value, about) in found.items() if value is None and about.size <= largest and cap < largest]
@@ -286,7 +286,7 @@ class Rows:
 
 
 class _Call:
-    """One call: who makes it, how much time is left; holds a place and turns errors into statuses."""
+    """One call: its caller and its remaining time; holds a place and turns errors into statuses."""
 
     def __init__(self, gate: StoreGate, turns: Turns, bounds: Bounds, context: grpc.ServicerContext) -> None:
         self._gate = gate
@@ -301,7 +301,7 @@ class _Call:
         return self._gate.store_of(self._caller)
 
     def left_s(self) -> float:
-        """Until the client's deadline."""
+        """Seconds until the client's deadline."""
         left_s = self._context.time_remaining()
         return _DEFAULT_S if left_s is None else min(_LONGEST_S, left_s)
 
@@ -328,7 +328,7 @@ class _Call:
         return self
 
     def wrote(self, size: int) -> None:
-        """So many bytes are about to be stored. Raises LimitReached."""
+        """Counts bytes that are about to be stored. Raises LimitReached."""
         self._bounds.write(self._caller.user, size)
         self.count("stored_bytes", "put", size)
 
@@ -344,7 +344,7 @@ def _value(head: tuple[int, Encoding] | None, *, large: bool = False) -> Any:
 
 
 def _row_messages(found: dict[str, tuple[bytes | None, About]]) -> Iterator[Any]:
-    """Empties `found`: gRPC holds a message twice until its reader has it, and nothing of it is held here meanwhile."""
+    """Empties `found` into messages: gRPC holds a message twice until its reader has it, so nothing of it is held here as well."""
     while found:
         yield _row_message(found)
 
@@ -364,7 +364,7 @@ def _row_message(found: dict[str, tuple[bytes | None, About]]) -> Any:
 
 
 def _mark_of(key: str, request: Any) -> bytes:
-    """The note of a row that is named by its content: others may count on the row, so what its mark says is not the client's to choose."""
+    """Returns the mark of a row named by its content: other users may rely on the row, so the client does not choose its mark."""
     if request.HasField("ttl_s"):
         raise PermissionDenied(f"{key!r} may be somebody else's too: it does not expire", hint="put it without a lifetime")
     return mark(time.time())

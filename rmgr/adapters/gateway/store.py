@@ -1,8 +1,8 @@
 """The Store port through a gateway: the same values, checks and errors; large values travel in parts of 512 KiB.
 
-A call whose gateway dies under it is made again, on the next one, until its deadline: reads, deletes and overwriting
-puts may be repeated; after a put that must not overwrite, what stands there is compared with what was to be written.
-So it is with small calls to a gateway that says nothing, where there are others.
+A call whose gateway dies is repeated on the next one, until its deadline: reads, deletes and overwriting
+puts may be repeated; after a put that must not overwrite, the stored value is compared with the one that was to be written.
+A small call is also repeated when its gateway stays silent and there are others.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from rmgr.v1 import gateway_pb2_grpc
 
 T = TypeVar("T")
 
-PAGE_KEYS = 1000  #: of one page of a listing
+PAGE_KEYS = 1000  #: keys per page of a listing
 _AHEAD = 4  # parts of a large value that wait to be sent
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
-#: Where there are several gateways one that does not answer a small call is left after so long (s), the next after twice as long.
+#: Seconds after which a small call leaves a gateway that does not answer, if there are others; doubled for each further gateway.
 _PATIENCE_S = 5.0
-#: A gateway whose store is slow answers so much before that (s).
+#: A gateway with a slow store answers this much earlier (s).
 _EARLY_S = 0.25
 
 
 class _Deadline(CallDeadline):
-    """Of a call as a whole, and of its present try at one gateway."""
+    """Deadline of a call as a whole, and of its present try at one gateway."""
 
     __slots__ = ("try_at",)
 
@@ -63,18 +63,18 @@ class _Deadline(CallDeadline):
         self.try_at = math.inf
 
     def try_s(self) -> float:
-        """How long a small call may take at this gateway."""
+        """Returns how long a small call may take at this gateway."""
         return max(0.001, min(self.left_s(), self.try_at - time.monotonic()))
 
     def try_is_over(self) -> bool:
-        """This gateway has had its time."""
+        """Returns whether this gateway has had its time."""
         return time.monotonic() > self.try_at - _EARLY_S
 
 
 class GatewayStore(Store):
-    """A `Store` (coord/protocol/ports.py) behind `gateways` ("HOST:PORT,..."). Opens nothing until it is asked.
+    """A `Store` (coord/protocol/ports.py) behind `gateways` ("HOST:PORT,..."). Connects at the first call.
 
-    credentials: who we are, None in an open cluster.
+    credentials: this client's, None in an open cluster.
     """
 
     leads = True  #: it follows pointers of others: `coord.keys.led`
@@ -86,7 +86,7 @@ class GatewayStore(Store):
 
     @property
     def url(self) -> str:
-        """How people are told of it."""
+        """The store's name for people."""
         return f"gateway:{self._gateways}"
 
     # -- writing
@@ -115,7 +115,7 @@ class GatewayStore(Store):
             self._put_stream(key, pieces(key, value, CHUNK_BYTES), how, deadline)
 
     def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
-        """See `Store.put_many`. Rows over 512 KiB go one by one after the others. Nothing is said to be decided before the end."""
+        """See `Store.put_many`. Rows over 512 KiB follow one by one. No row is reported as decided before the end."""
         deadline = _Deadline(how.timeout_s)
         expiry_ms(how.ttl_s)
         small: list[tuple[str, bytes]] = []
@@ -137,7 +137,7 @@ class GatewayStore(Store):
             self.write(key, value, msgspec.structs.replace(how, note=note, timeout_s=deadline.left_s()))
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
-        """See `Store.delete`. After a lost answer it says True: it was there for all that is known."""
+        """See `Store.delete`. After a lost answer it returns True: as far as is known, the value was there."""
         request = pb.KeyRequest(key=check_key(key))
         deadline = _Deadline(timeout_s)
         doubt: list[bool] = []
@@ -145,7 +145,7 @@ class GatewayStore(Store):
         return bool(reply.deleted or doubt)
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
-        """See `Store.delete_many`. After a lost answer all are said to have been there."""
+        """See `Store.delete_many`. After a lost answer it reports all of them as deleted."""
         deadline = _Deadline(timeout_s)
         gone: set[str] = set()
         for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
@@ -281,7 +281,7 @@ class GatewayStore(Store):
     # -- small values
 
     def _put(self, rows: list[tuple[str, bytes]], how: Writing, deadline: _Deadline) -> None:
-        """Rows that fit a message each; all in one step at the store where it can. how: with a note for each."""
+        """Writes rows that each fit a message, in one step at the store if possible. how: with a note for each row."""
         missing = rows
         beside = dict(zip((key for key, _ in rows), how.notes, strict=True))
 
@@ -293,7 +293,7 @@ class GatewayStore(Store):
                 self._call(stub.PutRows, iter(requests), deadline, is_small=False)
 
         def all_mine() -> bool:
-            """After a lost answer some or all were written, by us or by others: the bytes tell. Writes what is missing."""
+            """After a lost answer, tells by the bytes whether all rows there are ours, written or not, and writes the missing ones."""
             nonlocal missing
             there = self.get_many([key for key, _ in rows], timeout_s=deadline.left_s())
             if any(key in there and there[key] != (value, how.encoding) for key, value in dict(rows).items()):
@@ -312,7 +312,7 @@ class GatewayStore(Store):
     # -- large values
 
     def _holds(self, key: str, whole: bytes | memoryview, encoding: Encoding, deadline: _Deadline) -> bool:
-        """That value stands there: after a lost answer it is ours. It is read in parts."""
+        """Returns whether that value is stored, which means after a lost answer that it is ours. Reads it in parts."""
         is_like = self.head(key, timeout_s=deadline.left_s()) == (len(whole), encoding)
         return is_like and hash_of(self.stream(key, timeout_s=deadline.left_s()) or ()) == hash_of([whole])
 
@@ -320,7 +320,7 @@ class GatewayStore(Store):
         self._call(stub.Write, with_last(_first(key, how), parts, how.note), deadline, is_small=False)
 
     def _put_stream(self, key: str, parts: Iterator[bytes], how: Writing, deadline: _Deadline) -> None:
-        """The caller's iterable runs in the caller's thread; what it raises breaks the call off and is raised here."""
+        """Sends an iterable that runs in the caller's thread; an error it raises breaks the call off and is raised here."""
         if self.head(key, timeout_s=deadline.left_s()) is not None and not how.overwrite:  # also finds a gateway that answers
             raise key_exists([key])
         ahead: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
@@ -332,7 +332,7 @@ class GatewayStore(Store):
 
         endpoint = self._gateways.current
         stub = gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint))
-        left_s = self._left(deadline) + patience_s(MAX_VALUE_BYTES)  # what is watched is that it gets on
+        left_s = self._left(deadline) + patience_s(MAX_VALUE_BYTES)  # the call lasts as long as it makes progress: `deadline` grows with each part
         call = stub.Write.future(with_last(_first(key, how), feed(), how.note, broken), timeout=left_s, metadata=self._metadata)
         try:
             for part in parts:
@@ -406,7 +406,7 @@ class GatewayStore(Store):
         """Does `what` on one gateway after the other until one answers or no time is left.
 
         Args:
-            mine: after a lost answer, a KeyExists may be due to ourselves: tells whether it is.
+            mine: tells, after a lost answer, whether our own write caused a KeyExists.
             doubt: gets an entry when an answer was lost on the way.
         """
         doubtful = False
@@ -451,21 +451,21 @@ def _first(key: str, how: Writing) -> Any:
     return pb.ValuePart(key=key, encoding=how.encoding.value, ttl_s=how.ttl_s, overwrite=how.overwrite)
 
 
-# -- values as messages: parts of a large one, batches of small ones, and what came with one -----------------------------------
+# -- values as messages: parts of a large one, batches of small ones, and the row that came with one ---------------------------
 
 
-#: Rows or keys of one message (bytes): with room to the message limit of 4 MiB.
+#: Bytes of rows or keys in one message, well below the message limit of 4 MiB.
 MESSAGE_BYTES = 2 * 1024 * 1024
 _ROW_BYTES = 64
 
 
 def is_whole(value: object) -> bool:
-    """A list of bytes: it may be sent as often as need be, unlike what is iterated once."""
+    """Returns whether the value is a list of bytes, which can be sent repeatedly, unlike a one-time iterable."""
     return isinstance(value, list | tuple) and all(isinstance(part, bytes | memoryview) for part in value)
 
 
 def hash_of(parts: Iterable[bytes | memoryview]) -> bytes:
-    """SHA-256 of all parts together."""
+    """Returns the SHA-256 of all parts together."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -473,7 +473,7 @@ def hash_of(parts: Iterable[bytes | memoryview]) -> bytes:
 
 
 def offer(ahead: queue.Queue[bytes | None], part: bytes | None, call: Any, deadline: CallDeadline) -> bool:
-    """Waits for room; False when the call is over, or it does not get on, and nobody takes it any more."""
+    """Waits for room; returns False if the call is over, or makes no progress, so that nobody takes the part."""
     while not call.done() and not deadline.passed():
         with suppress(queue.Full):
             ahead.put(part, timeout=0.1)
@@ -482,7 +482,7 @@ def offer(ahead: queue.Queue[bytes | None], part: bytes | None, call: Any, deadl
 
 
 def with_last(first: Any, parts: Iterator[bytes], note: Note, broken: threading.Event | None = None) -> Iterator[Any]:
-    """The messages of a large value; only a whole one ends with a part marked `last`, with what is kept beside it."""
+    """Yields the messages of a large value; only a complete one ends with a part marked `last`, which has its note."""
     yield first
     digest = hashlib.sha256()
     for part in parts:
@@ -506,12 +506,12 @@ def put_request(
 
 
 def told_about(told: Any, value: bytes) -> About:
-    """What came with a value, of which the hash is taken here: nobody in between is believed."""
+    """Returns what came with a value, with the hash computed here: no one in between is trusted."""
     return About(len(value), Encoding(told.encoding), hashlib.sha256(value).digest(), told.note)
 
 
 def batches(rows: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Rows in messages of at most 2 MiB, one row at least."""
+    """Splits rows into messages of at most 2 MiB, at least one row each."""
     batch: list[tuple[str, bytes]] = []
     size = 0
     for row in rows:
@@ -529,21 +529,21 @@ def batches(rows: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes
 
 
 def was_answered(error: grpc.RpcError) -> bool:
-    """The gateway has said what is wrong."""
+    """Returns whether the gateway has said what is wrong."""
     return any(key == ERROR_KEY for key, _ in error.trailing_metadata() or ())
 
 
 def may_repeat(error: grpc.RpcError) -> bool:
-    """The gateway went away, or was never there."""
+    """Returns whether the gateway went away, or was never there."""
     gone = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
     return not was_answered(error) and error.code() in gone
 
 
 def was_sent(error: grpc.RpcError) -> bool:
-    """It may have been carried out."""
+    """Returns whether the call may have been carried out."""
     return not str(error.details()).startswith("failed to connect")
 
 
 def broken_off(key: str) -> DataLost:
-    """The error of a value whose last part has not come."""
+    """Returns the error for a value whose last part has not come."""
     return DataLost(f"the value of {key!r} was broken off by the gateway", hint="read it again")

@@ -1,7 +1,7 @@
-"""A stream of words between a client and a gateway (`rmgr.v1.Work/Talk`): bytes whose meaning is `rmgr/submitter/messages.py`.
+"""A stream of words between a client and a gateway (`rmgr.v1.Work/Talk`): bytes whose meaning is in `rmgr/submitter/messages.py`.
 
-    client: TalkLink, one stream to one of its gateways at a time; when that fails it goes to the next
-    gateway: Talks, two threads a stream; who reads nothing is not read from either, and is cut off in the end
+    client: TalkLink, one stream to one of its gateways at a time; when the stream fails, it goes to the next gateway
+    gateway: Talks, two threads per stream; a client that reads nothing is not read from either, and is finally cut off
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from rmgr.errors import CoordinationUnavailable, RmgrError, Throttled, Unavailab
 from rmgr.v1 import work_pb2 as pb
 from rmgr.v1 import work_pb2_grpc
 
-#: Words of one message, and their bytes.
+#: Most words of one message, and their bytes.
 _BATCH, _BATCH_BYTES = 256, 1024 * 1024
-#: Words of a client that are heard in one turn; clients that are heard at once: few, see `daemons/gateway/talking.py`.
+#: Most words of a client per turn; clients that are heard at once: few, see `daemons/gateway/talking.py`.
 _AT_ONCE, _HEARD_AT_ONCE = 32, 2
-#: A client says so often that it lives, and leaves a gateway that says nothing for so long, if there is another one; else later (s).
+#: Seconds between a client's pings; of silence after which a client leaves its gateway if it knows others; and if it knows none.
 PING_S, SILENCE_S, ALONE_S = 0.5, 2.0, 6.0
-#: A stream on which nothing is heard for so long is over for the gateway (s).
+#: Seconds of silence after which a stream is over for the gateway.
 GONE_S = 10.0
 #: The longest pause between two tries (s).
 _SLOWEST_S = 0.5
-#: Streams that one user may open at once (more than he may have: all his clients come when another gateway dies), and then a second.
+#: Streams that one user may open at once (more than one may have: all clients come when another gateway dies), and then per second.
 OPENED_AT_ONCE, OPENED_PER_S = 200.0, 20.0
-#: Words (bytes) that wait for one client: above it nothing of its submissions is read until it has taken some; so long it may take (s).
+#: Bytes of words waiting for one client above which the gateway does not read on for it, and the seconds that it may take none of them.
 MOST_UNSENT, STALLED_S = 8 * 1024 * 1024, 20.0
-#: How often waiting clients look at their gateway, and gateways at their clients.
+#: Seconds between two looks of waiting clients at their gateway, and of gateways at their clients.
 LOOK_S = 0.25
-#: How often a client of which nothing is read is looked at.
+#: Seconds between two looks at a client that is not read from.
 _ROOM_LOOK_S = 0.05
 _END = None
 
@@ -49,21 +49,21 @@ _END = None
 
 
 class Outbox:
-    """What is said on one stream. Words that are said after its end are dropped: whoever says them says them again on the next one."""
+    """Words to send on one stream. Words said after its end are dropped: their senders repeat them on the next stream."""
 
     def __init__(self) -> None:
         self._words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def say(self, word: bytes) -> None:
-        """Never waits."""
+        """Queues a word; never waits."""
         self._words.put(word)
 
     def end(self) -> None:
-        """After what was said before."""
+        """Ends the stream after the words said so far."""
         self._words.put(_END)
 
     def messages(self, clock: Callable[[], float]) -> Iterator[Any]:
-        """Words as they are sent, and a ping now and then. On gRPC's thread."""
+        """Yields messages of queued words, and pings. On gRPC's thread."""
         ping, pinged_s = 0, clock()
         while True:
             message = pb.Words()
@@ -90,12 +90,12 @@ class Outbox:
 
 
 class TalkLink:
-    """One stream at a time, again and again until `close`.
+    """Keeps up one stream at a time until `close`.
 
     Args:
-        user: who we are in an open cluster, "" = nobody or a secured one.
-        up: a stream begins; told where to say words on it. heard: words that came on it. down: it is over.
-            Called on the link's thread.
+        user: the user's name in an open cluster; "" = no name, or a secured cluster.
+        up: called when a stream begins, with its outbox. heard: called with words from the gateway. down: called when a stream is over.
+            All on the link's thread.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class TalkLink:
         down: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.failure: RmgrError | None = None  #: why the last stream has ended, until a gateway says something again
-        self.refusal: RmgrError | None = None  #: what a gateway said when it turned this client away
-        self.endpoint = ""  #: of the gateway that has the stream
+        self.failure: RmgrError | None = None  #: why the last stream has ended, until a gateway sends something again
+        self.refusal: RmgrError | None = None  #: a gateway's reason to turn this client away
+        self.endpoint = ""  #: endpoint of the gateway that has the stream
         self._gateways = gateways
         self._metadata = user_metadata(user)
         self._up, self._heard, self._down = up, heard, down
@@ -123,7 +123,7 @@ class TalkLink:
 
     @property
     def last_error(self) -> str:
-        """The words of `failure`, "" = none."""
+        """The message of `failure`, "" if none."""
         return self.failure.message if self.failure is not None else ""
 
     def start(self) -> None:
@@ -131,7 +131,7 @@ class TalkLink:
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Says what was said before, and ends. Idempotent."""
+        """Sends what was said before, and ends. Idempotent."""
         self._closing.set()
         outbox = self._outbox
         if outbox is not None:
@@ -148,14 +148,14 @@ class TalkLink:
             call.cancel()
 
     def check(self) -> None:
-        """Leaves a gateway that says nothing. To be called every `LOOK_S` while anything is waited for."""
+        """Leaves a gateway that is silent. To be called every `LOOK_S` while the client waits for anything."""
         limit_s = SILENCE_S if self._has_others else ALONE_S
         if self._call is not None and self._clock() - self._heard_s > limit_s:
             self._heard_s = self._clock()
             self._leave(f"the gateway at {self.endpoint} says nothing")
 
     def leave(self, why: str) -> None:
-        """Goes on at another gateway, if there is one and this one has had time."""
+        """Moves to another gateway, if there is one and this one has had time to answer."""
         if self._has_others and self._clock() - self._begun_s > SILENCE_S:
             self._leave(why)
 
@@ -189,7 +189,7 @@ class TalkLink:
             self._closing.wait(min(_SLOWEST_S, 0.02 * 2**tries) * random.uniform(0.5, 1.0))
 
     def _stream(self, endpoint: str) -> bool:
-        """Returns: something was heard on it."""
+        """Runs one stream to its end; returns whether anything was heard on it."""
         outbox = Outbox()
         self._begun_s = self._heard_s = self._clock()
         stub = work_pb2_grpc.WorkStub(self._gateways.channel(endpoint))
@@ -215,42 +215,42 @@ class TalkLink:
 
 
 class Stream(Protocol):
-    """What a gateway says to one client."""
+    """The gateway's words to one client."""
 
     def say(self, word: bytes) -> None:
-        """Never waits."""
+        """Queues a word; never waits."""
 
     def end(self, error: RmgrError) -> None:
-        """Ends the stream with `error`, after what was said."""
+        """Ends the stream with `error`, after the words said so far."""
 
     @property
     def is_full(self) -> bool:
-        """So much waits to be taken by the client that nothing more should be said."""
+        """Whether so much waits for the client that nothing more should be said."""
 
 
 class Talker(Protocol):
     """Answers one client. Called on the thread that reads its stream, one call at a time."""
 
     def heard(self, words: Sequence[bytes]) -> Sequence[Callable[[], None]]:
-        """Some words, in the client's turn. Returns what is to be done after it, since it may wait: nothing more is read meanwhile.
+        """Handles some words in the client's turn. Returns calls to make after the turn, since they may wait: reading pauses until they are done.
 
         Raises RmgrError: the stream ends with it.
         """
         ...
 
     def taken(self) -> None:
-        """The client has taken what waited for it: `is_full` is over. On another thread."""
+        """Notes that the client has taken its waiting words, so `is_full` no longer holds. On another thread."""
 
     def over(self) -> None:
-        """The stream has ended."""
+        """Notes that the stream has ended."""
 
 
 class Talks:
     """The servicer of `rmgr.v1.Work/Talk`.
 
     Args:
-        talker: makes who answers a client. most: streams at once. is_revoked: told the key id of a client now and then.
-        bounds: what each user may have of this gateway. count: as `GatewayMetrics.count`.
+        talker: makes the `Talker` of a client. most: streams at once. is_revoked: asked now and then about the key id of a client.
+        bounds: each user's limits at this gateway. count: as `GatewayMetrics.count`.
     """
 
     def __init__(
@@ -279,14 +279,14 @@ class Talks:
 
     @property
     def handler(self) -> grpc.GenericRpcHandler:
-        """For `RpcServer.add_generic`."""
+        """Handler for `RpcServer.add_generic`."""
         method = grpc.stream_stream_rpc_method_handler(
             self._serve, request_deserializer=pb.Words.FromString, response_serializer=pb.Words.SerializeToString
         )
         return grpc.method_handlers_generic_handler("rmgr.v1.Work", {"Talk": method})
 
     def stop(self, grace_s: float) -> None:
-        """Takes no more streams, and ends those that there are: their clients go on at another gateway."""
+        """Takes no more streams and ends the existing ones: their clients move to another gateway."""
         self._stopping.set()
         with self._lock:
             live = list(self._live)
@@ -322,7 +322,7 @@ class Talks:
             self._places.give_back(caller.user)
 
     def _check_opened(self, caller: Caller) -> None:
-        """Raises Throttled: he opens more streams than anybody needs, and each costs more than what is asked on it."""
+        """Raises Throttled if the user opens more streams than anybody needs: a stream costs more than the questions asked on it."""
         self._bounds.spend(caller.user, SESSION_COST)
         with self._lock:
             may = self._opened.may(caller.user)
@@ -364,7 +364,7 @@ class _Talk:
         self._was_full = False
         self._draining = False
         self._held_up = False
-        self._ping = 0  #: the last one that has no answer yet: a client that takes none fills nothing with them
+        self._ping = 0  #: the last ping without an answer; a client that reads no answers cannot pile them up
         self._over = threading.Event()
         self._heard_s = self._sent_s = time.monotonic()
 
@@ -399,37 +399,37 @@ class _Talk:
             self._gone()
 
     def drain(self) -> bool:
-        """Nothing more is taken. Returns: it was so before."""
+        """Takes no more words from the client. Returns whether that was so before."""
         was, self._draining = self._draining, True
         return was
 
     def cut(self, why: str) -> None:
-        """Ends it without a word."""
+        """Ends the stream without a message."""
         self._count("cut", why)
         self._over.set()
         self._context.cancel()
 
     def make_room(self) -> None:
-        """Ends it for somebody who has fewer."""
+        """Ends the stream in favour of a user with fewer streams."""
         self._count("cut", "made room")
         self.end(Throttled("the gateway is full, and others have fewer streams than you", hint="end some of your clients; rmgr limits"))
         if self._unsent > 0 or self._held_up:
             self.cut("stalled")
 
     def close(self) -> None:
-        """Idempotent."""
+        """Ends the stream and releases what it holds. Idempotent."""
         self._gone()
         self._holds.close()
         if self._talker is not None:
             self._talker.over()
 
     def excuse(self, stood_s: float) -> None:
-        """This gateway stood still for so long: what its client has said meanwhile is not read yet."""
+        """Forgives the client `stood_s` of silence: this gateway stood still, and has not yet read what came in that time."""
         self._heard_s += stood_s
         self._sent_s += stood_s
 
     def look(self) -> None:
-        """Cuts off whoever is silent or stalled; tells when there is room again."""
+        """Cuts off a silent or stalled client; tells the talker when there is room again."""
         now = time.monotonic()
         if self._over.is_set():
             return
@@ -466,7 +466,7 @@ class _Talk:
             self._out.put(_END)
 
     def _hear(self, words: Sequence[bytes]) -> bool:
-        """Returns: the stream goes on. Raises RmgrError: it ends with that."""
+        """Handles some words. Returns whether the stream goes on. Raises RmgrError: it ends with that."""
         assert self._talker is not None
         self._wait_for_room()
         self._pause(True)
@@ -488,7 +488,7 @@ class _Talk:
             self._out.put(ping)
 
     def _wait_for_room(self) -> None:
-        """Nothing more is read from a client that has not taken what waits for it, until it has, or its user's other ones give room."""
+        """Waits, without reading, until the client has taken its waiting words, or the user's other streams give room."""
         if self._unsent and self.is_full:
             self._pause(True)
             while self._unsent and self.is_full and not self._draining and not self._over.wait(_ROOM_LOOK_S):
@@ -496,13 +496,13 @@ class _Talk:
             self._pause(False)
 
     def _pause(self, begins: bool) -> None:
-        """Nothing is read meanwhile, so a client's silence is none."""
+        """Begins or ends a pause in reading, in which the client's silence does not count."""
         self._held_up, self._heard_s = begins, time.monotonic()
 
     # -- to the client
 
     def told(self) -> Iterator[Any]:
-        """What the client is told, until one side ends it."""
+        """Yields messages for the client, until one side ends the stream."""
         while True:
             entry = self._out.get()
             message = pb.Words()
